@@ -1,0 +1,31 @@
+"""Actors and evaluators: play environments with the learner's parameters. See `python actor.py --help`."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: one thread a process
+
+import torch
+
+from apexrl.acting import ActorLoop
+from apexrl.config import ActorCommand, defaults_of, parse, resolve
+from apexrl.lifecycle import Stop, run_role
+from apexrl.workers import run_workers
+
+
+def main(stop: Stop) -> None:
+    """Acts or evaluates with the command line's configuration."""
+    command = parse(ActorCommand)
+    command = resolve(command, defaults_of(command.preset))
+    torch.set_num_threads(1)
+    if command.evaluation.checkpoint or command.evaluate:
+        from apexrl import evaluation  # OpenCV is not needed to act
+
+        (evaluation.play_checkpoint if command.evaluation.checkpoint else evaluation.follow)(command, stop)
+    elif command.worker_index < 0 and command.acting.num_workers > 1:
+        run_workers(command, stop)
+    else:
+        ActorLoop(command).run(stop)
+
+
+if __name__ == "__main__":
+    run_role("actor", main)

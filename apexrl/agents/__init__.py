@@ -1,0 +1,1 @@
+"""One algorithm a file: its actor half and its learner half."""

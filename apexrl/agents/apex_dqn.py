@@ -1,0 +1,192 @@
+"""Ape-X DQN: n-step double Q-learning with a dueling network and prioritized replay (arXiv:1803.00933).
+
+Two halves, which share only the network: `ApexActor` chooses actions and computes the initial priorities,
+`ApexLearner` updates the network from batches. Neither knows sockets, environments or files.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
+from apexrl.errors import ConfigError
+from apexrl.exploration import epsilon_greedy
+from apexrl.frame_store import TransitionBatch
+from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
+from apexrl.networks import make_network
+from apexrl.parameters import Parameters, ParametersHeader
+from apexrl.types import StreamSpec, Unroll
+from apexrl.unroll import n_step_windows, valid_starts
+
+SMALLEST_PRIORITY = 1e-6  # a transition that surprises nobody can still be drawn; 0 means that there is none
+
+
+class ApexActor:
+    """Acts epsilon-greedily with a batch of observations. Owned by one thread."""
+
+    def __init__(self, config: AgentConfig, parameters: Parameters, device: torch.device):
+        self._config = config
+        self._device = device
+        self._network = make_network(parameters.header.spec, parameters.header.network).to(device).eval()
+        self._precision = precision_for(device, parameters.header.spec)
+        self.params_version = -1
+        self.load(parameters)
+
+    def load(self, parameters: Parameters) -> None:
+        """Replaces the network's parameters.
+
+        Raises: RuntimeError when they are of another network.
+        """
+        self._network.load_state_dict(parameters.tensors)
+        self.params_version = parameters.header.params_version
+
+    @torch.no_grad()
+    def act(
+        self, observations: np.ndarray, epsilons: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns actions [E], and the extras that `priorities` needs of each observation.
+
+        Args:
+          observations: [E, H, *frame].
+          epsilons: [E] probability of a uniform action.
+        """
+        inputs = torch.from_numpy(np.ascontiguousarray(observations)).to(self._device)
+        with self._precision():
+            q_values = self._network(inputs).float().cpu().numpy()
+        actions = epsilon_greedy(q_values, epsilons, rng)
+        taken = q_values[np.arange(len(actions)), actions]
+        return actions, {"q_taken": taken, "q_max": q_values.max(axis=1)}
+
+    def priorities(self, unrolls: Unroll, extras: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns the initial priorities [K, E]: |n-step TD error| by the actor's own values, 0 where none starts.
+
+        Args:
+          unrolls: E streams side by side; extras: [T + 1, E] of each observation, as `act` gave them.
+        """
+        config = self._config
+        returns, discounts, offsets = n_step_windows(
+            unrolls.rewards, unrolls.discounts, unrolls.starts, config.gamma, config.n_steps
+        )
+        num_starts = len(returns)
+        ends = np.arange(num_starts)[:, None] + offsets
+        bootstrap = np.take_along_axis(extras["q_max"], ends, axis=0)
+        tensors = (torch.from_numpy(array) for array in (returns, discounts, bootstrap))
+        targets = n_step_targets(*tensors, rescaling=config.value_rescaling).numpy()
+        errors = np.abs(targets - extras["q_taken"][:num_starts]) + SMALLEST_PRIORITY
+        return np.where(valid_starts(unrolls.starts, num_starts), errors, 0).astype(np.float32)
+
+
+class ApexLearner:
+    """Updates the online network from batches. Owned by one thread."""
+
+    def __init__(
+        self, agent: AgentConfig, update: UpdateConfig, network: NetworkConfig, spec: StreamSpec, device: torch.device
+    ):
+        assert update.target_period_updates is not None
+        self._agent = agent
+        self._config = update
+        self._header = ParametersHeader(0, spec, network)
+        self._device = device
+        self._precision = precision_for(device, spec)
+        self._online = make_network(spec, network).to(device, memory_format=torch.channels_last)
+        self._target = copy.deepcopy(self._online).requires_grad_(False)
+        self._optimizer = make_optimizer(update, self._online)
+        self.num_updates = 0
+
+    def update(self, batch: TransitionBatch) -> tuple[np.ndarray, dict[str, Tensor]]:
+        """Takes one optimizer step; returns the new priorities [B] and figures of this update.
+
+        Source: arXiv:1803.00933, algorithm 2. The loss is the mean over the batch of weight * Huber(TD error).
+        """
+        with self._precision():
+            q_tm1 = self._online(batch.observation).float()
+            with torch.no_grad():
+                q_online_t = self._online(batch.next_observation).float()
+                q_target_t = self._target(batch.next_observation).float()
+        errors = double_q_errors(
+            q_tm1,
+            batch.action,
+            batch.n_step_return,
+            batch.discount,
+            q_target_t,
+            q_online_t,
+            rescaling=self._agent.value_rescaling,
+        )
+        loss = (batch.weight * huber(errors)).mean()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        gradient_norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
+        self._optimizer.step()
+        self.num_updates += 1
+        if self.num_updates % self._config.target_period_updates == 0:
+            self._target.load_state_dict(self._online.state_dict())
+        magnitude = errors.detach().abs()
+        figures = {
+            "loss": loss.detach(),
+            "td_error": magnitude.mean(),
+            "gradient_norm": gradient_norm.detach(),
+            "q_mean": q_tm1.detach().mean(),
+            "q_max": q_tm1.detach().max(),
+            "importance_weight": batch.weight.mean(),
+        }
+        return magnitude.cpu().numpy() + SMALLEST_PRIORITY, figures
+
+    def parameters(self) -> Parameters:
+        """Returns the online network as it is to be published; the tensors are not copies."""
+        header = ParametersHeader(self.num_updates, self._header.spec, self._header.network)
+        return Parameters(header, self._online.state_dict())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns all tensors of the learner under flat names: networks and optimizer."""
+        state = {f"online.{name}": tensor for name, tensor in self._online.state_dict().items()}
+        state |= {f"target.{name}": tensor for name, tensor in self._target.state_dict().items()}
+        for index, slots in self._optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in slots.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor], num_updates: int) -> None:
+        """Restores what `state_dict` returned.
+
+        Raises: RuntimeError when networks or optimizer are of another kind or size.
+        """
+        self._online.load_state_dict(_under("online.", state))
+        self._target.load_state_dict(_under("target.", state))
+        slots: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimizer.", state).items():
+            index, slot = name.split(".", 1)
+            slots.setdefault(int(index), {})[slot] = tensor
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self.num_updates = num_updates
+
+
+def precision_for(device: torch.device, spec: StreamSpec):  # noqa: ANN201 - a zero-argument maker of contexts
+    """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
+    is_picture = len(spec.frame_shape) > 1
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=is_picture and fast)
+
+
+def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Optimizer:
+    """Returns the optimizer that the configuration names.
+
+    Raises: ConfigError when there is no such optimizer.
+    """
+    assert config.learning_rate is not None and config.optimizer_epsilon is not None
+    parameters = list(network.parameters())
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, config.learning_rate, eps=config.optimizer_epsilon)
+    if config.optimizer == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters, config.learning_rate, alpha=0.95, eps=config.optimizer_epsilon, centered=True
+        )
+    raise ConfigError(f"unknown optimizer {config.optimizer!r}: adam or rmsprop")
+
+
+def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

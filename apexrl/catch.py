@@ -1,0 +1,54 @@
+"""Catch: a ball falls through a small pixel field, a paddle at the bottom moves left, stays, or moves right.
+
+The reward is +1 or -1 when the ball arrives. An episode lasts rows - 1 steps. The smallest environment that
+needs the convolutions, so a test can learn from pixels in a minute.
+"""
+
+import gymnasium
+import numpy as np
+
+
+class Catch(gymnasium.Env):
+    """Observations [rows, columns] uint8: 255 where the ball and the paddle are."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, rows: int = 10, columns: int = 7, render_mode: str | None = None):
+        self.render_mode = render_mode
+        self.observation_space = gymnasium.spaces.Box(0, 255, (rows, columns), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self._ball = (0, 0)
+        self._paddle = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Drops a ball from a random column."""
+        super().reset(seed=seed)
+        columns = self.observation_space.shape[1]
+        self._ball = (0, int(self.np_random.integers(columns)))
+        self._paddle = columns // 2
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Moves the paddle by action - 1 and the ball down by one row."""
+        rows, columns = self.observation_space.shape
+        self._paddle = int(np.clip(self._paddle + action - 1, 0, columns - 1))
+        self._ball = (self._ball[0] + 1, self._ball[1])
+        arrived = self._ball[0] == rows - 1
+        reward = (1.0 if self._ball[1] == self._paddle else -1.0) if arrived else 0.0
+        return self._observation(), reward, arrived, False, {}
+
+    def render(self) -> np.ndarray:
+        """Returns the field as an RGB picture, 16 pixels a cell."""
+        return np.repeat(np.kron(self._observation(), np.ones((16, 16), np.uint8))[..., None], 3, axis=2)
+
+    def _observation(self) -> np.ndarray:
+        field = np.zeros(self.observation_space.shape, np.uint8)
+        field[self._ball] = 255
+        field[-1, self._paddle] = 255
+        return field
+
+
+def register() -> None:
+    """Makes `Catch-v0` known to gymnasium."""
+    if "Catch-v0" not in gymnasium.registry:
+        gymnasium.register("Catch-v0", entry_point=Catch)

@@ -1,0 +1,106 @@
+"""Checkpoints: one safetensors file each, replaced atomically; counters and configuration are text in its header.
+
+Loading reads tensors and JSON and nothing else: no code of a file is ever run.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from apexrl.config import NetworkConfig
+from apexrl.errors import ConfigError, WireError
+from apexrl.parameters import Parameters, ParametersHeader
+from apexrl.types import StreamSpec
+
+LATEST = "latest.safetensors"
+BEST = "best.safetensors"
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """How far a run is; totals over all its starts."""
+
+    updates: int = 0
+    transitions_inserted: int = 0
+    transitions_sampled: int = 0
+    agent_steps: int = 0
+    episodes: int = 0
+    evaluation_episodes: int = 0
+    best_evaluation_return: float | None = None
+    last_evaluation_return: float | None = None
+    seconds: float = 0.0
+
+
+class CheckpointHeader(msgspec.Struct, frozen=True):
+    """Everything of a checkpoint that is no tensor."""
+
+    spec: StreamSpec
+    network: NetworkConfig
+    counters: Counters
+
+
+class Checkpoint(NamedTuple):
+    """What a file holds. A `best` file holds only the `online.` tensors."""
+
+    header: CheckpointHeader
+    tensors: dict[str, Tensor]
+
+    def parameters(self) -> Parameters:
+        """Returns the online network, as an actor uses it."""
+        header = ParametersHeader(self.header.counters.updates, self.header.spec, self.header.network)
+        tensors = {n.removeprefix("online."): t for n, t in self.tensors.items() if n.startswith("online.")}
+        return Parameters(header, tensors)
+
+
+def save_checkpoint(path: Path, header: CheckpointHeader, tensors: dict[str, Tensor]) -> None:
+    """Writes a checkpoint beside `path` and renames it: the file is the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    metadata = {"header": msgspec.json.encode(header).decode()}
+    cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        safetensors.torch.save_file(cpu, temporary, metadata)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint.
+
+    Raises: ConfigError when there is no such file, WireError when it is no checkpoint of ours.
+    """
+    if not path.is_file():
+        raise ConfigError(f"no checkpoint at {path}")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = msgspec.json.decode((file.metadata() or {})["header"], type=CheckpointHeader)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError) as error:
+        raise WireError(f"{path} is not a checkpoint of this program: {error}") from error
+    return Checkpoint(header, tensors)
+
+
+def random_state() -> dict[str, Tensor]:
+    """Returns the state of torch's random generators as tensors."""
+    state = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["random.cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(tensors: dict[str, Tensor]) -> None:
+    """Restores what `random_state` returned."""
+    if "random.cpu" in tensors:
+        torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])

@@ -1,0 +1,341 @@
+"""Configuration: frozen dataclasses with the papers' defaults. Every command line is made from them.
+
+A field that is None takes its value from a preset: the paper's numbers where there is a GPU, numbers tuned on two CPU
+cores where there is none. `resolve` fills them in.
+"""
+
+import dataclasses
+import shutil
+import sys
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+T = TypeVar("T")
+Preset = Literal["auto", "paper", "two-cores", "small"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """Which environment, and how it is presented to the agent."""
+
+    env: str = "PongNoFrameskip-v4"
+    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, ..."""
+    clip_rewards: Literal["auto", "yes", "no"] = "auto"
+    """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
+    life_loss_terminal: bool = True
+    """A lost life ends the episode for learning; the game goes on (Atari, training only)."""
+    max_episode_frames: int = 108_000
+    """Emulator frames after which a game is truncated: 30 minutes of Atari."""
+    noop_max: int = 30
+    """Most no-op frames at the start of an Atari game."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """What the actors and the learner must agree on."""
+
+    gamma: float = 0.99
+    """Discount a step (Ape-X)."""
+    n_steps: int = 3
+    """Rewards in a return before it bootstraps (Ape-X)."""
+    unroll_starts: int = 64
+    """Transitions that begin in one unroll."""
+    value_rescaling: bool = False
+    """Learn h(Q) instead of Q, h(x) = sign(x)(sqrt(|x|+1)-1) + 0.001x (R2D2); meant for unclipped rewards."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """The replay's numbers. None: the preset's."""
+
+    capacity: int | None = None
+    """Transitions kept; a soft limit. Ape-X: 2,000,000."""
+    min_size_to_sample: int | None = None
+    """Transitions before the first batch. Ape-X: 50,000."""
+    samples_per_insert: float | None = None
+    """Times that a transition is sampled on average; 0: actors and learner run free. Ape-X measured about 0.8."""
+    priority_exponent: float = 0.6
+    """How far priorities shape sampling (the papers' alpha)."""
+    importance_exponent: float = 0.4
+    """How far importance weights correct for it (the papers' beta)."""
+    eviction_period_batches: int = 100
+    """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateConfig:
+    """How the learner updates the network. None: the preset's."""
+
+    batch_size: int | None = None
+    """Transitions in a batch. Ape-X: 512."""
+    optimizer: str | None = None
+    """adam, or rmsprop (centered, decay 0.95, as in Ape-X)."""
+    learning_rate: float | None = None
+    """Step size. Ape-X: 6.25e-5 with rmsprop."""
+    optimizer_epsilon: float | None = None
+    """Added to the denominator. Ape-X: 1.5e-7 with rmsprop."""
+    max_gradient_norm: float = 40.0
+    """Gradients are scaled down to this norm (Ape-X)."""
+    target_period_updates: int | None = None
+    """Updates between copies into the target network. Ape-X: 2500."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """Sizes of the network. None: the preset's."""
+
+    channels: tuple[int, int, int] | None = None
+    """Channels of the three convolutions. DQN (Nature): 32 64 64."""
+    hidden_size: int | None = None
+    """Units of each dueling stream, and of the layers of a perceptron. DQN: 512."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WireConfig:
+    """Where the roles find each other."""
+
+    replay_host: str = "127.0.0.1"
+    """Host of the replay server."""
+    learner_host: str = "127.0.0.1"
+    """Host of the learner."""
+    bind_host: str = "127.0.0.1"
+    """Address that servers listen on; 0.0.0.0 for other hosts to reach them."""
+    actor_port: int = 51001
+    """Replay server's port for actors."""
+    batch_port: int = 51002
+    """Replay server's port for learners."""
+    parameter_port: int = 52001
+    """Learner's port for parameters."""
+    metrics_port: int = 52002
+    """Learner's port for the figures of all roles."""
+    patience_seconds: float = 600.0
+    """How long a role waits for another before it gives up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActingConfig:
+    """How actors act."""
+
+    num_workers: int | None = None
+    """Actor processes on this host."""
+    environments_per_worker: int | None = None
+    """Environments that one process steps together."""
+    epsilon_base: float = 0.4
+    """Greatest epsilon of the ladder (Ape-X)."""
+    epsilon_exponent: float = 7.0
+    """How steeply the ladder falls (Ape-X)."""
+    parameter_period_frames: int = 400
+    """Frames of one environment between looks for newer parameters (Ape-X)."""
+    compression_level: int = 1
+    """zstd level of an unroll's block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningConfig:
+    """How the learner runs."""
+
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    learner_threads: int | None = None
+    """CPU threads of the learner's tensor operations."""
+    prefetch_batches: int = 4
+    """Batches gathered ahead of the update."""
+    publish_period_updates: int = 25
+    """Updates between publications of the parameters (Ape-X codes)."""
+    checkpoint_period_seconds: float = 60.0
+    """Seconds between checkpoints."""
+    total_updates: int = 0
+    """End after so many updates; 0: never."""
+    total_frames: int = 0
+    """End after so many environment frames; 0: never."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """How a policy is evaluated: whole games, unclipped, without exploration."""
+
+    episodes: int = 10
+    """Games in an evaluation."""
+    evaluation_epsilon: float = 0.0
+    """Probability of a random action."""
+    evaluation_period_seconds: float = 60.0
+    """Seconds from one evaluation's start to the next, while training."""
+    checkpoint: str = ""
+    """Play this checkpoint once instead of following the learner."""
+    record_dir: str = ""
+    """Write a video of the first game of each evaluation here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCommand:
+    """Plays environments and sends prioritized experience to the replay server."""
+
+    env: EnvConfig = EnvConfig()
+    wires: WireConfig = WireConfig()
+    agent: AgentConfig = AgentConfig()
+    acting: ActingConfig = ActingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    evaluate: bool = False
+    """Evaluate instead of exploring: follow the learner, or play --checkpoint."""
+    seed: int = 0
+    """Seed of environments and exploration."""
+    preset: Preset = "auto"
+    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
+    worker_index: Annotated[int, tyro.conf.Suppress] = -1
+    parameter_endpoint: Annotated[str, tyro.conf.Suppress] = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayCommand:
+    """Keeps the log of experience and decides what is sampled."""
+
+    wires: WireConfig = WireConfig()
+    replay: ReplayConfig = ReplayConfig()
+    seed: int = 0
+    """Seed of the sampling."""
+    preset: Preset = "auto"
+    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerCommand:
+    """Updates the network from sampled batches and publishes it."""
+
+    wires: WireConfig = WireConfig()
+    agent: AgentConfig = AgentConfig()
+    update: UpdateConfig = UpdateConfig()
+    network: NetworkConfig = NetworkConfig()
+    learning: LearningConfig = LearningConfig()
+    run_dir: str = "runs/by-hand"
+    """Directory of checkpoints and event files; a checkpoint found there is continued."""
+    seed: int = 0
+    """Seed of the network."""
+    preset: Preset = "auto"
+    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand:
+    """Trains on this machine: replay, learner, actors, evaluator and TensorBoard."""
+
+    env: EnvConfig = EnvConfig()
+    wires: WireConfig = WireConfig()
+    agent: AgentConfig = AgentConfig()
+    acting: ActingConfig = ActingConfig()
+    replay: ReplayConfig = ReplayConfig()
+    update: UpdateConfig = UpdateConfig()
+    network: NetworkConfig = NetworkConfig()
+    learning: LearningConfig = LearningConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run_dir: str = ""
+    """Directory of this run; by default runs/ENV-TIME."""
+    resume: str = ""
+    """Continue the run in this directory, with its configuration; flags given here win."""
+    max_seconds: float = 0.0
+    """End after so many seconds; 0: never."""
+    tensorboard: bool = True
+    """Serve TensorBoard."""
+    tensorboard_port: int = 6006
+    """Port of TensorBoard."""
+    tensorboard_host: str = "127.0.0.1"
+    """Address that TensorBoard listens on."""
+    evaluator: bool = True
+    """Evaluate while training."""
+    smoke: bool = False
+    """A short run through all processes, to see that everything works here."""
+    max_restarts: int = 10
+    """How often a role that dies is started again."""
+    seed: int = 0
+    """Seed of everything."""
+    preset: Preset = "auto"
+    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
+
+
+PAPER: dict[str, Any] = {
+    "batch_size": 512,
+    "optimizer": "rmsprop",
+    "learning_rate": 0.00025 / 4,
+    "optimizer_epsilon": 1.5e-7,
+    "target_period_updates": 2500,
+    "capacity": 2_000_000,
+    "min_size_to_sample": 50_000,
+    "samples_per_insert": 0.8,
+    "channels": (32, 64, 64),
+    "hidden_size": 512,
+}
+"""Ape-X, arXiv:1803.00933, appendix C."""
+
+TWO_CORES = PAPER | {
+    "batch_size": 128,
+    "optimizer": "adam",
+    "learning_rate": 5e-4,
+    "optimizer_epsilon": 1.5e-4,
+    "target_period_updates": 100,
+    "capacity": 400_000,
+    "min_size_to_sample": 15_000,
+    "samples_per_insert": 4.0,
+    "channels": (16, 32, 32),
+    "hidden_size": 256,
+}
+"""Tuned on Pong with two CPU cores (docs/benchmarks.md): fewer, larger steps from fewer frames."""
+
+SMALL_ENVIRONMENT = TWO_CORES | {
+    "learning_rate": 1e-3,
+    "capacity": 100_000,
+    "min_size_to_sample": 2_000,
+    "samples_per_insert": 8.0,
+    "hidden_size": 128,
+}
+"""For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
+
+
+PRESETS = {"paper": PAPER, "two-cores": TWO_CORES, "small": SMALL_ENVIRONMENT}
+
+
+def defaults_of(preset: Preset) -> dict[str, Any]:
+    """Returns the numbers of a preset; auto is the paper's where there is an NVIDIA GPU, else two-cores."""
+    if preset == "auto":
+        preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
+    return PRESETS[preset]
+
+
+def parse(command: type[T], arguments: list[str] | None = None, default: T | None = None) -> T:
+    """Returns the command that the arguments describe; ends the program with a message when they are wrong."""
+    return tyro.cli(
+        command,
+        args=sys.argv[1:] if arguments is None else arguments,
+        default=default,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def resolve(config: T, defaults: dict[str, Any]) -> T:
+    """Returns the configuration with every None replaced by the default of its name, where there is one."""
+    changes = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = resolve(value, defaults)
+        elif value is None and field.name in defaults:
+            changes[field.name] = defaults[field.name]
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def to_flags(config: Any) -> list[str]:
+    """Returns the arguments from which `parse` makes this command again; what is at its default is left out."""
+    flags: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = "--" + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            flags += to_flags(value)
+        elif value == field.default:
+            continue
+        elif isinstance(value, bool):
+            flags.append(name if value else name.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            flags += [name, *map(str, value)]
+        else:
+            flags += [name, str(value)]
+    return flags

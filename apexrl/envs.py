@@ -1,0 +1,239 @@
+"""Environments into time steps: the only module that knows gymnasium and ale_py.
+
+Every vector environment here resets in the NEXT_STEP way: the step after an end ignores its action and returns the
+first frame of the next game, so the final observation of a game is always part of the stream.
+"""
+
+import logging
+from typing import Protocol
+
+import ale_py
+import gymnasium
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+
+from apexrl import catch
+from apexrl.config import EnvConfig
+from apexrl.errors import ConfigError
+from apexrl.types import StreamSpec, TimeSteps
+
+ATARI_FRAMES_PER_STEP = 4
+ATARI_SCREEN = (210, 160)
+
+logger = logging.getLogger(__name__)
+
+gymnasium.register_envs(ale_py)
+catch.register()
+
+
+class VectorEnvironment(Protocol):
+    """E environments that step together. Owned by one thread."""
+
+    num_actions: int
+    frame_shape: tuple[int, ...]
+    frame_dtype: str
+    stacked_frames: int
+    frames_per_step: int
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Returns the first observations [E, H, *frame]."""
+
+    def step(self, actions: np.ndarray) -> TimeSteps:
+        """Takes one action [E] in every environment."""
+
+    def render(self) -> np.ndarray | None:
+        """Returns the picture [height, width, 3] uint8 (RGB) of the first environment, None where there is none."""
+
+    def close(self) -> None:
+        """Frees the environments."""
+
+
+def make_environment(
+    config: EnvConfig, num_envs: int, *, evaluate: bool = False, num_threads: int = 1, render: bool = False
+) -> VectorEnvironment:
+    """Makes a vector of environments; for evaluation with whole games, without life-loss ends.
+
+    Raises: ConfigError when the id is unknown, cannot be made, or has no discrete actions.
+    """
+    try:
+        kwargs = gymnasium.spec(config.env).kwargs
+    except gymnasium.error.Error as error:
+        raise ConfigError(
+            f"unknown environment {config.env!r} ({error}); for Atari say e.g. BreakoutNoFrameskip-v4 or ALE/Breakout-v5"
+        ) from error
+    if "game" in kwargs:
+        return AtariEnvironment(config, kwargs, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
+    return GymnasiumEnvironment(config, num_envs, render=render)
+
+
+def make_spec(config: EnvConfig, environment: VectorEnvironment, unroll_starts: int, n_steps: int) -> StreamSpec:
+    """Returns what the unrolls of this environment hold."""
+    return StreamSpec(
+        env=config.env,
+        frame_shape=environment.frame_shape,
+        frame_dtype=environment.frame_dtype,
+        stacked_frames=environment.stacked_frames,
+        num_actions=environment.num_actions,
+        frames_per_step=environment.frames_per_step,
+        unroll_starts=unroll_starts,
+        n_steps=n_steps,
+    )
+
+
+class _GameBook:
+    """Raw return and length of the game that each environment is in."""
+
+    def __init__(self, num_envs: int):
+        self._returns = np.zeros(num_envs)
+        self._steps = np.zeros(num_envs, np.int64)
+
+    def add(self, rewards: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Adds one step; returns the return (NaN) and length (0) of the games that it ended."""
+        self._returns = np.where(starts, 0.0, self._returns + rewards)
+        self._steps = np.where(starts, 0, self._steps + 1)
+        return np.where(ends, self._returns, np.nan), np.where(ends, self._steps, 0)
+
+
+class AtariEnvironment:
+    """ale-py's C++ vector environment with DQN's preprocessing: 84x84 gray, skip 4, max of 2 frames, stack of 4.
+
+    Two settings of ale-py are avoided. `episodic_life` resets the game at a lost life, so that the later lives are
+    never seen; `life_loss_info` reports the loss and lets the game go on. `reward_clipping` hides the score.
+    """
+
+    frame_shape: tuple[int, ...] = (84, 84)
+    frame_dtype = "uint8"
+    stacked_frames = 4
+    frames_per_step = ATARI_FRAMES_PER_STEP
+
+    def __init__(
+        self, config: EnvConfig, kwargs: dict, num_envs: int, *, evaluate: bool, num_threads: int, render: bool
+    ):
+        options = {
+            "max_num_frames_per_episode": config.max_episode_frames,
+            "repeat_action_probability": kwargs.get("repeat_action_probability", 0.0),
+            "full_action_space": kwargs.get("full_action_space", False),
+            "noop_max": config.noop_max,
+            "reward_clipping": False,
+            "life_loss_info": config.life_loss_terminal and not evaluate,
+        }
+        self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
+        # The same game, seed and actions in colour: ale-py's vector environment cannot render.
+        height, width = ATARI_SCREEN
+        picture = {"img_height": height, "img_width": width, "grayscale": False, "stack_num": 1}
+        self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
+        self._picture: np.ndarray | None = None
+        self.num_actions = int(self._envs.single_action_space.n)
+        self._clip = config.clip_rewards != "no"
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Returns the first observations [E, 4, 84, 84]."""
+        observations, _ = self._envs.reset(seed=seed)
+        self._reset_next = np.zeros(len(observations), bool)
+        self._games = _GameBook(len(observations))
+        if self._camera is not None:
+            self._picture = self._camera.reset(seed=seed)[0][0, -1]
+        return observations
+
+    def step(self, actions: np.ndarray) -> TimeSteps:
+        """Takes one action [E] in every game."""
+        actions = np.asarray(actions, np.int32)
+        observations, rewards, terminated, truncated, info = self._envs.step(actions)
+        if self._camera is not None:
+            self._picture = self._camera.step(actions[:1])[0][0, -1]
+        starts = self._reset_next
+        ends = (terminated & (info["lives"] == 0)) | truncated
+        self._reset_next = ends.copy()
+        returns, steps = self._games.add(rewards, starts, ends)
+        rewards = np.sign(rewards) if self._clip else rewards
+        discounts = np.where(terminated, 0, 1)
+        return TimeSteps(observations, rewards.astype(np.float32), discounts.astype(np.float32), starts, returns, steps)
+
+    def render(self) -> np.ndarray | None:
+        """Returns the screen [210, 160, 3] of the first game when made with `render`."""
+        return self._picture
+
+    def close(self) -> None:
+        """Stops ale-py's threads."""
+        self._envs.close()
+        if self._camera is not None:
+            self._camera.close()
+
+
+class GymnasiumEnvironment:
+    """Any other Gymnasium environment with discrete actions, stepped one after the other in this process."""
+
+    stacked_frames = 1
+    frames_per_step = 1
+
+    def __init__(self, config: EnvConfig, num_envs: int, *, render: bool):
+        self._renders = render
+        mode = {"render_mode": "rgb_array"} if render else {}
+        try:
+            self._envs = gymnasium.make_vec(
+                config.env,
+                num_envs,
+                vectorization_mode="sync",
+                wrappers=[_flat_unless_box],
+                max_episode_steps=_step_limit(config),
+                **mode,
+            )
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise ConfigError(f"environment {config.env!r} cannot be made: {error}") from error
+        actions = self._envs.single_action_space
+        if not isinstance(actions, gymnasium.spaces.Discrete):
+            self._envs.close()
+            raise ConfigError(f"environment {config.env!r} has actions {actions}; only discrete actions are supported")
+        box = self._envs.single_observation_space
+        self.num_actions = int(actions.n)
+        self.frame_shape = tuple(box.shape)
+        self.frame_dtype = "uint8" if box.dtype == np.uint8 else "float32"
+        self._first_action = int(actions.start)
+        self._clip = config.clip_rewards == "yes"
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Returns the first observations [E, 1, *frame]."""
+        observations, _ = self._envs.reset(seed=seed)
+        self._reset_next = np.zeros(len(observations), bool)
+        self._games = _GameBook(len(observations))
+        return self._stacked(observations)
+
+    def step(self, actions: np.ndarray) -> TimeSteps:
+        """Takes one action [E] in every environment."""
+        observations, rewards, terminated, truncated, _ = self._envs.step(np.asarray(actions) + self._first_action)
+        starts = self._reset_next
+        ends = terminated | truncated
+        self._reset_next = ends
+        returns, steps = self._games.add(rewards, starts, ends)
+        rewards = np.sign(rewards) if self._clip else rewards
+        discounts = np.where(terminated, 0, 1).astype(np.float32)
+        return TimeSteps(self._stacked(observations), rewards.astype(np.float32), discounts, starts, returns, steps)
+
+    def render(self) -> np.ndarray | None:
+        """Returns the picture of the first environment when made with `render`."""
+        if not self._renders:
+            return None
+        try:
+            return self._envs.render()[0]
+        except gymnasium.error.DependencyNotInstalled as error:
+            logger.warning("no pictures of this environment: %s", error)
+            self._renders = False
+            return None
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._envs.close()
+
+    def _stacked(self, observations: np.ndarray) -> np.ndarray:
+        return observations.astype(self.frame_dtype)[:, None]
+
+
+def _flat_unless_box(env: gymnasium.Env) -> gymnasium.Env:
+    """Discrete, tuple and dictionary observations become one vector (a discrete one is one-hot)."""
+    is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
+    return env if is_box else gymnasium.wrappers.FlattenObservation(env)
+
+
+def _step_limit(config: EnvConfig) -> int:
+    """The shorter of the environment's own limit and ours."""
+    return min(gymnasium.spec(config.env).max_episode_steps or config.max_episode_frames, config.max_episode_frames)

@@ -1,0 +1,193 @@
+"""The evaluator: whole unclipped games with the newest parameters, or with those of a checkpoint."""
+
+import logging
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import msgspec
+import numpy as np
+import torch
+
+from apexrl.acting import actor_name, check_spec
+from apexrl.agents.apex_dqn import ApexActor
+from apexrl.checkpoint import load_checkpoint
+from apexrl.config import ActorCommand
+from apexrl.envs import VectorEnvironment, make_environment, make_spec
+from apexrl.errors import PeerError
+from apexrl.lifecycle import Stop
+from apexrl.net.metrics_channel import Evaluation, MetricsClient
+from apexrl.net.parameter_channel import ParameterSubscriber
+from apexrl.net.sockets import address
+from apexrl.parameters import Parameters, decode_parameters
+from apexrl.types import StreamSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_ENVIRONMENTS = 10
+MAX_PICTURES = 30_000  # frames of a game that are kept for its video
+STRIP_PICTURES = 6
+VIDEOS_KEPT = 20
+
+
+class Games(NamedTuple):
+    """Finished games in the order of their environments, and the pictures of the first one."""
+
+    returns: list[float]
+    steps: list[int]
+    pictures: list[np.ndarray]
+
+
+def play_games(
+    agent: ApexActor, envs: VectorEnvironment, num_envs: int, num_games: int, epsilon: float, seed: int, stop: Stop
+) -> Games | None:
+    """Plays games to their end; None when stopped before.
+
+    Each environment plays the same number of games (the first ones one more), however long they last: taking the
+    games that end first would favour short ones.
+    """
+    quota = np.full(num_envs, num_games // num_envs)
+    quota[: num_games % num_envs] += 1
+    games: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
+    pictures: list[np.ndarray] = []
+    rng = np.random.default_rng(seed)
+    epsilons = np.full(num_envs, epsilon)
+    observations = envs.reset(seed=seed)
+    while any(len(played) < wanted for played, wanted in zip(games, quota, strict=True)):
+        if stop.is_set():
+            return None
+        picture = envs.render() if not games[0] and len(pictures) < MAX_PICTURES else None
+        if picture is not None:
+            pictures.append(picture)
+        actions, _ = agent.act(observations, epsilons, rng)
+        step = envs.step(actions)
+        observations = step.observations
+        for stream in np.flatnonzero(step.episode_steps):
+            if len(games[stream]) < quota[stream]:
+                games[stream].append((float(step.episode_returns[stream]), int(step.episode_steps[stream])))
+    played = [game for stream in games for game in stream]
+    return Games([game[0] for game in played], [game[1] for game in played], pictures)
+
+
+class Evaluator:
+    """Owns the games of an evaluation. Used from one thread."""
+
+    def __init__(self, command: ActorCommand):
+        """Makes the environments.
+
+        Raises: ConfigError when the environment cannot be made.
+        """
+        self._command = command
+        self._num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
+        self._envs = make_environment(command.env, self._num_envs, evaluate=True, render=True)
+        self.spec: StreamSpec = make_spec(command.env, self._envs, command.agent.unroll_starts, command.agent.n_steps)
+
+    def evaluate(self, parameters: Parameters, stop: Stop) -> Evaluation | None:
+        """Plays the configured number of games; None when stopped before they end."""
+        config = self._command.evaluation
+        started = time.monotonic()
+        version = parameters.header.params_version
+        agent = ApexActor(self._command.agent, parameters, torch.device("cpu"))
+        seed = self._command.seed + 1_000_003 * (version + 1)
+        games = play_games(
+            agent, self._envs, self._num_envs, config.episodes, config.evaluation_epsilon, seed % 2**31, stop
+        )
+        if games is None:
+            return None
+        if config.record_dir and games.pictures:
+            write_video(Path(config.record_dir) / f"game-{version:08d}.mp4", games.pictures, self.spec.frames_per_step)
+        return Evaluation(
+            version,
+            config.evaluation_epsilon,
+            tuple(games.returns),
+            tuple(games.steps),
+            time.monotonic() - started,
+            picture=picture_strip(games.pictures),
+        )
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._envs.close()
+
+
+def follow(command: ActorCommand, stop: Stop) -> None:
+    """Evaluates the learner's newest parameters again and again until stopped.
+
+    Raises: PeerError when the learner is away for longer than the patience.
+    """
+    evaluator = Evaluator(command)
+    wires = command.wires
+    subscriber = ParameterSubscriber(command.parameter_endpoint or address(wires.learner_host, wires.parameter_port))
+    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), actor_name(0))
+    heard = time.monotonic()
+    try:
+        while not stop.is_set():
+            encoded = subscriber.fetch_encoded(500)
+            if encoded is None:
+                if time.monotonic() - heard > wires.patience_seconds:
+                    raise PeerError(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
+                continue
+            started = time.monotonic()
+            parameters = decode_parameters(encoded)
+            check_spec(parameters, evaluator.spec)
+            outcome = evaluator.evaluate(parameters, stop)
+            if outcome is not None:
+                metrics.evaluation(msgspec.structs.replace(outcome, parameters=encoded))
+                logger.info("update %d: %s", outcome.params_version, describe(outcome))
+            stop.wait(max(0.0, started + command.evaluation.evaluation_period_seconds - time.monotonic()))
+            heard = time.monotonic()
+    finally:
+        evaluator.close()
+        subscriber.close()
+        metrics.close()
+
+
+def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
+    """Evaluates a checkpoint once and prints the outcome.
+
+    Raises: ConfigError or WireError when the checkpoint cannot be played.
+    """
+    checkpoint = load_checkpoint(Path(command.evaluation.checkpoint))
+    evaluator = Evaluator(command)
+    try:
+        parameters = checkpoint.parameters()
+        check_spec(parameters, evaluator.spec)
+        outcome = evaluator.evaluate(parameters, stop)
+        if outcome is not None:
+            print(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
+            if command.evaluation.record_dir:
+                print(f"video: {Path(command.evaluation.record_dir) / f'game-{outcome.params_version:08d}.mp4'}")
+    finally:
+        evaluator.close()
+
+
+def describe(outcome: Evaluation) -> str:
+    """Returns one line about an evaluation."""
+    figures = outcome.figures()
+    mean, median, low, high = (figures[f"evaluation/return_{name}"] for name in ("mean", "median", "min", "max"))
+    return f"{len(outcome.returns)} games, mean {mean:.2f}, median {median:.2f}, min {low:.2f}, max {high:.2f}"
+
+
+def write_video(path: Path, pictures: list[np.ndarray], frames_per_step: int) -> None:
+    """Writes RGB pictures [height, width, 3] as an mp4 at the speed of the game; keeps the newest VIDEOS_KEPT files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height, width = pictures[0].shape[:2]
+    size = (2 * width, 2 * height)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 60 / frames_per_step, size)
+    for picture in pictures:
+        bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
+        writer.write(cv2.resize(bgr, size, interpolation=cv2.INTER_NEAREST))
+    writer.release()
+    for old in sorted(path.parent.glob("game-*.mp4"))[:-VIDEOS_KEPT]:
+        old.unlink()
+
+
+def picture_strip(pictures: list[np.ndarray]) -> bytes:
+    """Returns a PNG of a few pictures of a game side by side, empty when there are none."""
+    if not pictures:
+        return b""
+    chosen = np.linspace(0, len(pictures) - 1, STRIP_PICTURES).astype(int)
+    strip = np.concatenate([pictures[i] for i in chosen], axis=1)
+    encoded, data = cv2.imencode(".png", cv2.cvtColor(strip, cv2.COLOR_RGB2BGR))
+    return data.tobytes() if encoded else b""

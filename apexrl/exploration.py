@@ -1,0 +1,28 @@
+"""How actions are explored: the Ape-X epsilon ladder and epsilon-greedy choice. Pure numpy."""
+
+import numpy as np
+
+
+def epsilon_ladder(slots: np.ndarray, ladder_size: int, base: float = 0.4, exponent: float = 7.0) -> np.ndarray:
+    """Returns the epsilon of each environment slot: base ** (1 + exponent * slot / (ladder_size - 1)).
+
+    Args:
+      slots: [E] slots held by the caller, each in [0, ladder_size).
+      ladder_size: environment slots of the whole cluster. A ladder of one rung, which the paper leaves undefined,
+        gives the epsilon of the middle of a long ladder.
+    Raises: ValueError when a slot lies outside the ladder.
+    Source: arXiv:1803.00933, section 4.
+    """
+    slots = np.asarray(slots)
+    if slots.size and not (0 <= slots.min() and slots.max() < ladder_size):
+        raise ValueError(f"slots {slots.min()}..{slots.max()} do not fit a ladder of {ladder_size}")
+    position = slots / (ladder_size - 1) if ladder_size > 1 else np.full(slots.shape, 0.5)
+    return base ** (1.0 + exponent * position)
+
+
+def epsilon_greedy(q_values: np.ndarray, epsilons: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns [E] int32 actions: uniform with probability epsilon, else the first of the greatest q_values [E, A]."""
+    num_streams, num_actions = q_values.shape
+    explore = rng.random(num_streams) < epsilons
+    uniform = rng.integers(num_actions, size=num_streams)
+    return np.where(explore, uniform, q_values.argmax(axis=1)).astype(np.int32)

@@ -1,0 +1,111 @@
+"""How a process lives and ends: a stop that signals set, threads whose errors end the program, logs, memory."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+
+from apexrl.errors import ApexError
+
+logger = logging.getLogger(__name__)
+
+PARENT_VARIABLE = "APEXRL_PARENT"  # process number of the supervisor, without which the role ends
+
+
+class Stop(threading.Event):
+    """Set when the process has to end; remembers the first error that asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the process because of an error."""
+        if self.error is None:
+            self.error = error
+        self.set()
+
+    def on_signals(self) -> None:
+        """Makes SIGINT and SIGTERM set the stop. Only scripts call this."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.set())
+
+    def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Starts a thread whose error ends the program."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self.fail(error)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+def run_role(role: str, main: Callable[[Stop], None]) -> None:
+    """Runs a role until it ends or is told to stop; the exit status is 0, or 1 with the reason in one line."""
+    logging.basicConfig(
+        level=os.environ.get("APEXRL_LOG", "INFO"),
+        format=f"%(asctime)s {role}: %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    stop = Stop()
+    stop.on_signals()
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent:
+        stop.thread(lambda: _end_with(int(parent), stop), "parent")
+    try:
+        main(stop)
+        if stop.error is not None:
+            raise stop.error
+    except ApexError as error:
+        logger.error("%s", error)
+        sys.exit(1)
+    except BaseException:
+        logger.exception("%s failed", role)
+        sys.exit(1)
+
+
+def _end_with(parent: int, stop: Stop) -> None:
+    while not stop.wait(1.0):
+        if os.getppid() != parent:
+            logger.warning("the supervisor is gone")
+            stop.set()
+            return
+
+
+class Stopwatch:
+    """Shares of time by what it was spent on, since the last reading. One owner."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    def add(self, what: str, seconds: float) -> None:
+        """Counts seconds spent on something."""
+        self._seconds[what] = self._seconds.get(what, 0.0) + seconds
+
+    def elapsed(self) -> float:
+        """Returns the seconds since the last reading."""
+        return max(time.monotonic() - self._started, 1e-9)
+
+    def shares(self, prefix: str) -> dict[str, float]:
+        """Returns the share of the wall time of each thing since the last call, and starts anew."""
+        elapsed = self.elapsed()
+        shares = {f"{prefix}{what}": seconds / elapsed for what, seconds in self._seconds.items()}
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._started = time.monotonic()
+        return shares
+
+
+def resident_bytes() -> int:
+    """Returns the resident memory of this process."""
+    return psutil.Process().memory_info().rss

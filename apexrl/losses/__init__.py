@@ -1,0 +1,1 @@
+"""Pure tensor functions, one topic a file."""

@@ -1,0 +1,74 @@
+"""Temporal-difference errors of Q-learning, and the value rescaling that may wrap them. Pure functions of tensors."""
+
+import torch
+from torch import Tensor
+
+
+def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which shrinks large values.
+
+    Source: arXiv:1805.11593.
+    """
+    return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1) - 1) + epsilon * x
+
+
+def inverse_rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """Returns the x for which `rescale` gives the argument. Computed in float64, as float32 cancels.
+
+    Source: arXiv:1805.11593, proposition A.2.
+    """
+    y = x.double()
+    root = (torch.sqrt(1 + 4 * epsilon * (torch.abs(y) + 1 + epsilon)) - 1) / (2 * epsilon)
+    return (torch.sign(y) * (root * root - 1)).to(x.dtype)
+
+
+def n_step_targets(return_t: Tensor, discount_t: Tensor, value_t: Tensor, *, rescaling: bool = False) -> Tensor:
+    """Returns [B] bootstrapped n-step targets, in the space of the network's outputs.
+
+    Args:
+      return_t: [B] discounted rewards inside the window.
+      discount_t: [B] gamma ** offset, zero where the episode terminated inside the window.
+      value_t: [B] the network's value where the window ends.
+    """
+    if not return_t.shape == discount_t.shape == value_t.shape:
+        raise ValueError(f"shapes differ: {return_t.shape}, {discount_t.shape}, {value_t.shape}")
+    if not rescaling:
+        return return_t + discount_t * value_t
+    return rescale(return_t + discount_t * inverse_rescale(value_t))
+
+
+def double_q_errors(
+    q_tm1: Tensor,
+    action_tm1: Tensor,
+    return_t: Tensor,
+    discount_t: Tensor,
+    q_target_t: Tensor,
+    q_online_t: Tensor,
+    *,
+    rescaling: bool = False,
+) -> Tensor:
+    """Returns the n-step double-Q temporal-difference errors.
+
+    Args:
+      q_tm1: [B, A] online values of the observation left.
+      action_tm1: [B] int64 actions taken there.
+      return_t: [B] discounted rewards inside the window.
+      discount_t: [B] gamma ** offset, zero where the episode terminated inside the window.
+      q_target_t: [B, A] target network's values where the window ends; q_online_t: [B, A] the online network's.
+    Returns: [B] target minus estimate; no gradient flows through the target.
+    Raises: ValueError when a shape disagrees.
+    Source: arXiv:1509.06461; n-step form arXiv:1803.00933.
+    """
+    if not q_tm1.shape == q_target_t.shape == q_online_t.shape or action_tm1.shape != return_t.shape:
+        raise ValueError(f"shapes differ: {q_tm1.shape}, {q_target_t.shape}, {q_online_t.shape}, {action_tm1.shape}")
+    with torch.no_grad():
+        value_t = q_target_t.gather(1, q_online_t.argmax(dim=1, keepdim=True)).squeeze(1)
+        target = n_step_targets(return_t, discount_t, value_t, rescaling=rescaling)
+    return target - q_tm1.gather(1, action_tm1.unsqueeze(1)).squeeze(1)
+
+
+def huber(errors: Tensor, threshold: float = 1.0) -> Tensor:
+    """Returns the Huber loss of each error: quadratic inside the threshold, linear outside."""
+    magnitude = errors.abs()
+    quadratic = magnitude.clamp(max=threshold)
+    return 0.5 * quadratic * quadratic + threshold * (magnitude - quadratic)

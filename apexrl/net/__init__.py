@@ -1,0 +1,1 @@
+"""The wires: messages, the replay server and its clients, the parameter publisher, and the metrics channel."""

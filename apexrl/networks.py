@@ -1,0 +1,149 @@
+"""Dueling Q-networks: Nature's convolutions for screens, smaller ones for small pictures, a perceptron for vectors."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from apexrl.config import NetworkConfig
+from apexrl.errors import ConfigError
+from apexrl.types import StreamSpec
+
+SMALLEST_SCREEN = 36  # pixels that Nature's three convolutions need
+
+
+def make_network(spec: StreamSpec, config: NetworkConfig) -> nn.Module:
+    """Returns the dueling network for the observations of a spec.
+
+    Raises: ConfigError when the shape of the frames is not supported.
+    """
+    assert config.channels is not None and config.hidden_size is not None
+    shape = spec.frame_shape
+    if len(shape) <= 1:
+        return DuelingNetwork(_Perceptron(spec, config.hidden_size), config.hidden_size, spec.num_actions)
+    if len(shape) > 3:
+        raise ConfigError(f"{spec.env} has observations {shape}: only vectors and pictures are supported")
+    big = min(shape[:2]) >= SMALLEST_SCREEN
+    torso = (_ScreenTorso if big else _SmallPictureTorso)(spec, config.channels)
+    return DuelingNetwork(torso, config.hidden_size, spec.num_actions)
+
+
+class DuelingNetwork(nn.Module):
+    """Q = V + A - mean(A), each from a hidden layer of its own; the two layers are computed as one.
+
+    Source: arXiv:1511.06581.
+    """
+
+    def __init__(self, torso: nn.Module, hidden_size: int, num_actions: int):
+        super().__init__()
+        self.torso = torso
+        self.hidden = nn.Linear(torso.num_features, 2 * hidden_size)
+        self.value = nn.Linear(hidden_size, 1)
+        self.advantage = nn.Linear(hidden_size, num_actions)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Returns [B, A] action values of observations [B, H, *frame]."""
+        features = F.relu(self.hidden(self.torso(observations)))
+        # In bfloat16 values near 1 differ by steps of 0.008, as much as the actions of Pong: the last layer is float32.
+        with torch.autocast(features.device.type, enabled=False):
+            value, advantage = features.float().chunk(2, dim=1)
+            advantage = self.advantage(advantage)
+            return self.value(value) + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+class _Perceptron(nn.Module):
+    """Two layers for observations that are vectors; one stacked vector after the other."""
+
+    def __init__(self, spec: StreamSpec, hidden_size: int):
+        super().__init__()
+        self.first = nn.Linear(spec.stacked_frames * spec.frame_size, hidden_size)
+        self.second = nn.Linear(hidden_size, hidden_size)
+        self.num_features = hidden_size
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = F.relu(self.first(observations.flatten(1).to(self.first.weight.dtype)))
+        return F.relu(self.second(x))
+
+
+class _ScreenTorso(nn.Module):
+    """The three convolutions of DQN over stacked screens.
+
+    A uint8 screen is not divided by 255: the first layer's weights are, which is the same and keeps the pixels exact
+    in bfloat16. Source: Nature 518, 529 (2015).
+    """
+
+    def __init__(self, spec: StreamSpec, channels: tuple[int, int, int]):
+        super().__init__()
+        height, width = spec.frame_shape[:2]
+        self.conv1 = nn.Conv2d(_input_channels(spec), channels[0], 8, 4)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 4, 2)
+        self.conv3 = nn.Conv2d(channels[1], channels[2], 3, 1)
+        self._scale = _input_scale(spec)
+        self._in_blocks = spec.frame_dtype == "uint8" and len(spec.frame_shape) == 2 and height % 4 == width % 4 == 0
+        self.num_features = channels[2] * math.prod(_after_convolutions(size) for size in (height, width))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        weight = self.conv1.weight * self._scale
+        if self._in_blocks:
+            x = F.conv2d(_blocks(observations, weight.dtype), _block_kernel(weight), self.conv1.bias)
+        else:
+            x = F.conv2d(_as_channels(observations).to(weight.dtype), weight, self.conv1.bias, stride=4)
+        return F.relu(self.conv3(F.relu(self.conv2(F.relu(x))))).flatten(1)
+
+
+class _SmallPictureTorso(nn.Module):
+    """Two 3x3 convolutions that keep the size, for pictures too small for DQN's."""
+
+    def __init__(self, spec: StreamSpec, channels: tuple[int, int, int]):
+        super().__init__()
+        self.conv1 = nn.Conv2d(_input_channels(spec), channels[0], 3, padding=1)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 3, padding=1)
+        self._scale = _input_scale(spec)
+        self.num_features = channels[1] * math.prod(spec.frame_shape[:2])
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = _as_channels(observations).to(self.conv1.weight.dtype) * self._scale
+        return F.relu(self.conv2(F.relu(self.conv1(x)))).flatten(1)
+
+
+def _input_channels(spec: StreamSpec) -> int:
+    colours = spec.frame_shape[2] if len(spec.frame_shape) == 3 else 1
+    return spec.stacked_frames * colours
+
+
+def _input_scale(spec: StreamSpec) -> float:
+    return 1 / 255 if spec.frame_dtype == "uint8" else 1.0
+
+
+def _as_channels(observations: Tensor) -> Tensor:
+    """[B, H, height, width] stays; of [B, H, height, width, colour] the colours become channels."""
+    if observations.dim() == 5:
+        return observations.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    return observations
+
+
+def _after_convolutions(size: int) -> int:
+    return (((size - 8) // 4 + 1) - 4) // 2 + 1 - 2
+
+
+def _blocks(screens: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 [B, H, h, w] into channels-last [B, 16 H, h/4, w/4]: one channel for each pixel of a 4x4 block.
+
+    An 8x8 convolution with stride 4 is then a 2x2 convolution with stride 1: the same sums, in an order that CPUs and
+    tensor cores like better (measured: see docs/benchmarks.md). Four pixels of a row move as one 32-bit word.
+    """
+    batch, stacked, height, width = screens.shape
+    words = screens.contiguous().view(torch.int32).view(batch, stacked, height // 4, 4, width // 4)
+    words = words.permute(0, 2, 4, 1, 3).contiguous()  # [B, h/4, w/4, H, 4] of words
+    pixels = words.view(torch.uint8).view(batch, height // 4, width // 4, 16 * stacked)
+    return pixels.to(dtype if not torch.is_autocast_enabled(screens.device.type) else torch.bfloat16).permute(
+        0, 3, 1, 2
+    )
+
+
+def _block_kernel(weight: Tensor) -> Tensor:
+    """The kernel [C, H, 8, 8] of the convolution with stride 4 as that of the one over `_blocks`: [C, 16 H, 2, 2]."""
+    channels, stacked = weight.shape[:2]
+    kernel = weight.view(channels, stacked, 2, 4, 2, 4).permute(0, 1, 3, 5, 2, 4)
+    return kernel.reshape(channels, 16 * stacked, 2, 2)

@@ -1,0 +1,51 @@
+"""One version of the network as a record, and as bytes: versioned raw tensors in half precision, never a pickle."""
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+import safetensors.torch
+import torch
+
+from apexrl.config import NetworkConfig
+from apexrl.errors import WireError
+from apexrl.types import StreamSpec
+
+_LENGTH = struct.Struct("<I")
+
+
+class ParametersHeader(msgspec.Struct, frozen=True):
+    """What an actor must know to use the tensors."""
+
+    params_version: int  # learner updates
+    spec: StreamSpec
+    network: NetworkConfig
+
+
+class Parameters(NamedTuple):
+    """One version of the online network."""
+
+    header: ParametersHeader
+    tensors: dict[str, torch.Tensor]
+
+
+def encode_parameters(header: ParametersHeader, tensors: dict[str, torch.Tensor]) -> bytes:
+    """Returns header and tensors as bytes; floating-point tensors travel as float16."""
+    halves = {name: t.detach().to("cpu", torch.float16, copy=True).contiguous() for name, t in tensors.items()}
+    encoded = msgspec.msgpack.encode(header)
+    return _LENGTH.pack(len(encoded)) + encoded + safetensors.torch.save(halves)
+
+
+def decode_parameters(data: bytes) -> Parameters:
+    """Returns the parameters with float32 tensors.
+
+    Raises: WireError when the bytes are something else.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        header = msgspec.msgpack.decode(data[_LENGTH.size : end], type=ParametersHeader)
+        tensors = safetensors.torch.load(data[end:])
+    except (struct.error, msgspec.MsgspecError, safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise WireError(f"malformed parameters: {error}") from error
+    return Parameters(header, {name: tensor.float() for name, tensor in tensors.items()})

@@ -1,0 +1,42 @@
+"""Keeps samples and inserts in proportion, so that a learning curve does not depend on which machine was faster.
+
+The law, over all transitions since the start:
+    error = (inserted - min_size) * samples_per_insert - sampled
+    inserting may go on while error <= +slack; a batch may be sampled while error >= batch_size - slack.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Limiter:
+    """Decides who waits. `samples_per_insert` 0 lets both sides run free once min_size is reached."""
+
+    samples_per_insert: float
+    min_size: int
+    slack: float
+    inserted: int = 0
+    sampled: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples_per_insert < 0 or self.min_size < 1 or self.slack <= 0:
+            raise ValueError(f"samples_per_insert >= 0, min_size >= 1 and slack > 0 are needed, not {self}")
+
+    @property
+    def error(self) -> float:
+        """Samples that are due, beyond those already drawn."""
+        return (self.inserted - self.min_size) * self.samples_per_insert - self.sampled
+
+    def may_insert(self) -> bool:
+        """False while the learner is behind by more than the slack."""
+        return self.samples_per_insert == 0 or self.inserted < self.min_size or self.error <= self.slack
+
+    def may_sample(self, batch_size: int, size: int) -> bool:
+        """False while the table is too small, or the actors are behind by more than the slack."""
+        if size < self.min_size:
+            return False
+        return self.samples_per_insert == 0 or self.error >= batch_size - self.slack
+
+    def samples_per_insert_so_far(self) -> float:
+        """The proportion reached since sampling could begin."""
+        return self.sampled / max(self.inserted - self.min_size, 1)

@@ -1,0 +1,152 @@
+"""The learner's thread beside the log: decodes each unroll into the frame store, and gathers batches ahead."""
+
+import collections
+import logging
+import queue
+import time
+
+import numpy as np
+import psutil
+import torch
+
+from apexrl.errors import ConfigError, PeerError, WireError
+from apexrl.frame_store import FrameStore, TransitionBatch
+from apexrl.lifecycle import Stop
+from apexrl.net.replay_client import LogAppend, LogClient, LogStart
+from apexrl.types import Episode, Sample, StreamSpec
+from apexrl.unroll import UnrollCodec
+
+logger = logging.getLogger(__name__)
+
+POLL_MILLISECONDS = 5
+MAX_KEPT_EPISODES = 10_000
+
+
+class Replica:
+    """Owns the connection to the replay and the frame store; runs in a thread of its own.
+
+    Other threads call `next_batch`, `update_priorities`, `take_episodes`, and read the counters.
+    """
+
+    def __init__(self, client: LogClient, gamma: float, device: torch.device, stop: Stop):
+        self.spec: StreamSpec | None = None
+        self.transitions_inserted = 0
+        self.params_lag = collections.deque[int](maxlen=256)  # versions of the parameters that made the newest unrolls
+        self.num_undecodable = 0
+        self.store: FrameStore | None = None
+        self.waits_for = "replay_connection"
+        self._client = client
+        self._gamma = gamma
+        self._device = device
+        self._stop = stop
+        # The server sends only what was demanded, so that a put never waits.
+        self._batches: queue.Queue[TransitionBatch] = queue.Queue()
+        self._outgoing: queue.SimpleQueue[tuple[np.ndarray, np.ndarray] | None] = queue.SimpleQueue()
+        self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
+        self._codec: UnrollCodec | None = None
+
+    def run(self) -> None:
+        """Follows the log until stopped; the body of the thread.
+
+        Raises: PeerError when the server refuses us or changes its spec, ConfigError when memory does not suffice.
+        """
+        try:
+            while not self._stop.is_set():
+                self._send()
+                event = self._client.poll(POLL_MILLISECONDS)
+                self.waits_for = self._client.waits_for
+                match event:
+                    case LogStart():
+                        self._start(event)
+                    case LogAppend():
+                        self._apply(event)
+                    case Sample():
+                        self._gather(event)
+            self._send()
+        except WireError as error:
+            raise PeerError(
+                f"the replay server sent what we cannot read ({error}): run one version everywhere"
+            ) from error
+        finally:
+            self._client.close()
+
+    def next_batch(self, timeout_seconds: float) -> TransitionBatch | None:
+        """Returns the next batch, None when there is none in time."""
+        try:
+            batch = self._batches.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+        self._outgoing.put(None)
+        return batch
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sends new priorities soon."""
+        self._outgoing.put((keys, priorities))
+
+    def take_episodes(self) -> list[Episode]:
+        """Returns the training games that ended since the last call."""
+        episodes = []
+        while self._episodes:
+            episodes.append(self._episodes.popleft())
+        return episodes
+
+    def _send(self) -> None:
+        while not self._outgoing.empty():
+            item = self._outgoing.get()
+            if item is None:
+                self._client.take()
+            else:
+                self._client.update_priorities(*item)
+
+    def _start(self, start: LogStart) -> None:
+        if self.spec is not None and start.spec != self.spec:
+            raise PeerError(f"the replay now holds {start.spec}, we learn {self.spec}: restart the learner")
+        if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
+            started = time.monotonic()
+            self.store = None
+            self.store = self._make_store(start)
+            self._codec = UnrollCodec(start.spec)
+            logger.info(
+                "frame store on %s: %d unrolls, %.1f GB (%.1f s)",
+                self._device, start.ring_unrolls, self.store.num_bytes / 1e9, time.monotonic() - started,
+            )  # fmt: skip
+        elif not start.is_same_log:
+            logger.warning("the replay server began a new log; ours is forgotten")
+            self.store.clear()
+        self.spec = start.spec
+
+    def _make_store(self, start: LogStart) -> FrameStore:
+        needed = FrameStore.bytes_needed(start.spec, start.ring_unrolls)
+        if self._device.type == "cuda":
+            free = torch.cuda.mem_get_info(self._device)[0]
+        else:
+            free = psutil.virtual_memory().available
+        if needed > free:
+            raise ConfigError(
+                f"the frame store needs {needed / 1e9:.1f} GB on {self._device}, {free / 1e9:.1f} GB are free: "
+                "start the replay with a smaller --capacity"
+            )
+        return FrameStore(start.spec, start.ring_unrolls, self._gamma, self._device)
+
+    def _apply(self, append: LogAppend) -> None:
+        assert self.store is not None and self._codec is not None
+        header = append.insert.header()
+        self.transitions_inserted += int((header.priorities > 0).sum())
+        self.params_lag.append(header.params_version)
+        self._episodes.extend(header.episodes)
+        try:
+            self.store.apply(append.number, self._codec.decode(append.block))
+        except WireError as error:  # one actor's fault must not end the run: its unroll is never sampled again
+            self.num_undecodable += 1
+            logger.warning("unroll %d of %s is dropped: %s", append.number, append.insert.actor, error)
+            starts = self.store.spec.unroll_starts
+            keys = append.number * starts + np.arange(starts)
+            self._client.update_priorities(keys, np.zeros(starts, np.float32))
+
+    def _gather(self, sample: Sample) -> None:
+        assert self.store is not None
+        held = self.store.holds(sample.keys)
+        if held.any():
+            self._batches.put(self.store.gather(sample.keys[held], sample.weights[held]))
+        else:
+            self._client.take()

@@ -1,0 +1,146 @@
+"""Child processes: started, watched, started again a bounded number of times, and stopped within a deadline."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+import psutil
+
+from apexrl.errors import PeerError
+from apexrl.lifecycle import PARENT_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+SHORT_LIFE_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Child:
+    """One role: its command, its process, and how often it was started again."""
+
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None):
+        self.name = name
+        self.restarts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start_at = 0.0
+        self._arguments = list(arguments)
+        self._environment = {**os.environ, **environment, PARENT_VARIABLE: str(os.getpid())}
+        self._log = log
+
+    def start(self) -> None:
+        """Starts the process, in a group of its own: a Ctrl-C is for the supervisor, who stops the roles in order."""
+        self.process = subprocess.Popen(
+            self._arguments,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, None while the process runs or waits to be started again."""
+        return None if self.process is None else self.process.poll()
+
+    def signal(self, number: int) -> None:
+        """Signals the process and, for SIGKILL, all it has started."""
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if number == signal.SIGKILL:
+                os.killpg(self.process.pid, number)
+            else:
+                self.process.send_signal(number)
+
+
+class Supervisor:
+    """Owns the children. Call `watch` regularly, and `stop` at the end, whatever happened."""
+
+    def __init__(self, max_restarts: int):
+        self.children: dict[str, Child] = {}
+        self._max_restarts = max_restarts
+
+    @property
+    def num_restarts(self) -> int:
+        """How often any child was started again."""
+        return sum(child.restarts for child in self.children.values())
+
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        log: IO[bytes] | None = None,
+    ) -> None:
+        """Starts a child: a Python script or module with its arguments."""
+        self.children[name] = Child(name, [sys.executable, *arguments], environment or {}, log)
+        self.children[name].start()
+
+    def watch(self) -> list[str]:
+        """Starts again what died; returns the names of the children that ended by themselves with status 0.
+
+        Raises: PeerError when a child has died more often than it may.
+        """
+        finished = []
+        now = time.monotonic()
+        for child in self.children.values():
+            status = child.status
+            if child.process is None:
+                if now >= child.start_at:
+                    child.start()
+            elif status == 0:
+                finished.append(child.name)
+            elif status is not None:
+                if child.restarts >= self._max_restarts:
+                    raise PeerError(
+                        f"{child.name} ended with {describe_status(status)}, after {child.restarts} restarts"
+                    )
+                child.restarts += 1
+                pause = min(0.25 * 2**child.restarts, LONGEST_PAUSE_SECONDS)
+                logger.warning(
+                    "%s ended with %s; restart %d of %d in %.1f s",
+                    child.name, describe_status(status), child.restarts, self._max_restarts, pause,
+                )  # fmt: skip
+                child.process, child.start_at = None, now + pause
+        return finished
+
+    def stop(self, names: Sequence[str], deadline_seconds: float) -> None:
+        """Asks the named children to end, all at once, and kills those that have not at the deadline."""
+        children = [self.children[name] for name in names if name in self.children]
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + deadline_seconds
+        for child in children:
+            if child.process is None:
+                continue
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                logger.warning("%s did not end in %.0f s: killed", child.name, deadline_seconds)
+            child.signal(signal.SIGKILL)  # and whatever it left behind
+            child.process.wait()
+
+
+def describe_status(status: int) -> str:
+    """Returns an exit status in words."""
+    if status < 0:
+        return f"signal {signal.Signals(-status).name}"
+    return f"status {status}"
+
+
+def memory_of(children: Sequence[Child]) -> int:
+    """Returns the resident bytes of children and their children."""
+    total = 0
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            if child.process is not None:
+                process = psutil.Process(child.process.pid)
+                total += sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+    return total

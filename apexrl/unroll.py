@@ -1,0 +1,166 @@
+"""Time steps into unrolls, unrolls into one compressed block of bytes, and n-step windows over an unroll.
+
+An unroll holds T = K + n steps of one stream; its last n steps are the first n of the next one, so that each of the
+K starts finds its whole n-step window inside. Everything here is numpy, single-threaded, without clock or socket.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import zstandard
+
+from apexrl.errors import WireError
+from apexrl.types import StreamSpec, TimeSteps, Unroll
+
+
+class UnrollBuilder:
+    """Collects the steps of E streams that advance together; owns the buffers, which the next `add` overwrites.
+
+    Beside the steps it keeps `extras`, named [E] arrays that the agent computes from each observation (an Ape-X actor
+    its Q-values), for all T + 1 observations of an unroll.
+    """
+
+    def __init__(self, spec: StreamSpec, observations: np.ndarray):
+        """Starts E streams at their first observations [E, H, *frame]."""
+        self._spec = spec
+        num_streams = len(observations)
+        self._frames = np.zeros((spec.unroll_frames, num_streams, *spec.frame_shape), spec.frame_dtype)
+        self._actions = np.zeros((spec.unroll_steps, num_streams), np.int32)
+        self._rewards = np.zeros((spec.unroll_steps, num_streams), np.float32)
+        self._discounts = np.zeros((spec.unroll_steps, num_streams), np.float32)
+        self._starts = np.zeros((spec.unroll_frames, num_streams), bool)  # by frame, older ones included
+        self._extras: dict[str, np.ndarray] = {}
+        self._length = 0
+        self._frames[spec.stacked_frames - 1] = observations[:, -1]
+        self._starts[spec.stacked_frames - 1] = True
+
+    def observe(self, extras: Mapping[str, np.ndarray]) -> tuple[Unroll, dict[str, np.ndarray]] | None:
+        """Takes what the agent computed from the current observations, before it acts on them.
+
+        Returns: every K steps, when T steps are held and their last observation has its extras, the unrolls of all
+          streams ([.., E, ..], axis 1) and their extras [T + 1, E]: views, to be used before the next call.
+        """
+        spec = self._spec
+        for name, values in extras.items():
+            if name not in self._extras:
+                self._extras[name] = np.zeros((spec.unroll_steps + 1, *values.shape), values.dtype)
+            self._extras[name][self._length] = values
+        if self._length < spec.unroll_steps:
+            return None
+        oldest = spec.stacked_frames - 1
+        for j in range(1, oldest + 1):  # frames of the game before are not seen by a stack of this one
+            self._frames[:j, self._starts[j]] = 0
+        complete = Unroll(self._frames, self._actions, self._rewards, self._discounts, self._starts[oldest:])
+        complete = Unroll(*(array.copy() for array in complete))
+        extras_seen = {name: values.copy() for name, values in self._extras.items()}
+        self._shift()
+        return complete, extras_seen
+
+    def add(self, actions: np.ndarray, step: TimeSteps) -> None:
+        """Appends one step of every stream: the actions taken and what came of them."""
+        t = self._length
+        newest = t + self._spec.stacked_frames
+        self._actions[t] = actions
+        self._rewards[t] = step.rewards
+        self._discounts[t] = step.discounts
+        self._frames[newest] = step.observations[:, -1]
+        self._starts[newest] = step.starts
+        self._length += 1
+
+    def _shift(self) -> None:
+        """Makes the last n steps the first n."""
+        k = self._spec.unroll_starts
+        for array in (
+            self._frames,
+            self._starts,
+            self._actions,
+            self._rewards,
+            self._discounts,
+            *self._extras.values(),
+        ):
+            kept = len(array) - k
+            array[:kept] = array[k:].copy()
+        self._length = self._spec.n_steps
+
+
+def n_step_windows(
+    rewards: np.ndarray, discounts: np.ndarray, starts: np.ndarray, gamma: float, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the n-step return, the bootstrap discount and the bootstrap offset of each start of an unroll.
+
+    A window ends after n steps, or with the last step of its episode: a terminated one has discount 0, a truncated one
+    bootstraps from its final observation. The discount of the environment enters at the step that earned it.
+
+    Args:
+      rewards: [T, ...], discounts: [T, ...], starts: [T + 1, ...] as in `Unroll`; T = K + n.
+    Returns: returns [K, ...] float32, discounts [K, ...] float32 (gamma ** offset, or 0), offsets [K, ...] in 1..n.
+    Source: arXiv:1803.00933, appendix; truncation as in arXiv:1712.00378.
+    """
+    num_starts = len(rewards) - n
+    shape = (num_starts, *rewards.shape[1:])
+    returns = np.zeros(shape, np.float32)
+    bootstrap = np.ones(shape, np.float32)
+    offsets = np.zeros(shape, np.int64)
+    inside = np.ones(shape, bool)
+    for i in range(n):
+        returns += np.where(inside, bootstrap * rewards[i : i + num_starts], 0)
+        bootstrap = np.where(inside, bootstrap * np.float32(gamma) * discounts[i : i + num_starts], bootstrap)
+        offsets += inside
+        # The step after the last one of an episode is the reset, and it gives the first frame of the next.
+        inside &= (discounts[i : i + num_starts] > 0) & ~starts[i + 2 : i + 2 + num_starts]
+    return returns, bootstrap, offsets
+
+
+def valid_starts(starts: np.ndarray, num_starts: int) -> np.ndarray:
+    """Returns [K, ...] bool: False where the step is a reset, whose action the environment ignored."""
+    return ~starts[1 : num_starts + 1]
+
+
+class UnrollCodec:
+    """Unrolls to one zstd block and back. Not thread-safe: one codec per thread.
+
+    The block holds frames, actions, rewards, discounts and starts, in this order, little-endian and without padding,
+    so its decompressed size is known from the spec and is checked before memory is taken.
+    """
+
+    def __init__(self, spec: StreamSpec, level: int = 1):
+        self._spec = spec
+        self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
+        self._decompressor = zstandard.ZstdDecompressor()
+
+    def encode(self, unroll: Unroll) -> bytes:
+        """Returns the compressed block of one stream's unroll."""
+        return self._compressor.compress(b"".join(np.ascontiguousarray(array).tobytes() for array in unroll))
+
+    def decode(self, block: bytes | memoryview) -> Unroll:
+        """Returns the unroll of a block, as read-only arrays over one buffer.
+
+        Raises: WireError when the block is not a zstd frame of exactly the size that the spec gives.
+        """
+        spec = self._spec
+        try:
+            size = zstandard.frame_content_size(block)
+            if size != spec.unroll_bytes:
+                raise WireError(f"an unroll of {spec.env} has {spec.unroll_bytes} bytes, this block says {size}")
+            raw = self._decompressor.decompress(block, max_output_size=spec.unroll_bytes)
+        except zstandard.ZstdError as error:
+            raise WireError(f"an unroll's block does not decompress: {error}") from error
+        steps = spec.unroll_steps
+        layout = (
+            (np.dtype(spec.frame_dtype), (spec.unroll_frames, *spec.frame_shape)),
+            (np.dtype(np.int32), (steps,)),
+            (np.dtype(np.float32), (steps,)),
+            (np.dtype(np.float32), (steps,)),
+            (np.dtype(bool), (steps + 1,)),
+        )
+        arrays, offset = [], 0
+        for dtype, shape in layout:
+            array = np.frombuffer(raw, dtype, int(np.prod(shape)), offset).reshape(shape)
+            arrays.append(array)
+            offset += array.nbytes
+        unroll = Unroll(*arrays)
+        if not (0 <= unroll.actions.min() and unroll.actions.max() < spec.num_actions):
+            raise WireError(f"an unroll of {spec.env} names an action outside 0..{spec.num_actions - 1}")
+        if not (np.isfinite(unroll.rewards).all() and np.isfinite(unroll.discounts).all()):
+            raise WireError(f"an unroll of {spec.env} holds a reward or discount that is not finite")
+        return unroll

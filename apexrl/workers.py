@@ -1,0 +1,37 @@
+"""Several actor processes on one host, behind one relay of the parameters."""
+
+import dataclasses
+from pathlib import Path
+
+from apexrl.config import ActorCommand, to_flags
+from apexrl.lifecycle import Stop
+from apexrl.net.parameter_channel import ParameterPublisher, relay
+from apexrl.net.sockets import address
+from apexrl.supervise import Supervisor
+
+ACTOR_SCRIPT = Path(__file__).resolve().parent.parent / "actor.py"
+MAX_RESTARTS = 100
+STOP_SECONDS = 5.0
+
+
+def run_workers(command: ActorCommand, stop: Stop) -> None:
+    """Runs `num_workers` actor processes until stopped; one that dies is started again.
+
+    Raises: PeerError when a worker dies too often.
+    """
+    assert command.acting.num_workers is not None
+    publisher = ParameterPublisher("127.0.0.1", 0)
+    upstream = address(command.wires.learner_host, command.wires.parameter_port)
+    stop.thread(publisher.run, "publisher")
+    stop.thread(lambda: relay(upstream, publisher, stop), "relay")
+    workers = Supervisor(MAX_RESTARTS)
+    names = [f"actor worker {index}" for index in range(command.acting.num_workers)]
+    try:
+        for index, name in enumerate(names):
+            worker = dataclasses.replace(command, worker_index=index, parameter_endpoint=publisher.endpoint)
+            workers.start(name, [str(ACTOR_SCRIPT), *to_flags(worker)])
+        while not stop.wait(0.2):
+            workers.watch()
+    finally:
+        workers.stop(names, STOP_SECONDS)
+        publisher.close()

@@ -1,0 +1,25 @@
+"""The learner: updates the network from sampled batches and publishes it. See `python learner.py --help`."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
+
+import torch
+
+from apexrl.acting import actor_name
+from apexrl.config import LearnerCommand, defaults_of, parse, resolve
+from apexrl.learning import LearnerLoop
+from apexrl.lifecycle import Stop, run_role
+
+
+def main(stop: Stop) -> None:
+    """Learns with the command line's configuration."""
+    command = parse(LearnerCommand)
+    command = resolve(command, defaults_of(command.preset))
+    if command.learning.learner_threads:
+        torch.set_num_threads(command.learning.learner_threads)
+    LearnerLoop(command, actor_name(0)).run(stop)
+
+
+if __name__ == "__main__":
+    run_role("learner", main)

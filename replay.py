@@ -1,0 +1,44 @@
+"""The replay server: keeps the log of experience and decides what is sampled. See `python replay.py --help`."""
+
+import asyncio
+import signal
+import time
+
+from apexrl.config import ReplayCommand, defaults_of, parse, resolve
+from apexrl.lifecycle import Stop, resident_bytes, run_role
+from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
+from apexrl.net.replay_server import ReplayServer
+from apexrl.net.sockets import address
+
+
+async def serve(command: ReplayCommand, stop: Stop) -> None:
+    """Serves until a signal comes."""
+    wires = command.wires
+    server = ReplayServer(command.replay, wires.bind_host, wires.actor_port, wires.batch_port, command.seed)
+    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), "replay")
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    if stop.is_set():  # the signal came before the handlers
+        ended.set()
+    serving = asyncio.create_task(server.run(ended))
+    try:
+        while not serving.done():
+            await asyncio.wait({serving}, timeout=REPORT_PERIOD_SECONDS)
+            figures = {f"replay/{name}": value for name, value in server.service.statistics(time.monotonic()).items()}
+            metrics.report(figures | {"system/replay_memory_bytes": float(resident_bytes())})
+        await serving
+    finally:
+        server.close()
+        metrics.close()
+
+
+def main(stop: Stop) -> None:
+    """Runs the server with the command line's configuration."""
+    command = parse(ReplayCommand)
+    asyncio.run(serve(resolve(command, defaults_of(command.preset)), stop))
+
+
+if __name__ == "__main__":
+    run_role("replay", main)
