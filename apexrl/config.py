@@ -7,7 +7,7 @@ cores where there is none. `resolve` fills them in.
 import dataclasses
 import shutil
 import sys
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tyro
 
@@ -182,8 +182,10 @@ class ActorCommand:
     """Seed of environments and exploration."""
     preset: Preset = "auto"
     """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
-    worker_index: Annotated[int, tyro.conf.Suppress] = -1
-    parameter_endpoint: Annotated[str, tyro.conf.Suppress] = ""
+    worker_index: int = -1
+    """Number of this process among the workers of its host; set by the one that starts them."""
+    parameter_endpoint: str = ""
+    """Where to fetch parameters instead of the learner; set by the process that relays them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ Each unroll is decoded once, into the ring position number % ring_unrolls; its n
 is gathered from keys alone. Owned by one thread: apply and gather must happen in the order in which the log sent them.
 """
 
+import collections
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +30,11 @@ class TransitionBatch(NamedTuple):
 class FrameStore:
     """A ring of decoded unrolls. An unroll takes F frames; memory is touched only as the ring fills."""
 
-    def __init__(self, spec: StreamSpec, ring_unrolls: int, gamma: float, device: torch.device):
+    def __init__(self, spec: StreamSpec, ring_unrolls: int, gamma: float, device: torch.device, num_batches: int):
         """Allocates the ring.
 
+        Args:
+          num_batches: a gathered batch is good until so many more are gathered; then its memory is used again.
         Raises: torch.OutOfMemoryError or RuntimeError when the device cannot hold it.
         """
         self.spec = spec
@@ -52,6 +55,8 @@ class FrameStore:
         self._offsets = torch.empty(starts, dtype=torch.int64, device=device)
         # Frames of its own episode behind the newest one, counted up to H - 1.
         self._ages = torch.empty((ring_unrolls, spec.unroll_steps + 1), dtype=torch.int64, device=device)
+        # Batches are gathered into a few buffers in turn: fresh memory for each would cost more than the copy.
+        self._buffers: collections.deque[Tensor] = collections.deque(maxlen=2 * num_batches)
         self._backwards = torch.arange(spec.stacked_frames - 1, -1, -1, device=device)  # [H]
 
     @property
@@ -119,8 +124,17 @@ class FrameStore:
         frame = newest[:, None] - self._backwards  # [B, H]
         unseen = self._backwards > self._ages[slot, position][:, None]
         frame = torch.where(unseen, self._zero_frame, frame)
-        stacks = torch.index_select(self._frames, 0, frame.flatten())
+        stacks = self._buffer(frame.numel())
+        torch.index_select(self._frames, 0, frame.flatten(), out=stacks)
         return stacks.view(len(slot), *spec.observation_shape)
+
+    def _buffer(self, num_frames: int) -> Tensor:
+        """Returns the oldest buffer, or a new one while there are few or when the size of the batch has changed."""
+        oldest = self._buffers[0] if len(self._buffers) == self._buffers.maxlen else None
+        if oldest is None or len(oldest) != num_frames:
+            oldest = torch.empty((num_frames, self._frames.shape[1]), dtype=self._frames.dtype, device=self._device)
+        self._buffers.append(oldest)
+        return oldest
 
 
 def _frame_ages(starts: np.ndarray, stacked_frames: int) -> np.ndarray:

@@ -73,7 +73,9 @@ class LearnerLoop:
         Raises: PeerError when the replay is away for longer than the patience; the error of a thread that failed.
         """
         command = self._command
-        replica = Replica(self._client, command.agent.gamma, self._device, stop)
+        replica = Replica(
+            self._client, command.agent.gamma, self._device, command.learning.prefetch_batches + 2, stop
+        )
         stop.thread(self._metrics.run, "metrics")
         replica_thread = stop.thread(replica.run, "replica")
         stop.thread(self._publisher.run, "parameters")

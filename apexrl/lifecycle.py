@@ -1,5 +1,7 @@
 """How a process lives and ends: a stop that signals set, threads whose errors end the program, logs, memory."""
 
+import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -14,6 +16,7 @@ from apexrl.errors import ApexError
 
 logger = logging.getLogger(__name__)
 
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 PARENT_VARIABLE = "APEXRL_PARENT"  # process number of the supervisor, without which the role ends
 
 
@@ -104,6 +107,19 @@ class Stopwatch:
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._started = time.monotonic()
         return shares
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep freed memory of tensors for the next ones instead of giving it back to the kernel.
+
+    A batch of screens is some megabytes; fresh pages for each of its tensors cost as much as the arithmetic (measured:
+    docs/benchmarks.md). Elsewhere than on glibc nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 1 * 2**30)
+        mallopt(_M_TOP_PAD, 64 * 2**20)
 
 
 def resident_bytes() -> int:

@@ -42,9 +42,17 @@ class DuelingNetwork(nn.Module):
         self.value = nn.Linear(hidden_size, 1)
         self.advantage = nn.Linear(hidden_size, num_actions)
 
+    def prepare(self, observations: Tensor) -> Tensor:
+        """Returns observations [B, H, *frame] in the layout and type that the first layer takes, for `values`."""
+        return self.torso.prepare(observations)
+
     def forward(self, observations: Tensor) -> Tensor:
         """Returns [B, A] action values of observations [B, H, *frame]."""
-        features = F.relu(self.hidden(self.torso(observations)))
+        return self.values(self.prepare(observations))
+
+    def values(self, prepared: Tensor) -> Tensor:
+        """Returns [B, A] action values of prepared observations; two networks may share these."""
+        features = F.relu(self.hidden(self.torso(prepared)))
         # In bfloat16 values near 1 differ by steps of 0.008, as much as the actions of Pong: the last layer is float32.
         with torch.autocast(features.device.type, enabled=False):
             value, advantage = features.float().chunk(2, dim=1)
@@ -61,9 +69,11 @@ class _Perceptron(nn.Module):
         self.second = nn.Linear(hidden_size, hidden_size)
         self.num_features = hidden_size
 
-    def forward(self, observations: Tensor) -> Tensor:
-        x = F.relu(self.first(observations.flatten(1).to(self.first.weight.dtype)))
-        return F.relu(self.second(x))
+    def prepare(self, observations: Tensor) -> Tensor:
+        return observations.flatten(1).to(self.first.weight.dtype)
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(self.first(prepared))))
 
 
 class _ScreenTorso(nn.Module):
@@ -83,12 +93,16 @@ class _ScreenTorso(nn.Module):
         self._in_blocks = spec.frame_dtype == "uint8" and len(spec.frame_shape) == 2 and height % 4 == width % 4 == 0
         self.num_features = channels[2] * math.prod(_after_convolutions(size) for size in (height, width))
 
-    def forward(self, observations: Tensor) -> Tensor:
+    def prepare(self, observations: Tensor) -> Tensor:
+        dtype = _compute_dtype(self.conv1.weight)
+        return _blocks(observations, dtype) if self._in_blocks else _as_channels(observations).to(dtype)
+
+    def forward(self, prepared: Tensor) -> Tensor:
         weight = self.conv1.weight * self._scale
         if self._in_blocks:
-            x = F.conv2d(_blocks(observations, weight.dtype), _block_kernel(weight), self.conv1.bias)
+            x = F.conv2d(prepared, _block_kernel(weight), self.conv1.bias)
         else:
-            x = F.conv2d(_as_channels(observations).to(weight.dtype), weight, self.conv1.bias, stride=4)
+            x = F.conv2d(prepared, weight, self.conv1.bias, stride=4)
         return F.relu(self.conv3(F.relu(self.conv2(F.relu(x))))).flatten(1)
 
 
@@ -102,9 +116,11 @@ class _SmallPictureTorso(nn.Module):
         self._scale = _input_scale(spec)
         self.num_features = channels[1] * math.prod(spec.frame_shape[:2])
 
-    def forward(self, observations: Tensor) -> Tensor:
-        x = _as_channels(observations).to(self.conv1.weight.dtype) * self._scale
-        return F.relu(self.conv2(F.relu(self.conv1(x)))).flatten(1)
+    def prepare(self, observations: Tensor) -> Tensor:
+        return _as_channels(observations).to(self.conv1.weight.dtype) * self._scale
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(prepared)))).flatten(1)
 
 
 def _input_channels(spec: StreamSpec) -> int:
@@ -123,6 +139,12 @@ def _as_channels(observations: Tensor) -> Tensor:
     return observations
 
 
+def _compute_dtype(weight: Tensor) -> torch.dtype:
+    """The type that the layer of a weight computes in: autocast's where it is on."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
 def _after_convolutions(size: int) -> int:
     return (((size - 8) // 4 + 1) - 4) // 2 + 1 - 2
 
@@ -137,9 +159,7 @@ def _blocks(screens: Tensor, dtype: torch.dtype) -> Tensor:
     words = screens.contiguous().view(torch.int32).view(batch, stacked, height // 4, 4, width // 4)
     words = words.permute(0, 2, 4, 1, 3).contiguous()  # [B, h/4, w/4, H, 4] of words
     pixels = words.view(torch.uint8).view(batch, height // 4, width // 4, 16 * stacked)
-    return pixels.to(dtype if not torch.is_autocast_enabled(screens.device.type) else torch.bfloat16).permute(
-        0, 3, 1, 2
-    )
+    return pixels.to(dtype).permute(0, 3, 1, 2)
 
 
 def _block_kernel(weight: Tensor) -> Tensor:

@@ -25,10 +25,10 @@ MAX_KEPT_EPISODES = 10_000
 class Replica:
     """Owns the connection to the replay and the frame store; runs in a thread of its own.
 
-    Other threads call `next_batch`, `update_priorities`, `take_episodes`, and read the counters.
+    A batch from `next_batch` is good until the next call. Other threads call `next_batch`, `update_priorities`, `take_episodes`, and read the counters.
     """
 
-    def __init__(self, client: LogClient, gamma: float, device: torch.device, stop: Stop):
+    def __init__(self, client: LogClient, gamma: float, device: torch.device, num_batches: int, stop: Stop):
         self.spec: StreamSpec | None = None
         self.transitions_inserted = 0
         self.params_lag = collections.deque[int](maxlen=256)  # versions of the parameters that made the newest unrolls
@@ -38,6 +38,7 @@ class Replica:
         self._client = client
         self._gamma = gamma
         self._device = device
+        self._num_batches = num_batches
         self._stop = stop
         # The server sends only what was demanded, so that a put never waits.
         self._batches: queue.Queue[TransitionBatch] = queue.Queue()
@@ -126,7 +127,7 @@ class Replica:
                 f"the frame store needs {needed / 1e9:.1f} GB on {self._device}, {free / 1e9:.1f} GB are free: "
                 "start the replay with a smaller --capacity"
             )
-        return FrameStore(start.spec, start.ring_unrolls, self._gamma, self._device)
+        return FrameStore(start.spec, start.ring_unrolls, self._gamma, self._device, self._num_batches)
 
     def _apply(self, append: LogAppend) -> None:
         assert self.store is not None and self._codec is not None

@@ -103,8 +103,9 @@ class ApexLearner:
         with self._precision():
             q_tm1 = self._online(batch.observation).float()
             with torch.no_grad():
-                q_online_t = self._online(batch.next_observation).float()
-                q_target_t = self._target(batch.next_observation).float()
+                prepared = self._online.prepare(batch.next_observation)
+                q_online_t = self._online.values(prepared).float()
+                q_target_t = self._target.values(prepared).float()
         errors = double_q_errors(
             q_tm1,
             batch.action,
@@ -153,9 +154,13 @@ class ApexLearner:
         """
         self._online.load_state_dict(_under("online.", state))
         self._target.load_state_dict(_under("target.", state))
+        parameters = list(self._online.parameters())
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimizer.", state).items():
             index, slot = name.split(".", 1)
+            parameter = parameters[int(index)]
+            if tensor.shape == parameter.shape:  # the fused optimizer wants the parameter's layout in memory
+                tensor = torch.empty_like(parameter).copy_(tensor)
             slots.setdefault(int(index), {})[slot] = tensor
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
@@ -180,7 +185,7 @@ def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Opti
     assert config.learning_rate is not None and config.optimizer_epsilon is not None
     parameters = list(network.parameters())
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, config.learning_rate, eps=config.optimizer_epsilon)
+        return torch.optim.Adam(parameters, config.learning_rate, eps=config.optimizer_epsilon, fused=True)
     if config.optimizer == "rmsprop":
         return torch.optim.RMSprop(
             parameters, config.learning_rate, alpha=0.95, eps=config.optimizer_epsilon, centered=True

@@ -10,6 +10,7 @@ import numpy as np
 import zmq
 
 from apexrl.net.sockets import bind, make_socket
+from apexrl.net.wire import MALFORMED
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class MetricsServer:
                 continue
             try:
                 message = _decoder.decode(self._socket.recv(zmq.NOBLOCK))
-            except msgspec.MsgspecError as error:
+            except MALFORMED as error:
                 self._num_malformed += 1
                 logger.debug("a malformed report: %s", error)
                 continue

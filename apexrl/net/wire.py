@@ -158,6 +158,7 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Goodbye
 FromReplay = Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Refused | Stranger
+MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises for bytes of a stranger
 NUM_ATTACHMENTS = {Insert: 1, Append: 2}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -213,7 +214,7 @@ def _decode(decoder: msgspec.msgpack.Decoder, frames: Sequence[bytes]) -> ToRepl
         raise WireError("a message without frames")
     try:
         message = decoder.decode(frames[0])
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise WireError(f"a malformed message: {error}") from error
     expected = NUM_ATTACHMENTS.get(type(message), 0)
     if len(frames) != 1 + expected:

@@ -52,12 +52,11 @@ class Replay:
 
     def sample(self, batch_size: int) -> Sample:
         """Draws a batch; call only when `why_no_sample` has no reason against it."""
-        sample = self.table.sample(batch_size, self.log.num_transitions)
-        self.limiter.sampled += batch_size
         self.num_batches += 1
         if self.num_batches % self.config.eviction_period_batches == 0:
             self._evict_to(self.soft_unrolls)
-        return sample
+        self.limiter.sampled += batch_size
+        return self.table.sample(batch_size, self.log.num_transitions)
 
     def why_no_insert(self) -> str:
         """Returns why actors have to wait, or an empty string."""

@@ -1,0 +1,56 @@
+"""What all tests share: one thread, small specs, and streams whose every number is known."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from apexrl.types import StreamSpec, Unroll
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def spec() -> StreamSpec:
+    """Frames of two numbers, stacks of 3, unrolls of 8 starts and 2 more steps."""
+    return StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
+
+
+@pytest.fixture
+def make_unroll():
+    """Makes an unroll of random content without ends of episodes."""
+
+    def make(spec: StreamSpec, seed: int = 0) -> Unroll:
+        rng = np.random.default_rng(seed)
+        frames = rng.integers(0, 256, (spec.unroll_frames, *spec.frame_shape)).astype(spec.frame_dtype)
+        return Unroll(
+            frames,
+            rng.integers(0, spec.num_actions, spec.unroll_steps).astype(np.int32),
+            rng.normal(size=spec.unroll_steps).astype(np.float32),
+            np.ones(spec.unroll_steps, np.float32),
+            np.zeros(spec.unroll_steps + 1, bool),
+        )
+
+    return make
+
+
+@pytest.fixture
+def free_ports():
+    """Finds ports that nobody listens on."""
+
+    def find(count: int) -> list[int]:
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for probe in sockets:
+                probe.bind(("127.0.0.1", 0))
+            return [probe.getsockname()[1] for probe in sockets]
+        finally:
+            for probe in sockets:
+                probe.close()
+
+    return find

@@ -1,0 +1,64 @@
+"""Streams written by hand, and what a slow reader makes of them: the oracle of unrolls, windows and the frame store."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from apexrl.types import StreamSpec, TimeSteps, Unroll
+from apexrl.unroll import UnrollBuilder
+
+
+class Step(NamedTuple):
+    """One step of one stream as the environment gave it, kept for comparison."""
+
+    observation: np.ndarray  # [H, *frame] that was acted on
+    action: int
+    reward: float
+    terminated: bool
+    ends: bool  # the last step of its episode
+    is_reset: bool
+    next_observation: np.ndarray
+
+
+def record(envs, num_envs: int, num_steps: int, spec: StreamSpec, seed: int) -> tuple[list[list[Step]], list[Unroll]]:
+    """Plays random actions; returns the steps of each stream and the unrolls (all streams side by side)."""
+    rng = np.random.default_rng(seed)
+    observations = envs.reset(seed=seed).copy()
+    builder = UnrollBuilder(spec, observations)
+    streams: list[list[Step]] = [[] for _ in range(num_envs)]
+    unrolls = []
+    for _ in range(num_steps):
+        complete = builder.observe({"value": observations.reshape(num_envs, -1)[:, 0].astype(np.float32)})
+        if complete is not None:
+            unrolls.append(complete[0])
+        actions = rng.integers(0, spec.num_actions, num_envs)
+        step: TimeSteps = envs.step(actions)
+        builder.add(actions, step)
+        following = step.observations.copy()
+        for e in range(num_envs):
+            streams[e].append(
+                Step(
+                    observations[e],
+                    int(actions[e]),
+                    float(step.rewards[e]),
+                    bool(step.discounts[e] == 0),
+                    bool(step.episode_steps[e] > 0),
+                    bool(step.starts[e]),
+                    following[e],
+                )
+            )
+        observations = following
+    return streams, unrolls
+
+
+def slow_transition(stream: list[Step], start: int, gamma: float, n: int) -> tuple[float, float, np.ndarray]:
+    """Returns the n-step return, the bootstrap discount and the observation that a window from `start` ends at."""
+    total, discount = 0.0, 1.0
+    for step in stream[start : start + n]:
+        total += discount * step.reward
+        discount *= gamma
+        if step.terminated:
+            return total, 0.0, step.next_observation
+        if step.ends:
+            break
+    return total, discount, step.next_observation

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+
+from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner, make_optimizer
+from apexrl.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
+from apexrl.config import PAPER, NetworkConfig, UpdateConfig, resolve
+from apexrl.errors import ConfigError
+from apexrl.frame_store import TransitionBatch
+from apexrl.parameters import decode_parameters, encode_parameters
+from apexrl.types import StreamSpec, Unroll
+from tests.lockstep import AGENT, NETWORK, UPDATE, train
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("env", ["Catch-v0", "CartPole-v1"])
+def test_same_seed_same_parameters(env):
+    first, _ = train(env, 60, seed=3)
+    again, _ = train(env, 60, seed=3)
+    other, _ = train(env, 60, seed=4)
+    assert equal(first.state_dict(), again.state_dict())
+    assert not equal(first.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_save_restore_continue_equals_never_stopping(tmp_path, optimizer):
+    learner, batches = train("Catch-v0", 50, seed=0)
+    spec = learner.parameters().header.spec
+    update = UpdateConfig(16, optimizer, 1e-3, 1e-5, 40.0, 7)
+
+    def fresh():
+        torch.manual_seed(9)
+        return ApexLearner(AGENT, update, NETWORK, spec, torch.device("cpu"))
+
+    never_stopped, stopped = fresh(), fresh()
+    for batch in batches:
+        never_stopped.update(batch)
+    for batch in batches[:25]:
+        stopped.update(batch)
+    path = tmp_path / "latest.safetensors"
+    save_checkpoint(path, CheckpointHeader(spec, NETWORK, Counters(updates=25)), stopped.state_dict())
+    torch.manual_seed(1)
+    restored = ApexLearner(AGENT, update, NETWORK, spec, torch.device("cpu"))
+    checkpoint = load_checkpoint(path)
+    restored.load_state_dict(checkpoint.tensors, checkpoint.header.counters.updates)
+    for batch in batches[25:]:
+        restored.update(batch)
+    assert restored.num_updates == never_stopped.num_updates == 50
+    assert equal(restored.state_dict(), never_stopped.state_dict())
+
+
+def test_update_equals_the_plain_computation():
+    learner, batches = train("CartPole-v1", 30, seed=0)
+    batch: TransitionBatch = batches[-1]
+    online, target = learner._online, learner._target
+    with torch.no_grad():
+        q = online(batch.observation)
+        best = online(batch.next_observation).argmax(1)
+        bootstrap = target(batch.next_observation)[torch.arange(16), best]
+        td_errors = batch.n_step_return + batch.discount * bootstrap - q[torch.arange(16), batch.action]
+    expected = td_errors.abs().numpy() + SMALLEST_PRIORITY
+    loss = (batch.weight * torch.where(td_errors.abs() < 1, 0.5 * td_errors**2, td_errors.abs() - 0.5)).mean()
+    priorities, figures = learner.update(batch)
+    assert priorities == pytest.approx(expected, rel=1e-5)
+    assert figures["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_target_is_copied_every_period():
+    learner, batches = train("Catch-v0", UPDATE.target_period_updates, seed=0)
+    assert equal(learner._online.state_dict(), learner._target.state_dict())
+    learner.update(batches[0])
+    assert not equal(learner._online.state_dict(), learner._target.state_dict())
+
+
+def test_initial_priorities_are_the_actors_own_n_step_errors():
+    spec = StreamSpec("Known-v0", (2,), "float32", 1, 3, 1, unroll_starts=4, n_steps=3)
+    network = NetworkConfig((4, 4, 4), 8)
+    learner = ApexLearner(AGENT, UPDATE, network, spec, torch.device("cpu"))
+    actor = ApexActor(AGENT, learner.parameters(), torch.device("cpu"))
+    rewards = np.array([1, 0, 2, 0, 0, 3, 0], np.float32)[:, None]
+    discounts = np.array([1, 0, 1, 1, 1, 1, 1], np.float32)[:, None]
+    starts = np.zeros((8, 1), bool)
+    starts[3] = True  # the episode ended with step 1, step 2 is the reset
+    unrolls = Unroll(np.zeros((8, 1, 2), np.float32), np.zeros((7, 1), np.int32), rewards, discounts, starts)
+    extras = {"q_taken": np.arange(8, dtype=np.float32)[:, None], "q_max": 10 * np.ones((8, 1), np.float32)}
+    priorities = actor.priorities(unrolls, extras)[:, 0]
+    g = AGENT.gamma
+    assert priorities == pytest.approx([1 - 0, 1 - 0, 0, g**2 * 3 + g**3 * 10 - 3], abs=1e-5)
+
+
+def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
+    learner, batches = train("Catch-v0", 40, seed=0)
+    actor = ApexActor(AGENT, decode_parameters(encode_parameters(*learner.parameters())), torch.device("cpu"))
+    observations = batches[-1].observation.numpy()
+    actions, extras = actor.act(observations, np.zeros(16), np.random.default_rng(0))
+    with torch.no_grad():
+        q_values = learner._online(batches[-1].observation).float().numpy()
+    assert actor.params_version == 40
+    assert (actions == q_values.argmax(1)).mean() > 0.9
+    assert extras["q_max"] == pytest.approx(q_values.max(1), abs=0.02)
+
+
+def test_paper_optimizer_is_centered_rmsprop():
+    optimizer = make_optimizer(resolve(UpdateConfig(), PAPER), torch.nn.Linear(2, 2))
+    assert isinstance(optimizer, torch.optim.RMSprop)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["alpha"], group["eps"], group["centered"]) == (6.25e-5, 0.95, 1.5e-7, True)
+
+
+def test_unknown_optimizer_is_named():
+    with pytest.raises(ConfigError, match="adam or rmsprop"):
+        make_optimizer(UpdateConfig(16, "sgdd", 1e-3, 1e-5), torch.nn.Linear(2, 2))

@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apexrl.errors import WireError
+from apexrl.types import StreamSpec, TimeSteps
+from apexrl.unroll import UnrollBuilder, UnrollCodec, n_step_windows, valid_starts
+
+
+def windows_of(rewards, terminated=(), truncated=(), gamma=0.9, n=3):
+    """Windows of one stream in which the step after an end is the reset."""
+    steps = len(rewards)
+    discounts = np.ones(steps, np.float32)
+    discounts[list(terminated)] = 0
+    starts = np.zeros(steps + 1, bool)
+    for end in (*terminated, *truncated):
+        if end + 2 <= steps:
+            starts[end + 2] = True
+    rewards = np.asarray(rewards, np.float32)
+    return (*n_step_windows(rewards, discounts, starts, gamma, n), valid_starts(starts, steps - n))
+
+
+def test_return_of_ones_has_three_rewards():
+    returns, discounts, offsets, valid = windows_of([1] * 8)
+    assert np.allclose(returns, 2.71)
+    assert np.allclose(discounts, 0.9**3)
+    assert (offsets == 3).all() and valid.all()
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+def test_an_episode_gives_as_many_transitions_as_it_has_steps(length, kind):
+    steps = length + 8
+    returns, discounts, offsets, valid = windows_of([1] * steps, **{kind: [length - 1]})
+    assert valid[:length].all() and not valid[length]  # the step after the end is the reset
+    for start in range(length):
+        left = min(3, length - start)
+        assert offsets[start] == left
+        assert returns[start] == pytest.approx(sum(0.9**i for i in range(left)))
+        ended = start + left == length and kind == "terminated"
+        assert discounts[start] == pytest.approx(0.0 if ended else 0.9**left)
+
+
+def test_a_lost_life_ends_the_window_but_the_next_step_is_no_reset():
+    rewards = np.ones(8, np.float32)
+    discounts = np.ones(8, np.float32)
+    discounts[2] = 0
+    starts = np.zeros(9, bool)
+    returns, bootstrap, _ = n_step_windows(rewards, discounts, starts, 0.9, 3)
+    assert returns[:3] == pytest.approx([2.71, 1.9, 1.0])
+    assert bootstrap[:3] == pytest.approx([0, 0, 0])
+    assert returns[3] == pytest.approx(2.71)
+    assert valid_starts(starts, 5).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_windows_equal_the_slow_twin(data):
+    n = data.draw(st.integers(1, 5))
+    starts_count = data.draw(st.integers(1, 12))
+    steps = starts_count + n
+    rewards = np.array(data.draw(st.lists(st.floats(-9, 9, width=32), min_size=steps, max_size=steps)), np.float32)
+    kinds = data.draw(st.lists(st.sampled_from(["on", "on", "on", "life", "term", "trunc"]), min_size=steps, max_size=steps))
+    discounts, starts, reset = np.ones(steps, np.float32), np.zeros(steps + 1, bool), False
+    for t, kind in enumerate(kinds):
+        starts[t + 1], reset = reset, False
+        if starts[t + 1]:
+            kinds[t], rewards[t] = "reset", 0
+        elif kind in ("life", "term"):
+            discounts[t] = 0
+        reset = kinds[t] in ("term", "trunc")
+    returns, bootstrap, offsets = n_step_windows(rewards, discounts, starts, 0.97, n)
+    for s in range(starts_count):
+        if kinds[s] == "reset":
+            continue
+        total, discount, used = 0.0, 1.0, 0
+        for t in range(s, s + n):
+            total += discount * rewards[t]
+            discount *= 0.97 * discounts[t]
+            used += 1
+            if kinds[t] in ("life", "term", "trunc"):
+                break
+        assert returns[s] == pytest.approx(total, rel=1e-5, abs=1e-5)
+        assert bootstrap[s] == pytest.approx(discount, rel=1e-5)
+        assert offsets[s] == used
+
+
+def test_unrolls_overlap_by_n_and_carry_the_extras():
+    spec = StreamSpec("Count-v0", (1,), "float32", 1, 2, 1, unroll_starts=4, n_steps=2)
+    observations = np.zeros((3, 1, 1), np.float32)
+    builder = UnrollBuilder(spec, observations)
+    found = []
+    for t in range(20):
+        complete = builder.observe({"seen": observations[:, 0, 0].copy()})
+        if complete is not None:
+            found.append(complete)
+        observations = np.full((3, 1, 1), t + 1, np.float32)
+        step = TimeSteps(observations, np.full(3, t), np.ones(3), np.zeros(3, bool), np.full(3, np.nan), np.zeros(3, int))
+        builder.add(np.full(3, t % 2), step)
+    assert len(found) == 4
+    for i, (unroll, extras) in enumerate(found):
+        first = 4 * i
+        assert (unroll.frames[:, 1, 0] == np.arange(first, first + 7)).all()
+        assert (unroll.rewards[:, 2] == np.arange(first, first + 6)).all()
+        assert (extras["seen"][:, 0] == np.arange(first, first + 7)).all()
+        assert unroll.starts[0].all() == (i == 0) and not unroll.starts[1:].any()
+
+
+def test_codec_round_trip(spec, make_unroll):
+    unroll = make_unroll(spec)
+    back = UnrollCodec(spec).decode(UnrollCodec(spec).encode(unroll))
+    for sent, received in zip(unroll, back, strict=True):
+        assert sent.dtype == received.dtype and np.array_equal(sent, received)
+
+
+def test_codec_refuses_a_bomb_before_it_decompresses(spec):
+    bomb = zstandard.ZstdCompressor().compress(bytes(2**28))
+    assert len(bomb) < 2**15
+    with pytest.raises(WireError, match="this block says 268435456"):
+        UnrollCodec(spec).decode(bomb)
+
+
+def test_codec_refuses_damage(spec, make_unroll):
+    codec = UnrollCodec(spec)
+    block = codec.encode(make_unroll(spec))
+    for damaged in (b"", block[:-3], b"x" + block, bytes(len(block))):
+        with pytest.raises(WireError):
+            codec.decode(damaged)
+
+
+def test_codec_refuses_an_action_that_does_not_exist(spec, make_unroll):
+    unroll = make_unroll(spec)
+    unroll.actions[3] = spec.num_actions
+    codec = UnrollCodec(spec)
+    with pytest.raises(WireError, match="action"):
+        codec.decode(codec.encode(unroll))
+
+
+def test_codec_refuses_a_reward_that_is_not_finite(spec, make_unroll):
+    unroll = make_unroll(spec)
+    unroll.rewards[0] = np.nan
+    codec = UnrollCodec(spec)
+    with pytest.raises(WireError, match="finite"):
+        codec.decode(codec.encode(unroll))
