@@ -20,7 +20,8 @@ class EnvConfig:
     """Which environment, and how it is presented to the agent."""
 
     env: str = "PongNoFrameskip-v4"
-    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, ..."""
+    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0; `module:Id` imports
+    the module first."""
     clip_rewards: Literal["auto", "yes", "no"] = "auto"
     """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
     life_loss_terminal: bool = True

@@ -4,6 +4,7 @@ Every vector environment here resets in the NEXT_STEP way: the step after an end
 first frame of the next game, so the final observation of a game is always part of the stream.
 """
 
+import importlib
 import logging
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import ale_py
 import gymnasium
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.registration import EnvSpec
 
 from apexrl import catch
 from apexrl.config import EnvConfig
@@ -55,15 +57,11 @@ def make_environment(
 
     Raises: ConfigError when the id is unknown, cannot be made, or has no discrete actions.
     """
-    try:
-        kwargs = gymnasium.spec(config.env).kwargs
-    except gymnasium.error.Error as error:
-        raise ConfigError(
-            f"unknown environment {config.env!r} ({error}); for Atari say e.g. BreakoutNoFrameskip-v4 or ALE/Breakout-v5"
-        ) from error
+    registered = _registered(config.env)
+    kwargs = registered.kwargs
     if "game" in kwargs:
         return AtariEnvironment(config, kwargs, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
-    return GymnasiumEnvironment(config, num_envs, render=render)
+    return GymnasiumEnvironment(config, registered, num_envs, render=render)
 
 
 def make_spec(config: EnvConfig, environment: VectorEnvironment, unroll_starts: int, n_steps: int) -> StreamSpec:
@@ -166,16 +164,16 @@ class GymnasiumEnvironment:
     stacked_frames = 1
     frames_per_step = 1
 
-    def __init__(self, config: EnvConfig, num_envs: int, *, render: bool):
+    def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
         self._renders = render
         mode = {"render_mode": "rgb_array"} if render else {}
         try:
             self._envs = gymnasium.make_vec(
-                config.env,
+                registered.id,
                 num_envs,
                 vectorization_mode="sync",
                 wrappers=[_flat_unless_box],
-                max_episode_steps=_step_limit(config),
+                max_episode_steps=min(registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames),
                 **mode,
             )
         except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -234,6 +232,17 @@ def _flat_unless_box(env: gymnasium.Env) -> gymnasium.Env:
     return env if is_box else gymnasium.wrappers.FlattenObservation(env)
 
 
-def _step_limit(config: EnvConfig) -> int:
-    """The shorter of the environment's own limit and ours."""
-    return min(gymnasium.spec(config.env).max_episode_steps or config.max_episode_frames, config.max_episode_frames)
+def _registered(env: str) -> EnvSpec:
+    """Returns gymnasium's entry of an id; `module:Id` imports the module that registers it first.
+
+    Raises: ConfigError when there is none.
+    """
+    module, _, name = env.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ConfigError(
+            f"unknown environment {env!r} ({error}); for Atari say e.g. BreakoutNoFrameskip-v4 or ALE/Breakout-v5"
+        ) from error

@@ -1,13 +1,12 @@
 """Parameters from the learner to everybody who acts; the newest wins.
 
-A message is one frame, a topic and the encoded parameters: one frame, because the subscriber keeps only the newest
-message in its socket (CONFLATE), which ZeroMQ does for single frames only. A subscriber that comes late subscribes to a
-topic of its own beside the common one, and is sent the last value there, alone.
+A subscriber keeps only the newest message in its socket (CONFLATE), which also conflates what it sends: it can have one
+subscription only. So a late subscriber is served by sending the last value once more, to all, at most twice a second.
 """
 
 import logging
-import secrets
 import threading
+import time
 
 import zmq
 
@@ -16,9 +15,7 @@ from apexrl.parameters import Parameters, decode_parameters
 
 logger = logging.getLogger(__name__)
 
-_NEWEST = b"newest/"
-_LAST = b"last/"
-_TOPIC_BYTES = 16
+RESEND_SECONDS = 0.5  # between two sendings of the last value for those who came late
 
 
 class ParameterPublisher:
@@ -32,6 +29,7 @@ class ParameterPublisher:
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.XPUB)
         self._socket.sndhwm = 4
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # hear of every subscriber, not only of the first
         self.endpoint = bind(self._socket, endpoint_host, port)
         self._lock = threading.Lock()
         self._last: bytes | None = None
@@ -49,28 +47,26 @@ class ParameterPublisher:
 
     def run(self) -> None:
         """Publishes until closed; the body of the thread."""
+        has_come = False
+        next_resend = 0.0
         while not self._closed.is_set():
-            late = self._subscriptions()
+            has_come |= self._somebody_came()
             with self._lock:
                 last, fresh, self._fresh = self._last, self._fresh, False
-            if last is None:
-                continue
-            for topic in [_NEWEST.ljust(_TOPIC_BYTES, b"-")] * fresh + late:
-                self._socket.send(topic + last, zmq.NOBLOCK)
+            now = time.monotonic()
+            if last is not None and (fresh or (has_come and now >= next_resend)):
+                self._socket.send(last, zmq.NOBLOCK)
+                has_come, next_resend = False, now + RESEND_SECONDS
         self._socket.close()
 
-    def _subscriptions(self) -> list[bytes]:
-        """Returns the topics of those who came in the last moment; waits a little for the first one."""
-        topics = []
+    def _somebody_came(self) -> bool:
+        """Waits a moment for subscriptions; returns whether there was one."""
+        has_come = False
         timeout = 20
         while self._socket.poll(timeout):
-            event = self._socket.recv()
-            if event[:1] == b"\x01" and event[1:].startswith(_LAST) and len(event) == 1 + _TOPIC_BYTES:
-                topics.append(event[1:])
+            has_come |= self._socket.recv()[:1] == b"\x01"
             timeout = 0
-        if topics and self._last is None:  # nothing to send yet: the common topic will bring the first value
-            topics = []
-        return topics
+        return has_come
 
 
 class ParameterSubscriber:
@@ -82,15 +78,14 @@ class ParameterSubscriber:
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.SUB)
         self._socket.setsockopt(zmq.CONFLATE, 1)
-        self._socket.subscribe(_NEWEST)
-        self._socket.subscribe(_LAST + secrets.token_hex(8).encode()[: _TOPIC_BYTES - len(_LAST)])
+        self._socket.subscribe(b"")
         self._socket.connect(endpoint)
 
     def fetch_encoded(self, timeout_milliseconds: int = 0) -> bytes | None:
         """Returns the newest parameters as they were sent, None when nothing came in time."""
         if not self._socket.poll(timeout_milliseconds):
             return None
-        return self._socket.recv(zmq.NOBLOCK)[_TOPIC_BYTES:]
+        return self._socket.recv(zmq.NOBLOCK)
 
     def fetch(self, timeout_milliseconds: int = 0) -> Parameters | None:
         """Returns the newest parameters if they came since the last call, else None.

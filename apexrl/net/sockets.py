@@ -28,11 +28,12 @@ def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) 
 def bind(socket: zmq.Socket, host: str, port: int) -> str:
     """Binds to host:port (port 0: any free one) and returns the endpoint.
 
-    Raises: ConfigError when the address cannot be had.
+    Raises: ConfigError when the address cannot be had; the socket is closed then.
     """
     try:
         socket.bind(f"tcp://{host}:{port or '*'}")
     except zmq.ZMQError as error:
+        socket.close()
         raise ConfigError(
             f"cannot listen on {host}:{port} ({error}): choose another port or stop who uses it"
         ) from error

@@ -1,0 +1,36 @@
+import subprocess
+import sys
+
+import pytest
+
+from tests.system.processes import ROOT
+
+
+def modules_after(code):
+    result = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("code", "forbidden"),
+    [
+        ("import replay", {"torch", "gymnasium", "ale_py", "tensorboardX", "cv2"}),
+        ("import apexrl.net.replay_server", {"torch", "gymnasium", "ale_py"}),
+        ("import apexrl.replay.replay", {"torch", "zmq", "asyncio", "gymnasium"}),
+        ("import apexrl.losses.value_learning", {"zmq", "gymnasium"}),
+        ("import apexrl.envs", {"torch", "zmq"}),
+        ("import apexrl.unroll", {"torch", "zmq", "gymnasium"}),
+        ("import apexrl.frame_store", {"zmq", "gymnasium"}),
+        ("import apexrl.agents.apex_dqn", {"zmq", "gymnasium", "ale_py"}),
+        ("import apexrl.acting", {"cv2", "tensorboardX"}),
+    ],
+)
+def test_dependencies_point_one_way(code, forbidden):
+    assert not modules_after(code) & forbidden

@@ -1,0 +1,177 @@
+"""Whole runs through all real processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import psutil
+import pytest
+
+from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
+
+SUMMARY_FIELDS = {
+    *("env", "seconds", "frames", "agent_steps", "transitions_inserted", "updates", "transitions_sampled"),
+    *("samples_per_insert", "episodes", "evaluation_episodes", "evaluation_mean_return", "roles_restarted"),
+}
+CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
+
+
+def roles_of(run):
+    """Process numbers by role, of a running launcher."""
+    found = {}
+    for process in psutil.Process(run.popen.pid).children():
+        words = process.cmdline()
+        script = next((os.path.basename(w) for w in words if w.endswith(".py")), "")
+        role = {"replay.py": "replay", "learner.py": "learner"}.get(script)
+        if script == "actor.py":
+            role = "evaluator" if "--evaluate" in words else "actors"
+        if role:
+            found[role] = process.pid
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_smoke_run_on_pong(tmp_path, free_ports):
+    *ports, board = free_ports(5)
+    with launch(tmp_path, ports, "--smoke", "--tensorboard-port", board) as run:
+        url = f"http://127.0.0.1:{board}/data/plugin/custom_scalars/custom_scalars"
+
+        def page():
+            try:
+                return urllib.request.urlopen(url, timeout=2).status == 200
+            except OSError:
+                return False
+
+        wait_for(page, 100, "TensorBoard")
+        assert run.popen.wait(200) == 0
+    summary = read_json(tmp_path / "run" / "summary.json")
+    assert summary.keys() >= SUMMARY_FIELDS
+    assert summary["env"] == "PongNoFrameskip-v4" and summary["roles_restarted"] == 0
+    assert summary["updates"] > 50 and summary["frames"] == 4 * summary["transitions_inserted"] > 8000
+    assert summary["evaluation_episodes"] >= 2 and -21 <= summary["evaluation_mean_return"] <= 21
+    config = read_json(tmp_path / "run" / "config.json")
+    assert config["command"]["env"]["env"] == "PongNoFrameskip-v4" and config["revision"]
+    assert list((tmp_path / "run" / "videos").glob("*.mp4"))
+    assert "cores" in run.text() and "samples an insert" in run.text()
+
+
+@pytest.mark.timeout(300)
+def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports):
+    ports = free_ports(4)
+    directory = tmp_path / "run"
+    flags = (*CARTPOLE, "--checkpoint-period-seconds", "1")
+    with launch(tmp_path, ports, *flags) as run:
+        wait_for(lambda: updates_of(directory) > 100, 100, "updates")
+        for role in ("actors", "replay", "learner", "evaluator"):
+            victim = wait_for(lambda: roles_of(run).get(role), 20, role)  # noqa: B023
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda: roles_of(run).get(role, victim) != victim, 30, f"a new {role}")  # noqa: B023
+            before = updates_of(directory)
+            wait_for(lambda: updates_of(directory) > before + 100, 60, f"updates after the death of {role}")  # noqa: B023
+            assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
+        children = run.descendants()
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(12) == 0
+        assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    summary = read_json(directory / "summary.json")
+    assert summary["roles_restarted"] == 4
+    assert (directory / "checkpoints" / "latest.safetensors").exists()
+    with launch(tmp_path, ports, "--resume", directory, "--total-updates", summary["updates"] + 200, name="again") as run:
+        assert run.popen.wait(100) == 0
+        assert f"at update {summary['updates']:,}" in run.text()
+    resumed = read_json(directory / "summary.json")
+    assert resumed["updates"] >= summary["updates"] + 200
+    assert resumed["frames"] > summary["frames"]
+
+
+@pytest.mark.timeout(200)
+def test_roles_started_by_hand_in_any_order_find_each_other(tmp_path, free_ports):
+    ports = free_ports(4)
+    names = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
+    wires = [text for pair in zip(names, ports, strict=True) for text in pair]
+    small = ["--preset", "small", *wires]
+    directory = tmp_path / "by-hand"
+    actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *small]
+    learner = ["--run-dir", directory, "--total-updates", "100", *small]
+    with (
+        Process([ROOT / "actor.py", *actor], tmp_path / "actor.txt") as actors,
+        Process([ROOT / "learner.py", *learner], tmp_path / "learner.txt") as learning,
+        Process([ROOT / "replay.py", *small], tmp_path / "replay.txt") as replay,
+    ):
+        assert learning.popen.wait(120) == 0
+        assert read_json(directory / "status.json")["counters"]["updates"] == 100
+        assert replay.text().count("joined with 4 environments") == 2
+        actors.signal(signal.SIGTERM)
+        assert actors.popen.wait(20) == 0
+    checkpoint = directory / "checkpoints" / "latest.safetensors"
+    play = [ROOT / "actor.py", "--env", "CartPole-v1", "--evaluate", "--episodes", "3", "--checkpoint", checkpoint]
+    with Process([*play, "--preset", "small"], tmp_path / "play.txt") as playing:
+        assert playing.popen.wait(60) == 0
+        assert "CartPole-v1, update 100: 3 games, mean" in playing.text()
+
+
+def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
+    import torch
+
+    from apexrl.agents.apex_dqn import ApexLearner
+    from apexrl.checkpoint import CheckpointHeader, Counters, save_checkpoint
+    from apexrl.types import StreamSpec
+    from tests.lockstep import AGENT, NETWORK, UPDATE
+
+    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4)
+    agent = ApexLearner(AGENT, UPDATE, NETWORK, spec, torch.device("cpu"))
+    save_checkpoint(tmp_path / "c.safetensors", CheckpointHeader(spec, NETWORK, Counters()), agent.state_dict())
+    arguments = ["--checkpoint", tmp_path / "c.safetensors", "--episodes", "2", "--max-episode-frames", "800"]
+    with Process([ROOT / "actor.py", *arguments, "--record-dir", tmp_path / "videos"], tmp_path / "out.txt") as playing:
+        assert playing.popen.wait(60) == 0, playing.text()
+    import cv2
+
+    video = cv2.VideoCapture(str(next((tmp_path / "videos").glob("*.mp4"))))
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) > 150
+    found, picture = video.read()
+    assert found and picture.shape == (420, 320, 3) and picture.std() > 5
+
+
+def run_to_its_end(*flags):
+    result = subprocess.run(
+        [sys.executable, "-m", "apexrl.launch", *map(str, flags)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--env", "Pogn-v4"), "unknown environment 'Pogn-v4'"),
+        (("--env", "Pendulum-v1"), "only discrete actions are supported"),
+        (("--capacity", "900000000"), "the largest that does is --capacity"),
+        (("--capacity", "1000"), "--min-size-to-sample 15000 is more than --capacity 1000"),
+        (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam or rmsprop"),
+        (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
+        (("--resume", "/nonexistent"), "--resume takes the directory of an earlier run"),
+        (("--batch-sise", "3"), "--batch-size"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path, flags, complaint):
+    status, text = run_to_its_end("--run-dir", tmp_path / "run", *flags)
+    assert status in (1, 2) and complaint in text, text
+    assert "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / "run", "--batch-port", port)
+    assert status == 1 and f"port {port} on 127.0.0.1 cannot be used" in text and "give another --batch-port" in text
+
+
+def test_a_directory_with_another_run_is_not_written_over(tmp_path):
+    (tmp_path / "status.json").write_text("{}")
+    status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path)
+    assert status == 1 and "is not empty" in text and (tmp_path / "status.json").read_text() == "{}"
