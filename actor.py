@@ -7,7 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: one thread 
 import torch
 
 from apexrl.acting import ActorLoop
-from apexrl.config import ActorCommand, defaults_of, parse, resolve
+from apexrl.config import ActorCommand, parse
 from apexrl.lifecycle import Stop, run_role
 from apexrl.workers import run_workers
 
@@ -15,7 +15,6 @@ from apexrl.workers import run_workers
 def main(stop: Stop) -> None:
     """Acts or evaluates with the command line's configuration."""
     command = parse(ActorCommand)
-    command = resolve(command, defaults_of(command.preset))
     torch.set_num_threads(1)
     if command.evaluation.checkpoint or command.evaluate:
         from apexrl import evaluation  # OpenCV is not needed to act

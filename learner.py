@@ -7,7 +7,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would t
 import torch
 
 from apexrl.acting import actor_name
-from apexrl.config import LearnerCommand, defaults_of, parse, resolve
+from apexrl.config import LearnerCommand, parse
 from apexrl.learning import LearnerLoop
 from apexrl.lifecycle import Stop, keep_freed_memory, run_role
 
@@ -15,10 +15,8 @@ from apexrl.lifecycle import Stop, keep_freed_memory, run_role
 def main(stop: Stop) -> None:
     """Learns with the command line's configuration."""
     command = parse(LearnerCommand)
-    command = resolve(command, defaults_of(command.preset))
     keep_freed_memory()
-    if command.learning.learner_threads:
-        torch.set_num_threads(command.learning.learner_threads)
+    torch.set_num_threads(command.learning.learner_threads)
     LearnerLoop(command, actor_name(0)).run(stop)
 
 

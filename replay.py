@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 
-from apexrl.config import ReplayCommand, defaults_of, parse, resolve
+from apexrl.config import ReplayCommand, parse
 from apexrl.lifecycle import Stop, resident_bytes, run_role
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
@@ -36,8 +36,7 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
 
 def main(stop: Stop) -> None:
     """Runs the server with the command line's configuration."""
-    command = parse(ReplayCommand)
-    asyncio.run(serve(resolve(command, defaults_of(command.preset)), stop))
+    asyncio.run(serve(parse(ReplayCommand), stop))
 
 
 if __name__ == "__main__":

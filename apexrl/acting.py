@@ -40,7 +40,6 @@ class ActorLoop:
 
         Raises: ConfigError when the environment cannot be made.
         """
-        assert command.acting.environments_per_worker is not None
         self._command = command
         self._num_envs = command.acting.environments_per_worker
         self._seeds = np.random.SeedSequence([command.seed, max(command.worker_index, 0)])

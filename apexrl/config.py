@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses with the papers' defaults. Every command line is made from them.
 
-A field that is None takes its value from a preset: the paper's numbers where there is a GPU, numbers tuned on two CPU
-cores where there is none. `resolve` fills them in.
+A preset replaces some of the defaults: the paper's numbers stand where there is a GPU, numbers tuned on two CPU cores
+where there is none, and others for environments of a few numbers. What is given on the command line wins.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class EnvConfig:
     """Which environment, and how it is presented to the agent."""
 
     env: str = "PongNoFrameskip-v4"
-    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0; `module:Id` imports
-    the module first."""
+    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0.
+    `module:Id` imports the module that registers it first."""
     clip_rewards: Literal["auto", "yes", "no"] = "auto"
     """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
     life_loss_terminal: bool = True
@@ -48,13 +48,13 @@ class AgentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-    """The replay's numbers. None: the preset's."""
+    """The replay's numbers."""
 
-    capacity: int | None = None
-    """Transitions kept; a soft limit. Ape-X: 2,000,000."""
-    min_size_to_sample: int | None = None
-    """Transitions before the first batch. Ape-X: 50,000."""
-    samples_per_insert: float | None = None
+    capacity: int = 2_000_000
+    """Transitions kept; a soft limit (Ape-X)."""
+    min_size_to_sample: int = 50_000
+    """Transitions before the first batch (Ape-X)."""
+    samples_per_insert: float = 0.8
     """Times that a transition is sampled on average; 0: actors and learner run free. Ape-X measured about 0.8."""
     priority_exponent: float = 0.6
     """How far priorities shape sampling (the papers' alpha)."""
@@ -66,30 +66,30 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
-    """How the learner updates the network. None: the preset's."""
+    """How the learner updates the network."""
 
-    batch_size: int | None = None
-    """Transitions in a batch. Ape-X: 512."""
-    optimizer: str | None = None
-    """adam, or rmsprop (centered, decay 0.95, as in Ape-X)."""
-    learning_rate: float | None = None
-    """Step size. Ape-X: 6.25e-5 with rmsprop."""
-    optimizer_epsilon: float | None = None
-    """Added to the denominator. Ape-X: 1.5e-7 with rmsprop."""
+    batch_size: int = 512
+    """Transitions in a batch (Ape-X)."""
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    """Adam, or centered RMSProp with decay 0.95 (Ape-X)."""
+    learning_rate: float = 0.00025 / 4
+    """Step size (Ape-X)."""
+    optimizer_epsilon: float = 1.5e-7
+    """Added to the denominator (Ape-X)."""
     max_gradient_norm: float = 40.0
     """Gradients are scaled down to this norm (Ape-X)."""
-    target_period_updates: int | None = None
-    """Updates between copies into the target network. Ape-X: 2500."""
+    target_period_updates: int = 2500
+    """Updates between copies into the target network (Ape-X)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """Sizes of the network. None: the preset's."""
+    """Sizes of the network."""
 
-    channels: tuple[int, int, int] | None = None
-    """Channels of the three convolutions. DQN (Nature): 32 64 64."""
-    hidden_size: int | None = None
-    """Units of each dueling stream, and of the layers of a perceptron. DQN: 512."""
+    channels: tuple[int, int, int] = (32, 64, 64)
+    """Channels of the three convolutions (DQN)."""
+    hidden_size: int = 512
+    """Units of each dueling stream (DQN), and of the layers of a perceptron."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +118,9 @@ class WireConfig:
 class ActingConfig:
     """How actors act."""
 
-    num_workers: int | None = None
+    num_workers: int = 1
     """Actor processes on this host."""
-    environments_per_worker: int | None = None
+    environments_per_worker: int = 32
     """Environments that one process steps together."""
     epsilon_base: float = 0.4
     """Greatest epsilon of the ladder (Ape-X)."""
@@ -138,7 +138,7 @@ class LearningConfig:
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    learner_threads: int | None = None
+    learner_threads: int = 1
     """CPU threads of the learner's tensor operations."""
     prefetch_batches: int = 4
     """Batches gathered ahead of the update."""
@@ -255,85 +255,81 @@ class RunCommand:
     """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
 
 
-PAPER: dict[str, Any] = {
-    "batch_size": 512,
-    "optimizer": "rmsprop",
-    "learning_rate": 0.00025 / 4,
-    "optimizer_epsilon": 1.5e-7,
-    "target_period_updates": 2500,
-    "capacity": 2_000_000,
-    "min_size_to_sample": 50_000,
-    "samples_per_insert": 0.8,
-    "channels": (32, 64, 64),
-    "hidden_size": 512,
-}
-"""Ape-X, arXiv:1803.00933, appendix C."""
-
-TWO_CORES = PAPER | {
-    "batch_size": 128,
+TWO_CORES: dict[str, Any] = {
+    "batch_size": 64,
     "optimizer": "adam",
-    "learning_rate": 5e-4,
-    "optimizer_epsilon": 1.5e-4,
-    "target_period_updates": 100,
+    "learning_rate": 2.5e-4,
+    "optimizer_epsilon": 1e-5,
+    "target_period_updates": 500,
     "capacity": 400_000,
     "min_size_to_sample": 15_000,
-    "samples_per_insert": 4.0,
+    "samples_per_insert": 2.5,
     "channels": (16, 32, 32),
     "hidden_size": 256,
 }
-"""Tuned on Pong with two CPU cores (docs/benchmarks.md): fewer, larger steps from fewer frames."""
+"""Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
 
-SMALL_ENVIRONMENT = TWO_CORES | {
+SMALL = TWO_CORES | {
+    "batch_size": 128,
     "learning_rate": 1e-3,
+    "target_period_updates": 100,
     "capacity": 100_000,
     "min_size_to_sample": 2_000,
     "samples_per_insert": 8.0,
     "hidden_size": 128,
+    "environments_per_worker": 8,
 }
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
 
+PRESETS: dict[str, dict[str, Any]] = {"paper": {}, "two-cores": TWO_CORES, "small": SMALL}
 
-PRESETS = {"paper": PAPER, "two-cores": TWO_CORES, "small": SMALL_ENVIRONMENT}
+
+def with_defaults(command: T, defaults: dict[str, Any]) -> T:
+    """Returns the command with the fields of these names, at any depth, replaced."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(command):  # type: ignore[arg-type]
+        value = getattr(command, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = with_defaults(value, defaults)
+        elif field.name in defaults:
+            changes[field.name] = defaults[field.name]
+    return dataclasses.replace(command, **changes)  # type: ignore[type-var]
 
 
-def defaults_of(preset: Preset) -> dict[str, Any]:
-    """Returns the numbers of a preset; auto is the paper's where there is an NVIDIA GPU, else two-cores."""
+def parse(command: type[T], arguments: list[str] | None = None) -> T:
+    """Returns the command that the arguments describe, on top of its preset; ends the program when they are wrong.
+
+    The preset auto is the paper's where there is an NVIDIA GPU, else that for two cores.
+    """
+    preset = parse_onto(command(), arguments).preset  # type: ignore[attr-defined]
     if preset == "auto":
         preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
-    return PRESETS[preset]
+    return parse_onto(with_defaults(command(), PRESETS[preset]), arguments)
 
 
-def parse(command: type[T], arguments: list[str] | None = None, default: T | None = None) -> T:
-    """Returns the command that the arguments describe; ends the program with a message when they are wrong."""
+def parse_onto(default: T, arguments: list[str] | None = None) -> T:
+    """Returns the default with what the arguments change; ends the program with a message when they are wrong."""
     return tyro.cli(
-        command,
+        type(default),
         args=sys.argv[1:] if arguments is None else arguments,
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
 
 
-def resolve(config: T, defaults: dict[str, Any]) -> T:
-    """Returns the configuration with every None replaced by the default of its name, where there is one."""
-    changes = {}
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = resolve(value, defaults)
-        elif value is None and field.name in defaults:
-            changes[field.name] = defaults[field.name]
-    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+def to_flags(command: Any) -> list[str]:
+    """Returns arguments from which `parse` makes this command, whose preset is not auto; defaults are left out."""
+    return ["--preset", command.preset, *_flags(command, with_defaults(type(command)(), PRESETS[command.preset]))]
 
 
-def to_flags(config: Any) -> list[str]:
-    """Returns the arguments from which `parse` makes this command again; what is at its default is left out."""
+def _flags(config: Any, default: Any) -> list[str]:
     flags: list[str] = []
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value, usual = getattr(config, field.name), getattr(default, field.name)
         name = "--" + field.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
-            flags += to_flags(value)
-        elif value == field.default:
+            flags += _flags(value, usual)
+        elif value == usual or field.name == "preset":
             continue
         elif isinstance(value, bool):
             flags.append(name if value else name.replace("--", "--no-", 1))

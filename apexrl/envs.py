@@ -173,7 +173,9 @@ class GymnasiumEnvironment:
                 num_envs,
                 vectorization_mode="sync",
                 wrappers=[_flat_unless_box],
-                max_episode_steps=min(registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames),
+                max_episode_steps=min(
+                    registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames
+                ),
                 **mode,
             )
         except (gymnasium.error.Error, ImportError, TypeError) as error:

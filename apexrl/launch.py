@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from apexrl.checkpoint import LATEST, load_checkpoint
-from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand, parse, to_flags
+from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand, parse_onto, to_flags
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.files import write_json
 from apexrl.lifecycle import Stop
-from apexrl.plan import Machine, check_ports, check_run_dir, describe, make_plan
+from apexrl.plan import Plan, check_ports, check_run_dir, describe, make_plan
 from apexrl.status import Display, read_status, summary_of
 from apexrl.supervise import Supervisor
 from apexrl.types import StreamSpec
@@ -41,14 +41,13 @@ def main() -> int:
     stop.on_signals()
     console = Console()
     try:
-        command = _resumed(parse(RunCommand))
-        machine = Machine.here(command.learning.device)
-        command, spec = make_plan(command, machine)
-        check_ports(command)
-        check_run_dir(command)
-        _save_config(command)
-        _show_plan(console, command, spec, machine)
-        return Run(command, spec, console).run(stop)
+        asked = parse_onto(RunCommand())
+        plan = make_plan(asked, _saved(asked.resume))
+        check_ports(plan.command)
+        check_run_dir(plan.command)
+        _save_config(plan.command)
+        _show_plan(console, plan)
+        return Run(plan.command, plan.spec, console).run(stop)
     except ApexError as error:
         console.print(f"[bold red]cannot run:[/] {error}", highlight=False)
         return 1
@@ -136,19 +135,22 @@ class Run:
             self._console.print(f"  {name:24} {value}", highlight=False)
 
 
-def _resumed(command: RunCommand) -> RunCommand:
-    """Returns the command on top of the configuration of the run that it continues."""
-    if not command.resume:
-        return command
-    path = Path(command.resume) / CONFIG_FILE
+def _saved(directory: str) -> RunCommand | None:
+    """Returns the configuration of the run to continue, None for a new run.
+
+    Raises: ConfigError when there is no such run, WireError when its configuration cannot be read.
+    """
+    if not directory:
+        return None
+    path = Path(directory) / CONFIG_FILE
     if not path.is_file():
-        raise ConfigError(f"{command.resume} has no {CONFIG_FILE}: --resume takes the directory of an earlier run")
+        raise ConfigError(f"{directory} has no {CONFIG_FILE}: --resume takes the directory of an earlier run")
     try:
-        saved = msgspec.json.decode(path.read_bytes(), type=SavedConfig)
+        command = msgspec.json.decode(path.read_bytes(), type=SavedConfig).command
     except msgspec.MsgspecError as error:
         raise WireError(f"{path} is not the configuration of a run: {error}") from error
-    command = parse(RunCommand, default=dataclasses.replace(saved.command, max_seconds=0.0, smoke=False))
-    return dataclasses.replace(command, resume=command.resume, run_dir=command.resume)
+    learning = dataclasses.replace(command.learning, total_updates=0, total_frames=0)
+    return dataclasses.replace(command, run_dir=directory, learning=learning, max_seconds=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,15 +183,15 @@ def _revision() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def _show_plan(console: Console, command: RunCommand, spec: StreamSpec, machine: Machine) -> None:
+def _show_plan(console: Console, plan: Plan) -> None:
     table = Table(show_header=False, box=None)
-    for row in describe(command, spec, machine):
+    for row in describe(plan):
         table.add_row(*row)
     console.print(table, highlight=False)
-    latest = Path(command.run_dir) / "checkpoints" / LATEST
-    if command.resume and latest.exists():
+    latest = Path(plan.command.run_dir) / "checkpoints" / LATEST
+    if plan.command.resume and latest.exists():
         counters = load_checkpoint(latest).header.counters
-        frames = counters.transitions_inserted * spec.frames_per_step
+        frames = counters.transitions_inserted * plan.spec.frames_per_step
         console.print(f"continuing {latest} at update {counters.updates:,}, {frames:,} frames", highlight=False)
 
 

@@ -48,7 +48,6 @@ class LearnerLoop:
 
         Raises: ConfigError when a port or the device cannot be had.
         """
-        assert command.update.batch_size is not None
         self._command = command
         self._run_dir = Path(command.run_dir)
         self._device = choose_device(command.learning.device)
@@ -73,9 +72,7 @@ class LearnerLoop:
         Raises: PeerError when the replay is away for longer than the patience; the error of a thread that failed.
         """
         command = self._command
-        replica = Replica(
-            self._client, command.agent.gamma, self._device, command.learning.prefetch_batches + 2, stop
-        )
+        replica = Replica(self._client, command.agent.gamma, self._device, command.learning.prefetch_batches + 2, stop)
         stop.thread(self._metrics.run, "metrics")
         replica_thread = stop.thread(replica.run, "replica")
         stop.thread(self._publisher.run, "parameters")
@@ -162,7 +159,7 @@ class LearnerLoop:
 
     def _count(self, agent: ApexLearner, replica: Replica) -> None:
         base = self._base
-        batch_size = self._command.update.batch_size or 0
+        batch_size = self._command.update.batch_size
         self._counters = msgspec.structs.replace(
             self._counters,
             updates=agent.num_updates,

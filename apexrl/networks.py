@@ -18,7 +18,6 @@ def make_network(spec: StreamSpec, config: NetworkConfig) -> nn.Module:
 
     Raises: ConfigError when the shape of the frames is not supported.
     """
-    assert config.channels is not None and config.hidden_size is not None
     shape = spec.frame_shape
     if len(shape) <= 1:
         return DuelingNetwork(_Perceptron(spec, config.hidden_size), config.hidden_size, spec.num_actions)

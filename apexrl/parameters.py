@@ -46,6 +46,13 @@ def decode_parameters(data: bytes) -> Parameters:
         end = _LENGTH.size + length
         header = msgspec.msgpack.decode(data[_LENGTH.size : end], type=ParametersHeader)
         tensors = safetensors.torch.load(data[end:])
-    except (struct.error, msgspec.MsgspecError, safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
+    except (
+        struct.error,
+        msgspec.MsgspecError,
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        RecursionError,
+    ) as error:
         raise WireError(f"malformed parameters: {error}") from error
     return Parameters(header, {name: tensor.float() for name, tensor in tensors.items()})

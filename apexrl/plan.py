@@ -1,6 +1,7 @@
 """What a run on this machine will be: sizes that fit its cores, memory and GPU, checked before anything starts."""
 
 import dataclasses
+import os
 import socket
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from apexrl.config import RunCommand, defaults_of, resolve
+from apexrl.config import PRESETS, RunCommand, parse_onto, with_defaults
 from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.frame_store import FrameStore
@@ -18,12 +19,20 @@ from apexrl.networks import make_network
 from apexrl.replay.replay import ring_unrolls
 from apexrl.types import StreamSpec
 
-SMALL_FRAME_SIZE = 1024
+SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
 SHARE_OF_MEMORY = 0.85
 
-SMOKE: dict[str, Any] = {"capacity": 20_000, "min_size_to_sample": 2_000, "samples_per_insert": 1.0}
+SMOKE: dict[str, Any] = {
+    "capacity": 20_000,
+    "min_size_to_sample": 2_000,
+    "samples_per_insert": 1.0,
+    "max_episode_frames": 4_000,
+    "episodes": 2,
+    "evaluation_period_seconds": 10.0,
+    "max_seconds": 60.0,
+}
 
 
 class Machine(NamedTuple):
@@ -36,56 +45,90 @@ class Machine(NamedTuple):
 
     @classmethod
     def here(cls, device: str) -> "Machine":
-        """Looks at this machine."""
+        """Looks at this machine.
+
+        Raises: ConfigError when the device cannot be used.
+        """
         chosen = choose_device(device)
         free = psutil.virtual_memory().available
         gpu = torch.cuda.mem_get_info(chosen)[0] if chosen.type == "cuda" else free
-        cores = (
-            len(psutil.Process().cpu_affinity() or [0])
-            if hasattr(psutil.Process, "cpu_affinity")
-            else psutil.cpu_count() or 1
-        )
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(cores, free, chosen, gpu)
 
 
-def make_plan(command: RunCommand, machine: Machine) -> tuple[RunCommand, StreamSpec]:
-    """Returns the command with every number filled in.
+class Plan(NamedTuple):
+    """A run with every number filled in."""
 
+    command: RunCommand
+    spec: StreamSpec
+    machine: Machine
+
+
+def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] | None = None) -> Plan:
+    """Returns the plan for what the arguments ask: on top of a saved run, or of the preset that fits.
+
+    Args:
+      asked: the arguments on top of the papers' defaults; only what decides the preset is read from it.
+      saved: the configuration of the run that is continued.
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
-    if command.smoke:
-        command = _smoke(command)
-    environment = make_environment(command.env, 1)
-    spec = make_spec(command.env, environment, command.agent.unroll_starts, command.agent.n_steps)
+    if saved is not None:
+        asked = parse_onto(saved, arguments)
+    machine = Machine.here(asked.learning.device)
+    environment = make_environment(asked.env, 1)
+    spec = make_spec(asked.env, environment, asked.agent.unroll_starts, asked.agent.n_steps)
     environment.close()
-    preset = command.preset
-    if preset == "auto":
-        preset = (
-            "small"
-            if spec.frame_size <= SMALL_FRAME_SIZE
-            else ("paper" if machine.device.type == "cuda" else "two-cores")
-        )
-    command = dataclasses.replace(command, preset=preset)
-    given = command.replay.capacity
-    command = resolve(command, defaults_of(preset) | _sizes(machine, spec))
+    default = saved
+    if default is None:
+        preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, spec)
+        smoke = SMOKE if asked.smoke else {}
+        default = with_defaults(RunCommand(), PRESETS[preset] | _sizes(machine, spec) | smoke | {"preset": preset})
+    command = parse_onto(default, arguments)
+    command = dataclasses.replace(command, preset=default.preset)
+    command = _fitted(command, default, machine, spec)
     make_network(spec, command.network)
-    capacity = command.replay.capacity or 0
-    largest = largest_capacity(machine, spec, command.acting.num_workers or 1)
-    if capacity > largest:
-        if given is not None or largest < (command.replay.min_size_to_sample or 1):
-            raise ConfigError(
-                f"a capacity of {capacity:,} transitions does not fit: the largest that does is --capacity {max(largest, 0)} "
-                f"({machine.memory_bytes / 1e9:.1f} GB of memory are free, {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device})"
-            )
-        command = dataclasses.replace(command, replay=dataclasses.replace(command.replay, capacity=largest))
-    if (command.replay.min_size_to_sample or 0) > (command.replay.capacity or 0):
-        raise ConfigError(
-            f"--min-size-to-sample {command.replay.min_size_to_sample} is more than --capacity {command.replay.capacity}"
-        )
     if not command.run_dir:
-        name = command.env.env.replace("/", "-")
+        name = command.env.env.replace("/", "-").replace(":", "-")
         command = dataclasses.replace(command, run_dir=f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    return command, spec
+    return Plan(command, spec, machine)
+
+
+def _fitting_preset(machine: Machine, spec: StreamSpec) -> str:
+    if spec.frame_size <= SMALL_FRAME_SIZE:
+        return "small"
+    return "paper" if machine.device.type == "cuda" else "two-cores"
+
+
+def _sizes(machine: Machine, spec: StreamSpec) -> dict[str, Any]:
+    """Returns what follows from the number of cores: those of the actors, and the rest for the learner."""
+    if spec.frame_size <= SMALL_FRAME_SIZE:
+        return {}
+    if machine.device.type == "cuda":
+        return {"num_workers": max(machine.cores - 3, 1), "learner_threads": 2}
+    workers = max(machine.cores // 2, 1)
+    return {"num_workers": workers, "learner_threads": max(machine.cores - workers, 1)}
+
+
+def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:
+    """Returns the command with a capacity that fits; only a capacity that nobody asked for is made smaller.
+
+    Raises: ConfigError when it does not fit.
+    """
+    replay = command.replay
+    largest = largest_capacity(machine, spec, command.acting.num_workers)
+    if replay.capacity > largest:
+        if replay.capacity != default.replay.capacity or largest < replay.min_size_to_sample:
+            memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
+            if machine.device.type == "cuda":
+                memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
+            raise ConfigError(
+                f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): "
+                f"the largest that does is --capacity {max(largest, 0)}"
+            )
+        replay = dataclasses.replace(replay, capacity=largest)
+    if replay.min_size_to_sample > replay.capacity:
+        raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
+    return dataclasses.replace(command, replay=replay)
 
 
 def largest_capacity(machine: Machine, spec: StreamSpec, num_workers: int) -> int:
@@ -130,52 +173,24 @@ def check_run_dir(command: RunCommand) -> None:
         raise ConfigError(f"{directory} is not empty: give another --run-dir, or --resume {directory} to continue it")
 
 
-def describe(command: RunCommand, spec: StreamSpec, machine: Machine) -> list[tuple[str, str]]:
+def describe(plan: Plan) -> list[tuple[str, str]]:
     """Returns the plan for a person to read, as names and values."""
-    acting, replay, update = command.acting, command.replay, command.update
-    workers, each = acting.num_workers or 0, acting.environments_per_worker or 0
-    store = FrameStore.bytes_needed(spec, ring_unrolls(replay.capacity or 0, spec.unroll_starts))
-    wires = command.wires
+    command, spec, machine = plan
+    acting, replay, update, wires = command.acting, command.replay, command.update, command.wires
+    store = FrameStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts))
+    workers = f"{acting.num_workers} x {acting.environments_per_worker}"
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
-        ("environment", f"{spec.env}, {spec.num_actions} actions, {workers} x {each} copies"),
-        (
-            "replay",
-            f"{replay.capacity:,} transitions ({store / 1e9:.1f} GB on {machine.device}), from {replay.min_size_to_sample:,} on; {replay.samples_per_insert} samples an insert",
-        ),
-        (
-            "update",
-            f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}, target every {update.target_period_updates}",
-        ),
+        ("environment", f"{spec.env}, {spec.num_actions} actions; {workers} copies"),
+        ("preset", command.preset),
+        ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {machine.device} when full"),
+        ("sampling", f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"),
+        ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}, "
+                   f"target every {update.target_period_updates}"),
         ("network", f"channels {command.network.channels}, hidden {command.network.hidden_size}"),
         ("ports", f"replay {wires.actor_port} {wires.batch_port}, learner {wires.parameter_port} {wires.metrics_port}"),
         ("run", command.run_dir),
-    ]
+    ]  # fmt: skip
     if command.tensorboard:
         rows.append(("TensorBoard", f"http://{command.tensorboard_host}:{command.tensorboard_port}"))
     return rows
-
-
-def _sizes(machine: Machine, spec: StreamSpec) -> dict[str, Any]:
-    """Returns what follows from the number of cores: one core for each actor process, the rest for the learner."""
-    if machine.device.type == "cuda":
-        workers, threads = max(machine.cores - 3, 1), 2
-    else:
-        workers = max(machine.cores // 2, 1)
-        threads = max(machine.cores - workers, 1)
-    small = spec.frame_size <= SMALL_FRAME_SIZE
-    return {
-        "num_workers": 1 if small else workers,
-        "environments_per_worker": 8 if small else 32,
-        "learner_threads": 1 if small else threads,
-    }
-
-
-def _smoke(command: RunCommand) -> RunCommand:
-    """Shrinks a run so that it passes through everything in about a minute."""
-    return dataclasses.replace(
-        resolve(command, SMOKE),
-        max_seconds=command.max_seconds or 75.0,
-        env=dataclasses.replace(command.env, max_episode_frames=min(command.env.max_episode_frames, 4_000)),
-        evaluation=dataclasses.replace(command.evaluation, episodes=2, evaluation_period_seconds=10.0),
-    )

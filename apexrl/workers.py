@@ -19,7 +19,6 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
 
     Raises: PeerError when a worker dies too often.
     """
-    assert command.acting.num_workers is not None
     publisher = ParameterPublisher("127.0.0.1", 0)
     upstream = address(command.wires.learner_host, command.wires.parameter_port)
     stop.thread(publisher.run, "publisher")

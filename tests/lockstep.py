@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from apexrl.agents.apex_dqn import ApexActor, ApexLearner
-from apexrl.config import SMALL_ENVIRONMENT, AgentConfig, EnvConfig, NetworkConfig, ReplayConfig, UpdateConfig, resolve
+from apexrl.config import SMALL, AgentConfig, EnvConfig, NetworkConfig, ReplayConfig, UpdateConfig, with_defaults
 from apexrl.envs import make_environment, make_spec
 from apexrl.exploration import epsilon_ladder
 from apexrl.frame_store import FrameStore, TransitionBatch
@@ -15,7 +15,7 @@ from apexrl.types import Unroll
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 AGENT = AgentConfig(unroll_starts=8)
-UPDATE = resolve(UpdateConfig(batch_size=16, target_period_updates=20), SMALL_ENVIRONMENT)
+UPDATE = with_defaults(UpdateConfig(), SMALL | {"batch_size": 16, "target_period_updates": 20})
 NETWORK = NetworkConfig(channels=(4, 4, 4), hidden_size=16)
 NUM_ENVS = 4
 

@@ -4,8 +4,7 @@ import torch
 
 from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner, make_optimizer
 from apexrl.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
-from apexrl.config import PAPER, NetworkConfig, UpdateConfig, resolve
-from apexrl.errors import ConfigError
+from apexrl.config import NetworkConfig, UpdateConfig
 from apexrl.frame_store import TransitionBatch
 from apexrl.parameters import decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, Unroll
@@ -104,12 +103,7 @@ def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
 
 
 def test_paper_optimizer_is_centered_rmsprop():
-    optimizer = make_optimizer(resolve(UpdateConfig(), PAPER), torch.nn.Linear(2, 2))
+    optimizer = make_optimizer(UpdateConfig(), torch.nn.Linear(2, 2))
     assert isinstance(optimizer, torch.optim.RMSprop)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["alpha"], group["eps"], group["centered"]) == (6.25e-5, 0.95, 1.5e-7, True)
-
-
-def test_unknown_optimizer_is_named():
-    with pytest.raises(ConfigError, match="adam or rmsprop"):
-        make_optimizer(UpdateConfig(16, "sgdd", 1e-3, 1e-5), torch.nn.Linear(2, 2))

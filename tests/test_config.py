@@ -3,19 +3,18 @@ import dataclasses
 import pytest
 
 from apexrl.config import (
-    PAPER,
-    TWO_CORES,
+    PRESETS,
     ActorCommand,
     LearnerCommand,
     ReplayCommand,
     RunCommand,
-    defaults_of,
     parse,
-    resolve,
     to_flags,
+    with_defaults,
 )
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v + 0.5, str: lambda v: v + "x"}
+CHOICES = {"clip_rewards": "no", "optimizer": "adam", "channels": (7, 8, 9)}
 
 
 def changed(config):
@@ -25,36 +24,32 @@ def changed(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             changes[field.name] = changed(value)
-        elif field.name == "clip_rewards":
-            changes[field.name] = "no"
-        elif field.name == "preset":
-            changes[field.name] = "paper"
-        elif field.name in PAPER:
-            changes[field.name] = TWO_CORES[field.name]
-        elif value is None:
-            changes[field.name] = 5
-        else:
-            changes[field.name] = OTHER[type(value)](value)
+        elif field.name != "preset":
+            changes[field.name] = CHOICES.get(field.name) or OTHER[type(value)](value)
     return dataclasses.replace(config, **changes)
 
 
 @pytest.mark.parametrize("command", [ActorCommand, ReplayCommand, LearnerCommand, RunCommand])
-def test_every_flag_survives_the_command_line(command):
-    config = changed(command())
-    assert parse(command, to_flags(config)) == config
-    assert to_flags(command()) == []
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_flag_survives_the_command_line(command, preset):
+    papers = dataclasses.replace(command(), preset=preset)  # differs from the preset where the preset differs
+    usual = with_defaults(papers, PRESETS[preset])
+    for config in (changed(papers), papers, usual):
+        assert parse(command, to_flags(config)) == config
+    assert to_flags(usual) == ["--preset", preset]
 
 
-def test_resolve_fills_in_what_was_not_given_and_nothing_else():
-    command = parse(LearnerCommand, ["--batch-size", "64"])
-    resolved = resolve(command, defaults_of("paper"))
-    assert resolved.update.batch_size == 64
-    assert resolved.update.learning_rate == 6.25e-5
-    assert resolved.network.channels == (32, 64, 64)
+def test_what_is_given_wins_over_the_preset():
+    command = parse(LearnerCommand, ["--batch-size", "32", "--preset", "small"])
+    assert (command.update.batch_size, command.update.optimizer, command.network.hidden_size) == (32, "adam", 128)
+    paper = parse(LearnerCommand, ["--preset", "paper"])
+    assert (paper.update.batch_size, paper.update.learning_rate, paper.network.channels) == (512, 6.25e-5, (32, 64, 64))
 
 
 def test_flag_names_are_unique_over_all_parts():
-    names = [name for part in dataclasses.fields(RunCommand) for name in leaves(getattr(RunCommand(), part.name), part.name)]
+    names = [
+        name for part in dataclasses.fields(RunCommand) for name in leaves(getattr(RunCommand(), part.name), part.name)
+    ]
     assert len(names) == len(set(names))
 
 

@@ -99,7 +99,9 @@ def test_ids_that_users_type(env):
     envs.close()
 
 
-@pytest.mark.parametrize(("env", "complaint"), [("Pongg-v4", "unknown environment"), ("Pendulum-v1", "discrete actions")])
+@pytest.mark.parametrize(
+    ("env", "complaint"), [("Pongg-v4", "unknown environment"), ("Pendulum-v1", "discrete actions")]
+)
 def test_what_cannot_be_played_is_named(env, complaint):
     with pytest.raises(ConfigError, match=complaint):
         make_environment(EnvConfig(env=env), 1)

@@ -13,7 +13,8 @@ GAMMA = 0.97
 
 
 @pytest.mark.parametrize(
-    ("env", "frames"), [("BreakoutNoFrameskip-v4", 3000), ("PongNoFrameskip-v4", 1000), ("Catch-v0", 1000), ("CartPole-v1", 1000)]
+    ("env", "frames"),
+    [("BreakoutNoFrameskip-v4", 3000), ("PongNoFrameskip-v4", 1000), ("Catch-v0", 1000), ("CartPole-v1", 1000)],
 )
 def test_gathered_transitions_equal_the_stream_pixel_for_pixel(env, frames):
     config = EnvConfig(env=env, max_episode_frames=frames)

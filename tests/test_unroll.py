@@ -62,7 +62,9 @@ def test_windows_equal_the_slow_twin(data):
     starts_count = data.draw(st.integers(1, 12))
     steps = starts_count + n
     rewards = np.array(data.draw(st.lists(st.floats(-9, 9, width=32), min_size=steps, max_size=steps)), np.float32)
-    kinds = data.draw(st.lists(st.sampled_from(["on", "on", "on", "life", "term", "trunc"]), min_size=steps, max_size=steps))
+    kinds = data.draw(
+        st.lists(st.sampled_from(["on", "on", "on", "life", "term", "trunc"]), min_size=steps, max_size=steps)
+    )
     discounts, starts, reset = np.ones(steps, np.float32), np.zeros(steps + 1, bool), False
     for t, kind in enumerate(kinds):
         starts[t + 1], reset = reset, False
@@ -97,7 +99,9 @@ def test_unrolls_overlap_by_n_and_carry_the_extras():
         if complete is not None:
             found.append(complete)
         observations = np.full((3, 1, 1), t + 1, np.float32)
-        step = TimeSteps(observations, np.full(3, t), np.ones(3), np.zeros(3, bool), np.full(3, np.nan), np.zeros(3, int))
+        step = TimeSteps(
+            observations, np.full(3, t), np.ones(3), np.zeros(3, bool), np.full(3, np.nan), np.zeros(3, int)
+        )
         builder.add(np.full(3, t % 2), step)
     assert len(found) == 4
     for i, (unroll, extras) in enumerate(found):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
-from apexrl.errors import ConfigError
 from apexrl.exploration import epsilon_greedy
 from apexrl.frame_store import TransitionBatch
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
@@ -84,7 +83,6 @@ class ApexLearner:
     def __init__(
         self, agent: AgentConfig, update: UpdateConfig, network: NetworkConfig, spec: StreamSpec, device: torch.device
     ):
-        assert update.target_period_updates is not None
         self._agent = agent
         self._config = update
         self._header = ParametersHeader(0, spec, network)
@@ -178,19 +176,13 @@ def precision_for(device: torch.device, spec: StreamSpec):  # noqa: ANN201 - a z
 
 
 def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Optimizer:
-    """Returns the optimizer that the configuration names.
-
-    Raises: ConfigError when there is no such optimizer.
-    """
-    assert config.learning_rate is not None and config.optimizer_epsilon is not None
+    """Returns the optimizer that the configuration names."""
     parameters = list(network.parameters())
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, config.learning_rate, eps=config.optimizer_epsilon, fused=True)
-    if config.optimizer == "rmsprop":
-        return torch.optim.RMSprop(
-            parameters, config.learning_rate, alpha=0.95, eps=config.optimizer_epsilon, centered=True
-        )
-    raise ConfigError(f"unknown optimizer {config.optimizer!r}: adam or rmsprop")
+    return torch.optim.RMSprop(
+        parameters, config.learning_rate, alpha=0.95, eps=config.optimizer_epsilon, centered=True
+    )
 
 
 def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ class Replay:
           batch_size: of the learner; the limiter's slack must hold a few batches.
         Raises: ValueError when the capacity cannot hold min_size_to_sample.
         """
-        assert config.capacity and config.min_size_to_sample and config.samples_per_insert is not None
         if config.capacity < config.min_size_to_sample:
             raise ValueError(
                 f"capacity {config.capacity} is smaller than min_size_to_sample {config.min_size_to_sample}"

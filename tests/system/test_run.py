@@ -79,7 +79,9 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     summary = read_json(directory / "summary.json")
     assert summary["roles_restarted"] == 4
     assert (directory / "checkpoints" / "latest.safetensors").exists()
-    with launch(tmp_path, ports, "--resume", directory, "--total-updates", summary["updates"] + 200, name="again") as run:
+    with launch(
+        tmp_path, ports, "--resume", directory, "--total-updates", summary["updates"] + 200, name="again"
+    ) as run:
         assert run.popen.wait(100) == 0
         assert f"at update {summary['updates']:,}" in run.text()
     resumed = read_json(directory / "summary.json")
@@ -137,7 +139,12 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
 
 def run_to_its_end(*flags):
     result = subprocess.run(
-        [sys.executable, "-m", "apexrl.launch", *map(str, flags)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "apexrl.launch", *map(str, flags)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return result.returncode, " ".join((result.stdout + result.stderr).split())
 
@@ -149,7 +156,7 @@ def run_to_its_end(*flags):
         (("--env", "Pendulum-v1"), "only discrete actions are supported"),
         (("--capacity", "900000000"), "the largest that does is --capacity"),
         (("--capacity", "1000"), "--min-size-to-sample 15000 is more than --capacity 1000"),
-        (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam or rmsprop"),
+        (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam"),
         (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
         (("--resume", "/nonexistent"), "--resume takes the directory of an earlier run"),
         (("--batch-sise", "3"), "--batch-size"),
