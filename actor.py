@@ -17,7 +17,7 @@ def main(stop: Stop) -> None:
     command = parse(ActorCommand)
     torch.set_num_threads(1)
     if command.evaluation.checkpoint or command.evaluate:
-        from apexrl import evaluation  # OpenCV is not needed to act
+        from apexrl import evaluation  # noqa: PLC0415 - OpenCV is not needed to act
 
         (evaluation.play_checkpoint if command.evaluation.checkpoint else evaluation.follow)(command, stop)
     elif command.worker_index < 0 and command.acting.num_workers > 1:

@@ -11,11 +11,15 @@ import numpy as np
 class Catch(gymnasium.Env):
     """Observations [rows, columns] uint8: 255 where the ball and the paddle are."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata = {  # noqa: RUF012 - as gymnasium has it
+        "render_modes": ["rgb_array"],
+        "render_fps": 10,
+    }
 
     def __init__(self, rows: int = 10, columns: int = 7, render_mode: str | None = None):
         self.render_mode = render_mode
-        self.observation_space = gymnasium.spaces.Box(0, 255, (rows, columns), np.uint8)
+        self._shape = (rows, columns)
+        self.observation_space = gymnasium.spaces.Box(0, 255, self._shape, np.uint8)
         self.action_space = gymnasium.spaces.Discrete(3)
         self._ball = (0, 0)
         self._paddle = 0
@@ -23,14 +27,14 @@ class Catch(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         """Drops a ball from a random column."""
         super().reset(seed=seed)
-        columns = self.observation_space.shape[1]
+        columns = self._shape[1]
         self._ball = (0, int(self.np_random.integers(columns)))
         self._paddle = columns // 2
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Moves the paddle by action - 1 and the ball down by one row."""
-        rows, columns = self.observation_space.shape
+        rows, columns = self._shape
         self._paddle = int(np.clip(self._paddle + action - 1, 0, columns - 1))
         self._ball = (self._ball[0] + 1, self._ball[1])
         arrived = self._ball[0] == rows - 1
@@ -42,7 +46,7 @@ class Catch(gymnasium.Env):
         return np.repeat(np.kron(self._observation(), np.ones((16, 16), np.uint8))[..., None], 3, axis=2)
 
     def _observation(self) -> np.ndarray:
-        field = np.zeros(self.observation_space.shape, np.uint8)
+        field = np.zeros(self._shape, np.uint8)
         field[self._ball] = 255
         field[-1, self._paddle] = 255
         return field
@@ -51,4 +55,4 @@ class Catch(gymnasium.Env):
 def register() -> None:
     """Makes `Catch-v0` known to gymnasium."""
     if "Catch-v0" not in gymnasium.registry:
-        gymnasium.register("Catch-v0", entry_point=Catch)
+        gymnasium.register("Catch-v0", entry_point="apexrl.catch:Catch")

@@ -6,7 +6,7 @@ first frame of the next game, so the final observation of a game is always part 
 
 import importlib
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 import ale_py
 import gymnasium
@@ -107,7 +107,7 @@ class AtariEnvironment:
     def __init__(
         self, config: EnvConfig, kwargs: dict, num_envs: int, *, evaluate: bool, num_threads: int, render: bool
     ):
-        options = {
+        options: dict[str, Any] = {
             "max_num_frames_per_episode": config.max_episode_frames,
             "repeat_action_probability": kwargs.get("repeat_action_probability", 0.0),
             "full_action_space": kwargs.get("full_action_space", False),
@@ -118,10 +118,10 @@ class AtariEnvironment:
         self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
         # The same game, seed and actions in colour: ale-py's vector environment cannot render.
         height, width = ATARI_SCREEN
-        picture = {"img_height": height, "img_width": width, "grayscale": False, "stack_num": 1}
+        picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False, "stack_num": 1}
         self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
         self._picture: np.ndarray | None = None
-        self.num_actions = int(self._envs.single_action_space.n)
+        self.num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
         self._clip = config.clip_rewards != "no"
 
     def reset(self, seed: int) -> np.ndarray:
@@ -166,7 +166,7 @@ class GymnasiumEnvironment:
 
     def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
         self._renders = render
-        mode = {"render_mode": "rgb_array"} if render else {}
+        mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         try:
             self._envs = gymnasium.make_vec(
                 registered.id,
@@ -186,7 +186,7 @@ class GymnasiumEnvironment:
             raise ConfigError(f"environment {config.env!r} has actions {actions}; only discrete actions are supported")
         box = self._envs.single_observation_space
         self.num_actions = int(actions.n)
-        self.frame_shape = tuple(box.shape)
+        self.frame_shape = tuple(box.shape or ())
         self.frame_dtype = "uint8" if box.dtype == np.uint8 else "float32"
         self._first_action = int(actions.start)
         self._clip = config.clip_rewards == "yes"
@@ -214,7 +214,8 @@ class GymnasiumEnvironment:
         if not self._renders:
             return None
         try:
-            return self._envs.render()[0]
+            pictures: Any = self._envs.render()
+            return pictures[0]
         except gymnasium.error.DependencyNotInstalled as error:
             logger.warning("no pictures of this environment: %s", error)
             self._renders = False
@@ -228,7 +229,7 @@ class GymnasiumEnvironment:
         return observations.astype(self.frame_dtype)[:, None]
 
 
-def _flat_unless_box(env: gymnasium.Env) -> gymnasium.Env:
+def _flat_unless_box(env: gymnasium.Env) -> Any:
     """Discrete, tuple and dictionary observations become one vector (a discrete one is one-hot)."""
     is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
     return env if is_box else gymnasium.wrappers.FlattenObservation(env)

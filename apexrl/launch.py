@@ -177,6 +177,7 @@ def _revision() -> str:
             capture_output=True,
             text=True,
             timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"

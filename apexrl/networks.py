@@ -13,7 +13,7 @@ from apexrl.types import StreamSpec
 SMALLEST_SCREEN = 36  # pixels that Nature's three convolutions need
 
 
-def make_network(spec: StreamSpec, config: NetworkConfig) -> nn.Module:
+def make_network(spec: StreamSpec, config: NetworkConfig) -> "DuelingNetwork":
     """Returns the dueling network for the observations of a spec.
 
     Raises: ConfigError when the shape of the frames is not supported.
@@ -28,13 +28,27 @@ def make_network(spec: StreamSpec, config: NetworkConfig) -> nn.Module:
     return DuelingNetwork(torso, config.hidden_size, spec.num_actions)
 
 
+class Torso(nn.Module):
+    """Observations into features; `prepare` is apart, so that two networks may share its result."""
+
+    num_features: int
+
+    def prepare(self, observations: Tensor) -> Tensor:
+        """Returns observations [B, H, *frame] in the layout and type that the first layer takes."""
+        raise NotImplementedError
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        """Returns [B, num_features]."""
+        raise NotImplementedError
+
+
 class DuelingNetwork(nn.Module):
     """Q = V + A - mean(A), each from a hidden layer of its own; the two layers are computed as one.
 
     Source: arXiv:1511.06581.
     """
 
-    def __init__(self, torso: nn.Module, hidden_size: int, num_actions: int):
+    def __init__(self, torso: "Torso", hidden_size: int, num_actions: int):
         super().__init__()
         self.torso = torso
         self.hidden = nn.Linear(torso.num_features, 2 * hidden_size)
@@ -59,7 +73,7 @@ class DuelingNetwork(nn.Module):
             return self.value(value) + advantage - advantage.mean(dim=1, keepdim=True)
 
 
-class _Perceptron(nn.Module):
+class _Perceptron(Torso):
     """Two layers for observations that are vectors; one stacked vector after the other."""
 
     def __init__(self, spec: StreamSpec, hidden_size: int):
@@ -75,7 +89,7 @@ class _Perceptron(nn.Module):
         return F.relu(self.second(F.relu(self.first(prepared))))
 
 
-class _ScreenTorso(nn.Module):
+class _ScreenTorso(Torso):
     """The three convolutions of DQN over stacked screens.
 
     A uint8 screen is not divided by 255: the first layer's weights are, which is the same and keeps the pixels exact
@@ -105,7 +119,7 @@ class _ScreenTorso(nn.Module):
         return F.relu(self.conv3(F.relu(self.conv2(F.relu(x))))).flatten(1)
 
 
-class _SmallPictureTorso(nn.Module):
+class _SmallPictureTorso(Torso):
     """Two 3x3 convolutions that keep the size, for pictures too small for DQN's."""
 
     def __init__(self, spec: StreamSpec, channels: tuple[int, int, int]):

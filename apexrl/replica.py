@@ -25,13 +25,14 @@ MAX_KEPT_EPISODES = 10_000
 class Replica:
     """Owns the connection to the replay and the frame store; runs in a thread of its own.
 
-    A batch from `next_batch` is good until the next call. Other threads call `next_batch`, `update_priorities`, `take_episodes`, and read the counters.
+    Other threads call `next_batch`, `update_priorities` and `take_episodes`, and read the counters. A batch is good until
+    the next call of `next_batch`.
     """
 
     def __init__(self, client: LogClient, gamma: float, device: torch.device, num_batches: int, stop: Stop):
         self.spec: StreamSpec | None = None
         self.transitions_inserted = 0
-        self.params_lag = collections.deque[int](maxlen=256)  # versions of the parameters that made the newest unrolls
+        self.params_versions = collections.deque[int](maxlen=256)  # of the parameters that made the newest unrolls
         self.num_undecodable = 0
         self.store: FrameStore | None = None
         self.waits_for = "replay_connection"
@@ -133,7 +134,7 @@ class Replica:
         assert self.store is not None and self._codec is not None
         header = append.insert.header()
         self.transitions_inserted += int((header.priorities > 0).sum())
-        self.params_lag.append(header.params_version)
+        self.params_versions.append(header.params_version)
         self._episodes.extend(header.episodes)
         try:
             self.store.apply(append.number, self._codec.decode(append.block))

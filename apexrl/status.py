@@ -1,4 +1,4 @@
-"""What a person sees of a run: the learner's status file, a live table in a terminal, plain lines elsewhere, a summary."""
+"""What a person sees of a run: a live table in a terminal, plain lines elsewhere, and a summary at the end."""
 
 import contextlib
 import time
@@ -28,7 +28,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The outcome of a run; totals over all its starts but for `seconds` and `roles_restarted`, which are of this one."""
+    """The outcome of a run. `seconds` and `roles_restarted` are of this start, the totals of all its starts."""
 
     env: str
     seconds: float
@@ -113,15 +113,16 @@ class Display:
         status = read_status(self._directory)
         if status is None:
             return [*rows, ("state", "starting"), *self._roles()]
-        f = status.figures
+        f, counters = status.figures, status.counters
+        last, best = _number(counters.last_evaluation_return), _number(counters.best_evaluation_return)
+        spi = f.get("replay/samples_per_insert", 0)
         rows += [
             ("frames", f"{status.frames:,} ({f.get('actor/frames_per_second', 0):,.0f}/s)"),
-            ("updates", f"{status.counters.updates:,} ({f.get('learner/updates_per_second', 0):.1f}/s)"),
-            ("replay", f"{f.get('replay/fill', 0):.0%} full, {f.get('replay/samples_per_insert', 0):.2f} samples an insert"),
-            ("return", f"{_number(status.counters.last_evaluation_return)} (best {_number(status.counters.best_evaluation_return)}), "
-                       f"training {_number(f.get('actor/return_mean'))}"),
+            ("updates", f"{counters.updates:,} ({f.get('learner/updates_per_second', 0):.1f}/s)"),
+            ("replay", f"{f.get('replay/fill', 0):.0%} full, {spi:.2f} samples an insert"),
+            ("return", f"{last} (best {best}), training {_number(f.get('actor/return_mean'))}"),
             ("waits", ", ".join(self._waits(f)) or "nobody"),
-        ]  # fmt: skip
+        ]
         return rows + self._roles()
 
     def _waits(self, figures: dict[str, float]) -> list[str]:

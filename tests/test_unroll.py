@@ -72,7 +72,7 @@ def test_windows_equal_the_slow_twin(data):
             kinds[t], rewards[t] = "reset", 0
         elif kind in ("life", "term"):
             discounts[t] = 0
-        reset = kinds[t] in ("term", "trunc")
+        reset = kind in ("term", "trunc")
     returns, bootstrap, offsets = n_step_windows(rewards, discounts, starts, 0.97, n)
     for s in range(starts_count):
         if kinds[s] == "reset":

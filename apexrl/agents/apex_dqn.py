@@ -5,6 +5,7 @@ Two halves, which share only the network: `ApexActor` chooses actions and comput
 """
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -88,7 +89,7 @@ class ApexLearner:
         self._header = ParametersHeader(0, spec, network)
         self._device = device
         self._precision = precision_for(device, spec)
-        self._online = make_network(spec, network).to(device, memory_format=torch.channels_last)
+        self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         self._optimizer = make_optimizer(update, self._online)
         self.num_updates = 0
@@ -156,16 +157,16 @@ class ApexLearner:
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimizer.", state).items():
             index, slot = name.split(".", 1)
-            parameter = parameters[int(index)]
-            if tensor.shape == parameter.shape:  # the fused optimizer wants the parameter's layout in memory
-                tensor = torch.empty_like(parameter).copy_(tensor)
-            slots.setdefault(int(index), {})[slot] = tensor
+            parameter = parameters[int(index)].detach()
+            # The fused optimizer wants its tensors in the parameter's layout in memory.
+            fits = tensor.shape == parameter.shape
+            slots.setdefault(int(index), {})[slot] = torch.empty_like(parameter).copy_(tensor) if fits else tensor
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
         self.num_updates = num_updates
 
 
-def precision_for(device: torch.device, spec: StreamSpec):  # noqa: ANN201 - a zero-argument maker of contexts
+def precision_for(device: torch.device, spec: StreamSpec) -> Callable[[], torch.autocast]:
     """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
     is_picture = len(spec.frame_shape) > 1
     if device.type == "cuda":

@@ -74,7 +74,7 @@ class InsertClient:
     ):
         self.slots: tuple[int, ...] = ()
         self.ladder_size = 0
-        self.waited_seconds: collections.Counter[str] = collections.Counter()
+        self.waited_seconds: dict[str, float] = collections.defaultdict(float)
         self.bytes_sent = 0
         self._actor = actor
         self._spec = spec

@@ -40,7 +40,9 @@ class ReplayServer:
         """Serves until `stop` is set."""
         # Messages are taken and sent through plain views of the sockets: woken once, everything there is drained.
         # All sends happen before the next poll, which asks libzmq again before it waits: no wake-up is missed.
-        plain = {role: zmq.Socket.shadow(socket) for role, socket in self._sockets.items()}
+        plain: dict[str, zmq.Socket[bytes]] = {
+            role: zmq.Socket.shadow(socket) for role, socket in self._sockets.items()
+        }
         poller = zmq.asyncio.Poller()
         for socket in self._sockets.values():
             poller.register(socket, zmq.POLLIN)

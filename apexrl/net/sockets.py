@@ -37,7 +37,9 @@ def bind(socket: zmq.Socket, host: str, port: int) -> str:
         raise ConfigError(
             f"cannot listen on {host}:{port} ({error}): choose another port or stop who uses it"
         ) from error
-    return socket.last_endpoint.decode().rstrip("\0")
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.decode().rstrip("\0")
 
 
 def address(host: str, port: int) -> str:

@@ -10,12 +10,15 @@ replay to learner: Subscribed, Append (+ message and block of the insert), Batch
 """
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from apexrl.errors import WireError
 from apexrl.types import Episode, Sample, StreamSpec, UnrollHeader
+
+T = TypeVar("T")
 
 PROTOCOL = 1
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -159,11 +162,11 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Goodbye
 FromReplay = Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Refused | Stranger
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises for bytes of a stranger
-NUM_ATTACHMENTS = {Insert: 1, Append: 2}
+NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2}
 
 _encoder = msgspec.msgpack.Encoder()
-_to_replay = msgspec.msgpack.Decoder(ToReplay)
-_from_replay = msgspec.msgpack.Decoder(FromReplay)
+_to_replay: msgspec.msgpack.Decoder[ToReplay] = msgspec.msgpack.Decoder(ToReplay)
+_from_replay: msgspec.msgpack.Decoder[FromReplay] = msgspec.msgpack.Decoder(FromReplay)
 
 
 def encode(message: ToReplay | FromReplay) -> bytes:
@@ -209,7 +212,7 @@ def array_from(data: bytes, dtype: type) -> np.ndarray:
         raise WireError(f"{len(data)} bytes are no array of {np.dtype(dtype)}") from error
 
 
-def _decode(decoder: msgspec.msgpack.Decoder, frames: Sequence[bytes]) -> ToReplay | FromReplay:
+def _decode(decoder: msgspec.msgpack.Decoder[T], frames: Sequence[bytes]) -> T:
     if not frames:
         raise WireError("a message without frames")
     try:

@@ -1,4 +1,4 @@
-"""The experience log: compressed unrolls, numbered for ever, the newest `ring_unrolls` kept as the bytes that arrived."""
+"""The experience log: compressed unrolls, numbered for ever; the newest are kept as the bytes that arrived."""
 
 from typing import NamedTuple
 

@@ -24,12 +24,9 @@ class SlowIndex:
         total = sum(self.values)
         slots = []
         for i, u in enumerate(rng.random(batch_size)):
-            mass, running = (i + u) * total / batch_size, 0.0
-            for slot, value in enumerate(self.values):
-                running += value
-                if mass < running:
-                    break
-            slots.append(slot)
+            mass = (i + u) * total / batch_size
+            running = np.cumsum(self.values)
+            slots.append(next(slot for slot, reached in enumerate(running) if mass < reached))
         return slots, [self.values[slot] / total for slot in slots]
 
 

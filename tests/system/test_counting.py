@@ -137,7 +137,7 @@ def test_a_killed_replay_costs_what_was_in_flight_and_nothing_else(world):
         for life in range(3):
             with world.replay() as replay:
                 before = reader.num_unrolls
-                wait_for(lambda: reader.follow() > before + 100, 60, f"unrolls of life {life}")  # noqa: B023
+                wait_for(lambda: reader.follow() > before + 100, 60, f"unrolls of life {life}")
                 replay.kill()
         with world.replay():
             before = reader.num_unrolls
@@ -150,7 +150,7 @@ def test_a_killed_replay_costs_what_was_in_flight_and_nothing_else(world):
     assert len(streams) == NUM_ENVS  # the actor lived through it all
     for unrolls in streams.values():
         missing = check(unrolls, gaps_allowed=True)
-        # Memory only: what the server had acknowledged but not yet sent on is lost with it, at most some unrolls a kill.
+        # Memory only: what the server had acknowledged but not yet sent on is lost with it, some unrolls a kill.
         assert missing <= 3 * 64 * K
 
 
@@ -160,7 +160,7 @@ def test_a_killed_actor_loses_only_what_it_had_not_sent(world):
         for _ in range(2):
             with world.actor() as actor:
                 before = reader.num_unrolls
-                wait_for(lambda: reader.follow() > before + 100, 60, "unrolls")  # noqa: B023
+                wait_for(lambda: reader.follow() > before + 100, 60, "unrolls")
                 actor.kill()
         reader.follow()
     streams = reader.streams()

@@ -66,11 +66,11 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     with launch(tmp_path, ports, *flags) as run:
         wait_for(lambda: updates_of(directory) > 100, 100, "updates")
         for role in ("actors", "replay", "learner", "evaluator"):
-            victim = wait_for(lambda: roles_of(run).get(role), 20, role)  # noqa: B023
+            victim = wait_for(lambda: roles_of(run).get(role), 20, role)
             os.kill(victim, signal.SIGKILL)
-            wait_for(lambda: roles_of(run).get(role, victim) != victim, 30, f"a new {role}")  # noqa: B023
+            wait_for(lambda: roles_of(run).get(role, victim) != victim, 30, f"a new {role}")
             before = updates_of(directory)
-            wait_for(lambda: updates_of(directory) > before + 100, 60, f"updates after the death of {role}")  # noqa: B023
+            wait_for(lambda: updates_of(directory) > before + 100, 60, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
         children = run.descendants()
         run.signal(signal.SIGINT)
