@@ -115,9 +115,8 @@ class Run:
             self._supervisor.start(name, [str(ROOT / script), *to_flags(config)], log=log)
         if command.tensorboard:
             log = files.enter_context((logs / "tensorboard.log").open("ab"))
-            arguments = ["-m", "tensorboard.main", "--logdir", str(self._directory / "tensorboard")]
-            arguments += ["--port", str(command.tensorboard_port), "--host", command.tensorboard_host]
-            self._supervisor.start("tensorboard", arguments, log=log)
+            board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
+            self._supervisor.start("tensorboard", ["-m", "apexrl.board", *board], log=log)
 
     def _stop(self) -> None:
         """Actors first, so that nothing new comes; then the learner, which checkpoints; then the others."""

@@ -25,8 +25,8 @@ MAX_KEPT_EPISODES = 10_000
 class Replica:
     """Owns the connection to the replay and the frame store; runs in a thread of its own.
 
-    Other threads call `next_batch`, `update_priorities` and `take_episodes`, and read the counters. A batch is good until
-    the next call of `next_batch`.
+    Other threads call `next_batch`, `update_priorities` and `take_episodes`, and read the counters. A batch is good
+    until the next call of `next_batch`.
     """
 
     def __init__(self, client: LogClient, gamma: float, device: torch.device, num_batches: int, stop: Stop):

@@ -1,0 +1,24 @@
+"""TensorBoard as a role of the run: `python -m apexrl.board DIRECTORY HOST PORT`. It ends when the run ends."""
+
+import logging
+import sys
+
+from tensorboard import program
+
+from apexrl.lifecycle import Stop, run_role
+
+
+def main(stop: Stop) -> None:
+    """Serves the event files below a directory until told to stop."""
+    directory, host, port = sys.argv[1:]
+    for name in ("tensorboard", "werkzeug"):  # they tell of every reload and every request
+        logging.getLogger(name).setLevel(logging.WARNING)
+    server = program.TensorBoard()
+    # The fast loader is a process of its own that outlives us; ours is one small run.
+    server.configure(logdir=directory, host=host, port=int(port), load_fast="false", reload_interval=5.0)
+    server.launch()
+    stop.wait()
+
+
+if __name__ == "__main__":
+    run_role("tensorboard", main)
