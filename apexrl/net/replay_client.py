@@ -250,6 +250,7 @@ class LogClient:
         self._prefetch_batches = prefetch_batches
         self._server = ""
         self._next_number = 0
+        self._request = 0
         self._subscribed = False
         self._next_batch = 0  # index of the batch to come
         self._untaken = 0  # batches received and not yet used
@@ -265,7 +266,7 @@ class LogClient:
             return None
         message, attachments = received
         match message:
-            case wire.Subscribed():
+            case wire.Subscribed() if message.request == self._request:
                 start = LogStart(
                     message.spec, message.ring_unrolls, message.next_number, message.server == self._server
                 )
@@ -284,8 +285,11 @@ class LogClient:
                 self._untaken += 1
                 self.waits_for = ""
                 return message.sample()
-            case wire.Append() | wire.Batch() | wire.Stranger():
-                self._lost()
+            case wire.Append() | wire.Batch() | wire.Stranger() if self._subscribed:
+                # Something is missing, or the server does not know us: subscribe again from where we are.
+                self._subscribed = False
+                self.waits_for = "replay_connection"
+                self._connection.last_asked = -1e9
             case wire.Waiting():
                 self.waits_for = message.reason
         return None
@@ -305,13 +309,6 @@ class LogClient:
         """Says goodbye."""
         self._connection.close()
 
-    def _lost(self) -> None:
-        """Something is missing, or the server does not know us: subscribe again from where we are."""
-        self._subscribed = False
-        self.waits_for = "replay_connection"
-        if time.monotonic() - self._connection.last_asked > HEARTBEAT_SECONDS / 4:
-            self._connection.last_asked = -1e9
-
     def _keep_alive(self) -> None:
         now = time.monotonic()
         if self._subscribed and now - self._connection.last_heard > RESEND_SECONDS:
@@ -322,7 +319,10 @@ class LogClient:
         if self._subscribed:
             self._demand()
         else:
-            message = wire.Subscribe(wire.PROTOCOL, self._learner, self._server, self._next_number, self._batch_size)
+            self._request += 1  # what still comes of an older subscription is not for us
+            message = wire.Subscribe(
+                wire.PROTOCOL, self._learner, self._request, self._server, self._next_number, self._batch_size
+            )
             self._connection.send(message)
 
     def _demand(self) -> None:

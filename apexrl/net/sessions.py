@@ -53,6 +53,7 @@ class LearnerSession:
     """What the server knows of one learner."""
 
     learner: str
+    request: int
     batch_size: int
     next_number: int  # of the unroll to send
     last_seen: float
@@ -255,7 +256,9 @@ class ReplayService:
         start = min(max(wanted, self.replay.log.first_number), self.replay.log.end_number)
         if peer not in self.learners:
             logger.info("learner %s joined at unroll %d", message.learner, start)
-        self.learners[peer] = LearnerSession(message.learner, message.batch_size, start, now, applied_number=start)
+        self.learners[peer] = LearnerSession(
+            message.learner, message.request, message.batch_size, start, now, applied_number=start
+        )
         self._send_subscribed(peer, self.learners[peer])
 
     def _from_learner(self, peer: bytes, message: wire.ToReplay, now: float) -> None:
@@ -306,8 +309,9 @@ class ReplayService:
 
     def _send_subscribed(self, peer: bytes, session: LearnerSession) -> None:
         assert self.replay is not None
+        spec, ring_unrolls = self.replay.spec, self.replay.ring_unrolls
         message = wire.Subscribed(
-            self.server, self.replay.spec, self.replay.ring_unrolls, session.next_number, session.batches_sent
+            session.request, self.server, spec, ring_unrolls, session.next_number, session.batches_sent
         )
         self._send("learner", peer, message)
 

@@ -80,6 +80,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
 
     protocol: int
     learner: str
+    request: int  # counts the subscriptions of this learner; the answer repeats it
     server: str  # the life of the server whose log it holds, or empty
     next_number: int  # the first unroll that it lacks of that log
     batch_size: int
@@ -88,6 +89,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
     """What the learner needs to hold a replica, and which unroll and which batch come next."""
 
+    request: int
     server: str
     spec: StreamSpec
     ring_unrolls: int

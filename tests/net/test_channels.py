@@ -117,6 +117,36 @@ def test_a_port_in_use_is_a_clear_error(server):
         ParameterPublisher("127.0.0.1", port)
 
 
+def test_a_learner_takes_only_the_answer_to_its_last_subscription(spec):
+    server = make_socket(zmq.Context.instance(), zmq.ROUTER)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    learner = LogClient(f"tcp://127.0.0.1:{port}", "learner", 4, 2)
+    requests = []
+
+    def asked():
+        learner.poll(10)
+        while server.poll(0):
+            message = wire.decode_to_replay(server.recv_multipart()[1:])
+            requests.extend([message] * isinstance(message, wire.Subscribe))
+        return len(requests) >= 2
+
+    def answer(message, *attachments):
+        server.send_multipart([b"learner", wire.encode(message), *attachments])
+        return learner.poll(2000)
+
+    wait_for(asked, 10, "two subscriptions")
+    insert = wire.Insert(0, "actor", 0, 0, 0, 0.1, np.ones(8, np.float32).tobytes())
+    append = (wire.Append(0), wire.encode(insert), b"block")
+    first, last = requests[0].request, requests[-1].request
+    assert last > first
+    assert answer(wire.Subscribed(first, "server", spec, 10, 0, 0)) is None
+    assert answer(*append) is None
+    assert answer(wire.Subscribed(last, "server", spec, 10, 0, 0)) == LogStart(spec, 10, 0, False)
+    assert answer(*append).number == 0
+    learner.close()
+    server.close()
+
+
 def make_parameters(spec, version):
     tensors = {"w": torch.full((3, 4), version / 8), "b": torch.arange(5.0)}
     return encode_parameters(ParametersHeader(version, spec, NetworkConfig((1, 2, 3), 4)), tensors)

@@ -37,7 +37,7 @@ class Peers:
         self.say("actor", peer, message, b"block%d" % sequence)
 
     def subscribe(self, peer, server="", number=0, batch_size=4):
-        self.say("learner", peer, wire.Subscribe(wire.PROTOCOL, peer.decode(), server, number, batch_size))
+        self.say("learner", peer, wire.Subscribe(wire.PROTOCOL, peer.decode(), 1, server, number, batch_size))
 
     def heard(self, peer):
         self.service.advance()

@@ -13,14 +13,14 @@ TO_REPLAY = [
     wire.Hello(1, "actor", 4, SPEC, 0),
     wire.Heartbeat(),
     wire.Goodbye(),
-    wire.Subscribe(1, "learner", "", 0, 32),
+    wire.Subscribe(1, "learner", 1, "", 0, 32),
     wire.Demand(5, 9),
     wire.UpdatePriorities(b"\0" * 8, b"\0" * 4),
 ]
 FROM_REPLAY = [
     wire.Welcome("server", (0, 1), 2, 0, 10),
     wire.Acknowledge(4, 20, 2, ""),
-    wire.Subscribed("server", SPEC, 100, 3, 0),
+    wire.Subscribed(1, "server", SPEC, 100, 3, 0),
     wire.Batch(0, b"\0" * 8, b"\0" * 8, b"\0" * 4),
     wire.Waiting("actors"),
     wire.Refused("no"),

@@ -1,5 +1,6 @@
 """Real processes for tests: started with the real scripts, waited for with deadlines, never left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,8 +34,9 @@ class Process:
         return self
 
     def __exit__(self, *_):
-        for process in [*self.descendants(), psutil.Process()][:-1]:
-            process.kill()
+        for process in self.descendants():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         if self.popen.poll() is None:
             self.popen.kill()
         self.popen.wait()

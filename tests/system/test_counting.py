@@ -34,8 +34,11 @@ class Reader:
         self.client.close()
 
     def follow(self):
-        """Takes what is there now."""
-        while (event := self.client.poll(20)) is not None:
+        """Takes some of what is there."""
+        for _ in range(500):
+            event = self.client.poll(20)
+            if event is None:
+                break
             if isinstance(event, LogStart):
                 self.codec = UnrollCodec(event.spec)
                 if not event.is_same_log:

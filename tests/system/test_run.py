@@ -37,11 +37,11 @@ def roles_of(run):
 def test_smoke_run_on_pong(tmp_path, free_ports):
     *ports, board = free_ports(5)
     with launch(tmp_path, ports, "--smoke", "--tensorboard-port", board) as run:
-        url = f"http://127.0.0.1:{board}/data/plugin/custom_scalars/custom_scalars"
+        url = f"http://127.0.0.1:{board}/data/plugin/custom_scalars/layout"
 
         def page():
             try:
-                return urllib.request.urlopen(url, timeout=2).status == 200
+                return b"who waits" in urllib.request.urlopen(url, timeout=2).read()
             except OSError:
                 return False
 
