@@ -1,4 +1,4 @@
-"""Draws evaluation curves: `python -m benchmarks.plot_curve OUT.png RUN.csv [RUN.csv ...]`; needs requirements-bench.txt.
+"""Draws evaluation curves: `python -m benchmarks.plot_curve OUT.png RUN.csv [RUN.csv ...]` (requirements-bench.txt).
 
 A CSV is a run's evaluations.csv: one line an evaluation, with seconds and frames since the start.
 """

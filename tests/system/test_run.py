@@ -23,7 +23,10 @@ def roles_of(run):
     """Process numbers by role, of a running launcher."""
     found = {}
     for process in psutil.Process(run.popen.pid).children():
-        words = process.cmdline()
+        try:
+            words = process.cmdline()
+        except psutil.Error:  # it has just died
+            continue
         script = next((os.path.basename(w) for w in words if w.endswith(".py")), "")
         role = {"replay.py": "replay", "learner.py": "learner"}.get(script)
         if script == "actor.py":

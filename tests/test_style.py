@@ -1,0 +1,32 @@
+"""The rules of CONTRIBUTING.md that a tool can check."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.system.processes import ROOT
+
+MAX_LINES = 400
+MAX_SCRIPT_LINES = 60
+
+
+@pytest.mark.parametrize("command", [["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"]])
+def test_tools_find_nothing(command):
+    result = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_files_stay_readable():
+    for path in [*ROOT.glob("apexrl/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+        assert len(path.read_text().splitlines()) <= MAX_LINES, path
+    for script in ("actor.py", "learner.py", "replay.py"):
+        assert len((ROOT / script).read_text().splitlines()) <= MAX_SCRIPT_LINES, script
+
+
+def test_nothing_is_unpickled():
+    words = ("pickle.load", "recv_pyobj", "weights_only=False", "torch.load(")
+    for path in ROOT.glob("apexrl/**/*.py"):
+        assert not [word for word in words if word in path.read_text()], path
