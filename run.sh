@@ -10,8 +10,8 @@ if [ -x .venv/bin/python ]; then
   python=.venv/bin/python
 else
   python=""
-  for candidate in python3.13 python3.12 python3.11 python3 python; do
-    if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  for candidate in python3 python3.13 python3.12 python3.11 python; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       python=$candidate
       break
     fi

@@ -17,7 +17,7 @@ from torch import Tensor
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.parameters import Parameters, ParametersHeader
-from apexrl.types import StreamSpec
+from apexrl.types import LogPosition, StreamSpec
 
 LATEST = "latest.safetensors"
 BEST = "best.safetensors"
@@ -27,14 +27,18 @@ class Counters(msgspec.Struct, frozen=True):
     """How far a run is; totals over all its starts."""
 
     updates: int = 0
-    transitions_inserted: int = 0
+    log: LogPosition = LogPosition()
     transitions_sampled: int = 0
-    agent_steps: int = 0
     episodes: int = 0
     evaluation_episodes: int = 0
     best_evaluation_return: float | None = None
     last_evaluation_return: float | None = None
     seconds: float = 0.0
+
+    @property
+    def transitions_inserted(self) -> int:
+        """Transitions that the log has brought; as many steps were taken, for each step begins one."""
+        return self.log.transitions
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True):

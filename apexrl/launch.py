@@ -112,7 +112,7 @@ class Run:
             roles["evaluator"] = ("actor.py", evaluator)
         for name, (script, config) in roles.items():
             log = files.enter_context((logs / f"{name}.log").open("ab"))
-            self._supervisor.start(name, [str(ROOT / script), *to_flags(config)], log=log)
+            self._supervisor.start(name, [str(ROOT / script), *to_flags(config)], name == "learner", log)
         if command.tensorboard:
             log = files.enter_context((logs / "tensorboard.log").open("ab"))
             board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.checkpoint import Checkpoint
 from apexrl.config import LearnerCommand
 from apexrl.errors import ConfigError, PeerError
 from apexrl.frame_store import TransitionBatch
@@ -21,8 +22,8 @@ from apexrl.net.replay_client import LogClient
 from apexrl.net.sockets import address
 from apexrl.parameters import encode_parameters
 from apexrl.replica import Replica
-from apexrl.run_record import RunRecord
-from apexrl.types import StreamSpec
+from apexrl.run_record import RunRecord, latest_checkpoint
+from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +54,17 @@ class LearnerLoop:
 
         Raises: PeerError when the replay is away for longer than the patience; the error of a thread that failed.
         """
+        checkpoint = latest_checkpoint(Path(self._command.run_dir))
+        counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
         num_batches = self._command.learning.prefetch_batches + 2
-        replica = Replica(self._client, self._command.agent.gamma, self._device, num_batches, stop)
+        replica = Replica(self._client, self._command.agent.gamma, self._device, num_batches, counted, stop)
         stop.thread(self._metrics.run, "metrics")
         stop.thread(self._publisher.run, "parameters")
         following = stop.thread(replica.run, "replica")
         try:
             spec = self._wait_for_spec(replica, stop)
             if spec is not None:
-                self._learn(replica, spec, stop)
+                self._learn(replica, spec, checkpoint, stop)
         finally:
             stop.set()
             following.join(MAX_JOIN_SECONDS)
@@ -75,30 +78,31 @@ class LearnerLoop:
             waiter.check(replica.waits_for)
         return replica.spec
 
-    def _learn(self, replica: Replica, spec: StreamSpec, stop: Stop) -> None:
+    def _learn(self, replica: Replica, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
         """Makes or restores the agent, updates it until the end, and leaves a last checkpoint."""
         command = self._command
         torch.manual_seed(command.seed)
         agent = ApexLearner(command.agent, command.update, command.network, spec, self._device)
         record = RunRecord(Path(command.run_dir), spec, command.network)
         try:
-            record.restore(agent)
+            if checkpoint is not None:
+                record.restore(agent, checkpoint)
             self._publisher.publish(encode_parameters(*agent.parameters()))
-            self._update(agent, replica, record, stop)
+            self._update(agent, replica, record, spec, stop)
             self._report(agent, replica, record, {}, 0.0)
             record.checkpoint(agent)
             logger.info("stopped at update %d, %d frames", agent.num_updates, record.frames)
         finally:
             record.close()
 
-    def _update(self, agent: ApexLearner, replica: Replica, record: RunRecord, stop: Stop) -> None:
+    def _update(self, agent: ApexLearner, replica: Replica, record: RunRecord, spec: StreamSpec, stop: Stop) -> None:
         learning = self._command.learning
         waiter = Waiter(self._command.wires.patience_seconds)
         now = time.monotonic()
         next_report, next_checkpoint = now + 1.0, now + learning.checkpoint_period_seconds
         reported_updates, reported_at = agent.num_updates, now
         figures: dict[str, Tensor] = {}
-        while not stop.is_set() and not self._is_complete(agent, record):
+        while not stop.is_set() and not self._is_complete(agent, replica, spec):
             batch = self._next_batch(replica, waiter)
             if batch is not None:
                 priorities, figures = agent.update(batch)
@@ -112,6 +116,7 @@ class LearnerLoop:
                 self._report(agent, replica, record, figures, rate)
                 next_report = now + REPORT_PERIOD_SECONDS
             if now >= next_checkpoint:
+                record.count(agent.num_updates, self._command.update.batch_size, replica.counted, 0)
                 record.checkpoint(agent)
                 next_checkpoint = now + learning.checkpoint_period_seconds
 
@@ -127,20 +132,19 @@ class LearnerLoop:
             waiter.reset()
         return batch
 
-    def _is_complete(self, agent: ApexLearner, record: RunRecord) -> bool:
+    def _is_complete(self, agent: ApexLearner, replica: Replica, spec: StreamSpec) -> bool:
         learning = self._command.learning
         if learning.total_updates and agent.num_updates >= learning.total_updates:
             return True
-        return bool(learning.total_frames) and record.frames >= learning.total_frames
+        frames = replica.counted.transitions * spec.frames_per_step
+        return bool(learning.total_frames) and frames >= learning.total_frames
 
     def _report(
         self, agent: ApexLearner, replica: Replica, record: RunRecord, figures: dict[str, Tensor], rate: float
     ) -> None:
         """Writes all that is known, of all roles."""
         episodes = replica.take_episodes()
-        sampled = (agent.num_updates - record.updates_at_start) * self._command.update.batch_size
-        agent_steps = int(self._metrics.total("actor/agent_steps_total"))
-        record.count(agent.num_updates, sampled, replica.transitions_inserted, agent_steps, len(episodes))
+        record.count(agent.num_updates, self._command.update.batch_size, replica.counted, len(episodes))
         for evaluation in self._metrics.evaluations():
             record.evaluated(evaluation)
         versions = list(replica.params_versions)

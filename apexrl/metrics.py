@@ -54,10 +54,6 @@ class Board:
         for tag, value in figures.items():
             self._writer.add_scalar(tag, value, frames)
 
-    def text(self, tag: str, text: str) -> None:
-        """Writes a text, shown as Markdown."""
-        self._writer.add_text(tag, text, 0)
-
     def png(self, tag: str, picture: bytes, frames: int) -> None:
         """Writes an encoded picture as it is."""
         image = Summary.Image(colorspace=3, encoded_image_string=picture)

@@ -13,7 +13,7 @@ from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.frame_store import FrameStore, TransitionBatch
 from apexrl.lifecycle import Stop
 from apexrl.net.replay_client import LogAppend, LogClient, LogStart
-from apexrl.types import Episode, Sample, StreamSpec
+from apexrl.types import Episode, LogPosition, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,18 @@ class Replica:
     until the next call of `next_batch`.
     """
 
-    def __init__(self, client: LogClient, gamma: float, device: torch.device, num_batches: int, stop: Stop):
+    def __init__(
+        self,
+        client: LogClient,
+        gamma: float,
+        device: torch.device,
+        num_batches: int,
+        counted: LogPosition,
+        stop: Stop,
+    ):
+        """Makes a replica; unrolls that were `counted` by an earlier life of the learner are not counted again."""
         self.spec: StreamSpec | None = None
-        self.transitions_inserted = 0
+        self.counted = counted
         self.params_versions = collections.deque[int](maxlen=256)  # of the parameters that made the newest unrolls
         self.num_undecodable = 0
         self.store: FrameStore | None = None
@@ -116,6 +125,8 @@ class Replica:
             logger.warning("the replay server began a new log; ours is forgotten")
             self.store.clear()
         self.spec = start.spec
+        if start.server != self.counted.server:
+            self.counted = LogPosition(start.server, 0, self.counted.transitions)
 
     def _make_store(self, start: LogStart) -> FrameStore:
         needed = FrameStore.bytes_needed(start.spec, start.ring_unrolls)
@@ -133,9 +144,11 @@ class Replica:
     def _apply(self, append: LogAppend) -> None:
         assert self.store is not None and self._codec is not None
         header = append.insert.header()
-        self.transitions_inserted += int((header.priorities > 0).sum())
-        self.params_versions.append(header.params_version)
-        self._episodes.extend(header.episodes)
+        if append.number >= self.counted.next_number:
+            transitions = self.counted.transitions + int((header.priorities > 0).sum())
+            self.counted = LogPosition(self.counted.server, append.number + 1, transitions)
+            self.params_versions.append(header.params_version)
+            self._episodes.extend(header.episodes)
         try:
             self.store.apply(append.number, self._codec.decode(append.block))
         except WireError as error:  # one actor's fault must not end the run: its unroll is never sampled again

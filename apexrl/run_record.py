@@ -13,6 +13,7 @@ from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.checkpoint import (
     BEST,
     LATEST,
+    Checkpoint,
     CheckpointHeader,
     Counters,
     load_checkpoint,
@@ -27,12 +28,21 @@ from apexrl.metrics import Board
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.parameters import decode_parameters
 from apexrl.status import STATUS_FILE, Status
-from apexrl.types import StreamSpec
+from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
 
 CURVE_FILE = "evaluations.csv"
 CURVE_COLUMNS = "seconds,frames,updates,episodes,mean,median,min,max"
+
+
+def latest_checkpoint(directory: Path) -> Checkpoint | None:
+    """Returns what a run directory continues from, None when it is new.
+
+    Raises: WireError when it cannot be read.
+    """
+    path = directory / "checkpoints" / LATEST
+    return load_checkpoint(path) if path.exists() else None
 
 
 class RunRecord:
@@ -50,42 +60,31 @@ class RunRecord:
         self._started = time.monotonic()
 
     @property
-    def updates_at_start(self) -> int:
-        """Updates that were made before this process began."""
-        return self._start.updates
-
-    @property
     def frames(self) -> int:
         """Environment frames that the log has brought."""
         return self.counters.transitions_inserted * self._spec.frames_per_step
 
-    def restore(self, agent: ApexLearner) -> None:
-        """Continues from the latest checkpoint when there is one.
+    def restore(self, agent: ApexLearner, checkpoint: Checkpoint) -> None:
+        """Continues from a checkpoint.
 
-        Raises: ConfigError when it is of another environment or network, WireError when it cannot be read.
+        Raises: ConfigError when it is of another environment or network.
         """
-        path = self._directory / "checkpoints" / LATEST
-        if not path.exists():
-            return
-        checkpoint = load_checkpoint(path)
         if (checkpoint.header.spec, checkpoint.header.network) != (self._spec, self._network):
-            raise ConfigError(f"{path} is of {checkpoint.header}, not of this run: choose another --run-dir")
+            raise ConfigError(f"the checkpoint is of {checkpoint.header}, not of this run: choose another --run-dir")
         self.counters = self._start = checkpoint.header.counters
         agent.load_state_dict(checkpoint.tensors, self.counters.updates)
         set_random_state(checkpoint.tensors)
-        logger.info("continuing %s from update %d, %d frames", path, self.counters.updates, self.frames)
+        logger.info("continuing from update %d, %d frames", self.counters.updates, self.frames)
 
-    def count(self, updates: int, sampled: int, inserted: int, agent_steps: int, episodes: int) -> None:
-        """Takes the totals of this process, and the episodes since the last call."""
-        start = self._start
+    def count(self, updates: int, batch_size: int, log: LogPosition, episodes: int) -> None:
+        """Takes the updates so far, how far the log was counted, and the episodes since the last call."""
         self.counters = msgspec.structs.replace(
             self.counters,
             updates=updates,
-            transitions_sampled=start.transitions_sampled + sampled,
-            transitions_inserted=start.transitions_inserted + inserted,
-            agent_steps=start.agent_steps + agent_steps,
+            log=log,
+            transitions_sampled=self.counters.transitions_sampled + (updates - self.counters.updates) * batch_size,
             episodes=self.counters.episodes + episodes,
-            seconds=start.seconds + time.monotonic() - self._started,
+            seconds=self._start.seconds + time.monotonic() - self._started,
         )
 
     def report(self, figures: dict[str, float], waits_for: str) -> None:

@@ -59,7 +59,7 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
         env,
         round(seconds, 1),
         status.frames if status is not None else 0,
-        counters.agent_steps,
+        counters.transitions_inserted,
         counters.transitions_inserted,
         counters.updates,
         counters.transitions_sampled,

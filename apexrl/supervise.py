@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 import psutil
@@ -24,13 +24,14 @@ LONGEST_PAUSE_SECONDS = 5.0
 class Child:
     """One role: its command, its process, and how often it was started again."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None):
+    def __init__(self, name: str, arguments: Sequence[str], may_finish: bool, log: IO[bytes] | None):
         self.name = name
+        self.may_finish = may_finish
         self.restarts = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = 0.0
         self._arguments = list(arguments)
-        self._environment = {**os.environ, **environment, PARENT_VARIABLE: str(os.getpid())}
+        self._environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         self._log = log
 
     def start(self) -> None:
@@ -76,11 +77,11 @@ class Supervisor:
         self,
         name: str,
         arguments: Sequence[str],
-        environment: Mapping[str, str] | None = None,
+        may_finish: bool = False,
         log: IO[bytes] | None = None,
     ) -> None:
-        """Starts a child: a Python script or module with its arguments."""
-        self.children[name] = Child(name, [sys.executable, *arguments], environment or {}, log)
+        """Starts a child: a Python script or module with its arguments. One that may not finish is always restarted."""
+        self.children[name] = Child(name, [sys.executable, *arguments], may_finish, log)
         self.children[name].start()
 
     def watch(self) -> list[str]:
@@ -95,7 +96,7 @@ class Supervisor:
             if child.process is None:
                 if now >= child.start_at:
                     child.start()
-            elif status == 0:
+            elif status == 0 and child.may_finish:
                 finished.append(child.name)
             elif status is not None:
                 if child.restarts >= self._max_restarts:

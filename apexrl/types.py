@@ -95,6 +95,14 @@ class UnrollHeader(NamedTuple):
     episodes: tuple[Episode, ...]  # games of this stream that ended since its last unroll
 
 
+class LogPosition(msgspec.Struct, frozen=True):
+    """How far a learner has counted a log: in which life of the server, up to which unroll, what it had by then."""
+
+    server: str = ""
+    next_number: int = 0
+    transitions: int = 0
+
+
 class Sample(NamedTuple):
     """A batch as the replay service names it."""
 

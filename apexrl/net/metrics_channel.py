@@ -95,7 +95,6 @@ class MetricsServer:
         self.endpoint = bind(self._socket, host, port)
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
-        self._totals: dict[str, dict[str, float]] = {}
         self._evaluations: list[Evaluation] = []
         self._num_malformed = 0
         self._closed = threading.Event()
@@ -122,20 +121,12 @@ class MetricsServer:
                     self._evaluations.append(message)
                 return
             self._latest[message.sender] = (time.monotonic(), message.scalars)
-            totals = {tag: value for tag, value in message.scalars.items() if tag.endswith("_total")}
-            if totals:
-                self._totals[message.sender] = totals
 
     def evaluations(self) -> list[Evaluation]:
         """Returns the evaluations that came since the last call."""
         with self._lock:
             evaluations, self._evaluations = self._evaluations, []
         return evaluations
-
-    def total(self, tag: str) -> float:
-        """Returns the sum of a total over all processes that ever reported it."""
-        with self._lock:
-            return sum(totals.get(tag, 0.0) for totals in self._totals.values())
 
     def figures(self) -> dict[str, float]:
         """Returns the latest figures of the living processes, combined by tag."""

@@ -222,6 +222,7 @@ class InsertClient:
 class LogStart:
     """The log (re)starts here: hold unrolls of `spec` in a ring of `ring_unrolls`, from `next_number` on."""
 
+    server: str
     spec: StreamSpec
     ring_unrolls: int
     next_number: int
@@ -267,9 +268,8 @@ class LogClient:
         message, attachments = received
         match message:
             case wire.Subscribed() if message.request == self._request:
-                start = LogStart(
-                    message.spec, message.ring_unrolls, message.next_number, message.server == self._server
-                )
+                is_same = message.server == self._server
+                start = LogStart(message.server, message.spec, message.ring_unrolls, message.next_number, is_same)
                 self._server, self._next_number = message.server, message.next_number
                 self._next_batch = message.next_batch
                 self._subscribed = True

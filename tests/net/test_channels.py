@@ -141,7 +141,7 @@ def test_a_learner_takes_only_the_answer_to_its_last_subscription(spec):
     assert last > first
     assert answer(wire.Subscribed(first, "server", spec, 10, 0, 0)) is None
     assert answer(*append) is None
-    assert answer(wire.Subscribed(last, "server", spec, 10, 0, 0)) == LogStart(spec, 10, 0, False)
+    assert answer(wire.Subscribed(last, "server", spec, 10, 0, 0)) == LogStart("server", spec, 10, 0, False)
     assert answer(*append).number == 0
     learner.close()
     server.close()
@@ -236,7 +236,7 @@ def test_figures_are_added_up_or_averaged_and_garbage_counted():
     wait_for(lambda: server.figures().get("actor/frames_per_second") == 200, 10, "both reports")
     wait_for(lambda: server.figures()["system/malformed_reports_total"] == 1, 10, "the garbage")
     figures = server.figures()
-    assert figures["actor/lag"] == 0.5 and server.total("actor/agent_steps_total") == 20
+    assert figures["actor/lag"] == 0.5 and figures["actor/agent_steps_total"] == 20
     (evaluation,) = wait_for(server.evaluations, 10, "the evaluation")
     assert evaluation.figures()["evaluation/return_mean"] == 2.0
     server.close()
