@@ -20,14 +20,18 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    if stop.is_set():  # the signal came before the handlers
-        ended.set()
     serving = asyncio.create_task(server.run(ended))
+    next_report = time.monotonic() + REPORT_PERIOD_SECONDS
     try:
         while not serving.done():
-            await asyncio.wait({serving}, timeout=REPORT_PERIOD_SECONDS)
-            figures = {f"replay/{name}": value for name, value in server.service.statistics(time.monotonic()).items()}
-            metrics.report(figures | {"system/replay_memory_bytes": float(resident_bytes())})
+            await asyncio.wait({serving}, timeout=0.5)
+            if stop.is_set():  # the supervisor is gone, or the signal came before the handlers
+                ended.set()
+            now = time.monotonic()
+            if now >= next_report:
+                next_report = now + REPORT_PERIOD_SECONDS
+                figures = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
+                metrics.report(figures | {"system/replay_memory_bytes": float(resident_bytes())})
         await serving
     finally:
         server.close()

@@ -11,7 +11,7 @@ import torch
 from apexrl.agents.apex_dqn import ApexActor
 from apexrl.config import ActorCommand
 from apexrl.envs import make_environment, make_spec
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.exploration import epsilon_ladder
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
@@ -24,7 +24,7 @@ from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 logger = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 3.0
+FLUSH_SECONDS = 1.5
 
 
 def actor_name(index: int) -> str:
@@ -140,6 +140,11 @@ class ActorLoop:
 
     def _send(self, agent: ApexActor, unrolls: Unroll, extras: dict[str, np.ndarray], stop: Stop) -> None:
         priorities = agent.priorities(unrolls, extras)
+        if not np.isfinite(priorities).all():
+            raise ApexError(
+                f"values or rewards are not finite (parameters {agent.params_version}): "
+                "has the learner diverged, or does the environment give NaN?"
+            )
         first_step = self._num_unrolls * self.spec.unroll_starts
         self._num_unrolls += 1
         for stream in range(self._num_envs):

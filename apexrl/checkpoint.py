@@ -37,7 +37,7 @@ class Counters(msgspec.Struct, frozen=True):
 
     @property
     def transitions_inserted(self) -> int:
-        """Transitions that the log has brought; as many steps were taken, for each step begins one."""
+        """Transitions that the log has brought; one for each step of an environment but the resets."""
         return self.log.transitions
 
 

@@ -5,11 +5,14 @@ where there is none, and others for environments of a few numbers. What is given
 """
 
 import dataclasses
+import math
 import shutil
 import sys
 from typing import Any, Literal, TypeVar
 
 import tyro
+
+from apexrl.errors import ConfigError
 
 T = TypeVar("T")
 Preset = Literal["auto", "paper", "two-cores", "small"]
@@ -304,17 +307,51 @@ def parse(command: type[T], arguments: list[str] | None = None) -> T:
     preset = parse_onto(command(), arguments).preset  # type: ignore[attr-defined]
     if preset == "auto":
         preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
-    return parse_onto(with_defaults(command(), PRESETS[preset]), arguments)
+    parsed = parse_onto(with_defaults(command(), PRESETS[preset]), arguments)
+    return dataclasses.replace(parsed, preset=preset)  # type: ignore[type-var]
 
 
 def parse_onto(default: T, arguments: list[str] | None = None) -> T:
-    """Returns the default with what the arguments change; ends the program with a message when they are wrong."""
-    return tyro.cli(
+    """Returns the default with what the arguments change; ends the program with a message when they are malformed.
+
+    Raises: ConfigError when a number is outside its range.
+    """
+    command = tyro.cli(
         type(default),
         args=sys.argv[1:] if arguments is None else arguments,
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
+    check_ranges(command)
+    return command
+
+
+MAY_BE_ZERO = {
+    *("samples_per_insert", "priority_exponent", "importance_exponent", "gamma", "noop_max", "seed", "max_restarts"),
+    *("epsilon_exponent", "evaluation_epsilon", "evaluation_period_seconds", "total_updates", "total_frames"),
+    "max_seconds",
+}
+AT_MOST_ONE = {"gamma", "epsilon_base", "evaluation_epsilon", "priority_exponent", "importance_exponent"}
+
+
+def check_ranges(config: Any) -> None:
+    """Raises ConfigError when a number is not finite, or negative, or zero where that means nothing."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        flag = "--" + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            check_ranges(value)
+            continue
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float) or field.name == "worker_index":
+                continue
+            if not math.isfinite(number) or number < 0 or (number == 0 and field.name not in MAY_BE_ZERO):
+                bound = "at least" if field.name in MAY_BE_ZERO else "more than"
+                raise ConfigError(f"{flag} {number} makes no sense: it has to be {bound} 0")
+            if field.name in AT_MOST_ONE and number > 1:
+                raise ConfigError(f"{flag} {number} makes no sense: it has to be at most 1")
+    if isinstance(config, ReplayConfig) and config.min_size_to_sample > config.capacity:
+        raise ConfigError(f"--min-size-to-sample {config.min_size_to_sample} is more than --capacity {config.capacity}")
 
 
 def to_flags(command: Any) -> list[str]:

@@ -123,6 +123,7 @@ class AtariEnvironment:
         self._picture: np.ndarray | None = None
         self.num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
         self._clip = config.clip_rewards != "no"
+        self._max_episode_frames = config.max_episode_frames
 
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first observations [E, 4, 84, 84]."""
@@ -140,7 +141,9 @@ class AtariEnvironment:
         if self._camera is not None:
             self._picture = self._camera.step(actions[:1])[0][0, -1]
         starts = self._reset_next
-        ends = (terminated & (info["lives"] == 0)) | truncated
+        # A life lost with the last frame allowed hides the truncation: ale-py reports one or the other.
+        at_limit = info["episode_frame_number"] >= self._max_episode_frames
+        ends = (terminated & ((info["lives"] == 0) | at_limit)) | truncated
         self._reset_next = ends.copy()
         returns, steps = self._games.add(rewards, starts, ends)
         rewards = np.sign(rewards) if self._clip else rewards
@@ -165,17 +168,16 @@ class GymnasiumEnvironment:
     frames_per_step = 1
 
     def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
-        self._renders = render
-        mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        limit = min(registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames)
+        self._renders = render and "rgb_array" in _render_modes(registered)
+        mode: dict[str, Any] = {"render_mode": "rgb_array"} if self._renders else {}
         try:
             self._envs = gymnasium.make_vec(
                 registered.id,
                 num_envs,
                 vectorization_mode="sync",
                 wrappers=[_flat_unless_box],
-                max_episode_steps=min(
-                    registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames
-                ),
+                max_episode_steps=limit,
                 **mode,
             )
         except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -233,6 +235,13 @@ def _flat_unless_box(env: gymnasium.Env) -> Any:
     """Discrete, tuple and dictionary observations become one vector (a discrete one is one-hot)."""
     is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
     return env if is_box else gymnasium.wrappers.FlattenObservation(env)
+
+
+def _render_modes(registered: EnvSpec) -> list[str]:
+    """Returns how an environment says that it can be rendered, without making one."""
+    entry = registered.entry_point
+    creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    return list((getattr(creator, "metadata", None) or {}).get("render_modes") or [])
 
 
 def _registered(env: str) -> EnvSpec:

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import msgspec
 import numpy as np
 import torch
@@ -13,53 +12,55 @@ import torch
 from apexrl.acting import actor_name, check_spec
 from apexrl.agents.apex_dqn import ApexActor
 from apexrl.checkpoint import load_checkpoint
-from apexrl.config import ActorCommand
+from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.envs import VectorEnvironment, make_environment, make_spec
-from apexrl.errors import PeerError
+from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import Stop
 from apexrl.net.metrics_channel import Evaluation, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.parameters import Parameters, decode_parameters
+from apexrl.recording import Recorder
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
-MAX_PICTURES = 30_000  # frames of a game that are kept for its video
-STRIP_PICTURES = 6
-VIDEOS_KEPT = 20
 
 
 class Games(NamedTuple):
-    """Finished games in the order of their environments, and the pictures of the first one."""
+    """Finished games in the order of their environments."""
 
     returns: list[float]
     steps: list[int]
-    pictures: list[np.ndarray]
 
 
 def play_games(
-    agent: ApexActor, envs: VectorEnvironment, num_envs: int, num_games: int, epsilon: float, seed: int, stop: Stop
+    agent: ApexActor,
+    envs: VectorEnvironment,
+    num_envs: int,
+    config: EvaluationConfig,
+    seed: int,
+    recorder: Recorder,
+    stop: Stop,
 ) -> Games | None:
     """Plays games to their end; None when stopped before.
 
-    Each environment plays the same number of games (the first ones one more), however long they last: taking the
-    games that end first would favour short ones.
+    The recorder gets the pictures of the first game. Each environment plays the same number of games (the first ones
+    one more), however long they last: taking the games that end first would favour short ones.
     """
-    quota = np.full(num_envs, num_games // num_envs)
-    quota[: num_games % num_envs] += 1
+    quota = np.full(num_envs, config.episodes // num_envs)
+    quota[: config.episodes % num_envs] += 1
     games: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
-    pictures: list[np.ndarray] = []
     rng = np.random.default_rng(seed)
-    epsilons = np.full(num_envs, epsilon)
+    epsilons = np.full(num_envs, config.evaluation_epsilon)
     observations = envs.reset(seed=seed)
     while any(len(played) < wanted for played, wanted in zip(games, quota, strict=True)):
         if stop.is_set():
             return None
-        picture = envs.render() if not games[0] and len(pictures) < MAX_PICTURES else None
+        picture = None if games[0] else envs.render()
         if picture is not None:
-            pictures.append(picture)
+            recorder.add(picture)
         actions, _ = agent.act(observations, epsilons, rng)
         step = envs.step(actions)
         observations = step.observations
@@ -67,7 +68,7 @@ def play_games(
             if len(games[stream]) < quota[stream]:
                 games[stream].append((float(step.episode_returns[stream]), int(step.episode_steps[stream])))
     played = [game for stream in games for game in stream]
-    return Games([game[0] for game in played], [game[1] for game in played], pictures)
+    return Games([game[0] for game in played], [game[1] for game in played])
 
 
 class Evaluator:
@@ -90,21 +91,16 @@ class Evaluator:
         version = parameters.header.params_version
         agent = ApexActor(self._command.agent, parameters, torch.device("cpu"))
         seed = self._command.seed + 1_000_003 * (version + 1)
-        games = play_games(
-            agent, self._envs, self._num_envs, config.episodes, config.evaluation_epsilon, seed % 2**31, stop
-        )
+        directory = config.record_dir
+        video = Path(directory) / f"game-{version:08d}.mp4" if directory else None
+        recorder = Recorder(video, 60 / self.spec.frames_per_step)
+        games = play_games(agent, self._envs, self._num_envs, config, seed % 2**31, recorder, stop)
+        picture = recorder.close()
         if games is None:
             return None
-        if config.record_dir and games.pictures:
-            write_video(Path(config.record_dir) / f"game-{version:08d}.mp4", games.pictures, self.spec.frames_per_step)
-        return Evaluation(
-            version,
-            config.evaluation_epsilon,
-            tuple(games.returns),
-            tuple(games.steps),
-            time.monotonic() - started,
-            picture=picture_strip(games.pictures),
-        )
+        seconds = time.monotonic() - started
+        returns, steps = tuple(games.returns), tuple(games.steps)
+        return Evaluation(version, config.evaluation_epsilon, returns, steps, seconds, picture=picture)
 
     def close(self) -> None:
         """Closes the environments."""
@@ -120,7 +116,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     wires = command.wires
     subscriber = ParameterSubscriber(command.parameter_endpoint or address(wires.learner_host, wires.parameter_port))
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), actor_name(0))
-    heard = time.monotonic()
+    heard, played = time.monotonic(), -1
     try:
         while not stop.is_set():
             encoded = subscriber.fetch_encoded(500)
@@ -128,8 +124,15 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 if time.monotonic() - heard > wires.patience_seconds:
                     raise PeerError(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
                 continue
-            started = time.monotonic()
-            parameters = decode_parameters(encoded)
+            started = heard = time.monotonic()
+            try:
+                parameters = decode_parameters(encoded)
+            except WireError as error:
+                logger.warning("parameters from %s are dropped: %s", subscriber.endpoint, error)
+                continue
+            if parameters.header.params_version == played:  # a sign of life, nothing new
+                continue
+            played = parameters.header.params_version
             check_spec(parameters, evaluator.spec)
             outcome = evaluator.evaluate(parameters, stop)
             if outcome is not None:
@@ -152,7 +155,10 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
     evaluator = Evaluator(command)
     try:
         parameters = checkpoint.parameters()
-        check_spec(parameters, evaluator.spec)
+        spec = checkpoint.header.spec  # how it was cut into unrolls does not matter to play it
+        check_spec(
+            parameters, msgspec.structs.replace(evaluator.spec, unroll_starts=spec.unroll_starts, n_steps=spec.n_steps)
+        )
         outcome = evaluator.evaluate(parameters, stop)
         if outcome is not None:
             print(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
@@ -167,27 +173,3 @@ def describe(outcome: Evaluation) -> str:
     figures = outcome.figures()
     mean, median, low, high = (figures[f"evaluation/return_{name}"] for name in ("mean", "median", "min", "max"))
     return f"{len(outcome.returns)} games, mean {mean:.2f}, median {median:.2f}, min {low:.2f}, max {high:.2f}"
-
-
-def write_video(path: Path, pictures: list[np.ndarray], frames_per_step: int) -> None:
-    """Writes RGB pictures [height, width, 3] as an mp4 at the speed of the game; keeps the newest VIDEOS_KEPT files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    height, width = pictures[0].shape[:2]
-    size = (2 * width, 2 * height)
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 60 / frames_per_step, size)
-    for picture in pictures:
-        bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
-        writer.write(cv2.resize(bgr, size, interpolation=cv2.INTER_NEAREST))
-    writer.release()
-    for old in sorted(path.parent.glob("game-*.mp4"))[:-VIDEOS_KEPT]:
-        old.unlink()
-
-
-def picture_strip(pictures: list[np.ndarray]) -> bytes:
-    """Returns a PNG of a few pictures of a game side by side, empty when there are none."""
-    if not pictures:
-        return b""
-    chosen = np.linspace(0, len(pictures) - 1, STRIP_PICTURES).astype(int)
-    strip = np.concatenate([pictures[i] for i in chosen], axis=1)
-    encoded, data = cv2.imencode(".png", cv2.cvtColor(strip, cv2.COLOR_RGB2BGR))
-    return data.tobytes() if encoded else b""

@@ -41,6 +41,8 @@ def main() -> int:
     stop.on_signals()
     console = Console()
     try:
+        if not (ROOT / "actor.py").exists():
+            raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
         asked = parse_onto(RunCommand())
         plan = make_plan(asked, _saved(asked.resume))
         check_ports(plan.command)
@@ -112,11 +114,12 @@ class Run:
             roles["evaluator"] = ("actor.py", evaluator)
         for name, (script, config) in roles.items():
             log = files.enter_context((logs / f"{name}.log").open("ab"))
-            self._supervisor.start(name, [str(ROOT / script), *to_flags(config)], name == "learner", log)
+            arguments = [str(ROOT / script), *to_flags(config)]
+            self._supervisor.start(name, arguments, name != "evaluator", may_finish=name == "learner", log=log)
         if command.tensorboard:
             log = files.enter_context((logs / "tensorboard.log").open("ab"))
             board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
-            self._supervisor.start("tensorboard", ["-m", "apexrl.board", *board], log=log)
+            self._supervisor.start("tensorboard", ["-m", "apexrl.board", *board], is_needed=False, log=log)
 
     def _stop(self) -> None:
         """Actors first, so that nothing new comes; then the learner, which checkpoints; then the others."""

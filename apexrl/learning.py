@@ -5,6 +5,7 @@ import logging
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.checkpoint import Checkpoint
 from apexrl.config import LearnerCommand
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.frame_store import TransitionBatch
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.metrics import returns_by_epsilon
@@ -76,7 +77,10 @@ class LearnerLoop:
         waiter = Waiter(self._command.wires.patience_seconds)
         while replica.spec is None and not stop.wait(BATCH_WAIT_SECONDS / 4):
             waiter.check(replica.waits_for)
-        return replica.spec
+        agent, spec = self._command.agent, replica.spec
+        if spec is not None and (spec.n_steps, spec.unroll_starts) != (agent.n_steps, agent.unroll_starts):
+            raise ConfigError(f"the log holds {spec}, we have {agent}: give the same --n-steps and --unroll-starts")
+        return spec
 
     def _learn(self, replica: Replica, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
         """Makes or restores the agent, updates it until the end, and leaves a last checkpoint."""
@@ -106,6 +110,10 @@ class LearnerLoop:
             batch = self._next_batch(replica, waiter)
             if batch is not None:
                 priorities, figures = agent.update(batch)
+                if not np.isfinite(priorities).all():
+                    raise ApexError(
+                        f"update {agent.num_updates} gave errors that are not finite: lower --learning-rate"
+                    )
                 replica.update_priorities(batch.keys, priorities)
                 if agent.num_updates % learning.publish_period_updates == 0:
                     self._publisher.publish(encode_parameters(*agent.parameters()))

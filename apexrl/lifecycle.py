@@ -16,6 +16,7 @@ from apexrl.errors import ApexError
 
 logger = logging.getLogger(__name__)
 
+ORPHAN_SECONDS = 6.0  # that a role has to end by itself when its supervisor is gone
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 PARENT_VARIABLE = "APEXRL_PARENT"  # process number of the supervisor, without which the role ends
 
@@ -34,9 +35,21 @@ class Stop(threading.Event):
         self.set()
 
     def on_signals(self) -> None:
-        """Makes SIGINT and SIGTERM set the stop. Only scripts call this."""
+        """Makes SIGINT and SIGTERM set the stop. Only scripts call this.
+
+        A handler runs between two steps of the main thread, which may hold the event's lock: a thread sets it instead.
+        """
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self.set())
+            signal.signal(number, lambda *_: None)
+
+        def wait() -> None:
+            os.read(reading, 1)
+            self.set()
+
+        self.thread(wait, "signals")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Starts a thread whose error ends the program."""
@@ -82,7 +95,8 @@ def _end_with(parent: int, stop: Stop) -> None:
         if os.getppid() != parent:
             logger.warning("the supervisor is gone")
             stop.set()
-            return
+            time.sleep(ORPHAN_SECONDS)
+            os._exit(1)
 
 
 class Stopwatch:

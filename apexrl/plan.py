@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from apexrl.config import PRESETS, RunCommand, parse_onto, with_defaults
+from apexrl.config import PRESETS, RunCommand, WireConfig, parse_onto, with_defaults
 from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.frame_store import FrameStore
@@ -74,6 +74,10 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
     """
     if saved is not None:
         asked = parse_onto(saved, arguments)
+        if (asked.preset, asked.run_dir) != (saved.preset, saved.run_dir):
+            raise ConfigError(
+                "a run that is resumed keeps its preset and its directory: leave out --preset and --run-dir"
+            )
     machine = Machine.here(asked.learning.device)
     environment = make_environment(asked.env, 1)
     spec = make_spec(asked.env, environment, asked.agent.unroll_starts, asked.agent.n_steps)
@@ -84,13 +88,19 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
         smoke = SMOKE if asked.smoke else {}
         default = with_defaults(RunCommand(), PRESETS[preset] | _sizes(machine, spec) | smoke | {"preset": preset})
     command = parse_onto(default, arguments)
-    command = dataclasses.replace(command, preset=default.preset)
+    command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
     command = _fitted(command, default, machine, spec)
     make_network(spec, command.network)
     if not command.run_dir:
         name = command.env.env.replace("/", "-").replace(":", "-")
         command = dataclasses.replace(command, run_dir=f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     return Plan(command, spec, machine)
+
+
+def _reachable(wires: WireConfig) -> WireConfig:
+    """Lets the roles of this machine connect to the address on which its servers listen."""
+    host = "127.0.0.1" if wires.bind_host == "0.0.0.0" else wires.bind_host
+    return dataclasses.replace(wires, replay_host=host, learner_host=host)
 
 
 def _fitting_preset(machine: Machine, spec: StreamSpec) -> str:
@@ -126,8 +136,6 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
                 f"the largest that does is --capacity {max(largest, 0)}"
             )
         replay = dataclasses.replace(replay, capacity=largest)
-    if replay.min_size_to_sample > replay.capacity:
-        raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
     return dataclasses.replace(command, replay=replay)
 
 
@@ -154,6 +162,9 @@ def check_ports(command: RunCommand) -> None:
     }
     if command.tensorboard:
         needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
+    ports = [port for _, port in needed.values()]
+    if len(set(ports)) < len(ports):
+        raise ConfigError(f"ports {sorted(ports)}: each has to be another one")
     for name, (host, port) in needed.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

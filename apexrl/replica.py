@@ -51,8 +51,10 @@ class Replica:
         self._num_batches = num_batches
         self._stop = stop
         # The server sends only what was demanded, so that a put never waits.
-        self._batches: queue.Queue[TransitionBatch] = queue.Queue()
-        self._outgoing: queue.SimpleQueue[tuple[np.ndarray, np.ndarray] | None] = queue.SimpleQueue()
+        self._batches: queue.Queue[tuple[int, TransitionBatch]] = queue.Queue()
+        self._outgoing: queue.SimpleQueue[tuple[int, np.ndarray, np.ndarray] | None] = queue.SimpleQueue()
+        self._life = 0  # counts the logs that were followed: keys mean nothing beyond theirs
+        self._life_of_batch = 0
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
         self._codec: UnrollCodec | None = None
 
@@ -84,15 +86,15 @@ class Replica:
     def next_batch(self, timeout_seconds: float) -> TransitionBatch | None:
         """Returns the next batch, None when there is none in time."""
         try:
-            batch = self._batches.get(timeout=timeout_seconds)
+            self._life_of_batch, batch = self._batches.get(timeout=timeout_seconds)
         except queue.Empty:
             return None
         self._outgoing.put(None)
         return batch
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities soon."""
-        self._outgoing.put((keys, priorities))
+        """Sends new priorities of the last batch soon."""
+        self._outgoing.put((self._life_of_batch, keys, priorities))
 
     def take_episodes(self) -> list[Episode]:
         """Returns the training games that ended since the last call."""
@@ -106,12 +108,13 @@ class Replica:
             item = self._outgoing.get()
             if item is None:
                 self._client.take()
-            else:
-                self._client.update_priorities(*item)
+            elif item[0] == self._life:
+                self._client.update_priorities(*item[1:])
 
     def _start(self, start: LogStart) -> None:
         if self.spec is not None and start.spec != self.spec:
             raise PeerError(f"the replay now holds {start.spec}, we learn {self.spec}: restart the learner")
+        self._life += not start.is_same_log
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
             started = time.monotonic()
             self.store = None
@@ -162,6 +165,6 @@ class Replica:
         assert self.store is not None
         held = self.store.holds(sample.keys)
         if held.any():
-            self._batches.put(self.store.gather(sample.keys[held], sample.weights[held]))
+            self._batches.put((self._life, self.store.gather(sample.keys[held], sample.weights[held])))
         else:
             self._client.take()

@@ -4,6 +4,7 @@ Owned by the learner. Everything is written so that a reader, or a later start o
 """
 
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -89,6 +90,7 @@ class RunRecord:
 
     def report(self, figures: dict[str, float], waits_for: str) -> None:
         """Writes figures by tag to TensorBoard, and the newest of every tag to the status file."""
+        figures = {tag: value for tag, value in figures.items() if math.isfinite(value)}
         self._board.scalars(figures, self.frames)
         self._figures |= figures
         write_json(

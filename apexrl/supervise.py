@@ -10,24 +10,26 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-import psutil
-
 from apexrl.errors import PeerError
 from apexrl.lifecycle import PARENT_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-SHORT_LIFE_SECONDS = 5.0
+LONG_LIFE_SECONDS = 600.0  # who lived so long has its earlier deaths forgiven
 LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Child:
     """One role: its command, its process, and how often it was started again."""
 
-    def __init__(self, name: str, arguments: Sequence[str], may_finish: bool, log: IO[bytes] | None):
+    def __init__(self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, log: IO[bytes] | None):
         self.name = name
+        self.is_needed = is_needed
         self.may_finish = may_finish
         self.restarts = 0
+        self.recent_deaths = 0
+        self.is_given_up = False
+        self.started_at = 0.0
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = 0.0
         self._arguments = list(arguments)
@@ -36,6 +38,7 @@ class Child:
 
     def start(self) -> None:
         """Starts the process, in a group of its own: a Ctrl-C is for the supervisor, who stops the roles in order."""
+        self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             self._arguments,
             env=self._environment,
@@ -51,7 +54,7 @@ class Child:
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: int) -> None:
-        """Signals the process and, for SIGKILL, all it has started."""
+        """Signals the process and, for SIGKILL, its group."""
         if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -77,40 +80,53 @@ class Supervisor:
         self,
         name: str,
         arguments: Sequence[str],
+        is_needed: bool = True,
         may_finish: bool = False,
         log: IO[bytes] | None = None,
     ) -> None:
-        """Starts a child: a Python script or module with its arguments. One that may not finish is always restarted."""
-        self.children[name] = Child(name, [sys.executable, *arguments], may_finish, log)
+        """Starts a child: a Python script or module with its arguments.
+
+        Args:
+          is_needed: the run cannot go on without it; one that is not needed is given up when it dies too often.
+          may_finish: it may end by itself with status 0; any other child that ends is started again.
+        """
+        self.children[name] = Child(name, [sys.executable, *arguments], is_needed, may_finish, log)
         self.children[name].start()
 
     def watch(self) -> list[str]:
         """Starts again what died; returns the names of the children that ended by themselves with status 0.
 
-        Raises: PeerError when a child has died more often than it may.
+        Raises: PeerError when a child that is needed has died more often than it may.
         """
         finished = []
         now = time.monotonic()
         for child in self.children.values():
             status = child.status
             if child.process is None:
-                if now >= child.start_at:
+                if now >= child.start_at and not child.is_given_up:
                     child.start()
             elif status == 0 and child.may_finish:
                 finished.append(child.name)
             elif status is not None:
-                if child.restarts >= self._max_restarts:
-                    raise PeerError(
-                        f"{child.name} ended with {describe_status(status)}, after {child.restarts} restarts"
-                    )
-                child.restarts += 1
-                pause = min(0.25 * 2**child.restarts, LONGEST_PAUSE_SECONDS)
-                logger.warning(
-                    "%s ended with %s; restart %d of %d in %.1f s",
-                    child.name, describe_status(status), child.restarts, self._max_restarts, pause,
-                )  # fmt: skip
-                child.process, child.start_at = None, now + pause
+                self._bury(child, status, now)
         return finished
+
+    def _bury(self, child: Child, status: int, now: float) -> None:
+        """Decides what becomes of a child that has ended."""
+        lived_long = now - child.started_at > LONG_LIFE_SECONDS
+        child.recent_deaths = 1 if lived_long else child.recent_deaths + 1
+        ended = f"{child.name} ended with {describe_status(status)}"
+        child.process = None
+        if child.recent_deaths > self._max_restarts:
+            if child.is_needed:
+                raise PeerError(f"{ended}, after {child.restarts} restarts")
+            logger.error("%s, after %d restarts: the run goes on without it", ended, child.restarts)
+            child.is_given_up = True
+            return
+        child.restarts += 1
+        pause = min(0.25 * 2**child.recent_deaths, LONGEST_PAUSE_SECONDS)
+        logger.warning("%s; restart %d in %.1f s", ended, child.restarts, pause)
+        child.start_at = now + pause
 
     def stop(self, names: Sequence[str], deadline_seconds: float) -> None:
         """Asks the named children to end, all at once, and kills those that have not at the deadline."""
@@ -134,14 +150,3 @@ def describe_status(status: int) -> str:
     if status < 0:
         return f"signal {signal.Signals(-status).name}"
     return f"status {status}"
-
-
-def memory_of(children: Sequence[Child]) -> int:
-    """Returns the resident bytes of children and their children."""
-    total = 0
-    for child in children:
-        with contextlib.suppress(psutil.Error):
-            if child.process is not None:
-                process = psutil.Process(child.process.pid)
-                total += sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
-    return total

@@ -4,7 +4,6 @@ Shape letters: E environments, K transition starts in an unroll, n steps of the 
 H stacked frames, F = H - 1 + T + 1 frames of an unroll, B batch, A actions.
 """
 
-import hashlib
 import math
 from typing import NamedTuple
 
@@ -49,10 +48,6 @@ class StreamSpec(msgspec.Struct, frozen=True):
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of one observation: [H, *frame_shape]."""
         return (self.stacked_frames, *self.frame_shape)
-
-    def digest(self) -> str:
-        """A short hash by which peers recognise an equal specification."""
-        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:16]
 
 
 class Episode(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from apexrl.supervise import Supervisor
 
 ACTOR_SCRIPT = Path(__file__).resolve().parent.parent / "actor.py"
 MAX_RESTARTS = 100
-STOP_SECONDS = 5.0
+STOP_SECONDS = 2.5  # less than the launcher gives us
 
 
 def run_workers(command: ActorCommand, stop: Stop) -> None:

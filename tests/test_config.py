@@ -12,8 +12,9 @@ from apexrl.config import (
     to_flags,
     with_defaults,
 )
+from apexrl.errors import ConfigError
 
-OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v + 0.5, str: lambda v: v + "x"}
+OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v / 2 or 0.25, str: lambda v: v + "x"}
 CHOICES = {"clip_rewards": "no", "optimizer": "adam", "channels": (7, 8, 9)}
 
 
@@ -44,6 +45,28 @@ def test_what_is_given_wins_over_the_preset():
     assert (command.update.batch_size, command.update.optimizer, command.network.hidden_size) == (32, "adam", 128)
     paper = parse(LearnerCommand, ["--preset", "paper"])
     assert (paper.update.batch_size, paper.update.learning_rate, paper.network.channels) == (512, 6.25e-5, (32, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--learning-rate", "nan"], "--learning-rate nan makes no sense"),
+        (["--target-period-updates", "0"], "more than 0"),
+        (["--samples-per-insert", "-1"], "at least 0"),
+        (["--gamma", "1.1"], "at most 1"),
+        (["--channels", "16", "0", "16"], "--channels 0"),
+        (["--capacity", "10"], "--min-size-to-sample 50000 is more than --capacity 10"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(flags, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        parse(RunCommand, [*flags, "--preset", "paper"])
+
+
+def test_the_preset_auto_is_resolved():
+    command = parse(ActorCommand, ["--num-workers", "2"])
+    assert command.preset in PRESETS
+    assert parse(ActorCommand, to_flags(command)) == command
 
 
 def test_flag_names_are_unique_over_all_parts():

@@ -29,18 +29,26 @@ class ApexActor:
     def __init__(self, config: AgentConfig, parameters: Parameters, device: torch.device):
         self._config = config
         self._device = device
-        self._network = make_network(parameters.header.spec, parameters.header.network).to(device).eval()
         self._precision = precision_for(device, parameters.header.spec)
-        self.params_version = -1
+        self._header = parameters.header
+        self._network = make_network(parameters.header.spec, parameters.header.network).to(device).eval()
         self.load(parameters)
 
-    def load(self, parameters: Parameters) -> None:
-        """Replaces the network's parameters.
+    @property
+    def params_version(self) -> int:
+        """The learner's updates that made the parameters in use."""
+        return self._header.params_version
 
-        Raises: RuntimeError when they are of another network.
+    def load(self, parameters: Parameters) -> None:
+        """Replaces the network's parameters, and the network when the learner came back with another one.
+
+        Raises: RuntimeError when the tensors are not those that the header describes.
         """
+        header = parameters.header
+        if header.network != self._header.network:
+            self._network = make_network(header.spec, header.network).to(self._device).eval()
         self._network.load_state_dict(parameters.tensors)
-        self.params_version = parameters.header.params_version
+        self._header = header
 
     @torch.no_grad()
     def act(

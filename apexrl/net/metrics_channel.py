@@ -1,4 +1,4 @@
-"""Figures of all roles on their way to the learner: the messages, the sending and the receiving end. numpy only."""
+"""Figures of all roles on their way to the learner: the messages, the sending and the receiving end. No torch."""
 
 import collections
 import logging
@@ -55,7 +55,7 @@ _decoder = msgspec.msgpack.Decoder(Report | Evaluation)
 
 
 class MetricsClient:
-    """Sends reports; never waits: when the learner is away, reports are dropped. Belongs to one thread."""
+    """Sends reports and never waits: while the learner is away a few are kept, the rest dropped. Of one thread."""
 
     def __init__(self, endpoint: str, sender: str, context: zmq.Context | None = None):
         self._sender = sender

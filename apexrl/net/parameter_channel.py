@@ -10,12 +10,14 @@ import time
 
 import zmq
 
+from apexrl.errors import WireError
 from apexrl.net.sockets import bind, make_socket
 from apexrl.parameters import Parameters, decode_parameters
 
 logger = logging.getLogger(__name__)
 
 RESEND_SECONDS = 0.5  # between two sendings of the last value for those who came late
+REPEAT_SECONDS = 30.0  # without a new value the last one is sent again: a sign of life
 
 
 class ParameterPublisher:
@@ -48,15 +50,16 @@ class ParameterPublisher:
     def run(self) -> None:
         """Publishes until closed; the body of the thread."""
         has_come = False
-        next_resend = 0.0
+        sent = 0.0
         while not self._closed.is_set():
             has_come |= self._somebody_came()
             with self._lock:
                 last, fresh, self._fresh = self._last, self._fresh, False
             now = time.monotonic()
-            if last is not None and (fresh or (has_come and now >= next_resend)):
+            is_due = fresh or (has_come and now >= sent + RESEND_SECONDS) or now >= sent + REPEAT_SECONDS
+            if last is not None and is_due:
                 self._socket.send(last, zmq.NOBLOCK)
-                has_come, next_resend = False, now + RESEND_SECONDS
+                has_come, sent = False, now
         self._socket.close()
 
     def _somebody_came(self) -> bool:
@@ -88,14 +91,15 @@ class ParameterSubscriber:
         return self._socket.recv(zmq.NOBLOCK)
 
     def fetch(self, timeout_milliseconds: int = 0) -> Parameters | None:
-        """Returns the newest parameters if they came since the last call, else None.
-
-        Raises: WireError when they are malformed.
-        """
+        """Returns the newest parameters if they came since the last call, else None; malformed ones are dropped."""
         encoded = self.fetch_encoded(timeout_milliseconds)
         if encoded is None:
             return None
-        parameters = decode_parameters(encoded)
+        try:
+            parameters = decode_parameters(encoded)
+        except WireError as error:
+            logger.warning("parameters from %s are dropped: %s", self.endpoint, error)
+            return None
         # A restarted learner may be behind what we have: it is right all the same.
         self.params_version = parameters.header.params_version
         return parameters

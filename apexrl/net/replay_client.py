@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import zmq
 
-from apexrl.errors import PeerError
+from apexrl.errors import PeerError, WireError
 from apexrl.net import wire
 from apexrl.net.sockets import make_socket
 from apexrl.types import Sample, StreamSpec, UnrollHeader
@@ -43,15 +43,19 @@ class _Connection:
         self.socket.send_multipart((wire.encode(message), *attachments), zmq.NOBLOCK, copy=not attachments)
 
     def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
-        """Returns the next message and its attachments, or None when there is none in time.
+        """Returns the next message and its attachments, or None when there is none in time, or it is malformed.
 
-        Raises: WireError when it is malformed, PeerError when the server refuses us.
+        Raises: PeerError when the server refuses us.
         """
         if not self.socket.poll(timeout_milliseconds):
             return None
         frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        try:
+            message = wire.decode_from_replay(frames)
+        except WireError as error:
+            logger.warning("the replay server at %s sent something malformed: %s", self.endpoint, error)
+            return None
         self.last_heard = time.monotonic()
-        message = wire.decode_from_replay(frames)
         if isinstance(message, wire.Refused):
             raise PeerError(f"the replay server at {self.endpoint} refuses us: {message.reason}")
         return message, frames[1:]
@@ -123,6 +127,8 @@ class InsertClient:
             header.episodes,
         )
         self._next_sequence += 1
+        if not self._unacknowledged:
+            self._last_progress = time.monotonic()
         self._unacknowledged[message.sequence] = (message, block)
         if self._welcome:
             self._send_insert(message, block)
@@ -186,18 +192,15 @@ class InsertClient:
                 self._allowed_sequence = message.allowed_sequence
                 self._reason = message.waits_for
                 self._forget(message.stored_sequence)
-            case wire.Waiting() as message:
-                self.ladder_size = message.ladder_size or self.ladder_size
-                self._reason = message.reason
             case wire.Stranger():
                 self._welcome = False
                 self._connection.last_asked = -1e9
         return True
 
     def _forget(self, sequence: int) -> None:
-        self._last_progress = time.monotonic()
         while self._unacknowledged and next(iter(self._unacknowledged)) < sequence:
             self._unacknowledged.popitem(last=False)
+            self._last_progress = time.monotonic()
 
     def _keep_alive(self) -> None:
         now = time.monotonic()
@@ -259,7 +262,7 @@ class LogClient:
     def poll(self, timeout_milliseconds: int) -> LogStart | LogAppend | Sample | None:
         """Returns the next event of the log in order, or None when there is none in time.
 
-        Raises: PeerError when the server refuses us, WireError when it sends something malformed.
+        Raises: PeerError when the server refuses us.
         """
         self._keep_alive()
         received = self._connection.receive(timeout_milliseconds)
@@ -284,8 +287,10 @@ class LogClient:
                 self._next_batch += 1
                 self._untaken += 1
                 self.waits_for = ""
-                return message.sample()
-            case wire.Append() | wire.Batch() | wire.Stranger() if self._subscribed:
+                return self._sample(message)
+            case wire.Standing() if (message.next_number, message.next_batch) == (self._next_number, self._next_batch):
+                self.waits_for = message.waits_for
+            case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
                 # Something is missing, or the server does not know us: subscribe again from where we are.
                 self._subscribed = False
                 self.waits_for = "replay_connection"
@@ -311,19 +316,28 @@ class LogClient:
 
     def _keep_alive(self) -> None:
         now = time.monotonic()
-        if self._subscribed and now - self._connection.last_heard > RESEND_SECONDS:
+        if now - self._connection.last_heard > RESEND_SECONDS:
             self.waits_for = "replay_connection"
         if now - self._connection.last_asked < HEARTBEAT_SECONDS:
             return
         self._connection.last_asked = now
         if self._subscribed:
             self._demand()
+            self._connection.send(wire.Heartbeat())
         else:
             self._request += 1  # what still comes of an older subscription is not for us
             message = wire.Subscribe(
                 wire.PROTOCOL, self._learner, self._request, self._server, self._next_number, self._batch_size
             )
             self._connection.send(message)
+
+    def _sample(self, message: wire.Batch) -> Sample | None:
+        try:
+            return message.sample()
+        except WireError as error:
+            logger.warning("a batch is dropped: %s", error)
+            self.take()
+            return None
 
     def _demand(self) -> None:
         self._connection.send(wire.Demand(self._next_number, self._next_batch + self._prefetch_batches - self._untaken))

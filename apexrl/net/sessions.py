@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import heapq
 import logging
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +28,8 @@ logger = logging.getLogger(__name__)
 PEER_TIMEOUT_SECONDS = 15.0
 MAX_STREAMS_PER_ACTOR = 4096
 MAX_UNAPPLIED_UNROLLS = 512
+MAX_BATCHES_AHEAD = 64
+MAX_BLOCK_OVERHEAD_BYTES = 1024  # what does not compress grows a little
 REMEMBERED_ACTORS = 65536
 
 
@@ -115,10 +116,8 @@ class ReplayService:
         if self.replay is None:
             return
         for peer, actor in self.actors.items():
-            told = self._standing(actor)
-            if told != actor.told:
-                actor.told = told
-                self._send("actor", peer, wire.Acknowledge(*told, self._num_slots, self.replay.why_no_insert()))
+            if self._standing(actor) != actor.told:
+                self._acknowledge(peer, actor)
         for peer, learner in self.learners.items():
             self._send_unrolls(peer, learner)
         while any([self._send_batch(peer, learner) for peer, learner in self.learners.items()]):
@@ -147,7 +146,7 @@ class ReplayService:
         oldest = replay.log[replay.log.first_number].arrived_seconds if len(replay.log) else now
         return figures | {
             "size": replay.log.num_transitions,
-            "fill": replay.log.num_transitions / max(replay.config.capacity or 1, 1),
+            "fill": replay.log.num_transitions / replay.config.capacity,
             "age_seconds": now - oldest,
             "log_bytes": replay.log.num_bytes,
             "bytes_per_transition": replay.log.num_bytes / max(replay.log.num_transitions, 1),
@@ -192,6 +191,12 @@ class ReplayService:
         may_go_on = not self.replay.why_no_insert()
         return stored, stored + session.window if may_go_on else max(session.told[1], stored)
 
+    def _acknowledge(self, peer: bytes, session: ActorSession) -> None:
+        assert self.replay is not None
+        session.told = self._standing(session)
+        message = wire.Acknowledge(*session.told, self._num_slots, self.replay.why_no_insert())
+        self._send("actor", peer, message)
+
     def _from_actor(self, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:
         session = self.actors[peer]
         session.last_seen = now
@@ -199,8 +204,7 @@ class ReplayService:
             case wire.Insert():
                 self._insert(peer, session, message, frames, now)
             case wire.Heartbeat():
-                reason = self.replay.why_no_insert() if self.replay else ""
-                self._send("actor", peer, wire.Waiting(reason, self._num_slots))
+                self._acknowledge(peer, session)
             case wire.Goodbye():
                 self._leave("actor", peer)
             case _:
@@ -218,15 +222,22 @@ class ReplayService:
             self._drop("gap", f"{session.actor}: insert {message.sequence}, expected {session.next_sequence}")
             self._send("actor", peer, wire.Stranger())
             return
-        priorities = wire.array_from(message.priorities, np.float32)
-        if len(priorities) != self.replay.spec.unroll_starts:
-            raise WireError(f"{len(priorities)} priorities in an unroll of {self.replay.spec.unroll_starts} starts")
-        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-            raise WireError("a priority is negative or not finite")
-        record = Record(frames[0], frames[1], int((priorities > 0).sum()), now)
-        self.replay.insert(record, priorities)
+        if message.sequence >= session.told[1]:
+            self._drop("not allowed", f"{session.actor}: insert {message.sequence}, up to {session.told[1]} is allowed")
+            return
+        # From here on the insert is dealt with, stored or not: its actor would only send the same again.
         session.next_sequence += 1
         self._next_sequence[session.actor] = session.next_sequence
+        spec = self.replay.spec
+        priorities = wire.array_from(message.priorities, np.float32)
+        if len(priorities) != spec.unroll_starts:
+            raise WireError(f"{len(priorities)} priorities in an unroll of {spec.unroll_starts} starts")
+        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+            raise WireError("a priority is negative or not finite")
+        if len(frames[1]) > spec.unroll_bytes + MAX_BLOCK_OVERHEAD_BYTES + spec.unroll_bytes // 128:
+            raise WireError(f"a block of {len(frames[1])} bytes for an unroll of {spec.unroll_bytes}")
+        record = Record(frames[0], frames[1], int((priorities > 0).sum()), now)
+        self.replay.insert(record, priorities)
         self._next_sequence.move_to_end(session.actor)
         if len(self._next_sequence) > REMEMBERED_ACTORS:
             self._next_sequence.popitem(last=False)
@@ -268,7 +279,10 @@ class ReplayService:
         match message:
             case wire.Demand():
                 session.applied_number = max(session.applied_number, message.applied_number)
-                session.batches_allowed = message.batches
+                session.batches_allowed = min(message.batches, session.batches_sent + MAX_BATCHES_AHEAD)
+            case wire.Heartbeat():
+                waits_for = self.replay.why_no_sample(session.batch_size)
+                self._send("learner", peer, wire.Standing(session.next_number, session.batches_sent, waits_for))
             case wire.UpdatePriorities():
                 keys = wire.array_from(message.keys, np.int64)
                 priorities = wire.array_from(message.priorities, np.float32)
@@ -328,7 +342,7 @@ class ReplayService:
             return f"counts below 1 in {spec}"
         if spec.frame_dtype not in ("uint8", "float32") or min(spec.frame_shape, default=1) < 1:
             return f"frames of {spec.frame_dtype} {spec.frame_shape} are not supported"
-        if not math.isfinite(spec.unroll_bytes) or spec.unroll_bytes > wire.MAX_MESSAGE_BYTES:
+        if spec.unroll_bytes > wire.MAX_MESSAGE_BYTES // 2:
             return f"an unroll of {spec.unroll_bytes} bytes is larger than a message may be: lower --unroll-starts"
         return ""
 

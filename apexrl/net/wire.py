@@ -4,9 +4,9 @@ A message is one ZeroMQ multipart: the first frame is a msgpack-encoded, tagged 
 frames of their own. Arrays travel as little-endian bytes. Nothing is ever unpickled.
 
 Actor to replay:   Hello, Insert (+ block), Heartbeat, Goodbye
-replay to actor:   Welcome, Acknowledge, Waiting, Refused, Stranger
-learner to replay: Subscribe, Demand, UpdatePriorities, Goodbye
-replay to learner: Subscribed, Append (+ message and block of the insert), Batch, Waiting, Refused, Stranger
+replay to actor:   Welcome, Acknowledge, Refused, Stranger
+learner to replay: Subscribe, Demand, UpdatePriorities, Heartbeat, Goodbye
+replay to learner: Subscribed, Append (+ message and block of the insert), Batch, Waiting, Standing, Refused, Stranger
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Acknowledge(msgspec.Struct, tag=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
-    """The actor is alive and asks whether the server is."""
+    """The peer is alive and asks where it stands: an actor gets an Acknowledge, a learner a Standing."""
 
 
 class Subscribe(msgspec.Struct, tag=True, frozen=True):
@@ -98,7 +98,7 @@ class Subscribed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Demand(msgspec.Struct, tag=True, frozen=True):
-    """Flow control of a learner, in totals since it subscribed; also its heartbeat."""
+    """Flow control of a learner, in totals since it subscribed."""
 
     applied_number: int  # unrolls before this number are in the replica
     batches: int  # batches that the server may send, those already sent included
@@ -141,10 +141,17 @@ class UpdatePriorities(msgspec.Struct, tag=True, frozen=True):
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """The server is alive, and this is what the peer waits for."""
+    """What a learner waits for; sent when it changes."""
 
     reason: str
-    ladder_size: int = 0
+
+
+class Standing(msgspec.Struct, tag=True, frozen=True):
+    """The answer to a learner's heartbeat: what it must have by now if nothing was lost, and what it waits for."""
+
+    next_number: int
+    next_batch: int
+    waits_for: str
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -162,7 +169,7 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 
 ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Goodbye
-FromReplay = Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Refused | Stranger
+FromReplay = Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Refused | Stranger
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises for bytes of a stranger
 NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2}
 

@@ -31,9 +31,9 @@ class Limiter:
         """False while the learner is behind by more than the slack."""
         return self.samples_per_insert == 0 or self.inserted < self.min_size or self.error <= self.slack
 
-    def may_sample(self, batch_size: int, size: int) -> bool:
-        """False while the table is too small, or the actors are behind by more than the slack."""
-        if size < self.min_size:
+    def may_sample(self, batch_size: int) -> bool:
+        """False before min_size transitions were inserted, and while the actors are behind by more than the slack."""
+        if self.inserted < self.min_size:
             return False
         return self.samples_per_insert == 0 or self.error >= batch_size - self.slack
 

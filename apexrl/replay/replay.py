@@ -63,9 +63,9 @@ class Replay:
 
     def why_no_sample(self, batch_size: int) -> str:
         """Returns why a learner has to wait, or an empty string."""
-        if self.log.num_transitions < self.limiter.min_size:
+        if self.limiter.inserted < self.limiter.min_size:
             return "min_size"
-        if not self.limiter.may_sample(batch_size, self.log.num_transitions):
+        if not self.limiter.may_sample(batch_size):
             return "actors"
         return "" if self.table.can_sample() else "priorities"
 

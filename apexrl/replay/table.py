@@ -38,7 +38,7 @@ class PrioritizedTable:
 
     def insert(self, number: int, priorities: np.ndarray) -> None:
         """Makes an unroll sampleable: priorities [K] before the exponent, 0 where no transition starts."""
-        self._index.set_row(number % self._ring_unrolls, priorities.astype(np.float64) ** self._priority_exponent)
+        self._index.set_row(number % self._ring_unrolls, self._powers(priorities))
         self._end_key = (number + 1) * self._unroll_starts
 
     def evict(self, number: int) -> None:
@@ -63,9 +63,8 @@ class PrioritizedTable:
         held = (keys >= self._first_key) & (keys < self._end_key)
         self.num_stale += int(len(keys) - held.sum())
         slots = keys[held] % self._index.num_slots
-        powers = priorities[held].astype(np.float64) ** self._priority_exponent
         exists = self._index.get(slots) > 0
-        self._index.set_slots(slots[exists], powers[exists])
+        self._index.set_slots(slots[exists], self._powers(priorities[held][exists]))
 
     def can_sample(self) -> bool:
         """False when nothing has a priority."""
@@ -79,6 +78,10 @@ class PrioritizedTable:
         slots = np.random.default_rng(0).integers(first, end, num_draws) % self._index.num_slots
         powers = self._index.get(slots)
         powers = powers[powers > 0]
-        if not len(powers):
+        if not len(powers) or self._priority_exponent == 0:
             return np.zeros(len(quantiles))
         return np.quantile(powers, quantiles) ** (1 / self._priority_exponent)
+
+    def _powers(self, priorities: np.ndarray) -> np.ndarray:
+        """Returns priority ** exponent, but 0 for 0 whatever the exponent: there is no transition."""
+        return np.where(priorities > 0, priorities.astype(np.float64) ** self._priority_exponent, 0.0)

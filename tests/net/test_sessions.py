@@ -7,7 +7,7 @@ import pytest
 
 from apexrl.config import ReplayConfig
 from apexrl.net import wire
-from apexrl.net.sessions import MAX_UNAPPLIED_UNROLLS, PEER_TIMEOUT_SECONDS, ReplayService
+from apexrl.net.sessions import MAX_BATCHES_AHEAD, MAX_UNAPPLIED_UNROLLS, PEER_TIMEOUT_SECONDS, ReplayService
 from apexrl.types import StreamSpec
 
 
@@ -152,7 +152,7 @@ def test_actors_wait_for_the_learner_when_it_is_behind(spec):
         sequence += 1
     assert sequence < 20
     peers.say("actor", b"a", wire.Heartbeat())
-    assert peers.heard(b"a") == [wire.Waiting("learner", 1)]
+    assert peers.heard(b"a") == [wire.Acknowledge(sequence, allowed, 1, "learner")]
     peers.subscribe(b"l", batch_size=8)
     peers.say("learner", b"l", wire.Demand(0, 100))
     peers.say("learner", b"l", wire.Demand(sequence, 100))
@@ -177,7 +177,7 @@ def test_a_learner_gets_every_unroll_in_order_before_the_batches_that_name_it(pe
 
 
 def test_a_slow_learner_is_sent_only_so_much(peers):
-    peers.hello(b"a")
+    peers.hello(b"a", streams=300)
     peers.subscribe(b"l")
     peers.say("learner", b"l", wire.Demand(0, 3))
     for sequence in range(MAX_UNAPPLIED_UNROLLS + 50):
@@ -192,7 +192,7 @@ def test_a_slow_learner_is_sent_only_so_much(peers):
 
 
 def test_a_learner_that_comes_back_asks_for_what_it_lacks(peers):
-    peers.hello(b"a")
+    peers.hello(b"a", streams=8)
     for sequence in range(10):
         peers.insert(b"a", sequence)
     peers.subscribe(b"l", "server", 7)
@@ -204,7 +204,7 @@ def test_a_learner_that_comes_back_asks_for_what_it_lacks(peers):
 
 def test_what_was_evicted_before_it_was_sent_is_skipped_aloud(spec):
     peers = Peers(spec, capacity=80)
-    peers.hello(b"a")
+    peers.hello(b"a", streams=50)
     peers.subscribe(b"l")
     peers.heard(b"l")
     for sequence in range(100):  # the service is not given the time to send
@@ -251,19 +251,62 @@ def test_priorities_that_cannot_be_are_dropped_and_counted(peers, priorities):
     assert peers.service.replay.log.end_number == 0
 
 
+def test_an_unroll_that_cannot_be_stored_does_not_hold_up_those_behind_it(peers):
+    peers.hello(b"a")
+    peers.insert(b"a", 0, [np.nan] * 8)
+    peers.insert(b"a", 1)
+    assert peers.heard(b"a")[-1].stored_sequence == 2
+    assert peers.service.replay.log.end_number == 1
+
+
+def test_a_lost_permission_is_told_again_with_the_next_heartbeat(peers):
+    peers.hello(b"a")
+    peers.insert(b"a", 0)
+    lost = peers.heard(b"a")[-1]
+    assert peers.heard(b"a") == []
+    peers.say("actor", b"a", wire.Heartbeat())
+    assert peers.heard(b"a") == [lost]
+
+
+def test_what_was_not_allowed_is_dropped(peers):
+    peers.hello(b"a", streams=1)
+    for sequence in range(10):
+        peers.insert(b"a", sequence)
+    assert peers.service.replay.log.end_number == 4 and peers.service.dropped["not allowed"] == 1
+    assert peers.service.dropped["gap"] == 5
+
+
+def test_a_block_larger_than_its_unroll_is_dropped(peers, spec):
+    peers.hello(b"a")
+    message = wire.Insert(0, "a", 0, 0, 0, 0.1, np.ones(8, np.float32).tobytes())
+    peers.say("actor", b"a", message, bytes(2 * spec.unroll_bytes + 2000))
+    assert peers.service.dropped["malformed"] == 1 and peers.service.replay.log.end_number == 0
+
+
+def test_a_learner_is_told_where_it_stands(peers):
+    peers.hello(b"a")
+    for sequence in range(3):
+        peers.insert(b"a", sequence)
+    peers.subscribe(b"l")
+    peers.say("learner", b"l", wire.Demand(0, 2**62))
+    assert len(only(peers.heard(b"l"), wire.Batch)) == MAX_BATCHES_AHEAD
+    peers.say("learner", b"l", wire.Heartbeat())
+    assert peers.heard(b"l") == [wire.Standing(3, MAX_BATCHES_AHEAD, "")]
+
+
 def test_a_learners_nonsense_is_dropped_and_counted(peers):
     peers.hello(b"a")
     peers.insert(b"a", 0)
     peers.subscribe(b"l")
     for keys, priorities in ((b"\0" * 8, b"\0" * 8), (b"\0" * 7, b"\0" * 4), (b"\0" * 8, b"\xff" * 4)):
         peers.say("learner", b"l", wire.UpdatePriorities(keys, priorities))
-    peers.say("learner", b"l", wire.Heartbeat())
+    peers.say("learner", b"l", wire.Insert(1, "l", 0, 0, 0, 0.1, b""), b"block")
     assert peers.service.dropped == {"malformed": 3, "misplaced": 1}
 
 
 def test_a_stale_key_is_ignored_and_counted(spec):
     peers = Peers(spec, capacity=80)
-    peers.hello(b"a")
+    peers.hello(b"a", streams=20)
     for sequence in range(40):
         peers.insert(b"a", sequence)
     peers.subscribe(b"l")

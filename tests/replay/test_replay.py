@@ -60,6 +60,15 @@ def test_probabilities_and_weights_follow_the_exponents():
     assert sample.weights == pytest.approx((weights / weights.max())[sample.keys], rel=1e-6)
 
 
+def test_uniform_sampling_leaves_out_what_is_no_transition():
+    table = PrioritizedTable(2, 4, priority_exponent=0.0, importance_exponent=0.4, seed=0)
+    table.insert(0, np.array([0.0, 5.0, 1e-6, 0.0]))
+    assert np.bincount(table.sample(1000, 2).keys, minlength=4).tolist() == [0, 500, 500, 0]
+    table.update_priorities(np.array([1]), np.array([0.0]))
+    assert set(table.sample(10, 2).keys) == {2}
+    assert table.priority_quantiles((0.5,)).tolist() == [0.0]
+
+
 def test_weights_are_equal_when_probabilities_are():
     assert importance_weights(np.full(5, 0.01), 100, 0.4).tolist() == [1] * 5
 
@@ -103,7 +112,7 @@ def test_limiter_keeps_the_error_in_its_band():
         if rng.random() < 0.5:
             if limiter.may_insert():
                 limiter.inserted += 8
-        elif limiter.may_sample(16, limiter.inserted):
+        elif limiter.may_sample(16):
             limiter.sampled += 16
         if limiter.inserted >= 100:
             errors.append(limiter.error)

@@ -92,6 +92,15 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     assert resumed["frames"] > summary["frames"]
 
 
+def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
+    with launch(tmp_path, free_ports(4), *CARTPOLE) as run:
+        wait_for(lambda: updates_of(tmp_path / "run") > 50, 60, "updates")
+        children = run.descendants()
+        assert len(children) >= 4
+        run.kill()
+        wait_for(lambda: not [p for p in children if p.is_running()], 25, "the end of all roles")
+
+
 @pytest.mark.timeout(200)
 def test_roles_started_by_hand_in_any_order_find_each_other(tmp_path, free_ports):
     ports = free_ports(4)
@@ -158,9 +167,11 @@ def run_to_its_end(*flags):
         (("--env", "Pogn-v4"), "unknown environment 'Pogn-v4'"),
         (("--env", "Pendulum-v1"), "only discrete actions are supported"),
         (("--capacity", "900000000"), "the largest that does is --capacity"),
-        (("--capacity", "1000"), "--min-size-to-sample 15000 is more than --capacity 1000"),
+        (("--capacity", "1000"), "is more than --capacity 1000"),
         (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam"),
         (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
+        (("--learning-rate", "-1"), "--learning-rate -1.0 makes no sense"),
+        (("--actor-port", "6006"), "each has to be another one"),
         (("--resume", "/nonexistent"), "--resume takes the directory of an earlier run"),
         (("--batch-sise", "3"), "--batch-size"),
     ],
