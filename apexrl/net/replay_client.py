@@ -111,11 +111,13 @@ class InsertClient:
     def insert(
         self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Sends an unroll; first waits until the server allows it, or the caller is stopped.
+        """Sends an unroll; first waits until the server allows it. Does not send it when stopped before.
 
         Raises: PeerError when that is not in time.
         """
-        self._wait(lambda: self._welcome and self._next_sequence < self._allowed_sequence, timeout_seconds, stopped)
+        self._wait(self._may_insert, timeout_seconds, stopped)
+        if not self._may_insert():
+            return
         message = wire.Insert(
             self._next_sequence,
             self._actor,
@@ -130,8 +132,10 @@ class InsertClient:
         if not self._unacknowledged:
             self._last_progress = time.monotonic()
         self._unacknowledged[message.sequence] = (message, block)
-        if self._welcome:
-            self._send_insert(message, block)
+        self._send_insert(message, block)
+
+    def _may_insert(self) -> bool:
+        return self._welcome and self._next_sequence < self._allowed_sequence
 
     def poll(self) -> None:
         """Takes what the server has said, and keeps the connection alive. Does not wait."""

@@ -53,6 +53,11 @@ class Reader:
                 self.client.take()
         return self.num_unrolls
 
+    def has_read(self, count, life):
+        """Whether so many unrolls of that life of the log have come."""
+        self.follow()
+        return len(self.logs) > life and len(self.logs[life]) > count
+
     @property
     def num_unrolls(self):
         return sum(len(log) for log in self.logs)
@@ -102,7 +107,7 @@ def world(tmp_path, free_ports):
     class World:
         @staticmethod
         def replay():
-            flags = ["--capacity", 10**6, "--min-size-to-sample", 100, "--samples-per-insert", 0]
+            flags = ["--capacity", 10**6, "--min-size-to-sample", 100, "--samples-per-insert", 1]
             return Process([ROOT / "replay.py", *wires, *flags], tmp_path / "replay.txt")
 
         @staticmethod
@@ -139,12 +144,10 @@ def test_a_killed_replay_costs_what_was_in_flight_and_nothing_else(world):
     with world.actor() as actor:
         for life in range(3):
             with world.replay() as replay:
-                before = reader.num_unrolls
-                wait_for(lambda: reader.follow() > before + 100, 60, f"unrolls of life {life}")
+                wait_for(lambda: reader.has_read(100, life), 60, f"unrolls of life {life}")
                 replay.kill()
         with world.replay():
-            before = reader.num_unrolls
-            wait_for(lambda: reader.follow() > before + 100, 60, "unrolls of the last life")
+            wait_for(lambda: reader.has_read(100, 3), 60, "unrolls of the last life")
             actor.signal(15)
             actor.popen.wait(20)
             reader.follow()
@@ -160,8 +163,9 @@ def test_a_killed_replay_costs_what_was_in_flight_and_nothing_else(world):
 def test_a_killed_actor_loses_only_what_it_had_not_sent(world):
     reader = world.reader
     with world.replay():
-        for _ in range(2):
+        for life in range(2):
             with world.actor() as actor:
+                wait_for(lambda: reader.follow() and len(reader.streams()) == NUM_ENVS * (life + 1), 60, "its streams")
                 before = reader.num_unrolls
                 wait_for(lambda: reader.follow() > before + 100, 60, "unrolls")
                 actor.kill()
