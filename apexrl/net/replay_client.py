@@ -104,7 +104,7 @@ class InsertClient:
     def connect(self, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
         """Waits for the lease of our slots.
 
-        Raises: PeerError when the server refuses us or is not there in time.
+        Raises: PeerError when the server refuses us or is silent for so long.
         """
         self._wait(lambda: self._welcome, timeout_seconds, stopped, "replay_connection")
 
@@ -113,7 +113,7 @@ class InsertClient:
     ) -> None:
         """Sends an unroll; first waits until the server allows it. Does not send it when stopped before.
 
-        Raises: PeerError when that is not in time.
+        Raises: PeerError when the server is silent for so long; one that tells us to wait may do so.
         """
         self._wait(self._may_insert, timeout_seconds, stopped)
         if not self._may_insert():
@@ -162,11 +162,10 @@ class InsertClient:
         self.poll()
         while not done() and not stopped():
             now = time.monotonic()
-            if now - started > timeout_seconds:
-                silent = now - self._connection.last_heard
+            if now - max(started, self._connection.last_heard) > timeout_seconds:
                 raise PeerError(
-                    f"waited {timeout_seconds:.0f} s for the replay server at {self._connection.endpoint} "
-                    f"(last heard {silent:.0f} s ago): is it running, and are host and port right?"
+                    f"the replay server at {self._connection.endpoint} was silent for {timeout_seconds:.0f} s: "
+                    "is it running, and are host and port right?"
                 )
             if now - said > 10:
                 said = now

@@ -111,6 +111,21 @@ def test_an_actor_gives_up_on_a_server_that_is_not_there(spec, free_ports):
     actor.close()
 
 
+def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec):
+    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
+    actor.connect(10)
+    server.service.replay.why_no_insert = lambda: "learner"
+    enough = time.monotonic() + 4
+    for i in range(10):
+        actor.insert(header(spec, 8 * i), b"block", 2, lambda: time.monotonic() > enough)
+    assert actor.waited_seconds["learner"] > 2
+    assert server.service.replay.log.end_number == 4  # what was allowed before
+    del server.service.replay.why_no_insert
+    actor.insert(header(spec, 80), b"block", 10)
+    assert actor.flush(10)
+    actor.close()
+
+
 def test_a_port_in_use_is_a_clear_error(server):
     port = int(server.actor_endpoint.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
