@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-requirements=requirements.txt
-[ "${1:-}" = test ] && requirements=requirements-dev.txt
+requirements="requirements.txt"
+[ "${1:-}" = test ] && requirements="requirements-dev.txt"
 
 if [ -x .venv/bin/python ]; then
   python=.venv/bin/python
