@@ -281,6 +281,7 @@ SMALL = TWO_CORES | {
     "samples_per_insert": 8.0,
     "hidden_size": 128,
     "environments_per_worker": 8,
+    "evaluation_period_seconds": 10.0,
 }
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
 
