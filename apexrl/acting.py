@@ -42,8 +42,6 @@ class ActorLoop:
         """
         self._command = command
         self._num_envs = command.acting.environments_per_worker
-        self._seeds = np.random.SeedSequence([command.seed, max(command.worker_index, 0)])
-        self._rng = np.random.default_rng(self._seeds)
         self._envs = make_environment(command.env, self._num_envs)
         self.spec = make_spec(command.env, self._envs, command.agent.unroll_starts, command.agent.n_steps)
         name = actor_name(max(command.worker_index, 0))
@@ -98,7 +96,10 @@ class ActorLoop:
 
     def _play(self, parameters: Parameters, stop: Stop) -> None:
         agent = ApexActor(self._command.agent, parameters, torch.device("cpu"))
-        observations = self._envs.reset(seed=int(self._seeds.generate_state(1)[0] >> 1))
+        # The slots are ours alone in the whole cluster, so no other actor plays the same games.
+        seeds = np.random.SeedSequence([self._command.seed, self._client.slots[0]])
+        rng = np.random.default_rng(seeds)
+        observations = self._envs.reset(seed=int(seeds.generate_state(1)[0] >> 1))
         builder = UnrollBuilder(self.spec, observations)
         period = max(self._command.acting.parameter_period_frames // self.spec.frames_per_step, 1)
         next_report = time.monotonic() + REPORT_PERIOD_SECONDS
@@ -108,7 +109,7 @@ class ActorLoop:
                 self._fetch(agent)
             self._client.poll()
             self._climb_ladder()
-            actions, extras = agent.act(observations, self._epsilons, self._rng)
+            actions, extras = agent.act(observations, self._epsilons, rng)
             complete = builder.observe(extras)
             if complete is not None:
                 self._send(agent, *complete, stop)
