@@ -304,11 +304,14 @@ def parse(command: type[T], arguments: list[str] | None = None) -> T:
     """Returns the command that the arguments describe, on top of its preset; ends the program when they are wrong.
 
     The preset auto is the paper's where there is an NVIDIA GPU, else that for two cores.
+
+    Raises: ConfigError when a number is outside its range, or two contradict each other.
     """
     preset = parse_onto(command(), arguments).preset  # type: ignore[attr-defined]
     if preset == "auto":
         preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
     parsed = parse_onto(with_defaults(command(), PRESETS[preset]), arguments)
+    check_together(parsed)
     return dataclasses.replace(parsed, preset=preset)  # type: ignore[type-var]
 
 
@@ -351,8 +354,13 @@ def check_ranges(config: Any) -> None:
                 raise ConfigError(f"{flag} {number} makes no sense: it has to be {bound} 0")
             if field.name in AT_MOST_ONE and number > 1:
                 raise ConfigError(f"{flag} {number} makes no sense: it has to be at most 1")
-    if isinstance(config, ReplayConfig) and config.min_size_to_sample > config.capacity:
-        raise ConfigError(f"--min-size-to-sample {config.min_size_to_sample} is more than --capacity {config.capacity}")
+
+
+def check_together(command: Any) -> None:
+    """Raises ConfigError when numbers contradict each other; only a command on top of its preset can tell."""
+    replay = getattr(command, "replay", None)
+    if replay is not None and replay.min_size_to_sample > replay.capacity:
+        raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
 
 
 def to_flags(command: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from apexrl.config import PRESETS, RunCommand, WireConfig, parse_onto, with_defaults
+from apexrl.config import PRESETS, RunCommand, WireConfig, check_together, parse_onto, with_defaults
 from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.frame_store import FrameStore
@@ -89,6 +89,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
         default = with_defaults(RunCommand(), PRESETS[preset] | _sizes(machine, spec) | smoke | {"preset": preset})
     command = parse_onto(default, arguments)
     command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
+    check_together(command)
     command = _fitted(command, default, machine, spec)
     make_network(spec, command.network)
     if not command.run_dir:

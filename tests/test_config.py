@@ -63,6 +63,11 @@ def test_numbers_that_make_no_sense_are_refused(flags, complaint):
         parse(RunCommand, [*flags, "--preset", "paper"])
 
 
+def test_a_capacity_is_compared_with_the_minimum_of_the_preset():
+    command = parse(ReplayCommand, ["--preset", "small", "--capacity", "5000"])
+    assert (command.replay.capacity, command.replay.min_size_to_sample) == (5000, 2000)
+
+
 def test_the_preset_auto_is_resolved():
     command = parse(ActorCommand, ["--num-workers", "2"])
     assert command.preset in PRESETS

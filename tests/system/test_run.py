@@ -167,7 +167,7 @@ def run_to_its_end(*flags):
         (("--env", "Pogn-v4"), "unknown environment 'Pogn-v4'"),
         (("--env", "Pendulum-v1"), "only discrete actions are supported"),
         (("--capacity", "900000000"), "the largest that does is --capacity"),
-        (("--capacity", "1000"), "is more than --capacity 1000"),
+        (("--capacity", "1000"), "--min-size-to-sample 15000 is more than --capacity 1000"),
         (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam"),
         (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
         (("--learning-rate", "-1"), "--learning-rate -1.0 makes no sense"),
