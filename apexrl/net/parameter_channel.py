@@ -77,7 +77,6 @@ class ParameterSubscriber:
 
     def __init__(self, endpoint: str, context: zmq.Context | None = None):
         self.endpoint = endpoint
-        self.params_version = -1
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.SUB)
         self._socket.setsockopt(zmq.CONFLATE, 1)
@@ -96,13 +95,10 @@ class ParameterSubscriber:
         if encoded is None:
             return None
         try:
-            parameters = decode_parameters(encoded)
+            return decode_parameters(encoded)
         except WireError as error:
             logger.warning("parameters from %s are dropped: %s", self.endpoint, error)
             return None
-        # A restarted learner may be behind what we have: it is right all the same.
-        self.params_version = parameters.header.params_version
-        return parameters
 
     def close(self) -> None:
         """Closes the socket."""
