@@ -7,7 +7,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: one thread 
 import torch
 
 from apexrl.acting import ActorLoop
-from apexrl.config import ActorCommand, parse
+from apexrl.config import ActorCommand
+from apexrl.flags import parse
 from apexrl.lifecycle import Stop, run_role
 from apexrl.workers import run_workers
 

@@ -3,9 +3,12 @@
 import asyncio
 import signal
 import time
+from pathlib import Path
 
-from apexrl.config import ReplayCommand, parse
+from apexrl.config import ReplayCommand
+from apexrl.flags import parse
 from apexrl.lifecycle import Stop, resident_bytes, run_role
+from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import address
@@ -14,8 +17,12 @@ from apexrl.net.sockets import address
 async def serve(command: ReplayCommand, stop: Stop) -> None:
     """Serves until a signal comes."""
     wires = command.wires
-    server = ReplayServer(command.replay, wires.bind_host, wires.actor_port, wires.batch_port, command.seed)
-    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), "replay")
+    keyring = load_keyring(wires.keys, "replay")
+    kept = command.replay.journal_dir
+    journal_dir = None if kept in ("off", "auto") else Path(kept)
+    ports = wires.bind_host, wires.actor_port, wires.batch_port
+    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring)
+    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), "replay", keyring)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

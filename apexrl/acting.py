@@ -14,9 +14,10 @@ from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.exploration import epsilon_ladder
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.net.insert_client import InsertClient
+from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
-from apexrl.net.replay_client import InsertClient
 from apexrl.net.sockets import address
 from apexrl.parameters import Parameters
 from apexrl.types import Episode, StreamSpec, TimeSteps, Unroll, UnrollHeader
@@ -46,10 +47,13 @@ class ActorLoop:
         self.spec = make_spec(command.env, self._envs, command.agent.unroll_starts, command.agent.n_steps)
         name = actor_name(max(command.worker_index, 0))
         wires = command.wires
-        self._client = InsertClient(address(wires.replay_host, wires.actor_port), name, self.spec, self._num_envs)
+        keyring = load_keyring(wires.keys, "actor")
+        replay = address(wires.replay_host, wires.actor_port)
+        self._client = InsertClient(replay, name, self.spec, self._num_envs, keyring)
         endpoint = command.parameter_endpoint or address(wires.learner_host, wires.parameter_port)
-        self._parameters = ParameterSubscriber(endpoint)
-        self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name)
+        # The relay of this host speaks in the clear, and on the loopback only.
+        self._parameters = ParameterSubscriber(endpoint, None if command.parameter_endpoint else keyring)
+        self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, keyring)
         self._codec = UnrollCodec(self.spec, command.acting.compression_level)
         self._episodes: list[list[Episode]] = [[] for _ in range(self._num_envs)]
         self._epsilons = np.zeros(self._num_envs)

@@ -1,20 +1,15 @@
-"""Configuration: frozen dataclasses with the papers' defaults. Every command line is made from them.
+"""Configuration: frozen dataclasses with the papers' defaults. Every command line is made from them (`flags.py`).
 
 A preset replaces some of the defaults: the paper's numbers stand where there is a GPU, numbers tuned on two CPU cores
 where there is none, and others for environments of a few numbers. What is given on the command line wins.
 """
 
 import dataclasses
-import math
-import shutil
-import sys
-from typing import Any, Literal, TypeVar
-
-import tyro
+from typing import Any, Literal, NamedTuple, cast
 
 from apexrl.errors import ConfigError
 
-T = TypeVar("T")
+TableKind = Literal["priority", "uniform", "fifo"]
 Preset = Literal["auto", "paper", "two-cores", "small"]
 
 
@@ -65,6 +60,16 @@ class ReplayConfig:
     """How far importance weights correct for it (the papers' beta)."""
     eviction_period_batches: int = 100
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
+    tables: tuple[str, ...] = ("transitions=priority",)
+    """Tables over the log, each NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE. Kinds: priority (transitions),
+    uniform and fifo (whole unrolls)."""
+    journal_dir: str = "auto"
+    """Directory where acknowledged experience is kept; off: in memory only. auto: in the directory of a run on one
+    machine, else off."""
+    journal_flush_seconds: float = 1.0
+    """What a power cut may take of the journal; 0: nothing is acknowledged before the disk has it."""
+    journal_snapshot_seconds: float = 60.0
+    """Seconds between snapshots of the priorities beside the journal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +120,8 @@ class WireConfig:
     """Learner's port for the figures of all roles."""
     patience_seconds: float = 600.0
     """How long a role waits for another before it gives up."""
+    keys: str = ""
+    """Directory of CURVE keys (`python -m apexrl.keys DIR`): encrypts, and talks to their owners only."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +148,8 @@ class LearningConfig:
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    table: str = "transitions"
+    """Table of the replay that batches come from; of the kind priority."""
     learner_threads: int = 1
     """CPU threads of the learner's tensor operations."""
     prefetch_batches: int = 4
@@ -288,99 +297,37 @@ SMALL = TWO_CORES | {
 PRESETS: dict[str, dict[str, Any]] = {"paper": {}, "two-cores": TWO_CORES, "small": SMALL}
 
 
-def with_defaults(command: T, defaults: dict[str, Any]) -> T:
-    """Returns the command with the fields of these names, at any depth, replaced."""
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(command):  # type: ignore[arg-type]
-        value = getattr(command, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = with_defaults(value, defaults)
-        elif field.name in defaults:
-            changes[field.name] = defaults[field.name]
-    return dataclasses.replace(command, **changes)  # type: ignore[type-var]
+class TableConfig(NamedTuple):
+    """One table of the replay; its numbers count transitions, or unrolls if the table holds those."""
+
+    kind: TableKind
+    samples_per_insert: float
+    min_size_to_sample: int
 
 
-def parse(command: type[T], arguments: list[str] | None = None) -> T:
-    """Returns the command that the arguments describe, on top of its preset; ends the program when they are wrong.
+def tables_of(config: ReplayConfig, unroll_starts: int) -> dict[str, TableConfig]:
+    """Returns the tables by name.
 
-    The preset auto is the paper's where there is an NVIDIA GPU, else that for two cores.
-
-    Raises: ConfigError when a number is outside its range, or two contradict each other.
+    Raises: ConfigError when one is not NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, or two have one name.
     """
-    preset = parse_onto(command(), arguments).preset  # type: ignore[attr-defined]
-    if preset == "auto":
-        preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
-    parsed = parse_onto(with_defaults(command(), PRESETS[preset]), arguments)
-    check_together(parsed)
-    return dataclasses.replace(parsed, preset=preset)  # type: ignore[type-var]
-
-
-def parse_onto(default: T, arguments: list[str] | None = None) -> T:
-    """Returns the default with what the arguments change; ends the program with a message when they are malformed.
-
-    Raises: ConfigError when a number is outside its range.
-    """
-    command = tyro.cli(
-        type(default),
-        args=sys.argv[1:] if arguments is None else arguments,
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
-    check_ranges(command)
-    return command
-
-
-MAY_BE_ZERO = {
-    *("samples_per_insert", "priority_exponent", "importance_exponent", "gamma", "noop_max", "seed", "max_restarts"),
-    *("epsilon_exponent", "evaluation_epsilon", "evaluation_period_seconds", "total_updates", "total_frames"),
-    "max_seconds",
-}
-AT_MOST_ONE = {"gamma", "epsilon_base", "evaluation_epsilon", "priority_exponent", "importance_exponent"}
-
-
-def check_ranges(config: Any) -> None:
-    """Raises ConfigError when a number is not finite, or negative, or zero where that means nothing."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        flag = "--" + field.name.replace("_", "-")
-        if dataclasses.is_dataclass(value):
-            check_ranges(value)
-            continue
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, bool) or not isinstance(number, int | float) or field.name == "worker_index":
-                continue
-            if not math.isfinite(number) or number < 0 or (number == 0 and field.name not in MAY_BE_ZERO):
-                bound = "at least" if field.name in MAY_BE_ZERO else "more than"
-                raise ConfigError(f"{flag} {number} makes no sense: it has to be {bound} 0")
-            if field.name in AT_MOST_ONE and number > 1:
-                raise ConfigError(f"{flag} {number} makes no sense: it has to be at most 1")
-
-
-def check_together(command: Any) -> None:
-    """Raises ConfigError when numbers contradict each other; only a command on top of its preset can tell."""
-    replay = getattr(command, "replay", None)
-    if replay is not None and replay.min_size_to_sample > replay.capacity:
-        raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
-
-
-def to_flags(command: Any) -> list[str]:
-    """Returns arguments from which `parse` makes this command, whose preset is not auto; defaults are left out."""
-    return ["--preset", command.preset, *_flags(command, with_defaults(type(command)(), PRESETS[command.preset]))]
-
-
-def _flags(config: Any, default: Any) -> list[str]:
-    flags: list[str] = []
-    for field in dataclasses.fields(config):
-        value, usual = getattr(config, field.name), getattr(default, field.name)
-        name = "--" + field.name.replace("_", "-")
-        if dataclasses.is_dataclass(value):
-            flags += _flags(value, usual)
-        elif value == usual or field.name == "preset":
-            continue
-        elif isinstance(value, bool):
-            flags.append(name if value else name.replace("--", "--no-", 1))
-        elif isinstance(value, tuple):
-            flags += [name, *map(str, value)]
-        else:
-            flags += [name, str(value)]
-    return flags
+    tables: dict[str, TableConfig] = {}
+    for text in config.tables:
+        name, _, rest = text.partition("=")
+        kind, *numbers = rest.split(":")
+        try:
+            samples_per_insert = float(numbers[0]) if numbers else config.samples_per_insert
+            usual = config.min_size_to_sample if kind == "priority" else config.min_size_to_sample // unroll_starts
+            min_size = int(numbers[1]) if numbers else max(usual, 1)
+        except (ValueError, IndexError):
+            kind = ""
+        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 2 or name in tables:
+            raise ConfigError(
+                f"--tables {text}: give NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, each name once, "
+                "with the kind priority, uniform or fifo"
+            )
+        if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
+            raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
+        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size)
+    if not tables:
+        raise ConfigError("--tables: at least one is needed")
+    return tables

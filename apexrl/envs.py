@@ -6,7 +6,7 @@ first frame of the next game, so the final observation of a game is always part 
 
 import importlib
 import logging
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import ale_py
 import gymnasium
@@ -33,7 +33,7 @@ class VectorEnvironment(Protocol):
 
     num_actions: int
     frame_shape: tuple[int, ...]
-    frame_dtype: str
+    frame_dtype: Literal["uint8", "float32"]
     stacked_frames: int
     frames_per_step: int
 
@@ -100,7 +100,7 @@ class AtariEnvironment:
     """
 
     frame_shape: tuple[int, ...] = (84, 84)
-    frame_dtype = "uint8"
+    frame_dtype: Literal["uint8", "float32"] = "uint8"
     stacked_frames = 4
     frames_per_step = ATARI_FRAMES_PER_STEP
 
@@ -189,7 +189,7 @@ class GymnasiumEnvironment:
         box = self._envs.single_observation_space
         self.num_actions = int(actions.n)
         self.frame_shape = tuple(box.shape or ())
-        self.frame_dtype = "uint8" if box.dtype == np.uint8 else "float32"
+        self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"
         self._first_action = int(actions.start)
         self._clip = config.clip_rewards == "yes"
 

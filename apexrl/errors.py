@@ -3,7 +3,8 @@
 ApexError
 |-- ConfigError   a flag, an environment or a machine cannot do what was asked
 |-- WireError     bytes from a peer or a file that are not what they claim to be
-`-- PeerError     a peer is gone, refuses us, or let a deadline pass
+|-- PeerError     a peer is gone, refuses us, or let a deadline pass
+`-- JournalError  the disk does not take what has to be kept
 """
 
 
@@ -21,3 +22,7 @@ class WireError(ApexError):
 
 class PeerError(ApexError):
     """Another role is gone, refused the request, or did not answer before the deadline."""
+
+
+class JournalError(ApexError):
+    """The journal cannot be written; nothing that was acknowledged is lost."""

@@ -16,6 +16,7 @@ from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.envs import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import Stop
+from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import Evaluation, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
@@ -114,8 +115,11 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     """
     evaluator = Evaluator(command)
     wires = command.wires
-    subscriber = ParameterSubscriber(command.parameter_endpoint or address(wires.learner_host, wires.parameter_port))
-    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), actor_name(0))
+    keyring = load_keyring(wires.keys, "actor")
+    subscriber = ParameterSubscriber(
+        command.parameter_endpoint or address(wires.learner_host, wires.parameter_port), keyring
+    )
+    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), actor_name(0), keyring)
     heard, played = time.monotonic(), -1
     try:
         while not stop.is_set():

@@ -1,5 +1,6 @@
 """Small files that others read while they are written."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,3 +12,28 @@ def write_json(path: Path, value: object) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     temporary.replace(path)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replaces a file; after a power cut it is the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names that were created or replaced in a directory survive a power cut."""
+    sync_file(directory)
+
+
+def sync_file(path: Path) -> None:
+    """Makes what was written to a file survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

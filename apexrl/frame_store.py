@@ -103,7 +103,7 @@ class FrameStore:
         held = self.holds(keys)
         if not held.all():
             raise KeyError(f"unrolls {np.unique(keys[~held] // spec.unroll_starts)[:5]} are not in the frame store")
-        key = torch.from_numpy(keys).to(self._device)
+        key = _tensor(keys).to(self._device)
         slot = (key // spec.unroll_starts) % self.ring_unrolls
         start = key % spec.unroll_starts
         offset = self._offsets[slot, start]
@@ -113,7 +113,7 @@ class FrameStore:
             self._returns[slot, start],
             self._discounts[slot, start],
             self._stack(slot, start + offset),
-            torch.from_numpy(weights).to(self._device),
+            _tensor(weights).to(self._device),
             keys,
         )
 

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from apexrl.checkpoint import LATEST, load_checkpoint
-from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand, parse_onto, to_flags
+from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.files import write_json
+from apexrl.flags import parse_onto, to_flags
 from apexrl.lifecycle import Stop
 from apexrl.plan import Plan, check_ports, check_run_dir, describe, make_plan
 from apexrl.status import Display, read_status, summary_of
@@ -100,7 +101,10 @@ class Run:
             command.env, command.wires, command.agent, command.acting, command.evaluation, seed=command.seed,
             preset=command.preset,
         )  # fmt: skip
-        replay = ReplayCommand(command.wires, command.replay, command.seed, command.preset)
+        kept = command.replay
+        if kept.journal_dir == "auto":
+            kept = dataclasses.replace(kept, journal_dir=str((self._directory / "journal").resolve()))
+        replay = ReplayCommand(command.wires, kept, command.seed, command.preset)
         learner = LearnerCommand(
             command.wires, command.agent, command.update, command.network, command.learning, command.run_dir,
             command.seed, command.preset,

@@ -17,9 +17,10 @@ from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.frame_store import TransitionBatch
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.metrics import returns_by_epsilon
+from apexrl.net.keyring import load_keyring
+from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.net.replay_client import LogClient
 from apexrl.net.sockets import address
 from apexrl.parameters import encode_parameters
 from apexrl.replica import Replica
@@ -44,10 +45,12 @@ class LearnerLoop:
         self._command = command
         self._device = choose_device(command.learning.device)
         wires, learning = command.wires, command.learning
-        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port)
-        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port)
+        self._keyring = load_keyring(wires.keys, "learner")
+        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
+        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
         replay = address(wires.replay_host, wires.batch_port)
-        self._client = LogClient(replay, name, command.update.batch_size, learning.prefetch_batches)
+        batch_sizes = {learning.table: command.update.batch_size}
+        self._client = LogClient(replay, name, batch_sizes, learning.prefetch_batches, keyring=self._keyring)
         self._stopwatch = Stopwatch()
 
     def run(self, stop: Stop) -> None:
@@ -71,6 +74,8 @@ class LearnerLoop:
             following.join(MAX_JOIN_SECONDS)
             self._metrics.close()
             self._publisher.close()
+            if self._keyring is not None:
+                self._keyring.close()
 
     def _wait_for_spec(self, replica: Replica, stop: Stop) -> StreamSpec | None:
         """Returns what the log holds, as soon as the replay knows it; None when stopped."""

@@ -12,7 +12,7 @@ import torch
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.frame_store import FrameStore, TransitionBatch
 from apexrl.lifecycle import Stop
-from apexrl.net.replay_client import LogAppend, LogClient, LogStart
+from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.types import Episode, LogPosition, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
 
@@ -73,8 +73,8 @@ class Replica:
                         self._start(event)
                     case LogAppend():
                         self._apply(event)
-                    case Sample():
-                        self._gather(event)
+                    case LogBatch():
+                        self._gather(event.sample)
             self._send()
         except WireError as error:
             raise PeerError(
@@ -114,7 +114,7 @@ class Replica:
     def _start(self, start: LogStart) -> None:
         if self.spec is not None and start.spec != self.spec:
             raise PeerError(f"the replay now holds {start.spec}, we learn {self.spec}: restart the learner")
-        self._life += not start.is_same_log
+        self._life += not start.continues
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
             started = time.monotonic()
             self.store = None
@@ -124,12 +124,12 @@ class Replica:
                 "frame store on %s: %d unrolls, %.1f GB (%.1f s)",
                 self._device, start.ring_unrolls, self.store.num_bytes / 1e9, time.monotonic() - started,
             )  # fmt: skip
-        elif not start.is_same_log:
+        elif not start.continues:
             logger.warning("the replay server began a new log; ours is forgotten")
             self.store.clear()
         self.spec = start.spec
-        if start.server != self.counted.server:
-            self.counted = LogPosition(start.server, 0, self.counted.transitions)
+        if start.log != self.counted.log:
+            self.counted = LogPosition(start.log, 0, self.counted.transitions)
 
     def _make_store(self, start: LogStart) -> FrameStore:
         needed = FrameStore.bytes_needed(start.spec, start.ring_unrolls)
@@ -149,7 +149,7 @@ class Replica:
         header = append.insert.header()
         if append.number >= self.counted.next_number:
             transitions = self.counted.transitions + int((header.priorities > 0).sum())
-            self.counted = LogPosition(self.counted.server, append.number + 1, transitions)
+            self.counted = LogPosition(self.counted.log, append.number + 1, transitions)
             self.params_versions.append(header.params_version)
             self._episodes.extend(header.episodes)
         try:

@@ -5,23 +5,31 @@ H stacked frames, F = H - 1 + T + 1 frames of an unroll, B batch, A actions.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+
+# What a peer may say in a message: the bounds are checked when it is decoded.
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+SmallCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class StreamSpec(msgspec.Struct, frozen=True):
     """What the unrolls of one run hold. Every peer of a replay server must bring an equal one."""
 
-    env: str
-    frame_shape: tuple[int, ...]
-    frame_dtype: str  # "uint8" or "float32"
-    stacked_frames: int  # H
-    num_actions: int
-    frames_per_step: int  # emulator frames in one agent step, 4 for Atari
-    unroll_starts: int = 64  # K
-    n_steps: int = 3  # n
+    env: Name
+    frame_shape: Annotated[tuple[SmallCount, ...], msgspec.Meta(max_length=8)]
+    frame_dtype: Literal["uint8", "float32"]
+    stacked_frames: SmallCount  # H
+    num_actions: SmallCount
+    frames_per_step: SmallCount  # emulator frames in one agent step, 4 for Atari
+    unroll_starts: SmallCount = 64  # K
+    n_steps: SmallCount = 3  # n
 
     @property
     def unroll_steps(self) -> int:
@@ -53,9 +61,9 @@ class StreamSpec(msgspec.Struct, frozen=True):
 class Episode(msgspec.Struct, frozen=True, array_like=True):
     """A finished game: raw return (not clipped), agent steps, and the epsilon it was played with."""
 
-    episode_return: float
-    steps: int
-    epsilon: float
+    episode_return: Finite
+    steps: Count
+    epsilon: Share
 
 
 class TimeSteps(NamedTuple):
@@ -91,9 +99,9 @@ class UnrollHeader(NamedTuple):
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """How far a learner has counted a log: in which life of the server, up to which unroll, what it had by then."""
+    """How far a learner has counted a log: which one, up to which unroll, what it had by then."""
 
-    server: str = ""
+    log: str = ""
     next_number: int = 0
     transitions: int = 0
 

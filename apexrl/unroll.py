@@ -130,7 +130,10 @@ class UnrollCodec:
 
     def encode(self, unroll: Unroll) -> bytes:
         """Returns the compressed block of one stream's unroll."""
-        return self._compressor.compress(b"".join(np.ascontiguousarray(array).tobytes() for array in unroll))
+        # Array by array: a copy of all of them would cost more than the compression.
+        stream = self._compressor.compressobj(size=self._spec.unroll_bytes)
+        pieces = [stream.compress(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in unroll]
+        return b"".join((*pieces, stream.flush()))
 
     def decode(self, block: bytes | memoryview) -> Unroll:
         """Returns the unroll of a block, as read-only arrays over one buffer.

@@ -3,8 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from apexrl.config import ActorCommand, to_flags
+from apexrl.config import ActorCommand
+from apexrl.flags import to_flags
 from apexrl.lifecycle import Stop
+from apexrl.net.keyring import load_keyring
 from apexrl.net.parameter_channel import ParameterPublisher, relay
 from apexrl.net.sockets import address
 from apexrl.supervise import Supervisor
@@ -21,8 +23,9 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
     """
     publisher = ParameterPublisher("127.0.0.1", 0)
     upstream = address(command.wires.learner_host, command.wires.parameter_port)
+    keyring = load_keyring(command.wires.keys, "actor")
     stop.thread(publisher.run, "publisher")
-    stop.thread(lambda: relay(upstream, publisher, stop), "relay")
+    stop.thread(lambda: relay(upstream, publisher, stop, keyring), "relay")
     workers = Supervisor(MAX_RESTARTS)
     names = [f"actor worker {index}" for index in range(command.acting.num_workers)]
     try:

@@ -1,1 +1,18 @@
-"""The wires: messages, the replay server and its clients, the parameter publisher, and the metrics channel."""
+"""Everything that speaks over sockets. The clients are for other programs too."""
+
+from apexrl.net.insert_client import InsertClient
+from apexrl.net.keyring import Keyring, load_keyring
+from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
+from apexrl.net.replay_client import ReplayClient, StoredUnroll
+
+__all__ = [
+    "InsertClient",
+    "Keyring",
+    "LogAppend",
+    "LogBatch",
+    "LogClient",
+    "LogStart",
+    "ReplayClient",
+    "StoredUnroll",
+    "load_keyring",
+]

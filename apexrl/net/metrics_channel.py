@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from apexrl.net.sockets import bind, make_socket
+from apexrl.net.keyring import Keyring
+from apexrl.net.sockets import bind, connect, make_socket, receive
 from apexrl.net.wire import MALFORMED
 
 logger = logging.getLogger(__name__)
@@ -57,11 +58,11 @@ _decoder = msgspec.msgpack.Decoder(Report | Evaluation)
 class MetricsClient:
     """Sends reports and never waits: while the learner is away a few are kept, the rest dropped. Of one thread."""
 
-    def __init__(self, endpoint: str, sender: str, context: zmq.Context | None = None):
+    def __init__(self, endpoint: str, sender: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
         self._sender = sender
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PUSH)
         self._socket.sndhwm = 16
-        self._socket.connect(endpoint)
+        connect(self._socket, endpoint, keyring, "learner")
 
     def report(self, scalars: dict[str, float]) -> None:
         """Sends the newest figures of this process."""
@@ -85,14 +86,14 @@ class MetricsClient:
 class MetricsServer:
     """Receives the reports of all processes in a thread of its own."""
 
-    def __init__(self, host: str, port: int, context: zmq.Context | None = None):
-        """Binds the port.
+    def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
+        """Binds the port; with a keyring only actors and the replay may report.
 
         Raises: ConfigError when it cannot be had.
         """
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PULL)
         self._socket.rcvhwm = 1000
-        self.endpoint = bind(self._socket, host, port)
+        self.endpoint = bind(self._socket, host, port, keyring, ("actor", "replay"))
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
         self._evaluations: list[Evaluation] = []
@@ -102,10 +103,11 @@ class MetricsServer:
     def run(self) -> None:
         """Receives until closed; the body of the thread."""
         while not self._closed.is_set():
-            if not self._socket.poll(200):
+            frames = receive(self._socket, 200)
+            if frames is None:
                 continue
             try:
-                message = _decoder.decode(self._socket.recv(zmq.NOBLOCK))
+                message = _decoder.decode(b"".join(frames))
             except MALFORMED as error:
                 self._num_malformed += 1
                 logger.debug("a malformed report: %s", error)

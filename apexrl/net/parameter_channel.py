@@ -11,7 +11,8 @@ import time
 import zmq
 
 from apexrl.errors import WireError
-from apexrl.net.sockets import bind, make_socket
+from apexrl.net.keyring import Keyring
+from apexrl.net.sockets import bind, connect, make_socket, receive
 from apexrl.parameters import Parameters, decode_parameters
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,8 @@ REPEAT_SECONDS = 30.0  # without a new value the last one is sent again: a sign 
 class ParameterPublisher:
     """Publishes encoded parameters; whoever makes it runs `run` in a thread, which alone uses the socket."""
 
-    def __init__(self, endpoint_host: str, port: int, context: zmq.Context | None = None):
-        """Binds the port.
+    def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
+        """Binds the port; with a keyring only actors may subscribe.
 
         Raises: ConfigError when it cannot be had.
         """
@@ -32,7 +33,7 @@ class ParameterPublisher:
         self._socket = make_socket(context, zmq.XPUB)
         self._socket.sndhwm = 4
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # hear of every subscriber, not only of the first
-        self.endpoint = bind(self._socket, endpoint_host, port)
+        self.endpoint = bind(self._socket, host, port, keyring, ("actor",))
         self._lock = threading.Lock()
         self._last: bytes | None = None
         self._fresh = False
@@ -66,8 +67,8 @@ class ParameterPublisher:
         """Waits a moment for subscriptions; returns whether there was one."""
         has_come = False
         timeout = 20
-        while self._socket.poll(timeout):
-            has_come |= self._socket.recv()[:1] == b"\x01"
+        while (frames := receive(self._socket, timeout)) is not None:
+            has_come |= frames[0][:1] == b"\x01"
             timeout = 0
         return has_come
 
@@ -75,19 +76,19 @@ class ParameterPublisher:
 class ParameterSubscriber:
     """Fetches the newest parameters. Belongs to one thread."""
 
-    def __init__(self, endpoint: str, context: zmq.Context | None = None):
+    def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
+        """Connects and waits for nobody."""
         self.endpoint = endpoint
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.SUB)
         self._socket.setsockopt(zmq.CONFLATE, 1)
         self._socket.subscribe(b"")
-        self._socket.connect(endpoint)
+        connect(self._socket, endpoint, keyring, "learner")
 
     def fetch_encoded(self, timeout_milliseconds: int = 0) -> bytes | None:
         """Returns the newest parameters as they were sent, None when nothing came in time."""
-        if not self._socket.poll(timeout_milliseconds):
-            return None
-        return self._socket.recv(zmq.NOBLOCK)
+        frames = receive(self._socket, timeout_milliseconds)
+        return None if frames is None else frames[0]
 
     def fetch(self, timeout_milliseconds: int = 0) -> Parameters | None:
         """Returns the newest parameters if they came since the last call, else None; malformed ones are dropped."""
@@ -105,9 +106,9 @@ class ParameterSubscriber:
         self._socket.close()
 
 
-def relay(upstream: str, publisher: ParameterPublisher, stop: threading.Event) -> None:
+def relay(upstream: str, publisher: ParameterPublisher, stop: threading.Event, keyring: Keyring | None) -> None:
     """Passes parameters on to the workers of a host, so that the host fetches them once. Runs until `stop` is set."""
-    subscriber = ParameterSubscriber(upstream)
+    subscriber = ParameterSubscriber(upstream, keyring)
     while not stop.is_set():
         encoded = subscriber.fetch_encoded(200)
         if encoded is not None:

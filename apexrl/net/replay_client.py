@@ -1,346 +1,171 @@
-"""Clients of the replay server: `InsertClient` of an actor, `LogClient` of a learner. Each belongs to one thread.
+"""The replay as a service: sample keys, fetch unrolls by number, update priorities, read statistics. Of one thread.
 
-Both introduce themselves again whenever the server does not know them or has been silent, so a server or a link may
-come back at any time. Every wait has a deadline and keeps a count of what it waited for.
+For programs that hold no replica of the log: a learner of another algorithm, a tool. Every call has a deadline; after a
+restart of the server it goes on by itself. Inserting is `InsertClient`'s.
 """
 
 import collections
-import dataclasses
-import logging
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import zmq
 
-from apexrl.errors import PeerError, WireError
+from apexrl.errors import PeerError
 from apexrl.net import wire
-from apexrl.net.sockets import make_socket
-from apexrl.types import Sample, StreamSpec, UnrollHeader
+from apexrl.net.connection import POLL_MILLISECONDS, RECONNECT_SECONDS
+from apexrl.net.keyring import Keyring
+from apexrl.net.log_client import LogBatch, LogClient, LogEvent, LogFetched, LogStart
+from apexrl.types import Sample, StreamSpec, Unroll, UnrollHeader
+from apexrl.unroll import UnrollCodec
 
-logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 1.0
-RESEND_SECONDS = 5.0  # without a sign of life this long, introduce ourselves again
-POLL_MILLISECONDS = 100
-APPLIED_PERIOD_UNROLLS = 64  # how often a learner that catches up says how far it is
+RESEND_SECONDS = 2.0  # without an answer this long a request is sent again
 
 
-class _Connection:
-    """A DEALER socket to the server, and when it was last heard."""
+class StoredUnroll(NamedTuple):
+    """An unroll of the log, decoded."""
 
-    def __init__(self, endpoint: str, name: str, context: zmq.Context | None):
-        self.endpoint = endpoint
-        self.socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, name.encode())
-        self.socket.sndhwm = 0  # what is on the way is bounded by acknowledgements and demand
-        self.socket.rcvhwm = 0
-        self.socket.connect(endpoint)
-        self.last_heard = time.monotonic()
-        self.last_asked = -1e9
-
-    def send(self, message: wire.ToReplay, *attachments: bytes) -> None:
-        """Sends one message; never blocks."""
-        self.socket.send_multipart((wire.encode(message), *attachments), zmq.NOBLOCK, copy=not attachments)
-
-    def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
-        """Returns the next message and its attachments, or None when there is none in time, or it is malformed.
-
-        Raises: PeerError when the server refuses us.
-        """
-        if not self.socket.poll(timeout_milliseconds):
-            return None
-        frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        try:
-            message = wire.decode_from_replay(frames)
-        except WireError as error:
-            logger.warning("the replay server at %s sent something malformed: %s", self.endpoint, error)
-            return None
-        self.last_heard = time.monotonic()
-        if isinstance(message, wire.Refused):
-            raise PeerError(f"the replay server at {self.endpoint} refuses us: {message.reason}")
-        return message, frames[1:]
-
-    def close(self) -> None:
-        """Says goodbye and closes the socket."""
-        self.send(wire.Goodbye())
-        self.socket.close(linger=500)
+    header: UnrollHeader
+    unroll: Unroll
 
 
-class InsertClient:
-    """Sends the unrolls of one actor process, each stored exactly once while this process lives.
-
-    The server says how far the client may go on; beyond that `insert` waits. What is not acknowledged is kept, and sent
-    again after the server was lost.
-    """
+class ReplayClient:
+    """Reads a replay server; what it sampled and did not yet hand out is at most `prefetch_batches` old."""
 
     def __init__(
-        self, endpoint: str, actor: str, spec: StreamSpec, num_streams: int, context: zmq.Context | None = None
+        self,
+        endpoint: str,
+        name: str,
+        batch_sizes: Mapping[str, int] | None = None,
+        prefetch_batches: int = 4,
+        keyring: Keyring | None = None,
+        context: zmq.Context | None = None,
     ):
-        self.slots: tuple[int, ...] = ()
-        self.ladder_size = 0
-        self.waited_seconds: dict[str, float] = collections.defaultdict(float)
-        self.bytes_sent = 0
-        self._actor = actor
-        self._spec = spec
-        self._num_streams = num_streams
-        self._connection = _Connection(endpoint, actor, context)
-        self._unacknowledged: collections.OrderedDict[int, tuple[wire.Insert, bytes]] = collections.OrderedDict()
-        self._next_sequence = 0
-        self._allowed_sequence = 0
-        self._welcome = False
-        self._reason = ""
-        self._last_progress = time.monotonic()
+        """Connects and waits for nobody.
+
+        Args:
+          endpoint: of the server's port for learners.
+          name: that no other process has.
+          batch_sizes: of the tables that will be sampled.
+        """
+        self.spec: StreamSpec | None = None
+        self._client = LogClient(endpoint, name, batch_sizes or {}, prefetch_batches, False, keyring, context)
+        self._batches: dict[str, collections.deque[Sample]] = {t: collections.deque() for t in batch_sizes or {}}
+        self._requests = itertools.count()
+        self._answers: dict[int, dict[int, LogFetched]] = {}
+        self._statistics: wire.Statistics | None = None
 
     @property
-    def is_welcome(self) -> bool:
-        """True when the server knows us and has leased our slots."""
-        return self._welcome
+    def waits_for(self) -> str:
+        """Why there is no batch: replay_connection, min_size, actors; empty when there is one."""
+        return self._client.waits_for
 
-    @property
-    def num_unacknowledged(self) -> int:
-        """Inserts that the server may not have stored."""
-        return len(self._unacknowledged)
+    def sample(self, table: str, timeout_seconds: float) -> Sample:
+        """Returns a batch: keys, probabilities and importance weights [B].
 
-    def connect(self, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Waits for the lease of our slots.
+        Keys of a priority table are unroll number * K + offset, of the others unroll numbers.
 
-        Raises: PeerError when the server refuses us or is silent for so long.
+        Raises: KeyError when the table was not named at the start, PeerError when there is no batch in time.
         """
-        self._wait(lambda: self._welcome, timeout_seconds, stopped, "replay_connection")
+        batches = self._batches[table]
+        self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
+        self._client.take(table)
+        return batches.popleft()
 
-    def insert(
-        self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Sends an unroll; first waits until the server allows it. Does not send it when stopped before.
+    def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
+        """Returns unrolls by number, decoded; those that the log does not hold are left out.
 
-        Raises: PeerError when the server is silent for so long; one that tells us to wait may do so.
+        Raises: PeerError when they do not come in time, WireError when one cannot be decoded.
         """
-        self._wait(self._may_insert, timeout_seconds, stopped)
-        if not self._may_insert():
-            return
-        message = wire.Insert(
-            self._next_sequence,
-            self._actor,
-            header.stream,
-            header.first_step,
-            header.params_version,
-            header.epsilon,
-            header.priorities.astype(np.float32).tobytes(),
-            header.episodes,
-        )
-        self._next_sequence += 1
-        if not self._unacknowledged:
-            self._last_progress = time.monotonic()
-        self._unacknowledged[message.sequence] = (message, block)
-        self._send_insert(message, block)
-
-    def _may_insert(self) -> bool:
-        return self._welcome and self._next_sequence < self._allowed_sequence
-
-    def poll(self) -> None:
-        """Takes what the server has said, and keeps the connection alive. Does not wait."""
-        while self._receive(0):
-            pass
-        self._keep_alive()
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Waits until every insert is acknowledged; False when the time is up."""
+        wanted = sorted({int(number) for number in numbers})
+        found: dict[int, LogFetched] = {}
+        request = next(self._requests)
+        self._answers[request] = found
         deadline = time.monotonic() + timeout_seconds
-        while self._unacknowledged and time.monotonic() < deadline:
-            self._receive(POLL_MILLISECONDS)
-            self._keep_alive()
-        return not self._unacknowledged
+        self._until(lambda: self.spec is not None, timeout_seconds, "log")
+        try:
+            while missing := [number for number in wanted if number not in found][: wire.MAX_FETCH]:
+                patience = self._ask(wire.Fetch(request, tuple(missing)), deadline)
+                expected = len(found) + len(missing)
+                self._poll_until(lambda: len(found) >= expected, patience)  # noqa: B023 - used before it changes
+                if time.monotonic() >= deadline:
+                    raise self._late(f"{len(missing)} unrolls")
+        finally:
+            del self._answers[request]
+        assert self.spec is not None
+        codec = UnrollCodec(self.spec)
+        return {
+            number: StoredUnroll(answer.insert.header(), codec.decode(answer.block))
+            for number, answer in found.items()
+            if answer.insert is not None
+        }
 
-    def close(self) -> None:
-        """Gives the slots back. Call `flush` before, or open inserts may be lost."""
-        self._connection.close()
+    def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored."""
+        self._client.update_priorities(keys, priorities, table)
+        event = self._client.poll(0)  # keeps the connection alive
+        if event is not None:
+            self._take(event)
 
-    def _wait(
-        self, done: Callable[[], bool], timeout_seconds: float, stopped: Callable[[], bool], reason: str = ""
-    ) -> None:
-        started = said = time.monotonic()
-        self.poll()
-        while not done() and not stopped():
-            now = time.monotonic()
-            if now - max(started, self._connection.last_heard) > timeout_seconds:
-                raise PeerError(
-                    f"the replay server at {self._connection.endpoint} was silent for {timeout_seconds:.0f} s: "
-                    "is it running, and are host and port right?"
-                )
-            if now - said > 10:
-                said = now
-                logger.info("waiting for %s at %s", self._waits_for() or reason, self._connection.endpoint)
-            self._receive(POLL_MILLISECONDS)
-            self._keep_alive()
-            self.waited_seconds[reason or self._waits_for() or "replay"] += time.monotonic() - now
+    def statistics(self, timeout_seconds: float) -> wire.Statistics:
+        """Returns the server's figures, and how it sees its peers.
 
-    def _waits_for(self) -> str:
-        silent = time.monotonic() - self._connection.last_heard > RESEND_SECONDS
-        return "replay_connection" if silent or not self._welcome else self._reason
-
-    def _receive(self, timeout_milliseconds: int) -> bool:
-        received = self._connection.receive(timeout_milliseconds)
-        if received is None:
-            return False
-        match received[0]:
-            case wire.Welcome() as message:
-                self.slots, self.ladder_size = message.slots, message.ladder_size
-                self._allowed_sequence = message.allowed_sequence
-                self._welcome = True
-                self._forget(message.stored_sequence)
-                for insert, block in self._unacknowledged.values():
-                    self._send_insert(insert, block)
-            case wire.Acknowledge() as message:
-                self.ladder_size = message.ladder_size
-                self._allowed_sequence = message.allowed_sequence
-                self._reason = message.waits_for
-                self._forget(message.stored_sequence)
-            case wire.Stranger():
-                self._welcome = False
-                self._connection.last_asked = -1e9
-        return True
-
-    def _forget(self, sequence: int) -> None:
-        while self._unacknowledged and next(iter(self._unacknowledged)) < sequence:
-            self._unacknowledged.popitem(last=False)
-            self._last_progress = time.monotonic()
-
-    def _keep_alive(self) -> None:
-        now = time.monotonic()
-        if self._unacknowledged and now - self._last_progress > RESEND_SECONDS:
-            self._welcome = False  # an insert or its acknowledgement was lost
-            self._last_progress = now
-        if now - self._connection.last_asked < HEARTBEAT_SECONDS:
-            return
-        self._connection.last_asked = now
-        if self._welcome:
-            self._connection.send(wire.Heartbeat())
-            return
-        first = next(iter(self._unacknowledged), self._next_sequence)
-        self._connection.send(wire.Hello(wire.PROTOCOL, self._actor, self._num_streams, self._spec, first))
-
-    def _send_insert(self, message: wire.Insert, block: bytes) -> None:
-        self.bytes_sent += len(block)
-        self._connection.send(message, block)
-
-
-@dataclasses.dataclass(frozen=True)
-class LogStart:
-    """The log (re)starts here: hold unrolls of `spec` in a ring of `ring_unrolls`, from `next_number` on."""
-
-    server: str
-    spec: StreamSpec
-    ring_unrolls: int
-    next_number: int
-    is_same_log: bool  # False: what was held before belongs to another life of the server
-
-
-@dataclasses.dataclass(frozen=True)
-class LogAppend:
-    """The next unroll of the log."""
-
-    number: int
-    insert: wire.Insert
-    block: bytes
-
-
-class LogClient:
-    """A learner's side of the log: unrolls in order, batches that name them, priorities back."""
-
-    def __init__(
-        self, endpoint: str, learner: str, batch_size: int, prefetch_batches: int, context: zmq.Context | None = None
-    ):
-        self.waits_for = "replay_connection"
-        self._connection = _Connection(endpoint, learner, context)
-        self._learner = learner
-        self._batch_size = batch_size
-        self._prefetch_batches = prefetch_batches
-        self._server = ""
-        self._next_number = 0
-        self._request = 0
-        self._subscribed = False
-        self._next_batch = 0  # index of the batch to come
-        self._untaken = 0  # batches received and not yet used
-
-    def poll(self, timeout_milliseconds: int) -> LogStart | LogAppend | Sample | None:
-        """Returns the next event of the log in order, or None when there is none in time.
-
-        Raises: PeerError when the server refuses us.
+        Raises: PeerError when they do not come in time.
         """
-        self._keep_alive()
-        received = self._connection.receive(timeout_milliseconds)
-        if received is None:
-            return None
-        message, attachments = received
-        match message:
-            case wire.Subscribed() if message.request == self._request:
-                is_same = message.server == self._server
-                start = LogStart(message.server, message.spec, message.ring_unrolls, message.next_number, is_same)
-                self._server, self._next_number = message.server, message.next_number
-                self._next_batch = message.next_batch
-                self._subscribed = True
-                self._demand()
-                return start
-            case wire.Append() if self._subscribed and message.number == self._next_number:
-                self._next_number += 1
-                if self._next_number % APPLIED_PERIOD_UNROLLS == 0:
-                    self._demand()
-                return LogAppend(message.number, wire.decode_insert(attachments[0]), attachments[1])
-            case wire.Batch() if self._subscribed and message.index == self._next_batch:
-                self._next_batch += 1
-                self._untaken += 1
-                self.waits_for = ""
-                return self._sample(message)
-            case wire.Standing() if (message.next_number, message.next_batch) == (self._next_number, self._next_batch):
-                self.waits_for = message.waits_for
-            case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
-                # Something is missing, or the server does not know us: subscribe again from where we are.
-                self._subscribed = False
-                self.waits_for = "replay_connection"
-                self._connection.last_asked = -1e9
-            case wire.Waiting():
-                self.waits_for = message.reason
-        return None
-
-    def take(self) -> None:
-        """A received batch was used: the server may send another."""
-        self._untaken -= 1
-        self._demand()
-
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities [B] of sampled keys [B]; a lost message is not sent again."""
-        if self._subscribed:
-            message = wire.UpdatePriorities(keys.astype(np.int64).tobytes(), priorities.astype(np.float32).tobytes())
-            self._connection.send(message)
+        self._statistics = None
+        deadline = time.monotonic() + timeout_seconds
+        while self._statistics is None:
+            patience = self._ask(wire.AskStatistics(next(self._requests)), deadline)
+            self._poll_until(lambda: self._statistics is not None, patience)
+            if time.monotonic() >= deadline and self._statistics is None:
+                raise self._late("statistics")
+        return self._statistics
 
     def close(self) -> None:
         """Says goodbye."""
-        self._connection.close()
+        self._client.close()
 
-    def _keep_alive(self) -> None:
-        now = time.monotonic()
-        if now - self._connection.last_heard > RESEND_SECONDS:
-            self.waits_for = "replay_connection"
-        if now - self._connection.last_asked < HEARTBEAT_SECONDS:
-            return
-        self._connection.last_asked = now
-        if self._subscribed:
-            self._demand()
-            self._connection.send(wire.Heartbeat())
-        else:
-            self._request += 1  # what still comes of an older subscription is not for us
-            message = wire.Subscribe(
-                wire.PROTOCOL, self._learner, self._request, self._server, self._next_number, self._batch_size
-            )
-            self._connection.send(message)
+    def _ask(self, message: wire.ToReplay, deadline: float) -> float:
+        """Sends a request; returns how long to wait for its answer before it is sent again."""
+        patience = RESEND_SECONDS if self._client.connection.send(message) else RECONNECT_SECONDS
+        return min(patience, deadline - time.monotonic())
 
-    def _sample(self, message: wire.Batch) -> Sample | None:
-        try:
-            return message.sample()
-        except WireError as error:
-            logger.warning("a batch is dropped: %s", error)
-            self.take()
-            return None
+    def _until(self, done: Callable[[], bool], timeout_seconds: float, what: str) -> None:
+        if not self._poll_until(done, timeout_seconds):
+            raise self._late(what)
 
-    def _demand(self) -> None:
-        self._connection.send(wire.Demand(self._next_number, self._next_batch + self._prefetch_batches - self._untaken))
+    def _poll_until(self, done: Callable[[], bool], timeout_seconds: float) -> bool:
+        deadline = time.monotonic() + timeout_seconds
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            event = self._client.poll(min(int(left * 1000) + 1, POLL_MILLISECONDS))
+            if event is not None:
+                self._take(event)
+        return True
+
+    def _take(self, event: LogEvent) -> None:
+        match event:
+            case LogStart():
+                self.spec = event.spec
+                if not event.continues:  # keys of another log mean nothing
+                    for table, batches in self._batches.items():
+                        while batches:
+                            batches.pop()
+                            self._client.take(table)
+            case LogBatch():
+                self._batches[event.table].append(event.sample)
+            case LogFetched():
+                if event.request in self._answers:
+                    self._answers[event.request][event.number] = event
+            case wire.Statistics():
+                self._statistics = event
+
+    def _late(self, what: str) -> PeerError:
+        reason = self.waits_for or "its answer"
+        return PeerError(
+            f"no {what} from the replay server at {self._client.connection.endpoint} in time: it waits for {reason}"
+        )

@@ -1,75 +1,176 @@
 """The replay server: asyncio and two ROUTER sockets around `ReplayService`. One task owns the sockets and all state."""
 
 import asyncio
+import contextlib
 import logging
-import secrets
 import time
+from pathlib import Path
+from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from apexrl.config import ReplayConfig
-from apexrl.net.sessions import ReplayService
-from apexrl.net.sockets import bind, make_socket
+from apexrl.errors import JournalError
+from apexrl.lifecycle import resident_bytes
+from apexrl.net.keyring import Keyring
+from apexrl.net.service import ReplayService
+from apexrl.net.sockets import bind, make_socket, send
+from apexrl.net.statistics import summary
+from apexrl.replay.journal import SNAPSHOT_FILE, sync
+from apexrl.replay.snapshot import write_snapshot
 
 logger = logging.getLogger(__name__)
 
-POLL_MILLISECONDS = 100
+_EVENTS, _READABLE, _NO_WAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # pyzmq's enums are slow
 EXPIRY_PERIOD_SECONDS = 1.0
+SUMMARY_PERIOD_SECONDS = 60.0
 MAX_MESSAGES_AT_ONCE = 1024
+MAX_BYTES_AT_ONCE = 32 * 2**20
+MAX_QUEUED_BY_ACTOR = 256  # messages; more are left in the actor's own queue
+MAX_QUEUED_FOR_LEARNER = 1024  # more than demand lets be on the way
 
 
 class ReplayServer:
-    """Moves messages between the sockets and the service. Must be made and run in one event loop's thread."""
+    """Moves messages between the sockets and the service, and syncs its journal in a thread beside."""
 
-    def __init__(self, config: ReplayConfig, host: str, actor_port: int, learner_port: int, seed: int):
-        """Binds both ports.
+    def __init__(
+        self,
+        config: ReplayConfig,
+        host: str,
+        actor_port: int,
+        learner_port: int,
+        seed: int,
+        journal_dir: Path | None = None,
+        keyring: Keyring | None = None,
+    ):
+        """Recovers the journal, then binds both ports.
 
-        Raises: ConfigError when a port cannot be had.
+        Raises: ConfigError when a port or the journal cannot be had.
         """
-        self.service = ReplayService(config, server=secrets.token_hex(8), seed=seed)
-        self._context = zmq.asyncio.Context()
+        self.service = ReplayService(config, seed, journal_dir, time.monotonic())
+        self._config = config
+        self._keyring = keyring
+        self._failure: asyncio.Future[None] | None = None
+        self._comes_again = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = {role: make_socket(self._context, zmq.ROUTER) for role in ("actor", "learner")}
-        for socket in self._sockets.values():
-            socket.sndhwm = socket.rcvhwm = 0  # what is open is bounded by acknowledgements and demand
-        self.actor_endpoint = bind(self._sockets["actor"], host, actor_port)
-        self.learner_endpoint = bind(self._sockets["learner"], host, learner_port)
+        self._sockets["actor"].rcvhwm = self._sockets["actor"].sndhwm = MAX_QUEUED_BY_ACTOR
+        self._sockets["learner"].rcvhwm = self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
+        self.actor_endpoint = bind(self._sockets["actor"], host, actor_port, keyring, ("actor",))
+        self.learner_endpoint = bind(self._sockets["learner"], host, learner_port, keyring, ("learner",))
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set."""
-        # Messages are taken and sent through plain views of the sockets: woken once, everything there is drained.
-        # All sends happen before the next poll, which asks libzmq again before it waits: no wake-up is missed.
-        plain: dict[str, zmq.Socket[bytes]] = {
-            role: zmq.Socket.shadow(socket) for role, socket in self._sockets.items()
-        }
-        poller = zmq.asyncio.Poller()
-        for socket in self._sockets.values():
-            poller.register(socket, zmq.POLLIN)
-        next_expiry = 0.0
-        while not stop.is_set():
-            await poller.poll(POLL_MILLISECONDS)
-            now = time.monotonic()
-            for role, socket in plain.items():
-                self._drain(role, socket, now)
-            self.service.advance()
-            if now >= next_expiry:
-                self.service.expire(now)
-                next_expiry = now + EXPIRY_PERIOD_SECONDS
-            for role, peer, frames in self.service.outbox:
-                plain[role].send_multipart((peer, *frames), zmq.NOBLOCK, copy=len(frames) == 1)
-            self.service.outbox.clear()
+        """Serves until `stop` is set; at the end everything is on the disk."""
+        loop = asyncio.get_running_loop()
+        self._failure = loop.create_future()
+        descriptors = [int(socket.getsockopt(zmq.FD)) for socket in self._sockets.values()]
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, self._wake, loop)
+        bodies = self._keep_house(loop), self._keep_journal(), stop.wait()
+        running: list[asyncio.Future[Any]] = [self._failure, *map(asyncio.ensure_future, bodies)]
+        try:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+            for task in running:
+                task.cancel()
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            self._save()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
 
     def close(self) -> None:
-        """Closes the sockets."""
+        """Closes the sockets and the journal."""
         for socket in self._sockets.values():
             socket.close(linger=200)
+        if self._keyring is not None:
+            self._keyring.close()
         self._context.term()
+        self.service.close()
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves what is there. A descriptor tells of a change once: while there is more, we come again."""
+        if self._comes_again:
+            return
+        try:
+            self._comes_again = self._serve()
+        except Exception as error:
+            if self._failure is not None and not self._failure.done():
+                self._failure.set_exception(error)
+            return
+        if self._comes_again:
+            loop.call_soon(self._come_again, loop)
+
+    def _come_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._comes_again = False
+        self._wake(loop)
+
+    def _serve(self) -> bool:
+        """Takes what has come and sends what may be sent; returns whether there is more to do."""
+        now = time.monotonic()
+        for role, socket in self._sockets.items():
+            self._drain(role, socket, now)
+        has_more = self.service.advance()
+        for role, peer, frames in self.service.outbox.take():
+            with contextlib.suppress(zmq.Again):
+                send(self._sockets[role], (peer, *frames))
+        return has_more or any(int(socket.getsockopt(_EVENTS)) & _READABLE for socket in self._sockets.values())
 
     def _drain(self, role: str, socket: zmq.Socket, now: float) -> None:
+        num_bytes = 0
         for _ in range(MAX_MESSAGES_AT_ONCE):
             try:
-                peer, *frames = socket.recv_multipart(zmq.NOBLOCK)
+                peer, *frames = socket.recv_multipart(_NO_WAIT)
             except zmq.Again:
                 return
             self.service.receive(role, peer, frames, now)
+            num_bytes += sum(map(len, frames))
+            if num_bytes > MAX_BYTES_AT_ONCE:
+                return
+
+    async def _keep_house(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Once a second gives up silent peers; now and then writes a line of figures."""
+        figures, reported = self.service.statistics(time.monotonic()), time.monotonic()
+        while True:
+            await asyncio.sleep(EXPIRY_PERIOD_SECONDS)
+            now = time.monotonic()
+            self.service.vitals.memory_bytes = resident_bytes()
+            self.service.expire(now)
+            self._wake(loop)
+            if now - reported >= SUMMARY_PERIOD_SECONDS:
+                before, figures = figures, self.service.statistics(now)
+                logger.info("%s", summary(figures, before, now - reported))
+                reported = now
+
+    async def _keep_journal(self) -> None:
+        """Syncs the journal and writes snapshots in a thread: the disk never holds the service up."""
+        config = self._config
+        next_snapshot = time.monotonic() + config.journal_snapshot_seconds
+        while True:
+            await asyncio.sleep(min(config.journal_flush_seconds or 1.0, config.journal_snapshot_seconds))
+            replay = self.service.replay
+            if replay is None or replay.journal is None:
+                continue
+            try:
+                await asyncio.to_thread(sync, replay.journal.take_unsynced())
+                self.service.vitals.synced_seconds = time.monotonic()
+                if time.monotonic() >= next_snapshot:
+                    next_snapshot = time.monotonic() + config.journal_snapshot_seconds
+                    await asyncio.to_thread(write_snapshot, replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
+            except JournalError as error:
+                self.service.journal_failed(str(error))
+            except OSError as error:
+                logger.error("the priorities could not be written (%s): the last ones stay", error)
+
+    def _save(self) -> None:
+        replay = self.service.replay
+        if replay is None or replay.journal is None:
+            return
+        try:
+            sync(replay.journal.take_unsynced())
+            write_snapshot(replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
+        except (JournalError, OSError) as error:
+            logger.error("the last state was not written: %s", error)

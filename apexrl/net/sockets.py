@@ -1,12 +1,26 @@
-"""How every socket of the system is made: bounded messages, no lingering, dead links noticed, identities kept."""
+"""How every socket of the system is made: bounded messages, no lingering, dead links noticed, keys checked."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from apexrl.errors import ConfigError
+from apexrl.net.keyring import Keyring
 from apexrl.net.wire import MAX_MESSAGE_BYTES
 
+logger = logging.getLogger(__name__)
+
+COPIED_BYTES = 65_536  # a frame below this is copied into the message
+_SEND, _SEND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # pyzmq's enums are slow to combine
 HEARTBEAT_SECONDS = 5
 DEAD_LINK_SECONDS = 20
+HANDSHAKE_FAULTS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+LOOPBACK = ("127.", "localhost", "::1")
 
 
 def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) -> zmq.Socket:
@@ -14,8 +28,6 @@ def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) 
     socket = context.socket(kind)
     socket.linger = 0
     socket.maxmsgsize = MAX_MESSAGE_BYTES
-    socket.heartbeat_ivl = HEARTBEAT_SECONDS * 1000
-    socket.heartbeat_timeout = DEAD_LINK_SECONDS * 1000
     socket.reconnect_ivl = 100
     socket.reconnect_ivl_max = 2000
     if identity is not None:
@@ -25,11 +37,26 @@ def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) 
     return socket
 
 
-def bind(socket: zmq.Socket, host: str, port: int) -> str:
+def bind(
+    socket: zmq.Socket, host: str, port: int, keyring: Keyring | None = None, clients: tuple[str, ...] = ()
+) -> str:
     """Binds to host:port (port 0: any free one) and returns the endpoint.
 
+    Dead links are noticed by TCP, and by the heartbeats of those who connect. A socket that binds sends none: libzmq
+    4.3.5 aborts the process when it is to send one to a peer that died while the queue from it was full.
+
+    Args:
+      keyring: with it only owners of the keys of these client roles may connect.
     Raises: ConfigError when the address cannot be had; the socket is closed then.
     """
+    if keyring is not None:
+        with _closed_on_error(socket):
+            keyring.guard(socket, clients)
+    elif not host.startswith(LOOPBACK):
+        logger.warning("%s:%d is open to everybody who can reach it, and not encrypted: give --keys", host, port)
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = HEARTBEAT_SECONDS
+    socket.tcp_keepalive_cnt = DEAD_LINK_SECONDS // HEARTBEAT_SECONDS
     try:
         socket.bind(f"tcp://{host}:{port or '*'}")
     except zmq.ZMQError as error:
@@ -40,6 +67,75 @@ def bind(socket: zmq.Socket, host: str, port: int) -> str:
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.decode().rstrip("\0")
+
+
+def connect(socket: zmq.Socket, endpoint: str, keyring: Keyring | None = None, server: str = "") -> None:
+    """Connects; with a keyring only to the owner of that server role's key.
+
+    Raises: ConfigError when a key is missing; the socket is closed then.
+    """
+    if keyring is not None:
+        with _closed_on_error(socket):
+            keyring.introduce(socket, server)
+    socket.heartbeat_ivl = HEARTBEAT_SECONDS * 1000
+    socket.heartbeat_timeout = socket.heartbeat_ttl = DEAD_LINK_SECONDS * 1000
+    socket.connect(endpoint)
+
+
+@contextlib.contextmanager
+def _closed_on_error(socket: zmq.Socket) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        socket.close()
+        raise
+
+
+def receive(socket: zmq.Socket, timeout_milliseconds: int = 0) -> list[bytes] | None:
+    """Returns the frames of the next message, None when there is none in time."""
+    for attempt in range(2):
+        try:
+            return socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            # A poll may find a message that is gone when it is asked for: its connection was closed.
+            if attempt or timeout_milliseconds <= 0 or not socket.poll(timeout_milliseconds):
+                return None
+    return None
+
+
+def send(socket: zmq.Socket, frames: Sequence[bytes]) -> None:
+    """Sends one message without waiting: half the time of pyzmq's `send_multipart`.
+
+    Raises: zmq.Again when the queue is full.
+    """
+    for frame in frames[:-1]:
+        socket.send(frame, _SEND_MORE, copy=len(frame) < COPIED_BYTES)
+    socket.send(frames[-1], _SEND, copy=len(frames[-1]) < COPIED_BYTES)
+
+
+class HandshakeMonitor:
+    """Notices that a server does not let a client's socket in, which the socket itself never says."""
+
+    def __init__(self, socket: zmq.Socket):
+        self._monitor = socket.get_monitor_socket(HANDSHAKE_FAULTS)
+        self._monitor.linger = 0
+        self._socket = socket
+
+    def fault(self) -> str:
+        """Returns what went wrong since the last call, or an empty string."""
+        found = ""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                found = "it does not accept our key: is our public key in its --keys directory?"
+            else:
+                found = "no encrypted connection: do both sides have the same --keys, and we its public key?"
+        return found
+
+    def close(self) -> None:
+        """Ends the watch; before the socket is closed."""
+        self._socket.disable_monitor()
+        self._monitor.close()
 
 
 def address(host: str, port: int) -> str:

@@ -1,60 +1,68 @@
-"""Messages between the roles and the replay server, as frames of bytes. No sockets, no clock.
+"""Messages between the roles and the replay server, as frames of bytes. No sockets, no clock. See docs/wire.md.
 
 A message is one ZeroMQ multipart: the first frame is a msgpack-encoded, tagged struct, large byte strings follow as
-frames of their own. Arrays travel as little-endian bytes. Nothing is ever unpickled.
+frames of their own. Arrays travel as little-endian bytes. Nothing is ever unpickled, and the bounds in the types are
+checked while a message is decoded.
 
 Actor to replay:   Hello, Insert (+ block), Heartbeat, Goodbye
-replay to actor:   Welcome, Acknowledge, Refused, Stranger
-learner to replay: Subscribe, Demand, UpdatePriorities, Heartbeat, Goodbye
-replay to learner: Subscribed, Append (+ message and block of the insert), Batch, Waiting, Standing, Refused, Stranger
+replay to actor:   Welcome, Acknowledge, Dropped, Refused, Stranger
+learner to replay: Subscribe, Demand, UpdatePriorities, Fetch, AskStatistics, Heartbeat, Goodbye
+replay to learner: Subscribed, Append (+ message and block of the insert), Batch, Waiting, Standing,
+                   Fetched (+ message and block), Statistics, Dropped, Refused, Stranger
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from apexrl.errors import WireError
-from apexrl.types import Episode, Sample, StreamSpec, UnrollHeader
+from apexrl.types import Count, Episode, Name, Sample, Share, SmallCount, StreamSpec, Text, UnrollHeader
 
 T = TypeVar("T")
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE_BYTES = 64 * 2**20
+MAX_BATCH = 16_384
+MAX_TABLES = 16
+MAX_FETCH = 1024
+
+Array = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_BATCH)]
+PerTable = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_TABLES)]
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """An actor process introduces itself, again after every loss of contact."""
 
     protocol: int
-    actor: str
+    actor: Name
     num_streams: int
     spec: StreamSpec
-    first_sequence: int  # of the oldest insert that it has not seen acknowledged
+    first_sequence: Count  # of the oldest insert that it has not seen acknowledged
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """The actor's lease of environment slots, one a stream."""
+    """The actor's lease of environment slots, one a stream, and where it stands."""
 
-    server: str  # identity of this life of the server
     slots: tuple[int, ...]
     ladder_size: int
     stored_sequence: int  # inserts before this number are stored
     allowed_sequence: int  # inserts before this number may be sent
+    waits_for: str  # why the actor may not go on further than that; empty when it may
 
 
 class Insert(msgspec.Struct, tag=True, frozen=True):
     """One unroll; its compressed block is the second frame. The replay forwards both to learners as they are."""
 
-    sequence: int  # counts the inserts of this actor process
-    actor: str
-    stream: int
-    first_step: int
-    params_version: int
-    epsilon: float
-    priorities: bytes  # float32 [K]
-    episodes: tuple[Episode, ...] = ()
+    sequence: Count  # counts the inserts of this actor process
+    actor: Name
+    stream: SmallCount
+    first_step: Count
+    params_version: Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+    epsilon: Share
+    priorities: Array  # float32 [K]
+    episodes: Annotated[tuple[Episode, ...], msgspec.Meta(max_length=MAX_BATCH)] = ()
 
     def header(self) -> UnrollHeader:
         """Returns the header as a record; the caller has checked the length of the priorities."""
@@ -68,40 +76,52 @@ class Acknowledge(msgspec.Struct, tag=True, frozen=True):
     stored_sequence: int
     allowed_sequence: int
     ladder_size: int
-    waits_for: str  # why the actor may not go on further than that; empty when it may
+    waits_for: str
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     """The peer is alive and asks where it stands: an actor gets an Acknowledge, a learner a Standing."""
 
 
+class Want(msgspec.Struct, frozen=True, array_like=True):
+    """Batches of one table that a learner asks for."""
+
+    table: Name
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]
+
+
 class Subscribe(msgspec.Struct, tag=True, frozen=True):
-    """A learner asks for the log from a position on."""
+    """A learner asks for batches, and for the log from a position on if it holds a replica."""
 
     protocol: int
-    learner: str
-    request: int  # counts the subscriptions of this learner; the answer repeats it
-    server: str  # the life of the server whose log it holds, or empty
-    next_number: int  # the first unroll that it lacks of that log
-    batch_size: int
+    learner: Name
+    request: Count  # counts the subscriptions of this learner; the answer repeats it
+    wants: Annotated[tuple[Want, ...], msgspec.Meta(max_length=MAX_TABLES)]
+    follows_log: bool
+    log: Name  # the log of which it holds a replica, or empty
+    life: Count  # of the server when the replica was last fed
+    ring_unrolls: Count  # of the replica
+    next_number: Count  # the first unroll that it lacks of that log
 
 
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
-    """What the learner needs to hold a replica, and which unroll and which batch come next."""
+    """What the learner needs to hold a replica, and which unroll and which batches come next."""
 
     request: int
-    server: str
+    log: str
+    life: int  # counts the starts of a server over this log
+    continues: bool  # False: what the learner held is of another log, it starts over
     spec: StreamSpec
     ring_unrolls: int
     next_number: int
-    next_batch: int
+    next_batches: tuple[int, ...]  # by wanted table
 
 
 class Demand(msgspec.Struct, tag=True, frozen=True):
     """Flow control of a learner, in totals since it subscribed."""
 
-    applied_number: int  # unrolls before this number are in the replica
-    batches: int  # batches that the server may send, those already sent included
+    applied_number: Count  # unrolls before this number are in the replica
+    batches: PerTable  # batches that the server may send, those already sent included, by wanted table
 
 
 class Append(msgspec.Struct, tag=True, frozen=True):
@@ -111,9 +131,10 @@ class Append(msgspec.Struct, tag=True, frozen=True):
 
 
 class Batch(msgspec.Struct, tag=True, frozen=True):
-    """A sampled batch; names only unrolls that were sent before it."""
+    """A sampled batch; to who follows the log it names only unrolls that were sent before it."""
 
-    index: int  # counts the batches since the learner subscribed
+    table: SmallCount  # position among the wanted ones
+    index: Count  # counts the batches of this table since the learner subscribed
     keys: bytes  # int64 [B]
     probabilities: bytes  # float64 [B]
     weights: bytes  # float32 [B]
@@ -136,13 +157,15 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
 class UpdatePriorities(msgspec.Struct, tag=True, frozen=True):
     """New priorities of sampled transitions."""
 
-    keys: bytes  # int64 [B]
-    priorities: bytes  # float32 [B]
+    table: SmallCount  # position among the wanted ones
+    keys: Array  # int64 [B]
+    priorities: Array  # float32 [B]
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
     """What a learner waits for; sent when it changes."""
 
+    table: SmallCount
     reason: str
 
 
@@ -150,28 +173,75 @@ class Standing(msgspec.Struct, tag=True, frozen=True):
     """The answer to a learner's heartbeat: what it must have by now if nothing was lost, and what it waits for."""
 
     next_number: int
-    next_batch: int
-    waits_for: str
+    next_batches: tuple[int, ...]
+    waits_for: tuple[str, ...]
+
+
+class Fetch(msgspec.Struct, tag=True, frozen=True):
+    """Asks for unrolls by number; each is answered with a Fetched."""
+
+    request: Count
+    numbers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_FETCH)]
+
+
+class Fetched(msgspec.Struct, tag=True, frozen=True):
+    """One unroll that was asked for; the attached frames are empty when the log does not hold it (any more)."""
+
+    request: int
+    number: int
+    is_held: bool
+
+
+class AskStatistics(msgspec.Struct, tag=True, frozen=True):
+    """Asks for the server's figures."""
+
+    request: Count
+
+
+class PeerStanding(msgspec.Struct, frozen=True):
+    """One peer as the server sees it."""
+
+    role: str
+    name: str
+    silent_seconds: float
+    waits_for: str  # why the server makes it wait; empty when it does not
+
+
+class Statistics(msgspec.Struct, tag=True, frozen=True):
+    """The server's figures and its peers."""
+
+    request: int
+    figures: dict[str, float]
+    peers: tuple[PeerStanding, ...]
+
+
+class Dropped(msgspec.Struct, tag=True, frozen=True):
+    """A message of the peer was dropped; the reason is for a person to read."""
+
+    reason: Text
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """The server will not serve this peer; the reason is for a person to read."""
 
-    reason: str
+    reason: Text
 
 
 class Stranger(msgspec.Struct, tag=True, frozen=True):
-    """The server does not know the sender (it was restarted, or gave the peer up): introduce yourself again."""
+    """Introduce yourself again: the server does not know you (any more), or lacks something you have sent."""
 
 
 class Goodbye(msgspec.Struct, tag=True, frozen=True):
     """The peer leaves; what it held may be given to others."""
 
 
-ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Goodbye
-FromReplay = Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Refused | Stranger
+ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Fetch | AskStatistics | Goodbye
+FromReplay = (
+    Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Fetched | Statistics
+    | Dropped | Refused | Stranger
+)  # fmt: skip
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises for bytes of a stranger
-NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2}
+NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2, Fetched: 2}
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replay: msgspec.msgpack.Decoder[ToReplay] = msgspec.msgpack.Decoder(ToReplay)

@@ -40,3 +40,14 @@ class Limiter:
     def samples_per_insert_so_far(self) -> float:
         """The proportion reached since sampling could begin."""
         return self.sampled / max(self.inserted - self.min_size, 1)
+
+    def resume(self, inserted: int, sampled: int, inserted_since: int) -> None:
+        """Goes on with the totals of an earlier life, after which `inserted_since` more came.
+
+        The samples drawn meanwhile are not known: they are taken to have kept pace with the inserts, so that a learner
+        is not made to catch up with what it has done already.
+        """
+        self.inserted, self.sampled = inserted, sampled
+        due = max(self.error, 0.0)
+        self.inserted += inserted_since
+        self.sampled += int(max(self.error - due, 0.0))

@@ -11,9 +11,14 @@ class Record(NamedTuple):
     transitions: int  # starts that are valid
     arrived_seconds: float  # of the server's monotonic clock
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the message and the block."""
+        return len(self.message) + len(self.block)
+
 
 class UnrollLog:
-    """A ring of records. Numbers first_number .. end_number - 1 are held. One owner."""
+    """A ring of records. Numbers first_number .. end_number - 1 are held, but for what a damaged journal lost."""
 
     def __init__(self, ring_unrolls: int):
         self._ring: list[Record | None] = [None] * ring_unrolls
@@ -26,36 +31,44 @@ class UnrollLog:
         return self.end_number - self.first_number
 
     @property
-    def is_full(self) -> bool:
-        """True when the next append needs an eviction first."""
-        return len(self) == len(self._ring)
+    def room(self) -> int:
+        """How many records may be appended before an eviction is needed."""
+        return len(self._ring) - len(self)
+
+    def skip_to(self, number: int) -> None:
+        """Makes `number` the next one; the numbers before it are missing. Only while a log is restored.
+
+        Raises: ValueError when that is not ahead, or the ring cannot hold the gap.
+        """
+        if len(self) == 0 and number > self.end_number:
+            self.first_number = self.end_number = number
+        if not 0 <= number - self.end_number <= self.room:
+            raise ValueError(f"cannot skip from {self.end_number} to {number}")
+        self.end_number = number
 
     def append(self, record: Record) -> int:
-        """Adds a record and returns its number. The ring must not be full."""
-        assert not self.is_full
+        """Adds a record and returns its number. There must be room."""
+        assert self.room > 0
         number = self.end_number
         self._ring[number % len(self._ring)] = record
         self.end_number += 1
         self.num_transitions += record.transitions
-        self.num_bytes += len(record.message) + len(record.block)
+        self.num_bytes += record.num_bytes
         return number
 
     def evict(self) -> int:
         """Drops the oldest record and returns its number."""
         number = self.first_number
-        record = self[number]
+        record = self.get(number)
         self._ring[number % len(self._ring)] = None
         self.first_number += 1
-        self.num_transitions -= record.transitions
-        self.num_bytes -= len(record.message) + len(record.block)
+        if record is not None:
+            self.num_transitions -= record.transitions
+            self.num_bytes -= record.num_bytes
         return number
 
-    def __getitem__(self, number: int) -> Record:
-        """Returns a record that is held.
-
-        Raises: IndexError when it was evicted, or does not exist yet.
-        """
-        record = self._ring[number % len(self._ring)]
-        if not self.first_number <= number < self.end_number or record is None:
-            raise IndexError(f"unroll {number} is not among {self.first_number}..{self.end_number - 1}")
-        return record
+    def get(self, number: int) -> Record | None:
+        """Returns a record; None when it was evicted, is missing, or does not exist yet."""
+        if not self.first_number <= number < self.end_number:
+            return None
+        return self._ring[number % len(self._ring)]

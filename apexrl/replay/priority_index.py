@@ -1,93 +1,114 @@
 """Proportional sampling over rows of transitions: one row an unroll, one column a start.
 
-A binary tree holds the sum of each row; inside a row a running sum finds the column. Rows whose priorities changed
-are marked, and their sums are brought up to date together, level by level, when somebody samples: an insert costs one
-row of memory. Sums are always recomputed from their parts, never corrected by differences, so no error builds up.
+Sums are kept of each row and of each group of 64 rows. A sample finds its group in the running sum of all groups, then
+its row, then its column, each by two steps through eights. Changed rows are marked, and their sums are brought up to
+date together when somebody samples: an insert costs one row of memory. Sums are always recomputed from their parts,
+never corrected by differences, so no error builds up.
 """
 
 import numpy as np
 
+EIGHT = 8
+GROUP_ROWS = 64
+_ONES = np.ones(EIGHT)
+
 
 class PriorityIndex:
-    """Priorities of `num_rows` x `row_size` slots; sampling in proportion to them. One owner, not thread-safe.
+    """Priorities of `num_rows` x `row_size` transitions; sampling in proportion to them. One owner, not thread-safe.
 
-    Invariant (`check_valid`): after `total()` each node of the tree is the sum of its two children, and each leaf the
-    sum of its row.
+    Invariant (`check_valid`): after `total()` each sum is the sum of its parts.
     """
 
     def __init__(self, num_rows: int, row_size: int):
-        self._values = np.zeros((num_rows, row_size))
-        self._leaves = 1 << max(num_rows - 1, 1).bit_length()
-        self._tree = np.zeros(2 * self._leaves)
+        """Starts with zeros everywhere: nothing can be sampled."""
+        num_groups = -(-num_rows // GROUP_ROWS)
+        self._values = np.zeros((num_rows, -(-row_size // EIGHT) * EIGHT))
+        self._row_size = row_size
+        self._row_sums = np.zeros((num_groups, GROUP_ROWS))
+        self._group_sums = np.zeros(num_groups)
         self._changed: set[int] = set()
 
-    @property
-    def num_slots(self) -> int:
-        """Slots in all rows; a slot is row * row_size + column."""
-        return self._values.size
+    def set_rows(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """Replaces the priorities of whole rows [M] with values [M, row_size]; zeros take them out of sampling."""
+        self._values[rows, : self._row_size] = values
+        self._changed.update(rows.tolist())
 
-    def set_row(self, row: int, values: np.ndarray) -> None:
-        """Replaces the priorities [row_size] of one row; zeros take it out of sampling."""
-        self._values[row] = values
-        self._changed.add(row)
+    def set(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
+        """Replaces single priorities [B]; of a place named twice the last one counts."""
+        self._values[rows, columns] = values
+        self._changed.update(rows.tolist())
 
-    def set_slots(self, slots: np.ndarray, values: np.ndarray) -> None:
-        """Replaces the priorities of single slots; of a slot named twice the last one counts."""
-        self._values.reshape(-1)[slots] = values
-        self._changed.update(np.unique(slots // self._values.shape[1]).tolist())
+    def get(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """Returns the priorities [B] of single places."""
+        return self._values[rows, columns]
 
-    def get(self, slots: np.ndarray) -> np.ndarray:
-        """Returns the priorities of slots."""
-        return self._values.reshape(-1)[slots]
+    def get_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Returns a copy of the priorities [M, row_size] of whole rows."""
+        return self._values[rows, : self._row_size]
 
     def total(self) -> float:
         """Returns the sum of all priorities."""
         self._refresh()
-        return float(self._tree[1])
+        return float(self._group_sums.sum())
 
-    def sample(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws slots in proportion to their priorities, one from each of batch_size equal strata.
+    def sample(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draws places in proportion to their priorities, one from each of batch_size equal strata.
 
-        Returns: slots [B] int64 and their probabilities [B] float64.
+        Returns: rows [B] int64, columns [B] int64, and their probabilities [B] float64.
         Raises: ValueError when all priorities are zero.
         """
-        total = self.total()
+        self._refresh()
+        running = np.cumsum(self._group_sums)
+        total = running[-1]
         if total <= 0:
             raise ValueError("nothing to sample: all priorities are zero")
         mass = (np.arange(batch_size) + rng.random(batch_size)) * (total / batch_size)
-        node = np.ones(batch_size, np.int64)
-        while node[0] < self._leaves:
-            left = 2 * node
-            # Rounding may leave mass on the border of an empty right half: never go there.
-            go_right = (mass >= self._tree[left]) & (self._tree[left + 1] > 0)
-            mass = np.where(go_right, mass - self._tree[left], mass)
-            node = left + go_right
-        rows = node - self._leaves
-        values = self._values[rows]  # [B, row_size]
-        running = np.cumsum(values, axis=1)
-        # The mass stays below the row's sum but for rounding, which must not end on a column of zero.
-        mass = np.minimum(mass, np.nextafter(running[:, -1], 0))
-        columns = (running <= mass[:, None]).sum(axis=1)
-        slots = rows * self._values.shape[1] + columns
-        return slots, values[np.arange(batch_size), columns] / total
+        mass = np.minimum(mass, np.nextafter(total, 0))
+        groups = np.searchsorted(running, mass, side="right")
+        mass -= running[groups] - self._group_sums[groups]
+        row_columns, mass = _descend(self._row_sums, groups, mass)
+        rows = groups * GROUP_ROWS + row_columns
+        columns, _ = _descend(self._values, rows, mass)
+        return rows, columns, self._values[rows, columns] / total
 
     def check_valid(self) -> None:
-        """Raises AssertionError when a sum in the tree is not the sum of its parts."""
+        """Raises AssertionError when a sum is not the sum of its parts."""
         self._refresh()
-        sums = np.zeros(self._leaves)
+        sums = np.zeros(self._row_sums.size)
         sums[: len(self._values)] = self._values.sum(axis=1)
-        assert np.array_equal(self._tree[self._leaves :], sums), "a leaf is not the sum of its row"
-        inner = np.arange(1, self._leaves)
-        assert np.array_equal(self._tree[inner], self._tree[2 * inner] + self._tree[2 * inner + 1]), "a node is wrong"
+        assert np.array_equal(self._row_sums.ravel(), sums), "the sum of a row is wrong"
+        assert np.array_equal(self._group_sums, self._row_sums.sum(axis=1)), "the sum of a group is wrong"
+        assert not self._values[:, self._row_size :].any(), "something lies beyond the last column"
 
     def _refresh(self) -> None:
-        """Recomputes the sums of the changed rows and of everything above them."""
+        """Recomputes the sums of the changed rows and of their groups."""
         if not self._changed:
             return
         rows = np.fromiter(self._changed, np.int64, len(self._changed))
         self._changed.clear()
-        self._tree[self._leaves + rows] = self._values[rows].sum(axis=1)
-        node = (self._leaves + rows) >> 1
-        while node[0] >= 1:
-            self._tree[node] = self._tree[2 * node] + self._tree[2 * node + 1]
-            node >>= 1
+        self._row_sums.reshape(-1)[rows] = self._values[rows].sum(axis=1)
+        groups = rows // GROUP_ROWS
+        self._group_sums[groups] = self._row_sums[groups].sum(axis=1)
+
+
+def _descend(values: np.ndarray, index: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds in lines values[index] ([B, W], W a multiple of 8) the column that each mass falls into.
+
+    Returns: columns [B] and what is left of the mass inside them. A column of zero is never found.
+    """
+    width = values.shape[1]
+    lines = np.take(values, index, axis=0)
+    eighths = (lines.reshape(-1, EIGHT) @ _ONES).reshape(len(index), width // EIGHT)
+    part, mass = _find(eighths, mass)
+    inside, mass = _find(lines.reshape(-1, EIGHT)[np.arange(len(index)) * (width // EIGHT) + part], mass)
+    return part * EIGHT + inside, mass
+
+
+def _find(parts: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds in each line of parts [B, W] the first whose running sum exceeds the mass; returns it and the rest."""
+    running = np.cumsum(parts, axis=1)
+    # The mass is below the sum but for rounding, which must not end behind the last part that is not zero.
+    mass = np.minimum(mass, np.nextafter(running[:, -1], 0))
+    found = (running <= mass[:, None]).sum(axis=1)
+    lines = np.arange(len(parts))
+    return found, np.maximum(mass - (running[lines, found] - parts[lines, found]), 0)

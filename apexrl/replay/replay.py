@@ -1,77 +1,150 @@
-"""One replay: the log, the table that samples it, and the limiter between inserts and samples."""
+"""One replay: the log, its journal, the tables that sample it, and the limiters between inserts and samples."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from apexrl.config import ReplayConfig
-from apexrl.replay.limiter import Limiter
+from apexrl.config import ReplayConfig, TableConfig, tables_of
+from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
 from apexrl.replay.log import Record, UnrollLog
-from apexrl.replay.table import PrioritizedTable
-from apexrl.types import Sample, StreamSpec
+from apexrl.replay.snapshot import Snapshot, recover_snapshot
+from apexrl.replay.table import PriorityTable, Table, make_table
+from apexrl.types import Sample
+
+logger = logging.getLogger(__name__)
+
+
+class Recorded(NamedTuple):
+    """An unroll that a journal gave back."""
+
+    number: int
+    record: Record
+    priorities: np.ndarray  # [K]
 
 
 class Replay:
-    """Owns all experience of a server. Single-threaded; inserts are always taken, the limiter only says who waits."""
+    """Owns all experience of a server. Single-threaded; inserts are always taken, the limiters only say who waits."""
 
-    def __init__(self, config: ReplayConfig, spec: StreamSpec, batch_size: int, seed: int):
+    def __init__(self, config: ReplayConfig, identity: LogIdentity, seed: int, journal: Journal | None = None):
         """Makes an empty replay.
 
-        Args:
-          batch_size: of the learner; the limiter's slack must hold a few batches.
-        Raises: ValueError when the capacity cannot hold min_size_to_sample.
+        Raises: ConfigError when the tables make no sense.
         """
-        if config.capacity < config.min_size_to_sample:
-            raise ValueError(
-                f"capacity {config.capacity} is smaller than min_size_to_sample {config.min_size_to_sample}"
-            )
+        spec = identity.spec
         self.config = config
+        self.identity = identity
         self.spec = spec
         self.soft_unrolls = -(-config.capacity // spec.unroll_starts)
         self.ring_unrolls = ring_unrolls(config.capacity, spec.unroll_starts)
         self.log = UnrollLog(self.ring_unrolls)
-        self.table = PrioritizedTable(
-            self.ring_unrolls, spec.unroll_starts, config.priority_exponent, config.importance_exponent, seed
-        )
-        self.limiter = Limiter(config.samples_per_insert, config.min_size_to_sample, slack=1.0)
+        self.journal = journal
         self.num_batches = 0
-        self.set_batch_size(batch_size)
+        self._settings: dict[str, TableConfig] = tables_of(config, spec.unroll_starts)
+        exponents = config.priority_exponent, config.importance_exponent
+        seeds = np.random.SeedSequence([seed, identity.life]).spawn(len(self._settings))
+        self.tables: dict[str, Table] = {
+            name: make_table(table, self.ring_unrolls, spec.unroll_starts, exponents, table_seed)
+            for (name, table), table_seed in zip(self._settings.items(), seeds, strict=True)
+        }
+        self.set_batch_sizes({})
 
-    def set_batch_size(self, batch_size: int) -> None:
-        """Fits the slack of the limiter to a learner's batch: 4 batches, or a tenth of the samples due at the start."""
-        config = self.config
-        self.limiter.slack = max(4.0 * batch_size, 0.1 * config.samples_per_insert * config.min_size_to_sample)
+    def set_batch_sizes(self, batch_sizes: dict[str, int]) -> None:
+        """Fits each limiter's slack to the learners: 4 of their batches, or a tenth of the samples due at the start."""
+        for name, table in self.tables.items():
+            settings = self._settings[name]
+            due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
+            table.limiter.slack = max(4.0 * batch_sizes.get(name, 1), due)
 
-    def insert(self, record: Record, priorities: np.ndarray) -> int:
-        """Appends an unroll, makes it sampleable, and returns its number."""
-        if self.log.is_full:
-            self._evict_to(self.soft_unrolls)
-        number = self.log.append(record)
-        self.table.insert(number, priorities)
-        self.limiter.inserted += record.transitions
-        return number
+    def insert(self, records: Sequence[Record], priorities: np.ndarray) -> int:
+        """Journals unrolls with priorities [M, K], appends them, makes them sampleable; returns the first number.
 
-    def sample(self, batch_size: int) -> Sample:
+        Raises: JournalError when the disk does not take them; nothing has changed then.
+        """
+        first = self.log.end_number
+        if self.journal is not None:
+            self.journal.append(first, [(record.message, record.block) for record in records])
+        done = 0
+        while done < len(records):
+            if self.log.room == 0:
+                self._evict_to(self.soft_unrolls)
+            stop = min(done + self.log.room, len(records))
+            for record in records[done:stop]:
+                self.log.append(record)
+            for table in self.tables.values():
+                table.insert(first + done, priorities[done:stop])
+            done = stop
+        return first
+
+    def restore(self, recorded: Sequence[Recorded], end_number: int, directory: Path) -> None:
+        """Fills an empty replay with what its journal held, and takes the priorities of the last snapshot.
+
+        Raises: ValueError when the unrolls are not in order.
+        """
+        first = max(end_number - self.soft_unrolls, 0)
+        recorded = [item for item in recorded if item.number >= first]
+        for item in recorded:
+            self._skip_to(item.number)
+            self.log.append(item.record)
+            for table in self.tables.values():
+                table.insert(item.number, item.priorities[None])
+        self._skip_to(end_number)
+        snapshot = recover_snapshot(directory / SNAPSHOT_FILE, self.identity.log)
+        for name, table in self.tables.items():
+            state = snapshot.tables.get(name) if snapshot is not None else None
+            held = table.limiter.inserted
+            try:
+                if snapshot is None or state is None:
+                    raise ValueError("there is no snapshot of it")
+                table.restore(state, snapshot.first_number, snapshot.end_number)
+            except ValueError as error:
+                logger.warning("table %s goes on with the actors' own priorities: %s", name, error)
+                table.limiter.resume(0, 0, held)
+
+    def _skip_to(self, number: int) -> None:
+        """Leaves out the numbers that a damaged journal lost."""
+        if number != self.log.end_number:
+            self.log.skip_to(number)
+            for table in self.tables.values():
+                table.skip(number)
+
+    def snapshot(self) -> Snapshot:
+        """Returns the state of all tables; a copy."""
+        tables = {name: table.state() for name, table in self.tables.items()}
+        return Snapshot(self.identity.log, self.log.first_number, self.log.end_number, tables)
+
+    def sample(self, table: str, batch_size: int) -> Sample:
         """Draws a batch; call only when `why_no_sample` has no reason against it."""
+        sample = self.tables[table].sample(batch_size)
         self.num_batches += 1
         if self.num_batches % self.config.eviction_period_batches == 0:
             self._evict_to(self.soft_unrolls)
-        self.limiter.sampled += batch_size
-        return self.table.sample(batch_size, self.log.num_transitions)
+        return sample
 
     def why_no_insert(self) -> str:
         """Returns why actors have to wait, or an empty string."""
-        return "" if self.limiter.may_insert() else "learner"
+        return "" if all(table.limiter.may_insert() for table in self.tables.values()) else "learner"
 
-    def why_no_sample(self, batch_size: int) -> str:
+    def why_no_sample(self, table: str, batch_size: int) -> str:
         """Returns why a learner has to wait, or an empty string."""
-        if self.limiter.inserted < self.limiter.min_size:
+        chosen = self.tables[table]
+        if chosen.limiter.inserted < chosen.limiter.min_size:
             return "min_size"
-        if not self.limiter.may_sample(batch_size):
+        if not chosen.limiter.may_sample(batch_size):
             return "actors"
-        return "" if self.table.can_sample() else "priorities"
+        if chosen.can_sample(batch_size):
+            return ""
+        return "priorities" if isinstance(chosen, PriorityTable) else "actors"
 
     def _evict_to(self, num_unrolls: int) -> None:
         while len(self.log) > num_unrolls:
-            self.table.evict(self.log.evict())
+            number = self.log.evict()
+            for table in self.tables.values():
+                table.evict(number)
+        if self.journal is not None:
+            self.journal.forget_before(self.log.first_number)
 
 
 def ring_unrolls(capacity: int, unroll_starts: int) -> int:

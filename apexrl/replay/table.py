@@ -1,14 +1,68 @@
-"""Prioritized sampling of single transitions over the log.
+"""What is sampled from the log: transitions by priority, or whole unrolls, uniformly or first-in first-out.
 
-A transition's key is unroll_number * K + offset, counted up for ever. Its slot in the priority index is
-key % (ring_unrolls * K), so that a key older than the ring is recognised by comparison, and a late priority never lands
-on the newer transition that took its slot.
+Every table has a limiter of its own, and follows the log: it is told of each insert and of each eviction.
 """
 
+import itertools
+from typing import Protocol
+
+import msgspec
 import numpy as np
 
+from apexrl.config import TableConfig
+from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_index import PriorityIndex
 from apexrl.types import Sample
+
+
+class TableState(msgspec.Struct, frozen=True):
+    """What has to survive a restart of the server beside the log."""
+
+    inserted: int
+    sampled: int
+    next_number: int = 0  # fifo: of the unroll to hand out
+    priority_exponent: float = 1.0  # that was applied to the priorities
+    priorities: bytes = b""  # priority table: float32 [unrolls, K], after the exponent
+
+
+class Table(Protocol):
+    """One way to sample the log."""
+
+    limiter: Limiter
+
+    def insert(self, first_number: int, priorities: np.ndarray) -> None:
+        """Takes note of new unrolls: priorities [M, K] before the exponent, 0 where no transition starts."""
+
+    def skip(self, end_number: int) -> None:
+        """The numbers up to end_number - 1 that were not inserted do not exist; only while a log is restored."""
+
+    def evict(self, number: int) -> None:
+        """Takes the oldest unroll out of sampling."""
+
+    def can_sample(self, batch_size: int) -> bool:
+        """False when nothing is there to be drawn, whatever the limiter says."""
+
+    def sample(self, batch_size: int) -> Sample:
+        """Draws a batch; call only when `can_sample`."""
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities of keys still held; the others are ignored."""
+
+    def state(self) -> TableState:
+        """Returns what has to survive a restart."""
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        """Takes the state of when the log held first_number .. end_number - 1; later unrolls are inserted already."""
+
+
+def make_table(config: TableConfig, ring_unrolls: int, unroll_starts: int, exponents: tuple[float, float],
+               seed: int | np.random.SeedSequence) -> Table:  # fmt: skip
+    """Returns an empty table; exponents are of the priority and of the importance weights."""
+    limiter = Limiter(config.samples_per_insert, config.min_size_to_sample, slack=1.0)
+    rng = np.random.default_rng(seed)
+    if config.kind == "priority":
+        return PriorityTable(ring_unrolls, unroll_starts, exponents, limiter, rng)
+    return (UniformTable if config.kind == "uniform" else FifoTable)(limiter, rng)
 
 
 def importance_weights(probabilities: np.ndarray, size: int, exponent: float) -> np.ndarray:
@@ -20,68 +74,201 @@ def importance_weights(probabilities: np.ndarray, size: int, exponent: float) ->
     return (weights / weights.max()).astype(np.float32)
 
 
-class PrioritizedTable:
-    """Priorities of the transitions that the log holds. One owner; mirrors the log's first and end number."""
+class PriorityTable:
+    """Transitions, in proportion to priority ** exponent. One owner; mirrors the log's first and end number.
 
-    def __init__(
-        self, ring_unrolls: int, unroll_starts: int, priority_exponent: float, importance_exponent: float, seed: int
-    ):
+    A transition's key is unroll_number * K + offset, counted up for ever. Its row in the index is that of its unroll in
+    the ring, so that a key older than the ring is recognised by comparison, and a late priority never lands on the
+    newer transition that took its place. The limiter counts transitions.
+    """
+
+    def __init__(self, ring_unrolls: int, unroll_starts: int, exponents: tuple[float, float], limiter: Limiter,
+                 rng: np.random.Generator):  # fmt: skip
+        self.limiter = limiter
+        self.num_stale = 0
         self._index = PriorityIndex(ring_unrolls, unroll_starts)
         self._unroll_starts = unroll_starts
         self._ring_unrolls = ring_unrolls
-        self._priority_exponent = priority_exponent
-        self._importance_exponent = importance_exponent
-        self._rng = np.random.default_rng(seed)
-        self._first_key = 0
-        self._end_key = 0
-        self.num_stale = 0
+        self._priority_exponent, self._importance_exponent = exponents
+        self._rng = rng
+        self._first_number = 0
+        self._end_number = 0
+        self._transitions = np.zeros(ring_unrolls, np.int64)  # by row
+        self._size = 0  # transitions held
 
-    def insert(self, number: int, priorities: np.ndarray) -> None:
-        """Makes an unroll sampleable: priorities [K] before the exponent, 0 where no transition starts."""
-        self._index.set_row(number % self._ring_unrolls, self._powers(priorities))
-        self._end_key = (number + 1) * self._unroll_starts
+    def insert(self, first_number: int, priorities: np.ndarray) -> None:
+        rows = (first_number + np.arange(len(priorities))) % self._ring_unrolls
+        self._index.set_rows(rows, self._powers(priorities))
+        self._transitions[rows] = (priorities > 0).sum(axis=1)
+        inserted = int(self._transitions[rows].sum())
+        self._size += inserted
+        self.limiter.inserted += inserted
+        self._first_number = first_number if self._first_number == self._end_number else self._first_number
+        self._end_number = first_number + len(priorities)
+
+    def skip(self, end_number: int) -> None:
+        self._first_number = end_number if self._first_number == self._end_number else self._first_number
+        self._end_number = end_number
 
     def evict(self, number: int) -> None:
-        """Takes the oldest unroll out of sampling."""
-        self._index.set_row(number % self._ring_unrolls, np.zeros(self._unroll_starts))
-        self._first_key = (number + 1) * self._unroll_starts
+        row = np.array([number % self._ring_unrolls])
+        self._index.set_rows(row, np.zeros((1, self._unroll_starts)))
+        self._size -= int(self._transitions[row[0]])
+        self._transitions[row] = 0
+        self._first_number = number + 1
 
-    def sample(self, batch_size: int, size: int) -> Sample:
-        """Draws a batch; `size` is the number of transitions held.
+    def can_sample(self, batch_size: int) -> bool:
+        return self._index.total() > 0
 
-        Raises: ValueError when every priority is zero.
-        """
-        slots, probabilities = self._index.sample(batch_size, self._rng)
-        keys = self._first_key + (slots - self._first_key) % self._index.num_slots
-        return Sample(keys, probabilities, importance_weights(probabilities, size, self._importance_exponent))
+    def sample(self, batch_size: int) -> Sample:
+        rows, columns, probabilities = self._index.sample(batch_size, self._rng)
+        numbers = self._first_number + (rows - self._first_number) % self._ring_unrolls
+        keys = numbers * self._unroll_starts + columns
+        self.limiter.sampled += batch_size
+        return Sample(keys, probabilities, importance_weights(probabilities, self._size, self._importance_exponent))
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of the keys still held; the others are ignored and counted in `num_stale`.
 
-        A slot of priority zero is no transition and stays so.
+        A place of priority zero is no transition and stays so.
         """
-        held = (keys >= self._first_key) & (keys < self._end_key)
+        numbers = keys // self._unroll_starts
+        held = (numbers >= self._first_number) & (numbers < self._end_number)
         self.num_stale += int(len(keys) - held.sum())
-        slots = keys[held] % self._index.num_slots
-        exists = self._index.get(slots) > 0
-        self._index.set_slots(slots[exists], self._powers(priorities[held][exists]))
+        rows, columns = numbers[held] % self._ring_unrolls, keys[held] % self._unroll_starts
+        exists = self._index.get(rows, columns) > 0
+        self._index.set(rows[exists], columns[exists], self._powers(priorities[held][exists]))
 
-    def can_sample(self) -> bool:
-        """False when nothing has a priority."""
-        return self._index.total() > 0
+    def state(self) -> TableState:
+        rows = np.arange(self._first_number, self._end_number) % self._ring_unrolls
+        powers = self._index.get_rows(rows).astype(np.float32)
+        return TableState(self.limiter.inserted, self.limiter.sampled, 0, self._priority_exponent, powers.tobytes())
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        """Takes the state; priorities of another exponent are converted.
+
+        Raises: ValueError when the state does not fit the numbers.
+        """
+        shape = (end_number - first_number, self._unroll_starts)
+        powers = np.frombuffer(state.priorities, np.float32).astype(np.float64).reshape(shape)
+        if state.priority_exponent != self._priority_exponent:
+            old = state.priority_exponent
+            powers = self._powers(powers ** (1 / old) if old > 0 else (powers > 0).astype(np.float64))
+        held = np.arange(max(first_number, self._first_number), min(end_number, self._end_number))
+        rows = held % self._ring_unrolls
+        powers = powers[held - first_number]
+        # What is no transition stays so: a missing unroll, a start that is a reset.
+        self._index.set_rows(rows, np.where(self._index.get_rows(rows) > 0, powers, 0))
+        since = np.arange(max(end_number, self._first_number), self._end_number) % self._ring_unrolls
+        self.limiter.resume(state.inserted, state.sampled, int(self._transitions[since].sum()))
 
     def priority_quantiles(self, quantiles: tuple[float, ...], num_draws: int = 1024) -> np.ndarray:
         """Returns quantiles of the priorities (before the exponent) of transitions drawn uniformly."""
-        first, end = self._first_key, self._end_key
-        if end == first:
+        if self._end_number == self._first_number:
             return np.zeros(len(quantiles))
-        slots = np.random.default_rng(0).integers(first, end, num_draws) % self._index.num_slots
-        powers = self._index.get(slots)
+        rng = np.random.default_rng(0)
+        rows = rng.integers(self._first_number, self._end_number, num_draws) % self._ring_unrolls
+        powers = self._index.get(rows, rng.integers(0, self._unroll_starts, num_draws))
         powers = powers[powers > 0]
         if not len(powers) or self._priority_exponent == 0:
             return np.zeros(len(quantiles))
         return np.quantile(powers, quantiles) ** (1 / self._priority_exponent)
 
+    def check_valid(self) -> None:
+        """Raises AssertionError when the sums are wrong, or a place outside the numbers held can be drawn."""
+        self._index.check_valid()
+        held = np.zeros(self._ring_unrolls, bool)
+        held[np.arange(self._first_number, self._end_number) % self._ring_unrolls] = True
+        assert not self._index.get_rows(np.flatnonzero(~held)).any(), "an unroll that is not held can be sampled"
+
     def _powers(self, priorities: np.ndarray) -> np.ndarray:
         """Returns priority ** exponent, but 0 for 0 whatever the exponent: there is no transition."""
         return np.where(priorities > 0, priorities.astype(np.float64) ** self._priority_exponent, 0.0)
+
+
+class _UnrollTable:
+    """What the tables of whole unrolls share: which numbers can be drawn. Keys are unroll numbers."""
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator):
+        self.limiter = limiter
+        self._rng = rng
+        self._first_number = 0
+        self._end_number = 0
+        self._missing: set[int] = set()  # numbers that a damaged journal lost
+
+    def insert(self, first_number: int, priorities: np.ndarray) -> None:
+        self._first_number = first_number if self._first_number == self._end_number else self._first_number
+        self._end_number = first_number + len(priorities)
+        self.limiter.inserted += len(priorities)
+
+    def skip(self, end_number: int) -> None:
+        if self._first_number == self._end_number:
+            self._first_number = end_number
+        self._missing.update(range(max(self._end_number, self._first_number), end_number))
+        self._end_number = end_number
+
+    def evict(self, number: int) -> None:
+        self._missing.discard(number)
+        self._first_number = number + 1
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Does nothing: unrolls have no priority here."""
+
+    def state(self) -> TableState:
+        return TableState(self.limiter.inserted, self.limiter.sampled)
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        since = range(max(end_number, self._first_number), self._end_number)
+        num_missing = sum(number in since for number in self._missing)
+        self.limiter.resume(state.inserted, state.sampled, len(since) - num_missing)
+
+
+class UniformTable(_UnrollTable):
+    """Whole unrolls, each as likely as any other, with replacement. The limiter counts unrolls."""
+
+    def can_sample(self, batch_size: int) -> bool:
+        return self._size() > 0
+
+    def sample(self, batch_size: int) -> Sample:
+        keys = self._rng.integers(self._first_number, self._end_number, batch_size)
+        while self._missing and (bad := np.isin(keys, list(self._missing))).any():
+            keys[bad] = self._rng.integers(self._first_number, self._end_number, bad.sum())
+        self.limiter.sampled += batch_size
+        return Sample(keys, np.full(batch_size, 1 / self._size()), np.ones(batch_size, np.float32))
+
+    def _size(self) -> int:
+        return self._end_number - self._first_number - len(self._missing)
+
+
+class FifoTable(_UnrollTable):
+    """Whole unrolls in the order of the log, each once; what is evicted before it was drawn is counted as missed."""
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator):
+        super().__init__(limiter, rng)
+        self.num_missed = 0
+        self._next_number = 0
+
+    def evict(self, number: int) -> None:
+        self.num_missed += self._next_number <= number and number not in self._missing
+        super().evict(number)
+
+    def can_sample(self, batch_size: int) -> bool:
+        return len(self._following(batch_size)) == batch_size
+
+    def sample(self, batch_size: int) -> Sample:
+        keys = np.array(self._following(batch_size))
+        self._next_number = int(keys[-1]) + 1
+        self.limiter.sampled += batch_size
+        return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
+
+    def state(self) -> TableState:
+        return TableState(self.limiter.inserted, self.limiter.sampled, self._next_number)
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        super().restore(state, first_number, end_number)
+        self._next_number = state.next_number
+
+    def _following(self, count: int) -> list[int]:
+        """Returns the next numbers to hand out, fewer when there are not so many."""
+        numbers = range(max(self._next_number, self._first_number), self._end_number)
+        return list(itertools.islice((number for number in numbers if number not in self._missing), count))

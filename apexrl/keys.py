@@ -1,0 +1,32 @@
+"""`python -m apexrl.keys DIR [NAME ...]`: makes CURVE keys. See `net/keyring.py` for what the files mean."""
+
+import sys
+from pathlib import Path
+
+import tyro
+
+from apexrl.errors import ApexError, ConfigError
+from apexrl.net.keyring import ROLES, make_keys
+
+
+def main(directory: Path, names: tuple[str, ...] = ROLES) -> int:
+    """Makes a pair of keys for each name.
+
+    Args:
+      directory: Where the keys go. A host gets all .public files, and the .secret of its own roles.
+      names: replay, learner, actor, or one of these with a dash and more for a further key of that role.
+    """
+    try:
+        for name in names:
+            if name.split("-")[0] not in ROLES:
+                raise ConfigError(f"{name}: a key is of {', '.join(ROLES)}, or one of these with -anything behind it")
+        for path in make_keys(directory, names):
+            print(path)
+    except ApexError as error:
+        print(f"cannot make keys: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs,)))

@@ -1,0 +1,109 @@
+"""One connection to a replay server: sends and receives messages, and knows when the server was last heard."""
+
+import logging
+import time
+
+import zmq
+
+from apexrl.errors import PeerError, WireError
+from apexrl.net import wire
+from apexrl.net.keyring import Keyring
+from apexrl.net.sockets import HandshakeMonitor, connect, make_socket, receive, send
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+RESEND_SECONDS = 5.0  # without a sign of life this long, introduce ourselves again
+POLL_MILLISECONDS = 100
+COMPLAIN_SECONDS = 10.0  # between two warnings
+RECONNECT_SECONDS = 0.1  # after which it is tried again to send, while there is no connection
+MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand let be on the way
+
+
+class Connection:
+    """A DEALER socket to the server. Belongs to one thread."""
+
+    def __init__(self, endpoint: str, name: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
+        self.endpoint = endpoint
+        self.num_dropped = 0  # messages of ours that the server dropped
+        self.last_heard = time.monotonic()
+        self._ask_again = -1e9
+        self._fault = "is it running, and are host and port right?"
+        self._last_said = -1e9
+        self._socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, name.encode())
+        self._socket.sndhwm = self._socket.rcvhwm = MAX_QUEUED_MESSAGES
+        self._socket.immediate = 1  # queue for a connection only, not for a server that is away
+        connect(self._socket, endpoint, keyring, "replay")
+        self._monitor = HandshakeMonitor(self._socket) if keyring is not None else None
+
+    def send(self, message: wire.ToReplay) -> bool:
+        """Sends one message; never blocks. False while there is no connection: then it is lost, nothing piles up."""
+        return self.send_frames(wire.encode(message))
+
+    def send_frames(self, *frames: bytes) -> bool:
+        """Sends a message that is encoded already."""
+        try:
+            send(self._socket, frames)
+        except zmq.Again:
+            self._ask_again = min(self._ask_again, time.monotonic() + RECONNECT_SECONDS)
+            return False
+        return True
+
+    def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
+        """Returns the next message and its attachments, or None when there is none in time, or it is malformed.
+
+        Raises: PeerError when the server refuses us.
+        """
+        frames = receive(self._socket, timeout_milliseconds)
+        if frames is None:
+            return None
+        try:
+            message = wire.decode_from_replay(frames)
+        except WireError as error:
+            self._complain("the replay server at %s sent something malformed: %s", self.endpoint, error)
+            return None
+        self.last_heard = time.monotonic()
+        if isinstance(message, wire.Refused):
+            raise PeerError(f"the replay server at {self.endpoint} refuses us: {message.reason}")
+        if isinstance(message, wire.Dropped):
+            self.num_dropped += 1
+            self._complain("the replay server at %s dropped a message of ours: %s", self.endpoint, message.reason)
+        return message, frames[1:]
+
+    @property
+    def is_silent(self) -> bool:
+        """True when nothing has been heard for longer than it should take."""
+        return time.monotonic() - self.last_heard > RESEND_SECONDS
+
+    def should_ask(self) -> bool:
+        """True once a second: time for a sign of life."""
+        now = time.monotonic()
+        if now < self._ask_again:
+            return False
+        self._ask_again = now + HEARTBEAT_SECONDS
+        fault = self._monitor.fault() if self._monitor is not None else ""
+        if fault:
+            self._fault = fault
+            self._complain("no connection to the replay server at %s: %s", self.endpoint, fault)
+        return True
+
+    def ask_at_once(self) -> None:
+        """Makes `should_ask` true."""
+        self._ask_again = -1e9
+
+    def silence(self, seconds: float) -> PeerError:
+        """Returns the error of a server that was silent for so long."""
+        return PeerError(f"the replay server at {self.endpoint} was silent for {seconds:.0f} s: {self._fault}")
+
+    def close(self) -> None:
+        """Says goodbye and closes the socket."""
+        self.send(wire.Goodbye())
+        if self._monitor is not None:
+            self._monitor.close()
+        self._socket.close(linger=500)
+
+    def _complain(self, text: str, *values: object) -> None:
+        now = time.monotonic()
+        if now - self._last_said >= COMPLAIN_SECONDS:
+            self._last_said = now
+            logger.warning(text, *values)

@@ -1,0 +1,232 @@
+"""The replay's conversations with learners and other readers: the log in order, batches, fetches, priorities back.
+
+A reader that follows the log gets every unroll in order before the first batch that names it, on one connection. What
+is on the way to it is bounded by its demand, so a slow one slows nobody else down. No sockets, no clock.
+"""
+
+import dataclasses
+import logging
+from collections import deque
+
+import numpy as np
+
+from apexrl.errors import WireError
+from apexrl.net import wire
+from apexrl.net.outbox import Outbox
+from apexrl.replay.replay import Replay
+
+logger = logging.getLogger(__name__)
+
+MAX_LEARNERS = 256
+MAX_UNAPPLIED_UNROLLS = 512
+MAX_UNAPPLIED_BYTES = 64 * 2**20
+MAX_BATCHES_AHEAD = 64
+MAX_TRANSITIONS_AT_ONCE = 2**18  # in batches
+MAX_FETCHED_BYTES = 2**20  # at once; what was asked for beyond that has to wait for the others
+
+
+@dataclasses.dataclass
+class TableSession:
+    """The batches of one table that a learner asked for."""
+
+    table: str
+    batch_size: int
+    allowed: int = 0
+    sent: int = 0
+    told_reason: str = ""
+
+
+@dataclasses.dataclass
+class LearnerSession:
+    """What the server knows of one learner."""
+
+    learner: str
+    request: int
+    follows_log: bool
+    tables: list[TableSession]
+    next_number: int  # of the unroll to send
+    last_seen: float
+    applied_number: int
+    fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
+    unapplied_bytes: int = 0
+    unapplied: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # number and bytes of what was sent
+
+    def has_applied(self, number: int) -> None:
+        """Takes note of how far the replica is."""
+        self.applied_number = max(self.applied_number, min(number, self.next_number))
+        while self.unapplied and self.unapplied[0][0] < self.applied_number:
+            self.unapplied_bytes -= self.unapplied.popleft()[1]
+
+
+class LearnerSessions:
+    """Owns what is known of the learners. `receive` messages, then `send` what may be sent now."""
+
+    def __init__(self, outbox: Outbox):
+        self.sessions: dict[bytes, LearnerSession] = {}
+        self.batch_sizes: dict[str, int] = {}  # the largest asked for, by table
+        self._outbox = outbox
+
+    def subscribe(self, peer: bytes, message: wire.Subscribe, replay: Replay, now: float) -> None:
+        """Begins or continues a subscription; the tables asked for must exist."""
+        refusal = self._why_refuse(peer, [want.table for want in message.wants], replay)
+        if refusal:
+            self._outbox.refuse("learner", peer, refusal)
+            return
+        log = replay.log
+        continues = message.ring_unrolls == replay.ring_unrolls and replay.identity.continues(
+            message.log, message.life, message.next_number
+        )
+        start = min(max(message.next_number if continues else 0, log.first_number), log.end_number)
+        tables = [TableSession(want.table, want.batch_size) for want in message.wants]
+        session = LearnerSession(message.learner, message.request, message.follows_log, tables, start, now, start)
+        if peer not in self.sessions:
+            logger.info("learner %s joined at unroll %d", message.learner, start)
+        self.sessions[peer] = session
+        self._fit_limiters(replay)
+        self._send_subscribed(peer, session, replay, continues)
+
+    def receive(self, peer: bytes, message: wire.ToReplay, replay: Replay, now: float) -> None:
+        """Takes a message of a known learner.
+
+        Raises: WireError when it is not what it should be.
+        """
+        session = self.sessions[peer]
+        session.last_seen = now
+        match message:
+            case wire.Demand():
+                session.has_applied(message.applied_number)
+                for table, batches in zip(session.tables, message.batches, strict=False):
+                    table.allowed = min(batches, table.sent + MAX_BATCHES_AHEAD)
+            case wire.Heartbeat():
+                waits_for = tuple(replay.why_no_sample(table.table, table.batch_size) for table in session.tables)
+                sent = tuple(table.sent for table in session.tables)
+                self._outbox.send("learner", peer, wire.Standing(session.next_number, sent, waits_for))
+            case wire.UpdatePriorities():
+                self._update_priorities(session, message, replay)
+            case wire.Fetch():
+                if len(session.fetches) + len(message.numbers) > wire.MAX_FETCH:
+                    raise WireError(f"{wire.MAX_FETCH} unrolls are being fetched already")
+                session.fetches.extend((message.request, number) for number in message.numbers)
+            case wire.Goodbye():
+                self.leave(peer, replay)
+            case _:
+                self._outbox.drop("learner", peer, "misplaced", f"{type(message).__name__} from a learner")
+
+    def send(self, replay: Replay) -> bool:
+        """Sends the unrolls and batches that may be sent now, batches in turn to all that want some.
+
+        Returns: whether more may be sent, after this is.
+        """
+        if not self.sessions:
+            return False
+        for peer, session in self.sessions.items():
+            if session.follows_log:
+                self._send_unrolls(peer, session, replay)
+        hungry = [
+            (peer, session, i)
+            for peer, session in self.sessions.items()
+            if not session.follows_log or session.next_number == replay.log.end_number
+            for i in range(len(session.tables))
+        ]
+        sent = 0
+        while hungry and sent < MAX_TRANSITIONS_AT_ONCE:
+            hungry = [item for item in hungry if self._send_batch(*item, replay)]
+            sent += sum(session.tables[i].batch_size for _, session, i in hungry)
+        for peer, session in self.sessions.items():
+            for i, table in enumerate(session.tables):
+                reason = replay.why_no_sample(table.table, table.batch_size) if table.sent < table.allowed else ""
+                if reason and reason != table.told_reason:
+                    table.told_reason = reason
+                    self._outbox.send("learner", peer, wire.Waiting(i, reason))
+        has_more = [self._send_fetched(peer, session, replay) for peer, session in self.sessions.items()]
+        return bool(hungry) or any(has_more)
+
+    def leave(self, peer: bytes, replay: Replay) -> None:
+        """Forgets a learner."""
+        logger.info("learner %s left", self.sessions.pop(peer).learner)
+        self._fit_limiters(replay)
+
+    def _why_refuse(self, peer: bytes, tables: list[str], replay: Replay) -> str:
+        unknown = [table for table in tables if table not in replay.tables]
+        if unknown:
+            return f"there is no table {unknown[0]}, only {', '.join(replay.tables)}"
+        if len(set(tables)) < len(tables):
+            return "a table is asked for twice"
+        if len(self.sessions) >= MAX_LEARNERS and peer not in self.sessions:
+            return f"{MAX_LEARNERS} learners are connected already"
+        return ""
+
+    def _fit_limiters(self, replay: Replay) -> None:
+        """Keeps the last sizes while nobody is there, so that a learner may restart without moving the band."""
+        if self.sessions:
+            self.batch_sizes = {}
+            for session in self.sessions.values():
+                for table in session.tables:
+                    largest = max(table.batch_size, self.batch_sizes.get(table.table, 0))
+                    self.batch_sizes[table.table] = largest
+            replay.set_batch_sizes(self.batch_sizes)
+
+    def _update_priorities(self, session: LearnerSession, message: wire.UpdatePriorities, replay: Replay) -> None:
+        keys = wire.array_from(message.keys, np.int64)
+        priorities = wire.array_from(message.priorities, np.float32)
+        if len(keys) != len(priorities) or not np.isfinite(priorities).all() or (priorities < 0).any():
+            raise WireError("priorities that are negative, not finite, or not as many as the keys")
+        if message.table >= len(session.tables):
+            raise WireError(f"priorities of table {message.table}, {len(session.tables)} are subscribed to")
+        replay.tables[session.tables[message.table].table].update_priorities(keys, priorities)
+
+    def _send_fetched(self, peer: bytes, session: LearnerSession, replay: Replay) -> bool:
+        """Answers some of what was asked for by number; returns whether there is more."""
+        sent_bytes = 0
+        while session.fetches and sent_bytes < MAX_FETCHED_BYTES:
+            request, number = session.fetches.popleft()
+            record = replay.log.get(number)
+            attachments = (b"", b"") if record is None else (record.message, record.block)
+            sent_bytes += 1024 + sum(map(len, attachments))
+            self._outbox.send("learner", peer, wire.Fetched(request, number, record is not None), *attachments)
+        return bool(session.fetches)
+
+    def _send_unrolls(self, peer: bytes, session: LearnerSession, replay: Replay) -> None:
+        log = replay.log
+        if session.next_number < log.first_number:  # evicted before it could be sent: the learner lacks nothing by it
+            self._jump(peer, session, log.first_number, replay)
+        end = min(log.end_number, session.applied_number + MAX_UNAPPLIED_UNROLLS)
+        while session.next_number < end and session.unapplied_bytes < MAX_UNAPPLIED_BYTES:
+            number = session.next_number
+            record = log.get(number)
+            if record is None:  # lost with a damaged journal
+                present = number + 1
+                while present < log.end_number and log.get(present) is None:
+                    present += 1
+                self._jump(peer, session, present, replay)
+                continue
+            self._outbox.send("learner", peer, wire.Append(number), record.message, record.block)
+            session.unapplied.append((number, record.num_bytes))
+            session.unapplied_bytes += record.num_bytes
+            session.next_number += 1
+
+    def _jump(self, peer: bytes, session: LearnerSession, number: int, replay: Replay) -> None:
+        """Goes on at a later number: those before it do not exist (any more)."""
+        if session.applied_number == session.next_number:
+            session.applied_number = number
+        session.next_number = number
+        self._send_subscribed(peer, session, replay, continues=True)
+
+    def _send_batch(self, peer: bytes, session: LearnerSession, i: int, replay: Replay) -> bool:
+        """Sends one batch if the learner wants it and the limiter agrees."""
+        table = session.tables[i]
+        if table.sent >= table.allowed or replay.why_no_sample(table.table, table.batch_size):
+            return False
+        sample = replay.sample(table.table, table.batch_size)
+        message = wire.Batch(i, table.sent, *(np.ascontiguousarray(array).tobytes() for array in sample))
+        self._outbox.send("learner", peer, message)
+        table.sent += 1
+        table.told_reason = ""
+        return True
+
+    def _send_subscribed(self, peer: bytes, session: LearnerSession, replay: Replay, continues: bool) -> None:
+        message = wire.Subscribed(
+            session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
+            session.next_number, tuple(table.sent for table in session.tables),
+        )  # fmt: skip
+        self._outbox.send("learner", peer, message)

@@ -1,0 +1,219 @@
+"""A learner's side of the log: unrolls in order, batches that name them, priorities back. Belongs to one thread."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import zmq
+
+from apexrl.errors import WireError
+from apexrl.net import wire
+from apexrl.net.connection import HEARTBEAT_SECONDS, RESEND_SECONDS, Connection
+from apexrl.net.keyring import Keyring
+from apexrl.types import Sample, StreamSpec
+
+logger = logging.getLogger(__name__)
+
+APPLIED_PERIOD_UNROLLS = 64  # how often a learner that catches up says how far it is
+
+
+@dataclasses.dataclass(frozen=True)
+class LogStart:
+    """The log (re)starts here: hold unrolls of `spec` in a ring of `ring_unrolls`, from `next_number` on."""
+
+    log: str
+    spec: StreamSpec
+    ring_unrolls: int
+    next_number: int
+    continues: bool  # False: what was held before belongs to another log
+
+
+@dataclasses.dataclass(frozen=True)
+class LogAppend:
+    """The next unroll of the log."""
+
+    number: int
+    insert: wire.Insert
+    block: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class LogBatch:
+    """A batch of one table."""
+
+    table: str
+    sample: Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class LogFetched:
+    """One unroll that was fetched by number; None when the log does not hold it."""
+
+    request: int
+    number: int
+    insert: wire.Insert | None
+    block: bytes
+
+
+LogEvent = LogStart | LogAppend | LogBatch | LogFetched | wire.Statistics
+
+
+class LogClient:
+    """Follows the log and receives batches; whoever holds no replica leaves the log out.
+
+    After a loss of contact it subscribes again from where it is, and asks only for what it lacks.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        learner: str,
+        batch_sizes: Mapping[str, int],
+        prefetch_batches: int,
+        follows_log: bool = True,
+        keyring: Keyring | None = None,
+        context: zmq.Context | None = None,
+    ):
+        """Connects and waits for nobody.
+
+        Args:
+          learner: a name that no other process has.
+          batch_sizes: of the tables that batches are wanted of.
+          prefetch_batches: of each table, that may be on the way or not yet taken.
+        """
+        self.waits_for = "replay_connection"
+        self._connection = Connection(endpoint, learner, keyring, context)
+        self._learner = learner
+        self._tables = list(batch_sizes)
+        self._wants = tuple(wire.Want(table, size) for table, size in batch_sizes.items())
+        self._prefetch_batches = prefetch_batches
+        self._follows_log = follows_log
+        self._log = ""
+        self._life = 0
+        self._ring_unrolls = 0
+        self._next_number = 0
+        self._request = 0
+        self._asked_seconds, self._patience_seconds = -1e9, 0.0
+        self._subscribed = False
+        self._next_batch = [0] * len(self._tables)  # index of the batch to come, by table
+        self._untaken = [0] * len(self._tables)  # batches received and not yet used
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, to see how the server is."""
+        return self._connection
+
+    def poll(self, timeout_milliseconds: int) -> LogEvent | None:
+        """Returns the next event of the log in order, or None when there is none in time.
+
+        Raises: PeerError when the server refuses us, WireError when it sends what cannot be read.
+        """
+        self._keep_alive()
+        received = self._connection.receive(timeout_milliseconds)
+        if received is None:
+            return None
+        message, attachments = received
+        match message:
+            case wire.Subscribed() if message.request == self._request:
+                return self._start(message)
+            case wire.Append() if self._subscribed and message.number == self._next_number:
+                self._next_number += 1
+                if self._next_number % APPLIED_PERIOD_UNROLLS == 0:
+                    self._demand()
+                return LogAppend(message.number, wire.decode_insert(attachments[0]), attachments[1])
+            case wire.Batch() if self._subscribed and self._is_next(message):
+                self._next_batch[message.table] += 1
+                self._untaken[message.table] += 1
+                self.waits_for = ""
+                return self._batch(message)
+            case wire.Standing() if self._subscribed and self._is_whole(message):
+                self.waits_for = " ".join(filter(None, dict.fromkeys(message.waits_for)))
+            case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
+                # Something is missing, or the server does not know us: subscribe again from where we are.
+                self._subscribed = False
+                self.waits_for = "replay_connection"
+                self._subscribe()
+            case wire.Waiting():
+                self.waits_for = message.reason
+                self._patience_seconds = HEARTBEAT_SECONDS
+            case wire.Fetched():
+                insert = wire.decode_insert(attachments[0]) if message.is_held else None
+                return LogFetched(message.request, message.number, insert, attachments[1])
+            case wire.Statistics():
+                return message
+        return None
+
+    def take(self, table: str | None = None) -> None:
+        """A received batch (of the only table, if none is named) was used: the server may send another."""
+        self._untaken[self._position(table)] -= 1
+        self._demand()
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str | None = None) -> None:
+        """Sends new priorities [B] of sampled keys [B]; a lost message is not sent again."""
+        if self._subscribed:
+            message = wire.UpdatePriorities(
+                self._position(table), keys.astype(np.int64).tobytes(), priorities.astype(np.float32).tobytes()
+            )
+            self._connection.send(message)
+
+    def close(self) -> None:
+        """Says goodbye."""
+        self._connection.close()
+
+    def _position(self, table: str | None) -> int:
+        return 0 if table is None else self._tables.index(table)
+
+    def _start(self, message: wire.Subscribed) -> LogStart:
+        if len(message.next_batches) != len(self._tables):
+            raise WireError(f"{len(message.next_batches)} tables, {len(self._tables)} were asked for")
+        self._log, self._life, self._ring_unrolls = message.log, message.life, message.ring_unrolls
+        self._next_number = message.next_number
+        self._next_batch = list(message.next_batches)
+        self._subscribed = True
+        self._demand()
+        return LogStart(message.log, message.spec, message.ring_unrolls, message.next_number, message.continues)
+
+    def _is_next(self, message: wire.Batch) -> bool:
+        return message.table < len(self._tables) and message.index == self._next_batch[message.table]
+
+    def _is_whole(self, message: wire.Standing) -> bool:
+        """True when nothing was lost on the way here."""
+        has_all = not self._follows_log or message.next_number == self._next_number
+        return has_all and list(message.next_batches) == self._next_batch
+
+    def _keep_alive(self) -> None:
+        if self._connection.is_silent:
+            self.waits_for = "replay_connection"
+        if not self._connection.should_ask():
+            return
+        if self._subscribed:
+            self._demand()
+            self._connection.send(wire.Heartbeat())
+        elif time.monotonic() - self._asked_seconds >= self._patience_seconds:
+            self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Asks for the log from where we are. The answer may come late, behind what was sent before it."""
+        self._asked_seconds, self._patience_seconds = time.monotonic(), RESEND_SECONDS
+        self._request += 1  # what still comes of an older subscription is not for us
+        message = wire.Subscribe(
+            wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
+            self._log, self._life, self._ring_unrolls, self._next_number,
+        )  # fmt: skip
+        if not self._connection.send(message):
+            self._patience_seconds = 0.0
+
+    def _batch(self, message: wire.Batch) -> LogBatch | None:
+        table = self._tables[message.table]
+        try:
+            return LogBatch(table, message.sample())
+        except WireError as error:
+            logger.warning("a batch is dropped: %s", error)
+            self.take(table)
+            return None
+
+    def _demand(self) -> None:
+        batches = (n + self._prefetch_batches - u for n, u in zip(self._next_batch, self._untaken, strict=True))
+        self._connection.send(wire.Demand(self._next_number, tuple(max(number, 0) for number in batches)))

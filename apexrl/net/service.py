@@ -1,0 +1,212 @@
+"""The replay service without its sockets: messages in, messages out. No clock, no torch.
+
+Feed it messages and the time with `receive`, call `advance` once for all that came, send what `outbox.take` gives, and
+call `expire` every second.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from apexrl.config import ReplayConfig, tables_of
+from apexrl.errors import ConfigError, WireError
+from apexrl.net import wire
+from apexrl.net.actor_sessions import ActorSessions
+from apexrl.net.learner_sessions import LearnerSessions
+from apexrl.net.outbox import Outbox
+from apexrl.net.statistics import Vitals, figures_of, peers_of
+from apexrl.replay.journal import Journal, Lock, new_identity, recover
+from apexrl.replay.log import Record
+from apexrl.replay.replay import Recorded, Replay
+from apexrl.types import StreamSpec
+
+logger = logging.getLogger(__name__)
+
+PEER_TIMEOUT_SECONDS = 15.0
+
+
+class ReplayService:
+    """Owns the replay and the sessions of its peers."""
+
+    def __init__(self, config: ReplayConfig, seed: int, journal_dir: Path | None = None, now: float = 0.0):
+        """Starts with what the journal holds; without one the first actor's spec decides what the log holds.
+
+        Raises: ConfigError when the journal cannot be used, or the tables make no sense.
+        """
+        tables_of(config, 1)
+        self.replay: Replay | None = None
+        self.outbox = Outbox()
+        self.actors = ActorSessions(self.outbox)
+        self.learners = LearnerSessions(self.outbox)
+        self.vitals = Vitals(synced_seconds=now, dropped=self.outbox.dropped)
+        self._expired_seconds = now
+        self._config = config
+        self._seed = seed
+        self._journal_dir = journal_dir
+        self._lock: Lock | None = None
+        if journal_dir is None:
+            logger.warning("no --journal-dir: experience is kept in memory only, and lost with this process")
+            return
+        self._lock = Lock(journal_dir)
+        try:
+            self._recover(journal_dir, now)
+        except OSError as error:
+            self._lock.close()
+            raise ConfigError(f"--journal-dir {journal_dir} cannot be read or mended ({error})") from error
+
+    def close(self) -> None:
+        """Syncs the journal and gives it back; snapshots are the owner's."""
+        if self.replay is not None and self.replay.journal is not None:
+            self.replay.journal.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def receive(self, role: str, peer: bytes, frames: list[bytes], now: float) -> None:
+        """Takes one message; what is malformed or out of place is dropped, counted, and answered."""
+        try:
+            self._receive(role, peer, wire.decode_to_replay(frames), frames, now)
+        except WireError as error:
+            self.outbox.drop(role, peer, "malformed", str(error))
+
+    def advance(self) -> bool:
+        """Stores what came, and sends what may be sent now: acknowledgements, unrolls, batches.
+
+        Returns: whether there is more to be sent, after this is.
+        """
+        if self.replay is None:
+            return False
+        self.actors.store(self.replay)
+        has_more = self.learners.send(self.replay)
+        self.actors.acknowledge(self.replay)
+        return has_more
+
+    def expire(self, now: float) -> None:
+        """Gives up peers that were silent for too long, frees what they held, and tries a failed journal again."""
+        for peer in [p for p, s in self.actors.sessions.items() if now - s.last_seen > PEER_TIMEOUT_SECONDS]:
+            logger.warning("actor %s was silent for %.0f s", self.actors.sessions[peer].actor, PEER_TIMEOUT_SECONDS)
+            self.actors.leave(peer)
+        for peer in [p for p, s in self.learners.sessions.items() if now - s.last_seen > PEER_TIMEOUT_SECONDS]:
+            logger.warning("learner %s was silent for %.0f s", self.learners.sessions[peer].learner,
+                           PEER_TIMEOUT_SECONDS)  # fmt: skip
+            assert self.replay is not None
+            self.learners.leave(peer, self.replay)
+        elapsed, self._expired_seconds = now - self._expired_seconds, now
+        for standing in self._peers(now):
+            if standing.waits_for:
+                self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
+        journal = self.replay.journal if self.replay is not None else None
+        if self.actors.journal_fault and journal is not None and journal.is_writable():
+            self.actors.resume()
+
+    def journal_failed(self, fault: str) -> None:
+        """Takes no more inserts: the disk failed behind an append."""
+        self.actors.fail(fault)
+
+    def statistics(self, now: float) -> dict[str, float]:
+        """Returns the server's figures; totals count from the start of the log or of this process."""
+        return figures_of(self.replay, self.actors, self.learners, self.vitals, now)
+
+    def _peers(self, now: float) -> tuple[wire.PeerStanding, ...]:
+        return peers_of(self.replay, self.actors, self.learners, now)
+
+    def _recover(self, directory: Path, now: float) -> None:
+        recovered = recover(directory)
+        if recovered is None:
+            return
+        identity, starts = recovered.identity, recovered.identity.spec.unroll_starts
+        journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
+        replay = Replay(self._config, identity, self._seed, journal)
+        recorded = []
+        for number, message, block in recovered.entries:
+            try:
+                insert = wire.decode_insert(message)
+                priorities = wire.array_from(insert.priorities, np.float32)
+            except WireError as error:
+                logger.error("unroll %d in %s is not used: %s", number, directory, error)
+                continue
+            self.actors.remember(insert.actor, insert.sequence + 1)
+            if len(priorities) == starts:
+                record = Record(message, block, int((priorities > 0).sum()), now)
+                recorded.append(Recorded(number, record, priorities))
+        replay.restore(recorded, recovered.end_number, directory)
+        self.replay = replay
+        logger.info(
+            "recovered %d unrolls (%d transitions) from %s, up to number %d, life %d of log %s",
+            len(recorded), replay.log.num_transitions, directory, recovered.end_number, identity.life, identity.log,
+        )  # fmt: skip
+
+    def _begin(self, spec: StreamSpec) -> Replay:
+        """Makes the log for the first actor's spec.
+
+        Raises: ConfigError when the tables make no sense for it.
+        """
+        identity = new_identity(spec)
+        journal = None
+        if self._journal_dir is not None:
+            journal = Journal(self._journal_dir, identity, self._config.journal_flush_seconds == 0)
+        replay = Replay(self._config, identity, self._seed, journal)
+        replay.set_batch_sizes(self.learners.batch_sizes)
+        logger.info("the log holds %s, %d transitions at most", spec.env, self._config.capacity)
+        return replay
+
+    def _receive(self, role: str, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:
+        match message:
+            case wire.Hello() if role == "actor":
+                self._hello(peer, message, now)
+            case wire.Subscribe() if role == "learner":
+                if message.protocol != wire.PROTOCOL:
+                    self.outbox.refuse(role, peer, why_other_protocol(message.protocol))
+                elif self.replay is None:
+                    self.outbox.send(role, peer, wire.Waiting(0, "actors"))
+                else:
+                    self.learners.subscribe(peer, message, self.replay, now)
+            case wire.AskStatistics() if role == "learner":
+                answer = wire.Statistics(message.request, self.statistics(now), self._peers(now))
+                self.outbox.send(role, peer, answer)
+            case _ if role == "actor" and peer in self.actors.sessions:
+                assert self.replay is not None
+                self.actors.receive(peer, message, frames, self.replay, now)
+            case _ if role == "learner" and peer in self.learners.sessions:
+                assert self.replay is not None
+                self.learners.receive(peer, message, self.replay, now)
+            case wire.Goodbye():
+                pass
+            case _:
+                self.outbox.send(role, peer, wire.Stranger())
+
+    def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
+        held = self.replay.spec if self.replay is not None else None
+        refusal = why_refuse(message.protocol, message.spec, held)
+        if refusal and held is not None and self._journal_dir is not None:
+            refusal += f" (or another --journal-dir than {self._journal_dir})"
+        if not refusal and self.replay is None:
+            try:
+                self.replay = self._begin(message.spec)
+            except ConfigError as error:
+                refusal = f"the server cannot begin a log: {error}"
+        if refusal:
+            self.outbox.refuse("actor", peer, refusal)
+            return
+        assert self.replay is not None
+        self.actors.hello(peer, message, self.replay, now)
+
+
+def why_other_protocol(protocol: int) -> str:
+    """Returns why a peer of another protocol is refused."""
+    return f"this server speaks protocol {wire.PROTOCOL}, you speak {protocol}: run the same version everywhere"
+
+
+def why_refuse(protocol: int, spec: StreamSpec, held: StreamSpec | None) -> str:
+    """Returns why an actor with a spec cannot be served by a server that holds another, or an empty string."""
+    if protocol != wire.PROTOCOL:
+        return why_other_protocol(protocol)
+    if held is not None and spec != held:
+        return f"the log holds {held}, you bring {spec}: use the same --env and --n-steps everywhere"
+    if not (spec.unroll_starts >= 1 and spec.n_steps >= 0 and spec.stacked_frames >= 1 and spec.num_actions >= 1):
+        return f"counts below 1 in {spec}"
+    if min(spec.frame_shape, default=1) < 1:
+        return f"frames of shape {spec.frame_shape} are not supported"
+    if spec.unroll_bytes > wire.MAX_MESSAGE_BYTES // 2 or spec.unroll_starts > wire.MAX_BATCH:
+        return f"an unroll of {spec.unroll_bytes} bytes is larger than a message may be: lower --unroll-starts"
+    return ""

@@ -1,0 +1,129 @@
+"""What a replay service says of itself: figures by name, its peers, and a line for the log."""
+
+import collections
+import dataclasses
+
+from apexrl.net import wire
+from apexrl.net.actor_sessions import ActorSessions
+from apexrl.net.learner_sessions import LearnerSessions, TableSession
+from apexrl.replay.replay import Replay
+from apexrl.replay.table import FifoTable, PriorityTable, Table
+
+QUANTILES = (10, 50, 90)
+
+
+@dataclasses.dataclass
+class Vitals:
+    """What the owner of a service measures of it."""
+
+    memory_bytes: int = 0
+    synced_seconds: float = 0.0  # when the journal was last synced
+    waited_seconds: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
+    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+
+def figures_of(
+    replay: Replay | None, actors: ActorSessions, learners: LearnerSessions, vitals: Vitals, now: float
+) -> dict[str, float]:
+    """Returns the figures by name: counts, bytes, seconds; samples and inserts since the log began."""
+    figures: dict[str, float] = {
+        "actors": len(actors.sessions),
+        "learners": len(learners.sessions),
+        "slots": actors.leases.ladder_size,
+        "memory_bytes": vitals.memory_bytes,
+    }
+    figures |= {f"dropped_{kind}": float(count) for kind, count in vitals.dropped.items()}
+    figures |= {f"waited_seconds_{what}": seconds for what, seconds in vitals.waited_seconds.items()}
+    if replay is None:
+        return figures
+    log = replay.log
+    oldest = log.get(log.first_number)
+    followers = [session for session in learners.sessions.values() if session.follows_log]
+    figures |= {
+        "size": log.num_transitions,
+        "fill": log.num_transitions / replay.config.capacity,
+        "age_seconds": now - oldest.arrived_seconds if oldest is not None else 0.0,
+        "log_bytes": log.num_bytes,
+        "bytes_per_transition": log.num_bytes / max(log.num_transitions, 1),
+        "unrolls_not_applied": sum(log.end_number - session.applied_number for session in followers),
+        "journal_failed": float(bool(actors.journal_fault)),
+    }
+    if replay.journal is not None:
+        figures |= {
+            "journal_bytes": replay.journal.num_bytes,
+            "journal_unsynced_bytes": replay.journal.unsynced_bytes,
+            "journal_unsynced_seconds": now - vitals.synced_seconds,
+        }
+    for name, table in replay.tables.items():
+        prefix = "" if len(replay.tables) == 1 else f"{name}_"
+        figures |= {f"{prefix}{what}": value for what, value in _table_figures(table).items()}
+    return figures
+
+
+def peers_of(
+    replay: Replay | None, actors: ActorSessions, learners: LearnerSessions, now: float
+) -> tuple[wire.PeerStanding, ...]:
+    """Returns all peers, and why each has to wait."""
+    if replay is None:
+        return ()
+    waits_for = actors.waits_for(replay)
+    return (
+        *(
+            wire.PeerStanding("actor", s.actor, now - s.last_seen, waits_for if s.told[0] >= s.told[1] else "")
+            for s in actors.sessions.values()
+        ),
+        *(
+            wire.PeerStanding("learner", s.learner, now - s.last_seen, _why_waiting(s.tables, replay))
+            for s in learners.sessions.values()
+        ),
+    )
+
+
+def summary(figures: dict[str, float], before: dict[str, float], seconds: float) -> str:
+    """Returns the line for the log, with rates since the figures before."""
+
+    def rate(name: str) -> float:
+        names = [key for key in figures if key.endswith(name)]
+        return sum(figures[key] - before.get(key, 0.0) for key in names) / max(seconds, 1e-9)
+
+    waits = {
+        name.removeprefix("waited_seconds_"): (value - before.get(name, 0.0)) / seconds
+        for name, value in figures.items()
+        if name.startswith("waited_seconds_")
+    }
+    dropped = {name.removeprefix("dropped_"): int(value) for name, value in figures.items() if "dropped_" in name}
+    parts = [
+        f"{figures.get('size', 0):,.0f} transitions ({figures.get('fill', 0):.0%})",
+        f"oldest {figures.get('age_seconds', 0):.0f} s",
+        f"in {rate('transitions_inserted'):,.0f}/s, out {rate('transitions_sampled'):,.0f}/s",
+        f"{figures['actors']:.0f} actors, {figures['learners']:.0f} learners",
+        f"{figures.get('unrolls_not_applied', 0):.0f} unrolls on the way",
+    ]
+    parts += [f"{what.replace('_', ' waits for ', 1)} {share:.0%}" for what, share in waits.items() if share >= 0.005]
+    if "journal_bytes" in figures:
+        parts.append(
+            f"journal {figures['journal_bytes'] / 1e6:.1f} MB, {figures['journal_unsynced_bytes'] / 1e6:.2f} MB to sync"
+        )
+    parts += [f"dropped {count} {kind}" for kind, count in dropped.items()]
+    parts.append(f"memory {figures['memory_bytes'] / 1e6:.0f} MB")
+    return "; ".join(parts)
+
+
+def _table_figures(table: Table) -> dict[str, float]:
+    figures: dict[str, float] = {
+        "transitions_inserted": table.limiter.inserted,
+        "transitions_sampled": table.limiter.sampled,
+        "samples_per_insert": table.limiter.samples_per_insert_so_far(),
+    }
+    if isinstance(table, FifoTable):
+        figures["missed"] = table.num_missed
+    if isinstance(table, PriorityTable):
+        figures["stale_priorities"] = table.num_stale
+        quantiles = table.priority_quantiles(tuple(q / 100 for q in QUANTILES))
+        figures |= {f"priority_quantile_{q}": float(v) for q, v in zip(QUANTILES, quantiles, strict=True)}
+    return figures
+
+
+def _why_waiting(tables: list[TableSession], replay: Replay) -> str:
+    reasons = (replay.why_no_sample(t.table, t.batch_size) for t in tables if t.sent < t.allowed)
+    return " ".join(dict.fromkeys(reason for reason in reasons if reason))

@@ -1,0 +1,311 @@
+"""The log on disk: what was acknowledged survives the server. Files, no sockets, no clock, no threads.
+
+A journal is a directory:
+  log.json              which log it is, what its unrolls hold, and where each life of the server began
+  unrolls-NUMBER.log    records (`segment.py`) from that number on; deleted whole when all of it is evicted
+  priorities.bin        a snapshot of the tables (`snapshot.py`)
+  *.damaged             files set aside because a part of them could not be read; what could be read was written anew
+  lock                  held by the server that writes here
+An append returns when the operating system has the bytes, so a killed server loses nothing. `unsynced` gives what a
+power cut could still take; the owner syncs it when it sees fit, from any thread.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from apexrl.errors import ConfigError, JournalError
+from apexrl.files import sync_directory, sync_file, write_durably
+from apexrl.replay.segment import FORMAT, Entry, Scan, SegmentHeader, pack, pack_header, scan
+from apexrl.types import Count, Name, StreamSpec
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 32 * 2**20
+PROBE_BYTES = 2**20
+IDENTITY_FILE, SNAPSHOT_FILE, LOCK_FILE = "log.json", "priorities.bin", "lock"
+SEGMENT_PATTERN = "unrolls-*.log"
+
+
+class LogIdentity(msgspec.Struct, frozen=True):
+    """Which log this is. A server starts a new life of it each time, so that who holds a replica can be told apart."""
+
+    format: int
+    log: Name
+    lives: tuple[Count, ...]  # the number at which each life of the server began
+    spec: StreamSpec
+
+    @property
+    def life(self) -> int:
+        """The life now, counted from 0."""
+        return len(self.lives) - 1
+
+    def continues(self, log: str, life: int, next_number: int) -> bool:
+        """True when a replica of `log`, fed in that life up to next_number, is a replica of this log too.
+
+        It is not when the disk lost the newest unrolls of that life, and their numbers were given to others.
+        """
+        if log != self.log or life > self.life:
+            return False
+        return next_number <= min(self.lives[life + 1 :], default=next_number)
+
+
+def new_identity(spec: StreamSpec) -> LogIdentity:
+    """Returns the identity of a log that begins."""
+    return LogIdentity(FORMAT, secrets.token_hex(8), (0,), spec)
+
+
+class Recovered(NamedTuple):
+    """What a journal holds."""
+
+    identity: LogIdentity
+    entries: list[Entry]  # in the order of their numbers, which may have gaps
+    end_number: int
+
+
+class Lock:
+    """The right to write into a journal, kept until closed."""
+
+    def __init__(self, directory: Path):
+        """Raises: ConfigError when the directory cannot be used or another server holds it."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--journal-dir {directory} cannot be used ({error.strerror})") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise ConfigError(
+                f"--journal-dir {directory} belongs to a replay server that runs: give another"
+            ) from error
+
+    def close(self) -> None:
+        """Gives the right back."""
+        os.close(self._descriptor)
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """Returns the files of unrolls, oldest first."""
+    return sorted(directory.glob(SEGMENT_PATTERN), key=first_number_of)
+
+
+def first_number_of(path: Path) -> int:
+    """Returns the number of the first unroll in a file, as its name says."""
+    digits = path.name.removeprefix("unrolls-").removesuffix(".log")
+    return int(digits) if digits.isdigit() else 0
+
+
+def read_identity(directory: Path) -> LogIdentity | None:
+    """Returns which log a directory holds, None when that is not (any longer) written there.
+
+    Raises: ConfigError when a newer version of the software wrote it.
+    """
+    try:
+        identity = msgspec.json.decode((directory / IDENTITY_FILE).read_bytes(), type=LogIdentity)
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+    if identity.format != FORMAT:
+        raise ConfigError(f"{directory} has format {identity.format}, this version reads {FORMAT}: give another")
+    return identity if identity.lives else None
+
+
+def recover(directory: Path) -> Recovered | None:
+    """Reads a journal and mends it: cuts off a torn end, sets damaged files aside. None when nothing is there.
+
+    Needs the `Lock`. The identity returned begins the next life of the server; the first append writes it down.
+    """
+    identity = read_identity(directory)
+    scans = [(path, scan(path.read_bytes())) for path in segment_paths(directory)]
+    if identity is None:
+        headers = [found.header for _, found in scans if found.header is not None]
+        if not headers:
+            return None
+        logger.warning("%s is missing or damaged: learners will read the log from its beginning", IDENTITY_FILE)
+        identity = LogIdentity(FORMAT, secrets.token_hex(8), (), headers[-1].spec)
+    entries: dict[int, Entry] = {}
+    for path, found in scans:
+        if found.header is not None and found.header.format != FORMAT:
+            raise ConfigError(f"{path} has format {found.header.format}, this version reads {FORMAT}: give another")
+        _mend(path, found, is_last=path == scans[-1][0], identity=identity)
+        sync_file(path)  # a server that was killed had not synced all of it
+        for entry in found.entries:  # of a number that was written twice only the later one was acknowledged
+            entries[entry.number] = entry
+    end = max(entries, default=identity.lives[-1] - 1 if identity.lives else -1) + 1
+    identity = msgspec.structs.replace(identity, lives=(*identity.lives, end))
+    return Recovered(identity, [entries[number] for number in sorted(entries)], end)
+
+
+def _mend(path: Path, found: Scan, is_last: bool, identity: LogIdentity) -> None:
+    if not found.damages:
+        return
+    torn = found.damages[-1]
+    if is_last and len(found.damages) == 1 and torn.offset == found.end_of_records and found.header is not None:
+        logger.warning("%s ends in %d bytes of an unfinished record: cut off", path.name, torn.num_bytes)
+        os.truncate(path, found.end_of_records)
+        return
+    aside = path.with_name(path.name + ".damaged")
+    logger.error(
+        "%s is damaged in %d places (%d bytes): set aside as %s, %d unrolls of it could be read",
+        path, len(found.damages), sum(damage.num_bytes for damage in found.damages), aside.name, len(found.entries),
+    )  # fmt: skip
+    header = SegmentHeader(FORMAT, identity.log, 0, first_number_of(path), identity.spec)
+    pieces = [pack_header(found.header or header)]
+    for entry in found.entries:
+        pieces += pack(*entry)
+    mended = path.with_name(path.name + ".mended")
+    write_durably(mended, b"".join(pieces))
+    path.rename(aside)
+    mended.rename(path)
+    sync_directory(path.parent)
+
+
+class Journal:
+    """Appends to a log's journal and forgets its oldest files. One owner; needs the `Lock`."""
+
+    def __init__(self, directory: Path, identity: LogIdentity, sync_at_once: bool = False):
+        """Opens a journal for a life of the server; the first append writes down the life and begins a file.
+
+        Args:
+          sync_at_once: an append returns when the disk has the bytes, not only the operating system.
+        """
+        self.directory = directory
+        self.num_bytes = sum(path.stat().st_size for path in segment_paths(directory))
+        self.unsynced_bytes = 0
+        self._identity = identity
+        self._is_written_down = False
+        self._sync_at_once = sync_at_once
+        self._firsts = [first_number_of(path) for path in segment_paths(directory)]
+        self._descriptor = -1
+        self._size = 0
+        self._unsynced: list[int] = []  # descriptors of finished files
+
+    def append(self, first_number: int, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Writes messages and blocks as the unrolls first_number ..; all of them, or none when it raises.
+
+        Raises: JournalError when the file system does not take them.
+        """
+        pieces: list[bytes] = []
+        for i, (message, block) in enumerate(records):
+            pieces += pack(first_number + i, message, block)
+        try:
+            if self._descriptor < 0 or self._size >= SEGMENT_BYTES:
+                self._begin_file(first_number)
+            self._write(b"".join(pieces))
+            if self._sync_at_once:
+                os.fdatasync(self._descriptor)
+                self.unsynced_bytes = 0
+        except OSError as error:
+            self._undo()
+            raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
+        written = sum(map(len, pieces))
+        self._size += written
+        self.num_bytes += written
+
+    def forget_before(self, number: int) -> None:
+        """Deletes the files that hold only unrolls before a number."""
+        while len(self._firsts) > 1 and self._firsts[1] <= number:
+            path = self._path(self._firsts.pop(0))
+            with contextlib.suppress(OSError):
+                self.num_bytes -= path.stat().st_size
+                path.unlink()
+
+    def is_writable(self) -> bool:
+        """Tries to write a megabyte and takes it back: whether it makes sense to go on after a failure."""
+        path = self.directory / "probe"
+        try:
+            with path.open("wb") as file:
+                file.write(bytes(PROBE_BYTES))
+                file.flush()
+                os.fdatasync(file.fileno())
+            return True
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def take_unsynced(self) -> list[int]:
+        """Returns descriptors of what was written since the last call; `sync` them in any thread."""
+        descriptors, self._unsynced = self._unsynced, []
+        if self._descriptor >= 0 and self.unsynced_bytes:
+            descriptors.append(os.dup(self._descriptor))
+        self.unsynced_bytes = 0
+        return descriptors
+
+    def close(self) -> None:
+        """Syncs and closes the file."""
+        sync(self.take_unsynced())
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _path(self, first_number: int) -> Path:
+        return self.directory / f"unrolls-{first_number:016d}.log"
+
+    def _begin_file(self, first_number: int) -> None:
+        header = pack_header(
+            SegmentHeader(FORMAT, self._identity.log, self._identity.life, first_number, self._identity.spec)
+        )
+        path = self._path(first_number)
+        if not self._is_written_down:
+            write_durably(self.directory / IDENTITY_FILE, msgspec.json.encode(self._identity))
+            self._is_written_down = True
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            _write_all(descriptor, header)
+            sync_directory(self.directory)
+        except OSError:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        if self._descriptor >= 0:
+            self._unsynced.append(self._descriptor)
+        self._descriptor, self._size = descriptor, len(header)
+        self.num_bytes += len(header)
+        if first_number not in self._firsts:
+            self._firsts.append(first_number)
+
+    def _write(self, data: bytes) -> None:
+        self.unsynced_bytes += len(data)
+        _write_all(self._descriptor, data)
+
+    def _undo(self) -> None:
+        """Takes a record that was written in part back, or never writes to this file again."""
+        if self._descriptor < 0:
+            return
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            self._unsynced.append(self._descriptor)
+            self._descriptor = -1
+
+
+def sync(descriptors: Sequence[int]) -> None:
+    """Waits until the disk has what was written to descriptors, and closes them.
+
+    Raises: JournalError when the disk fails.
+    """
+    fault: OSError | None = None
+    for descriptor in descriptors:
+        try:
+            os.fdatasync(descriptor)
+        except OSError as error:
+            fault = error
+        os.close(descriptor)
+    if fault is not None:
+        raise JournalError(f"the disk did not take the journal ({fault.strerror}): a power cut may lose experience")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

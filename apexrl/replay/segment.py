@@ -1,0 +1,119 @@
+"""The records of a journal file: unrolls exactly as they arrived, each with its checksum. Bytes in, bytes out.
+
+A record is, little-endian: 4 bytes magic, uint32 CRC-32 of all that follows, uint64 number of the unroll, uint32 bytes
+of the insert message, uint32 bytes of the block, the message, the block. The first record of a file is its header,
+with another magic and a `SegmentHeader` in the place of the message. After a damaged record the next one is found by
+its magic and its checksum.
+"""
+
+import struct
+import zlib
+from typing import NamedTuple
+
+import msgspec
+
+from apexrl.types import Count, Name, StreamSpec
+
+FORMAT = 1
+HEADER_MAGIC, UNROLL_MAGIC = b"apxH", b"apxU"
+_FIXED = struct.Struct("<4sIQII")
+_CHECKED = struct.Struct("<QII")
+
+
+class SegmentHeader(msgspec.Struct, frozen=True):
+    """What a file of the journal says of itself."""
+
+    format: int
+    log: Name
+    life: Count
+    first_number: Count
+    spec: StreamSpec
+
+
+class Entry(NamedTuple):
+    """One unroll in a journal file."""
+
+    number: int
+    message: bytes
+    block: bytes
+
+
+class Damage(NamedTuple):
+    """Bytes of a journal file that are no record."""
+
+    offset: int
+    num_bytes: int
+
+
+class Scan(NamedTuple):
+    """What a journal file holds."""
+
+    header: SegmentHeader | None  # None when it is damaged
+    entries: list[Entry]
+    damages: list[Damage]
+    end_of_records: int  # behind the last good record
+
+
+def pack(number: int, message: bytes, block: bytes, magic: bytes = UNROLL_MAGIC) -> tuple[bytes, bytes, bytes]:
+    """Returns the pieces of one record."""
+    checked = _CHECKED.pack(number, len(message), len(block))
+    checksum = zlib.crc32(block, zlib.crc32(message, zlib.crc32(checked)))
+    return magic + checksum.to_bytes(4, "little") + checked, message, block
+
+
+def pack_header(header: SegmentHeader) -> bytes:
+    """Returns the first record of a file."""
+    return b"".join(pack(header.first_number, msgspec.msgpack.encode(header), b"", HEADER_MAGIC))
+
+
+def scan(data: bytes) -> Scan:
+    """Reads a whole file; never raises for what it holds."""
+    header: SegmentHeader | None = None
+    entries: list[Entry] = []
+    damages: list[Damage] = []
+    position = good = 0
+    while position < len(data):
+        begin = position
+        record = _unpack(data, begin, HEADER_MAGIC if begin == 0 else UNROLL_MAGIC)
+        if record is None:
+            position = _next_record(data, begin + 1)
+            damages.append(Damage(begin, position - begin))
+            continue
+        entry, position = record
+        good = position
+        if begin > 0:
+            entries.append(entry)
+        elif (header := _header(entry.message)) is None:
+            damages.append(Damage(begin, position))
+    return Scan(header, entries, damages, good)
+
+
+def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | None:
+    """Returns the record at a position and the position behind it, None when there is none."""
+    start = position + _FIXED.size
+    if start > len(data):
+        return None
+    found, checksum, number, message_bytes, block_bytes = _FIXED.unpack_from(data, position)
+    end = start + message_bytes + block_bytes
+    if found != magic or end > len(data):
+        return None
+    if zlib.crc32(memoryview(data)[position + 8 : end]) != checksum:
+        return None
+    middle = start + message_bytes
+    return Entry(number, data[start:middle], data[middle:end]), end
+
+
+def _next_record(data: bytes, position: int) -> int:
+    """Returns where the next good record begins, or the end."""
+    while (position := data.find(UNROLL_MAGIC, position)) >= 0:
+        if _unpack(data, position, UNROLL_MAGIC) is not None:
+            return position
+        position += 1
+    return len(data)
+
+
+def _header(message: bytes) -> SegmentHeader | None:
+    try:
+        return msgspec.msgpack.decode(message, type=SegmentHeader)
+    except (msgspec.MsgspecError, ValueError):
+        return None

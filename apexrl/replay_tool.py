@@ -1,0 +1,265 @@
+"""`python -m apexrl.replay_tool inspect|verify|export|figures DIR`: reads the journal of a replay server.
+
+Works beside a server that writes there: takes no lock, mends nothing, and writes nothing into the journal. A file that
+is evicted meanwhile is left out, and a last record without its end is being written, not damaged.
+"""
+
+import collections
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+import tyro
+
+from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.net import wire
+from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, first_number_of, read_identity, segment_paths
+from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
+from apexrl.replay.snapshot import Snapshot, load_snapshot
+from apexrl.types import StreamSpec, Unroll
+from apexrl.unroll import UnrollCodec
+
+RECORD_BYTES = 24  # of a record before its message
+QUANTILES = (0, 10, 50, 90, 100)
+Directory = Annotated[Path, tyro.conf.Positional]
+
+
+class Segment(NamedTuple):
+    """One file of unrolls as it was a moment ago."""
+
+    path: Path
+    data: bytes
+    found: Scan
+    is_last: bool
+    follows: bool  # the file before it was read too
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes at the end of the last file that begin a record whose end is not there (yet)."""
+        offset = self.found.end_of_records
+        rest, magic = self.data[offset:], UNROLL_MAGIC if offset else HEADER_MAGIC
+        if not self.is_last or len(self.found.damages) == 0 or self.found.damages[-1].offset != offset:
+            return 0
+        sizes = int.from_bytes(rest[16:20], "little") + int.from_bytes(rest[20:24], "little")
+        is_cut = len(rest) < RECORD_BYTES or len(rest) < RECORD_BYTES + sizes
+        return len(rest) if is_cut and magic.startswith(rest[:4]) else 0
+
+    def placed(self) -> Iterator[tuple[int, Entry]]:
+        """Yields the entries with their offsets in the file."""
+        damaged = {damage.offset: damage.num_bytes for damage in self.found.damages}
+        offset = 0 if 0 in damaged else RECORD_BYTES + int.from_bytes(self.data[16:20], "little")
+        for entry in self.found.entries:
+            offset += damaged.get(offset, 0)
+            yield offset, entry
+            offset += RECORD_BYTES + len(entry.message) + len(entry.block)
+
+
+def segments(directory: Path) -> Iterator[Segment]:
+    """Reads the files of unrolls, oldest first; those that vanish meanwhile were evicted."""
+    paths, follows = segment_paths(directory), False
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            follows = False
+            continue
+        yield Segment(path, data, scan(data), path == paths[-1], follows)
+        follows = True
+
+
+def identity_of(directory: Path) -> LogIdentity:
+    """Returns which log a directory holds; without its log.json as the files say, and then with no lives.
+
+    Raises: ConfigError when it is no journal, or of another version.
+    """
+    if (identity := read_identity(directory)) is not None:
+        return identity
+    for header in (segment.found.header for segment in segments(directory)):
+        if header is not None:
+            return LogIdentity(FORMAT, header.log, (), header.spec)
+    raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
+
+
+def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None, str]:
+    """Returns the snapshot of the tables, or None and what is wrong with it (nothing, when there is none)."""
+    try:
+        snapshot = load_snapshot(directory / SNAPSHOT_FILE)
+    except FileNotFoundError:
+        return None, ""
+    except WireError as error:
+        return None, f"offset 0: {error}"
+    size = 4 * (snapshot.end_number - snapshot.first_number) * identity.spec.unroll_starts
+    sizes = {len(table.priorities) for table in snapshot.tables.values()}
+    if snapshot.log != identity.log or not sizes <= {0, size}:
+        return None, f"offset 8: of the log {snapshot.log} with {sizes} bytes of priorities, not {size}"
+    return snapshot, ""
+
+
+def inspect(directory: Directory) -> int:
+    """Prints which log a journal holds, its files and its snapshot."""
+    identity = identity_of(directory)
+    lives = ", ".join(f"{life} from unroll {number}" for life, number in enumerate(identity.lives))
+    print(f"log       {identity.log}, format {identity.format}")
+    print(f"holds     {identity.spec}, {identity.spec.unroll_bytes} bytes an unroll")
+    print(f"lives     {lives or 'unknown: log.json is missing or damaged'}")
+    for segment in segments(directory):
+        found, numbers = segment.found, [entry.number for entry in segment.found.entries]
+        held = f"unrolls {numbers[0]}..{numbers[-1]} ({len(numbers)})" if numbers else "no unroll"
+        life = found.header.life if found.header is not None else "?"
+        print(f"file      {segment.path.name}  {held}, {len(segment.data)} bytes, life {life}", end="")
+        print(f", {segment.unfinished_bytes} bytes being written" if segment.unfinished_bytes else "", end="")
+        print(", damaged" if len(found.damages) > bool(segment.unfinished_bytes) else "")
+    for path in sorted(directory.glob("*.damaged")):
+        print(f"set aside {path.name}")
+    snapshot, wrong = snapshot_of(directory, identity)
+    if snapshot is None:
+        print(f"snapshot  {wrong or 'none'}")
+        return 0
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((directory / SNAPSHOT_FILE).stat().st_mtime))
+    print(f"snapshot  {when}, log {snapshot.first_number}:{snapshot.end_number}")
+    for name, table in snapshot.tables.items():
+        print(f"          {name}: {table.inserted} inserted, {table.sampled} sampled")
+    return 0
+
+
+def verify(directory: Directory, decode: bool = False) -> int:
+    """Checks every checksum, the order of the unrolls and the snapshot; the status is 1 when something is damaged.
+
+    Args:
+      decode: Decompress and check every block too.
+    """
+    identity = identity_of(directory)
+    codec = UnrollCodec(identity.spec) if decode else None
+    damages = [] if identity.lives else ["log.json: missing or damaged"]
+    checked: list[int] = []  # unrolls, by file
+    expected: int | None = None
+    for segment in segments(directory):
+        damages += [f"{segment.path.name}: offset {place}: {text}" for place, text in _damages_of(segment, identity)]
+        expected = expected if segment.follows else None
+        for offset, entry in segment.placed():
+            found = _fault_of(entry, identity, codec)
+            if expected not in (None, entry.number):
+                found = f"it comes where unroll {expected} belongs"
+            damages += [f"{segment.path.name}: offset {offset}: unroll {entry.number}: {found}"] if found else []
+            expected = entry.number + 1
+        if segment.unfinished_bytes:
+            print(f"{segment.path.name}: {segment.unfinished_bytes} bytes being written, or never finished")
+        checked.append(len(segment.found.entries))
+    snapshot, wrong = snapshot_of(directory, identity)
+    damages += [f"{SNAPSHOT_FILE}: {wrong}"] if wrong else []
+    kept = "a snapshot" if snapshot is not None else "no snapshot"
+    print(*damages, f"{len(checked)} files, {sum(checked)} unrolls, {kept}: {len(damages)} damages", sep="\n")
+    return 1 if damages else 0
+
+
+def _damages_of(segment: Segment, identity: LogIdentity) -> Iterator[tuple[int, str]]:
+    header, unfinished = segment.found.header, segment.unfinished_bytes
+    for damage in segment.found.damages[: -1 if unfinished else None]:
+        yield damage.offset, f"{damage.num_bytes} bytes are no record"
+    expected = FORMAT, identity.log, first_number_of(segment.path), identity.spec
+    if header is None and not (segment.is_last and unfinished == len(segment.data)):
+        yield 0, "no header can be read"
+    if header is not None and (header.format, header.log, header.first_number, header.spec) != expected:
+        yield 0, f"{header} is not what log.json and the file's name say"
+
+
+def _fault_of(entry: Entry, identity: LogIdentity, codec: UnrollCodec | None) -> str:
+    try:
+        size = len(wire.decode_insert(entry.message).priorities)
+        if codec is not None:
+            codec.decode(entry.block)
+    except WireError as error:
+        return str(error)
+    starts = identity.spec.unroll_starts
+    return "" if size == 4 * starts else f"{size} bytes of priorities for {starts} starts"
+
+
+def export(directory: Directory, out: Path, numbers: str = ":") -> int:
+    """Writes decoded unrolls as NumPy arrays [N, ...], with what their actors said of them.
+
+    Args:
+      out: A file.npz, or a directory for one file an unroll.
+      numbers: Which unrolls, FIRST:END; either may be left out.
+    """
+    first, _, end = numbers.partition(":")
+    if ":" not in numbers or not (first + end + "0").isdigit():
+        raise ConfigError(f"--numbers {numbers}: give FIRST:END, such as 100:200, 100: or :200")
+    chosen = range(int(first or 0), int(end or 2**62))
+    spec = identity_of(directory).spec
+    entries = (entry for segment in segments(directory) for entry in segment.found.entries if entry.number in chosen)
+    in_one = out.suffix == ".npz"
+    num_unrolls = 0
+    for group in [list(entries)] if in_one else ([entry] for entry in entries):
+        path = out if in_one else out / f"unroll-{group[0].number:016d}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if group:
+            np.savez(path, **_arrays(group, spec))  # type: ignore[arg-type]
+        num_unrolls += len(group)
+    if not num_unrolls:
+        raise ConfigError(f"--numbers {numbers}: the journal holds none of these (`inspect` says what it holds)")
+    print(f"{num_unrolls} unrolls to {out}")
+    return 0
+
+
+def _arrays(entries: list[Entry], spec: StreamSpec) -> dict[str, np.ndarray]:
+    codec, inserts = UnrollCodec(spec), [wire.decode_insert(entry.message) for entry in entries]
+    unrolls = [codec.decode(entry.block) for entry in entries]
+    arrays = {name: np.stack([getattr(unroll, name) for unroll in unrolls]) for name in Unroll._fields}
+    for name in ("actor", "sequence", "stream", "first_step", "params_version", "epsilon"):
+        arrays[name] = np.array([getattr(insert, name) for insert in inserts])
+    arrays["number"] = np.array([entry.number for entry in entries])
+    arrays["priorities"] = np.stack([insert.header().priorities for insert in inserts])
+    pairs = zip(entries, inserts, strict=True)
+    played = [(entry.number, *msgspec.structs.astuple(game)) for entry, insert in pairs for game in insert.episodes]
+    # [episodes, 4]: the unroll's number, and the episode's return, steps and epsilon.
+    return arrays | {"episodes": np.array(played, np.float64).reshape(-1, 4)}
+
+
+def figures(directory: Directory) -> int:
+    """Prints what a journal holds in numbers: transitions, bytes, versions, episodes, priorities."""
+    identity = identity_of(directory)
+    totals: collections.Counter[str] = collections.Counter()
+    returns: dict[str, list[float]] = collections.defaultdict(list)
+    versions, actors = set(), set()
+    for entry in (entry for segment in segments(directory) for entry in segment.found.entries):
+        insert = wire.decode_insert(entry.message)
+        transitions = int((wire.array_from(insert.priorities, np.float32) > 0).sum())
+        totals.update(unrolls=1, transitions=transitions, messages=len(entry.message), blocks=len(entry.block))
+        versions.add(insert.params_version)
+        actors.add(insert.actor)
+        for episode in insert.episodes:
+            for group in (f"at epsilon {episode.epsilon:.2g}", "in all"):
+                returns[group].append(episode.episode_return)
+    num_bytes, decoded_bytes = totals["messages"] + totals["blocks"], totals["unrolls"] * identity.spec.unroll_bytes
+    print(f"{totals['unrolls']} unrolls, {totals['transitions']} transitions, {len(actors)} actors")
+    print(f"{num_bytes / max(totals['transitions'], 1):.1f} bytes per transition", end=", ")
+    print(f"compression ratio {decoded_bytes / max(totals['blocks'], 1):.2f}")
+    print(f"params_version {min(versions, default=0)}..{max(versions, default=0)}")
+    for group, values in sorted(returns.items()):
+        print(f"episodes {group}: {len(values)}, mean return {np.mean(values):.4g}")
+    snapshot, _ = snapshot_of(directory, identity)
+    for name, table in (snapshot.tables if snapshot is not None else {}).items():
+        powers = np.frombuffer(table.priorities, np.float32).astype(np.float64)
+        if powers.any() and table.priority_exponent > 0:
+            found = np.percentile(powers[powers > 0] ** (1 / table.priority_exponent), QUANTILES)
+            text = ", ".join(f"{q} % {value:.4g}" for q, value in zip(QUANTILES, found, strict=True))
+            print(f"priorities of {name}: {text}")
+    return 0
+
+
+def main() -> int:
+    """Runs one command of the command line; returns its exit status."""
+    commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, figures)}
+    try:
+        return tyro.extras.subcommand_cli_from_dict(commands, prog="python -m apexrl.replay_tool")
+    except (ApexError, OSError) as error:
+        print(error, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
