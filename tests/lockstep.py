@@ -4,11 +4,13 @@ import numpy as np
 import torch
 
 from apexrl.agents.apex_dqn import ApexActor, ApexLearner
-from apexrl.config import SMALL, AgentConfig, EnvConfig, NetworkConfig, ReplayConfig, UpdateConfig, with_defaults
+from apexrl.config import SMALL, AgentConfig, EnvConfig, NetworkConfig, ReplayConfig, UpdateConfig
 from apexrl.envs import make_environment, make_spec
 from apexrl.exploration import epsilon_ladder
+from apexrl.flags import with_defaults
 from apexrl.frame_store import FrameStore, TransitionBatch
 from apexrl.parameters import decode_parameters, encode_parameters
+from apexrl.replay.journal import new_identity
 from apexrl.replay.log import Record
 from apexrl.replay.replay import Replay
 from apexrl.types import Unroll
@@ -18,6 +20,7 @@ AGENT = AgentConfig(unroll_starts=8)
 UPDATE = with_defaults(UpdateConfig(), SMALL | {"batch_size": 16, "target_period_updates": 20})
 NETWORK = NetworkConfig(channels=(4, 4, 4), hidden_size=16)
 NUM_ENVS = 4
+TABLE = "transitions"
 
 
 def train(env: str, num_updates: int, seed: int) -> tuple[ApexLearner, list[TransitionBatch]]:
@@ -28,7 +31,8 @@ def train(env: str, num_updates: int, seed: int) -> tuple[ApexLearner, list[Tran
     spec = make_spec(config, envs, AGENT.unroll_starts, AGENT.n_steps)
     learner = ApexLearner(AGENT, UPDATE, NETWORK, spec, torch.device("cpu"))
     actor = ApexActor(AGENT, decode_parameters(encode_parameters(*learner.parameters())), torch.device("cpu"))
-    replay = Replay(ReplayConfig(1000, 64, 2.0), spec, UPDATE.batch_size, seed)
+    replay = Replay(ReplayConfig(1000, 64, 2.0), new_identity(spec), seed)
+    replay.set_batch_sizes({TABLE: UPDATE.batch_size})
     store = FrameStore(spec, replay.ring_unrolls, AGENT.gamma, torch.device("cpu"), 10**6)
     codec = UnrollCodec(spec)
     rng = np.random.default_rng(seed)
@@ -43,13 +47,14 @@ def train(env: str, num_updates: int, seed: int) -> tuple[ApexLearner, list[Tran
             priorities = actor.priorities(*complete)
             for e in range(NUM_ENVS):
                 block = codec.encode(Unroll(*(array[:, e] for array in complete[0])))
-                number = replay.insert(Record(b"", block, int((priorities[:, e] > 0).sum()), 0.0), priorities[:, e])
+                record = Record(b"", block, int((priorities[:, e] > 0).sum()), 0.0)
+                number = replay.insert([record], priorities[None, :, e])
                 store.apply(number, codec.decode(block))
-        while not replay.why_no_sample(UPDATE.batch_size) and learner.num_updates < num_updates:
-            sample = replay.sample(UPDATE.batch_size)
+        while not replay.why_no_sample(TABLE, UPDATE.batch_size) and learner.num_updates < num_updates:
+            sample = replay.sample(TABLE, UPDATE.batch_size)
             batches.append(store.gather(sample.keys, sample.weights))
             new_priorities, _ = learner.update(batches[-1])
-            replay.table.update_priorities(sample.keys, new_priorities)
+            replay.tables[TABLE].update_priorities(sample.keys, new_priorities)
             if learner.num_updates % 5 == 0:
                 actor.load(decode_parameters(encode_parameters(*learner.parameters())))
         step = envs.step(actions)

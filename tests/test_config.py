@@ -7,15 +7,21 @@ from apexrl.config import (
     ActorCommand,
     LearnerCommand,
     ReplayCommand,
+    ReplayConfig,
     RunCommand,
-    parse,
-    to_flags,
-    with_defaults,
+    TableConfig,
+    tables_of,
 )
 from apexrl.errors import ConfigError
+from apexrl.flags import parse, to_flags, with_defaults
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v / 2 or 0.25, str: lambda v: v + "x"}
-CHOICES = {"clip_rewards": "no", "optimizer": "adam", "channels": (7, 8, 9)}
+CHOICES = {
+    "clip_rewards": "no",
+    "optimizer": "adam",
+    "channels": (7, 8, 9),
+    "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
+}
 
 
 def changed(config):
@@ -56,6 +62,9 @@ def test_what_is_given_wins_over_the_preset():
         (["--gamma", "1.1"], "at most 1"),
         (["--channels", "16", "0", "16"], "--channels 0"),
         (["--capacity", "10"], "--min-size-to-sample 50000 is more than --capacity 10"),
+        (["--journal-flush-seconds", "-1"], "at least 0"),
+        (["--journal-snapshot-seconds", "0"], "more than 0"),
+        (["--tables", "x=stack"], "--tables x=stack"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(flags, complaint):
@@ -92,3 +101,53 @@ def test_a_mistyped_flag_is_refused(capsys):
         parse(RunCommand, ["--enviroment", "Pong-v4"])
     assert ended.value.code == 2
     assert "--enviroment" in capsys.readouterr().err
+
+
+def test_tables_take_the_common_numbers_unless_they_have_their_own():
+    config = ReplayConfig(
+        capacity=1000,
+        min_size_to_sample=100,
+        samples_per_insert=2.0,
+        tables=("a=priority", "b=uniform", "c=fifo:0.5:7"),
+    )
+    assert tables_of(config, 8) == {
+        "a": TableConfig("priority", 2.0, 100),
+        "b": TableConfig("uniform", 2.0, 12),  # unrolls
+        "c": TableConfig("fifo", 0.5, 7),
+    }
+    assert tables_of(config, 1000)["b"].min_size_to_sample == 1
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        (),
+        ("",),
+        ("x",),
+        ("=fifo",),
+        ("x=",),
+        ("x=lifo",),
+        ("x=fifo:1",),
+        ("x=fifo:1:",),
+        ("x=fifo:a:1",),
+        ("x=fifo:1:2:3",),
+        ("x=fifo:-1:1",),
+        ("x=fifo:nan:1",),
+        ("x=fifo:inf:1",),
+        ("x=fifo:1:0",),
+        ("x=fifo:1:1.5",),
+        ("x=fifo:1:1001",),
+        ("x=fifo", "x=uniform"),
+    ],
+)
+def test_tables_that_make_no_sense_are_refused(tables):
+    with pytest.raises(ConfigError, match="--tables"):
+        tables_of(ReplayConfig(capacity=1000, min_size_to_sample=100, tables=tables), 8)
+
+
+def test_several_tables_and_a_journal_come_from_the_command_line():
+    flags = ["--preset", "small", "--tables", "a=priority", "b=fifo:1:1", "--journal-dir", "x", "--keys", "k"]
+    command = parse(ReplayCommand, [*flags, "--journal-flush-seconds", "0"])
+    assert command.replay.tables == ("a=priority", "b=fifo:1:1")
+    assert (command.replay.journal_dir, command.replay.journal_flush_seconds) == ("x", 0.0)
+    assert command.wires.keys == "k"

@@ -1,9 +1,12 @@
+import msgspec
 import numpy as np
+import pytest
 import torch
 
+from apexrl.errors import PeerError
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
-from apexrl.net.replay_client import LogAppend, LogStart
+from apexrl.net.log_client import LogAppend, LogBatch, LogStart
 from apexrl.replica import Replica
 from apexrl.types import Episode, LogPosition, Sample
 from apexrl.unroll import UnrollCodec
@@ -35,6 +38,10 @@ def append(spec, unroll, number, block=None):
     return LogAppend(number, insert, UnrollCodec(spec).encode(unroll) if block is None else block)
 
 
+def batch_of(keys, weights):
+    return LogBatch("transitions", Sample(np.asarray(keys), np.ones(len(keys)), np.asarray(weights, np.float32)))
+
+
 def follow(log, counted=LogPosition()):  # noqa: B008
     """Runs a replica until all events are taken."""
     stop = Stop()
@@ -48,36 +55,36 @@ def test_batches_follow_the_log(spec, make_unroll):
     log = Log()
     keys = np.array([3, 9])
     log.events = [
-        LogStart("server", spec, 4, 0, False),
+        LogStart("log", spec, 4, 0, False),
         *(append(spec, make_unroll(spec, n), n) for n in range(2)),
-        Sample(keys, np.ones(2), np.ones(2, np.float32)),
+        batch_of(keys, [1.0, 1.0]),
     ]
     replica = follow(log)
     batch = replica.next_batch(1.0)
     assert np.array_equal(batch.observation[1], make_unroll(spec, 1).frames[1:4])
-    assert replica.counted == LogPosition("server", 2, 16)
+    assert replica.counted == LogPosition("log", 2, 16)
     assert len(replica.take_episodes()) == 2 and not replica.take_episodes()
 
 
 def test_a_learner_that_comes_back_does_not_count_what_it_had_counted(spec, make_unroll):
     log = Log()
     appends = [append(spec, make_unroll(spec, n), n) for n in range(5)]
-    log.events = [LogStart("server", spec, 8, 0, False), *appends]
-    replica = follow(log, LogPosition("server", 3, 1000))
-    assert replica.counted == LogPosition("server", 5, 1016)
+    log.events = [LogStart("log", spec, 8, 0, False), *appends]
+    replica = follow(log, LogPosition("log", 3, 1000))
+    assert replica.counted == LogPosition("log", 5, 1016)
     assert len(replica.take_episodes()) == 2
-    log.events = [LogStart("another life", spec, 8, 0, False), *appends]
-    assert follow(log, LogPosition("server", 3, 1000)).counted == LogPosition("another life", 5, 1040)
+    log.events = [LogStart("another log", spec, 8, 0, False), *appends]
+    assert follow(log, LogPosition("log", 3, 1000)).counted == LogPosition("another log", 5, 1040)
 
 
 def test_an_unroll_that_cannot_be_decoded_is_never_sampled_again(spec, make_unroll):
     log = Log()
     log.events = [
-        LogStart("server", spec, 4, 0, False),
+        LogStart("log", spec, 4, 0, False),
         append(spec, make_unroll(spec), 0, block=b"nonsense"),
         append(spec, make_unroll(spec, 1), 1),
-        Sample(np.array([3, 9]), np.ones(2), np.array([0.5, 1.0], np.float32)),
-        Sample(np.array([3, 4]), np.ones(2), np.ones(2, np.float32)),
+        batch_of([3, 9], [0.5, 1.0]),
+        batch_of([3, 4], [1.0, 1.0]),
     ]
     replica = follow(log)
     keys, priorities = log.updates[0]
@@ -86,3 +93,39 @@ def test_an_unroll_that_cannot_be_decoded_is_never_sampled_again(spec, make_unro
     assert batch.keys.tolist() == [9] and batch.weight.tolist() == [1.0]
     assert log.num_taken == 1  # the second batch had nothing left: another one is asked for
     assert replica.num_undecodable == 1
+
+
+def test_a_restarted_server_with_the_same_log_costs_no_batch_and_counts_nothing_twice(spec, make_unroll):
+    log = Log()
+    appends = [append(spec, make_unroll(spec, n), n) for n in range(4)]
+    log.events = [
+        LogStart("log", spec, 8, 0, False),
+        *appends[:2],
+        batch_of([3], [1.0]),
+        LogStart("log", spec, 8, 2, True),
+        *appends[2:],
+        batch_of([9, 25], [1.0, 1.0]),
+    ]
+    replica = follow(log)
+    assert replica.counted == LogPosition("log", 4, 32)
+    assert [replica.next_batch(1.0).keys.tolist() for _ in range(2)] == [[3], [9, 25]]
+
+
+def test_priorities_of_another_log_are_not_sent(spec, make_unroll):
+    log = Log()
+    log.events = [LogStart("log", spec, 8, 0, False), append(spec, make_unroll(spec), 0), batch_of([3], [1.0])]
+    replica = follow(log)
+    assert replica.next_batch(1.0) is not None
+    replica.update_priorities(np.array([3]), np.ones(1))
+    replica._start(LogStart("another", spec, 8, 0, False))
+    replica._send()
+    assert log.updates == [] and log.num_taken == 1
+    assert not replica.store.holds(np.array([3])).any()
+
+
+def test_a_server_that_holds_something_else_ends_the_learner(spec, make_unroll):
+    log = Log()
+    other = msgspec.structs.replace(spec, n_steps=3)
+    log.events = [LogStart("log", spec, 8, 0, False), LogStart("another", other, 8, 0, False)]
+    with pytest.raises(PeerError, match="restart the learner"):
+        follow(log)

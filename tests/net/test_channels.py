@@ -1,165 +1,25 @@
-"""Servers and clients over real sockets, in one process."""
+"""The learner's channels, parameters and figures, over real sockets, in one process."""
 
-import asyncio
-import os
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 import zmq
 
-from apexrl.config import NetworkConfig, ReplayConfig
-from apexrl.errors import ConfigError, PeerError, WireError
-from apexrl.net import wire
+from apexrl.config import NetworkConfig
+from apexrl.errors import ConfigError, WireError
 from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber, relay
-from apexrl.net.replay_client import InsertClient, LogAppend, LogClient, LogStart
-from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import make_socket
 from apexrl.parameters import ParametersHeader, decode_parameters, encode_parameters
-from apexrl.types import Sample, UnrollHeader
 from tests.system.processes import wait_for
-
-
-@pytest.fixture
-def server():
-    """A replay server in a thread; yields it once it listens."""
-    ready, servers, loops = threading.Event(), [], []
-
-    async def serve():
-        ended = asyncio.Event()
-        server = ReplayServer(ReplayConfig(8000, 32, 0.0), "127.0.0.1", 0, 0, seed=0)
-        servers.append(server)
-        loops.append((asyncio.get_running_loop(), ended))
-        ready.set()
-        await server.run(ended)
-        server.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(10)
-    yield servers[0]
-    loop, ended = loops[0]
-    loop.call_soon_threadsafe(ended.set)
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def header(spec, first_step=0):
-    return UnrollHeader(0, first_step, 0, 0.1, np.ones(spec.unroll_starts, np.float32), ())
-
-
-def test_inserts_reach_the_learner_in_order_and_priorities_the_server(server, spec):
-    actor = InsertClient(server.actor_endpoint, "actor", spec, 2)
-    actor.connect(10)
-    learner = LogClient(server.learner_endpoint, "learner", 4, 2)
-    for i in range(30):
-        actor.insert(header(spec, 8 * i), b"block%d" % i, 10)
-    assert actor.flush(10) and actor.num_unacknowledged == 0
-    blocks, samples, deadline = [], 0, time.monotonic() + 20
-    while (samples < 50 or len(blocks) < 30) and time.monotonic() < deadline:
-        match learner.poll(100):
-            case LogStart() as start:
-                assert start.spec == spec and not start.is_same_log
-            case LogAppend() as append:
-                assert append.number == len(blocks)
-                blocks.append(bytes(append.block))
-            case Sample() as sample:
-                samples += 1
-                assert sample.keys.max() < 8 * len(blocks)
-                learner.update_priorities(sample.keys, np.full(4, 2.0))
-                learner.take()
-    assert blocks == [b"block%d" % i for i in range(30)] and samples >= 50
-    quantile = wait_for(lambda: server.service.statistics(0)["priority_quantile_90"] > 1.5, 10, "new priorities")
-    assert quantile
-    actor.close()
-    learner.close()
-
-
-def test_malformed_messages_are_dropped_and_counted_and_the_server_lives(server, spec):
-    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
-    actor.connect(10)
-    stranger = make_socket(zmq.Context.instance(), zmq.DEALER)
-    stranger.connect(server.actor_endpoint)
-    for _ in range(200):
-        stranger.send_multipart([os.urandom(20)])
-        stranger.send_multipart([wire.encode(wire.Heartbeat()), b"one frame too many"])
-    wait_for(lambda: server.service.dropped["malformed"] >= 390, 10, "drops")
-    actor.insert(header(spec), b"block", 10)
-    assert actor.flush(10)
-    stranger.close()
-    actor.close()
-
-
-def test_a_refused_actor_is_told_why(server, spec):
-    actor = InsertClient(server.actor_endpoint, "first", spec, 1)
-    actor.connect(10)
-    other = InsertClient(server.actor_endpoint, "other", wire.msgspec.structs.replace(spec, n_steps=5), 1)
-    with pytest.raises(PeerError, match="use the same --env"):
-        other.connect(10)
-    actor.close()
-    other.close()
-
-
-def test_an_actor_gives_up_on_a_server_that_is_not_there(spec, free_ports):
-    actor = InsertClient(f"tcp://127.0.0.1:{free_ports(1)[0]}", "actor", spec, 1)
-    with pytest.raises(PeerError, match="is it running"):
-        actor.connect(0.5)
-    assert actor.waited_seconds["replay_connection"] > 0.3
-    actor.close()
-
-
-def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec):
-    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
-    actor.connect(10)
-    server.service.replay.why_no_insert = lambda: "learner"
-    enough = time.monotonic() + 4
-    for i in range(10):
-        actor.insert(header(spec, 8 * i), b"block", 2, lambda: time.monotonic() > enough)
-    assert actor.waited_seconds["learner"] > 2
-    assert server.service.replay.log.end_number == 4  # what was allowed before
-    del server.service.replay.why_no_insert
-    actor.insert(header(spec, 80), b"block", 10)
-    assert actor.flush(10)
-    actor.close()
 
 
 def test_a_port_in_use_is_a_clear_error(server):
     port = int(server.actor_endpoint.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
         ParameterPublisher("127.0.0.1", port)
-
-
-def test_a_learner_takes_only_the_answer_to_its_last_subscription(spec):
-    server = make_socket(zmq.Context.instance(), zmq.ROUTER)
-    port = server.bind_to_random_port("tcp://127.0.0.1")
-    learner = LogClient(f"tcp://127.0.0.1:{port}", "learner", 4, 2)
-    requests = []
-
-    def asked():
-        learner.poll(10)
-        while server.poll(0):
-            message = wire.decode_to_replay(server.recv_multipart()[1:])
-            requests.extend([message] * isinstance(message, wire.Subscribe))
-        return len(requests) >= 2
-
-    def answer(message, *attachments):
-        server.send_multipart([b"learner", wire.encode(message), *attachments])
-        return learner.poll(2000)
-
-    wait_for(asked, 10, "two subscriptions")
-    insert = wire.Insert(0, "actor", 0, 0, 0, 0.1, np.ones(8, np.float32).tobytes())
-    append = (wire.Append(0), wire.encode(insert), b"block")
-    first, last = requests[0].request, requests[-1].request
-    assert last > first
-    assert answer(wire.Subscribed(first, "server", spec, 10, 0, 0)) is None
-    assert answer(*append) is None
-    assert answer(wire.Subscribed(last, "server", spec, 10, 0, 0)) == LogStart("server", spec, 10, 0, False)
-    assert answer(*append).number == 0
-    learner.close()
-    server.close()
 
 
 def make_parameters(spec, version):
@@ -223,7 +83,7 @@ def test_a_relay_passes_the_newest_on(publisher, spec):
     stop = threading.Event()
     threads = [
         threading.Thread(target=downstream.run),
-        threading.Thread(target=relay, args=(publisher.endpoint, downstream, stop)),
+        threading.Thread(target=relay, args=(publisher.endpoint, downstream, stop, None)),
     ]
     for thread in threads:
         thread.start()

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,57 +10,116 @@ from apexrl.types import Episode, StreamSpec
 
 SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
 INSERT = wire.Insert(7, "actor", 3, 64, 100, 0.4, np.ones(8, np.float32).tobytes(), (Episode(1.5, 200, 0.4),))
+WANTS = (wire.Want("transitions", 32), wire.Want("queue", 1))
 TO_REPLAY = [
-    wire.Hello(1, "actor", 4, SPEC, 0),
+    wire.Hello(2, "actor", 4, SPEC, 0),
+    INSERT,
     wire.Heartbeat(),
+    wire.Subscribe(2, "learner", 1, WANTS, True, "log", 3, 100, 32),
+    wire.Demand(5, (9, 0)),
+    wire.UpdatePriorities(1, b"\0" * 8, b"\0" * 4),
+    wire.Fetch(4, (1, 2, 2**53)),
+    wire.AskStatistics(9),
     wire.Goodbye(),
-    wire.Subscribe(1, "learner", 1, "", 0, 32),
-    wire.Demand(5, 9),
-    wire.UpdatePriorities(b"\0" * 8, b"\0" * 4),
 ]
 FROM_REPLAY = [
-    wire.Welcome("server", (0, 1), 2, 0, 10),
+    wire.Welcome((0, 1), 2, 0, 10, "journal"),
     wire.Acknowledge(4, 20, 2, ""),
-    wire.Subscribed(1, "server", SPEC, 100, 3, 0),
-    wire.Batch(0, b"\0" * 8, b"\0" * 8, b"\0" * 4),
-    wire.Waiting("actors"),
+    wire.Subscribed(1, "log", 3, True, SPEC, 100, 3, (0, 7)),
+    wire.Append(3),
+    wire.Batch(1, 0, b"\0" * 8, b"\0" * 8, b"\0" * 4),
+    wire.Waiting(1, "actors"),
+    wire.Standing(7, (1, 2), ("", "actors")),
+    wire.Fetched(4, 7, True),
+    wire.Statistics(2, {"size": 1.5}, (wire.PeerStanding("actor", "a", 0.5, "learner"),)),
+    wire.Dropped("malformed"),
     wire.Refused("no"),
     wire.Stranger(),
 ]
 
 
-def test_round_trips():
-    for message in TO_REPLAY:
-        assert wire.decode_to_replay([wire.encode(message)]) == message
-    for message in FROM_REPLAY:
-        assert wire.decode_from_replay([wire.encode(message)]) == message
-    assert wire.decode_to_replay([wire.encode(INSERT), b"block"]) == INSERT
+def frames_of(message):
+    return [wire.encode(message), *[b"attached"] * wire.NUM_ATTACHMENTS.get(type(message), 0)]
+
+
+def test_every_message_is_tried_here():
+    assert {type(message) for message in TO_REPLAY} == set(wire.ToReplay.__args__)
+    assert {type(message) for message in FROM_REPLAY} == set(wire.FromReplay.__args__)
+
+
+@pytest.mark.parametrize("message", TO_REPLAY)
+def test_what_is_said_to_the_replay_arrives(message):
+    assert wire.decode_to_replay(frames_of(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_REPLAY)
+def test_what_the_replay_says_arrives(message):
+    assert wire.decode_from_replay(frames_of(message)) == message
+
+
+def test_a_forwarded_insert_is_what_was_sent():
     assert wire.decode_insert(wire.encode(INSERT)) == INSERT
-    assert wire.decode_from_replay([wire.encode(wire.Append(3)), b"message", b"block"]) == wire.Append(3)
-
-
-def test_insert_header_is_what_was_sent():
     header = INSERT.header()
     assert (header.stream, header.first_step, header.params_version) == (3, 64, 100)
     assert header.priorities.tolist() == [1.0] * 8 and header.episodes[0].steps == 200
-
-
-def test_wrong_number_of_frames():
-    for frames in ([], [wire.encode(INSERT)], [wire.encode(INSERT), b"", b""], [wire.encode(wire.Heartbeat()), b"x"]):
+    for other in (b"", b"\xc1", wire.encode(wire.Heartbeat()), wire.encode(wire.Append(1))):
         with pytest.raises(WireError):
-            wire.decode_to_replay(frames)
+            wire.decode_insert(other)
+
+
+@pytest.mark.parametrize("message", [*TO_REPLAY, *FROM_REPLAY])
+def test_a_wrong_number_of_frames_is_malformed(message):
+    decode = wire.decode_to_replay if message in TO_REPLAY else wire.decode_from_replay
+    frames = frames_of(message)
+    for wrong in ([], [*frames, b"more"], frames[:-1]):
+        with pytest.raises(WireError):
+            decode(wrong)
 
 
 def test_a_message_of_the_other_direction_is_malformed():
+    for message in FROM_REPLAY:
+        with pytest.raises(WireError):
+            wire.decode_to_replay(frames_of(message))
+    for message in TO_REPLAY:
+        with pytest.raises(WireError):
+            wire.decode_from_replay(frames_of(message))
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        (INSERT, {"sequence": -1}),
+        (INSERT, {"sequence": 2**60}),
+        (INSERT, {"actor": "a" * 201}),
+        (INSERT, {"epsilon": 1.5}),
+        (INSERT, {"epsilon": float("nan")}),
+        (INSERT, {"params_version": -2}),
+        (INSERT, {"episodes": (Episode(float("inf"), 1, 0.1),)}),
+        (TO_REPLAY[0], {"first_sequence": -1}),
+        (TO_REPLAY[0], {"spec": msgspec.structs.replace(SPEC, frame_shape=(1,) * 9)}),
+        (TO_REPLAY[0], {"spec": msgspec.structs.replace(SPEC, frame_shape=(-1,))}),
+        (TO_REPLAY[0], {"spec": msgspec.structs.replace(SPEC, frame_dtype="float64")}),
+        (TO_REPLAY[3], {"wants": (wire.Want("t", 0),)}),
+        (TO_REPLAY[3], {"wants": (wire.Want("t", wire.MAX_BATCH + 1),)}),
+        (TO_REPLAY[3], {"wants": (wire.Want("t", 1),) * (wire.MAX_TABLES + 1)}),
+        (TO_REPLAY[4], {"batches": (1,) * (wire.MAX_TABLES + 1)}),
+        (TO_REPLAY[4], {"batches": (-1,)}),
+        (TO_REPLAY[5], {"keys": bytes(8 * wire.MAX_BATCH + 1)}),
+        (TO_REPLAY[6], {"numbers": (1,) * (wire.MAX_FETCH + 1)}),
+    ],
+)
+def test_what_is_out_of_bounds_is_malformed(message, change):
     with pytest.raises(WireError):
-        wire.decode_to_replay([wire.encode(wire.Stranger())])
+        wire.decode_to_replay(frames_of(msgspec.structs.replace(message, **change)))
 
 
 def test_arrays_of_odd_length_are_malformed():
     with pytest.raises(WireError, match="7 bytes"):
         wire.array_from(b"1234567", np.int64)
     with pytest.raises(WireError, match="differ"):
-        wire.Batch(0, b"\0" * 16, b"\0" * 8, b"\0" * 4).sample()
+        wire.Batch(0, 0, b"\0" * 16, b"\0" * 8, b"\0" * 4).sample()
+    with pytest.raises(WireError, match="no array"):
+        wire.Batch(0, 0, b"\0" * 8, b"\0" * 9, b"\0" * 4).sample()
 
 
 @settings(max_examples=500, deadline=None)
@@ -72,15 +132,22 @@ def test_random_bytes_only_raise_wire_errors(data):
             continue
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.sampled_from([*TO_REPLAY, INSERT]), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
+def test_deep_nesting_is_malformed():
+    with pytest.raises(WireError):
+        wire.decode_to_replay([b"\x82\xa4type\xa9Heartbeat\xa1x" + b"\x91" * 100_000])
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from([*TO_REPLAY, *FROM_REPLAY]), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
 def test_mutated_messages_only_raise_wire_errors(message, position, value, cut):
-    data = bytearray(wire.encode(message))
+    first, *attachments = frames_of(message)
+    data = bytearray(first)
     position %= len(data)
     data[position] = value
     if cut:
         data = data[:position]
+    decode = wire.decode_to_replay if message in TO_REPLAY else wire.decode_from_replay
     try:
-        wire.decode_to_replay([bytes(data)] + [b"block"] * isinstance(message, wire.Insert))
+        decode([bytes(data), *attachments])
     except WireError:
         return

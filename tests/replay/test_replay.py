@@ -2,19 +2,34 @@ import numpy as np
 import pytest
 
 from apexrl.config import ReplayConfig
-from apexrl.replay.limiter import Limiter
+from apexrl.errors import ConfigError, JournalError
+from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity, recover
 from apexrl.replay.log import Record
-from apexrl.replay.replay import Replay
-from apexrl.replay.table import PrioritizedTable, importance_weights
+from apexrl.replay.replay import Recorded, Replay
+from apexrl.replay.snapshot import write_snapshot
+
+TABLE = "transitions"
+ALL_TABLES = ("transitions=priority", "unrolls=uniform:0:1", "queue=fifo:0:1")
+
+
+def config_of(**changes):
+    numbers = {"capacity": 80, "min_size_to_sample": 16, "samples_per_insert": 0.0, "eviction_period_batches": 5}
+    return ReplayConfig(**(numbers | changes))
 
 
 def make_replay(spec, **changes):
-    numbers = {"capacity": 80, "min_size_to_sample": 16, "samples_per_insert": 0.0, "eviction_period_batches": 5}
-    return Replay(ReplayConfig(**(numbers | changes)), spec, batch_size=4, seed=0)
+    return Replay(config_of(**changes), new_identity(spec), seed=0)
 
 
 def record(transitions=8):
     return Record(b"message", b"block", transitions, 0.0)
+
+
+def insert(replay, priorities=None, count=1):
+    """Inserts unrolls with the same priorities [8]."""
+    priorities = np.ones(8) if priorities is None else np.asarray(priorities)
+    records = [record(int((priorities > 0).sum()))] * count
+    return replay.insert(records, np.tile(priorities, (count, 1)).astype(np.float32))
 
 
 def test_keys_name_what_was_inserted(spec):
@@ -22,110 +37,185 @@ def test_keys_name_what_was_inserted(spec):
     for number in range(200):
         priorities = np.zeros(8)
         priorities[number % 8] = 1.0
-        assert replay.insert(record(), priorities) == number
-        sample = replay.sample(4)
+        assert insert(replay, priorities) == number
+        if number == 0:
+            replay.tables[TABLE].limiter.inserted += 16
         first, end = replay.log.first_number, replay.log.end_number
+        sample = replay.sample(TABLE, 4)
         assert set(sample.keys.tolist()) <= {8 * n + n % 8 for n in range(first, end)}
-
-
-def test_a_late_priority_never_touches_a_newer_transition():
-    table = PrioritizedTable(ring_unrolls=4, unroll_starts=2, priority_exponent=1.0, importance_exponent=0.4, seed=0)
-    for number in range(4):
-        table.insert(number, np.ones(2))
-    for number in range(4, 7):
-        table.evict(number - 4)
-        table.insert(number, np.ones(2))
-    table.update_priorities(np.array([0, 5, 6, 13, 14]), np.array([100.0, 100.0, 3.0, 5.0, 100.0]))
-    assert table.num_stale == 3  # 0 and 5 are gone, 14 is not there yet
-    draws = np.concatenate([table.sample(64, 8).keys for _ in range(50)])
-    counts = np.bincount(draws, minlength=14)
-    assert counts[:6].sum() == 0
-    assert counts[6:] / counts.sum() == pytest.approx(np.array([3, 1, 1, 1, 1, 1, 1, 5]) / 14, abs=0.02)
-
-
-def test_what_is_no_transition_cannot_be_given_a_priority():
-    table = PrioritizedTable(4, 2, 1.0, 0.4, 0)
-    table.insert(0, np.array([0.0, 1.0]))
-    table.update_priorities(np.array([0, 1]), np.array([9.0, 2.0]))
-    assert set(table.sample(32, 1).keys) == {1}
-
-
-def test_probabilities_and_weights_follow_the_exponents():
-    table = PrioritizedTable(1, 3, priority_exponent=0.6, importance_exponent=0.4, seed=0)
-    table.insert(0, np.array([1.0, 2.0, 4.0]))
-    sample = table.sample(256, 3)
-    expected = np.array([1, 2, 4]) ** 0.6 / (np.array([1, 2, 4]) ** 0.6).sum()
-    assert sample.probabilities == pytest.approx(expected[sample.keys])
-    weights = (3 * expected) ** -0.4
-    assert sample.weights == pytest.approx((weights / weights.max())[sample.keys], rel=1e-6)
-
-
-def test_uniform_sampling_leaves_out_what_is_no_transition():
-    table = PrioritizedTable(2, 4, priority_exponent=0.0, importance_exponent=0.4, seed=0)
-    table.insert(0, np.array([0.0, 5.0, 1e-6, 0.0]))
-    assert np.bincount(table.sample(1000, 2).keys, minlength=4).tolist() == [0, 500, 500, 0]
-    table.update_priorities(np.array([1]), np.array([0.0]))
-    assert set(table.sample(10, 2).keys) == {2}
-    assert table.priority_quantiles((0.5,)).tolist() == [0.0]
-
-
-def test_weights_are_equal_when_probabilities_are():
-    assert importance_weights(np.full(5, 0.01), 100, 0.4).tolist() == [1] * 5
 
 
 def test_capacity_is_a_soft_limit_and_the_oldest_go_first(spec):
     replay = make_replay(spec)  # 10 unrolls, and 8 more before they must go
     for _ in range(18):
-        replay.insert(record(), np.ones(8))
+        insert(replay)
     assert len(replay.log) == 18
     for _ in range(4):
-        replay.sample(4)
+        replay.sample(TABLE, 4)
     assert len(replay.log) == 18
-    replay.sample(4)  # the fifth batch
+    replay.sample(TABLE, 4)  # the fifth batch
     assert (replay.log.first_number, replay.log.end_number) == (8, 18)
     for _ in range(9):
-        replay.insert(record(), np.ones(8))
+        insert(replay)
     assert (replay.log.first_number, replay.log.end_number) == (16, 27)
     assert replay.log.num_transitions == 88 and replay.log.num_bytes == 11 * len(b"messageblock")
-    with pytest.raises(IndexError, match="unroll 15"):
-        replay.log[15]
+    assert replay.log.get(15) is None
+
+
+def test_more_at_once_than_the_ring_holds_leaves_the_newest(spec):
+    replay = make_replay(spec)
+    assert insert(replay, count=50) == 0
+    assert replay.log.end_number == 50 and 10 <= len(replay.log) <= 18
+    assert replay.tables[TABLE].limiter.inserted == 400
+    replay.tables[TABLE].check_valid()
 
 
 def test_nothing_is_sampled_before_the_minimum_size(spec):
     replay = make_replay(spec)
-    assert replay.why_no_sample(4) == "min_size"
-    replay.insert(record(), np.ones(8))
-    assert replay.why_no_sample(4) == "min_size"
-    replay.insert(record(), np.zeros(8))
-    assert replay.why_no_sample(4) == ""
-    empty = make_replay(spec)
-    for _ in range(2):
-        empty.insert(record(), np.zeros(8))
-    assert empty.why_no_sample(4) == "priorities"
+    assert replay.why_no_sample(TABLE, 4) == "min_size"
+    insert(replay)
+    assert replay.why_no_sample(TABLE, 4) == "min_size"
+    insert(replay, np.zeros(8))
+    assert replay.why_no_sample(TABLE, 4) == "min_size"  # no transition came
+    insert(replay)
+    assert replay.why_no_sample(TABLE, 4) == ""
 
 
-def test_limiter_keeps_the_error_in_its_band():
-    rng = np.random.default_rng(0)
-    limiter = Limiter(samples_per_insert=4.0, min_size=100, slack=64.0)
-    errors = []
-    for _ in range(20_000):
-        if rng.random() < 0.5:
-            if limiter.may_insert():
-                limiter.inserted += 8
-        elif limiter.may_sample(16):
-            limiter.sampled += 16
-        if limiter.inserted >= 100:
-            errors.append(limiter.error)
-    assert -64 <= min(errors) and max(errors) <= 64 + 8 * 4
-    assert limiter.samples_per_insert_so_far() == pytest.approx(4.0, rel=0.01)
+def test_what_a_reader_waits_for_is_said(spec):
+    replay = make_replay(spec, samples_per_insert=1.0, tables=ALL_TABLES)
+    insert(replay, count=3)
+    assert replay.why_no_sample("queue", 4) == "actors"
+    replay.tables[TABLE].update_priorities(np.arange(24), np.zeros(24))
+    assert replay.why_no_sample(TABLE, 4) == "priorities"
+    replay.tables[TABLE].limiter.sampled = 100
+    assert replay.why_no_sample(TABLE, 4) == "actors"
+    assert replay.why_no_insert() == ""
+    replay.tables[TABLE].limiter.sampled = 0
+    insert(replay, count=10)
+    assert replay.why_no_insert() == "learner"
 
 
-@pytest.mark.parametrize("numbers", [(-1.0, 1, 1.0), (1.0, 0, 1.0), (1.0, 1, 0.0)])
-def test_limiter_refuses_numbers_that_cannot_work(numbers):
-    with pytest.raises(ValueError, match="needed"):
-        Limiter(*numbers)
+def test_each_table_has_its_own_limiter(spec):
+    replay = make_replay(spec, tables=("a=uniform:2:3", "b=fifo:1:1"))
+    insert(replay, count=2)
+    assert replay.why_no_sample("a", 1) == "min_size" and replay.why_no_sample("b", 1) == ""
+    insert(replay, count=2)
+    replay.set_batch_sizes({"a": 2})
+    assert (replay.tables["a"].limiter.slack, replay.tables["b"].limiter.slack) == (8.0, 4.0)
+    assert replay.tables["a"].limiter.error == 2
+    assert replay.sample("a", 2).keys.max() < 4
+    assert (replay.tables["a"].limiter.sampled, replay.tables["b"].limiter.sampled) == (2, 0)
+
+
+def test_eviction_never_takes_what_is_about_to_be_drawn(spec):
+    replay = make_replay(spec, eviction_period_batches=1, tables=ALL_TABLES)
+    insert(replay, count=8)
+    insert(replay, np.zeros(8), count=10)
+    assert replay.why_no_sample("queue", 12) == ""
+    assert replay.sample("queue", 12).keys.max() < 18
+    replay = make_replay(spec, eviction_period_batches=1)
+    insert(replay, count=8)
+    insert(replay, np.zeros(8), count=10)
+    assert replay.why_no_sample(TABLE, 4) == ""
+    assert len(replay.sample(TABLE, 4).keys) == 4
 
 
 def test_a_capacity_below_the_minimum_size_is_refused(spec):
-    with pytest.raises(ValueError, match="smaller than min_size"):
+    with pytest.raises(ConfigError, match="--capacity"):
         make_replay(spec, capacity=8)
+
+
+def test_a_table_repeats_with_the_seed_and_differs_between_lives(spec):
+    identity = new_identity(spec)
+    later = type(identity)(identity.format, identity.log, (0, 3), spec)
+    keys = []
+    for seed, which in ((1, identity), (1, identity), (2, identity), (1, later)):
+        replay = Replay(config_of(), which, seed)
+        insert(replay, count=8)
+        keys.append(replay.sample(TABLE, 32).keys.tolist())
+    assert keys[0] == keys[1] and keys[0] != keys[2] and keys[0] != keys[3]
+
+
+def test_an_insert_that_the_disk_refuses_changes_nothing(spec, tmp_path, monkeypatch):
+    identity = new_identity(spec)
+    replay = Replay(config_of(tables=ALL_TABLES), identity, 0, Journal(tmp_path, identity))
+    insert(replay, count=4)
+    before = replay.snapshot()
+
+    def fail(*_):
+        raise JournalError("no space")
+
+    monkeypatch.setattr(Journal, "append", fail)
+    with pytest.raises(JournalError):
+        insert(replay)
+    assert replay.snapshot() == before and replay.log.num_transitions == 32
+    monkeypatch.undo()
+    assert insert(replay) == 4
+
+
+def test_old_files_go_with_what_is_evicted(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr("apexrl.replay.journal.SEGMENT_BYTES", 1)
+    identity = new_identity(spec)
+    replay = Replay(config_of(), identity, 0, Journal(tmp_path, identity))
+    for _ in range(60):
+        insert(replay)
+        assert len(list(tmp_path.glob("unrolls-*.log"))) == len(replay.log)
+    assert [entry.number for entry in recover(tmp_path).entries] == list(range(replay.log.first_number, 60))
+
+
+def restored(spec, numbers, end, directory, **changes):
+    """A replay restored from these unrolls."""
+    replay = Replay(config_of(tables=ALL_TABLES, **changes), new_identity(spec), 0)
+    recorded = [Recorded(number, record(), np.ones(8, np.float32)) for number in numbers]
+    replay.restore(recorded, end, directory)
+    replay.tables[TABLE].check_valid()
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("numbers", "end"),
+    [([], 0), ([], 7), ([0], 1), (range(5), 5), (range(40), 40), ([33, 35, 38], 40), ([3], 40), ([5, 6], 9)],
+)
+def test_a_restored_replay_goes_on_behind_the_last_number(spec, tmp_path, numbers, end):
+    replay = restored(spec, numbers, end, tmp_path)
+    held = [number for number in numbers if number >= end - 10]
+    assert [n for n in range(end + 2) if replay.log.get(n) is not None] == held
+    assert replay.log.num_transitions == 8 * len(held)
+    assert replay.tables[TABLE].limiter.inserted == 8 * len(held)
+    for number in range(end, end + 25):
+        assert insert(replay) == number
+        replay.tables[TABLE].check_valid()
+        first = replay.log.first_number  # what is drawn may be evicted right after
+        keys = replay.sample(TABLE, 8).keys
+        assert first <= keys.min() // 8 and keys.max() // 8 <= number
+
+
+@pytest.mark.parametrize("table", ["transitions", "unrolls", "queue"])
+def test_unrolls_that_a_damaged_journal_lost_are_never_drawn(spec, tmp_path, table):
+    numbers = [0, 1, 4, 5, 8]
+    replay = restored(spec, numbers, 10, tmp_path)
+    starts = 8 if table == "transitions" else 1
+    drawn = []
+    for _ in range(200):
+        if replay.why_no_sample(table, 1):
+            break
+        drawn += (replay.sample(table, 1).keys // starts).tolist()
+    assert sorted(set(drawn)) == numbers
+    assert table != "queue" or len(drawn) == len(numbers)
+
+
+def test_unrolls_out_of_order_are_an_error(spec, tmp_path):
+    with pytest.raises(ValueError, match="skip"):
+        restored(spec, [2, 1], 3, tmp_path)
+
+
+def test_a_snapshot_of_a_table_that_is_gone_or_new_does_no_harm(spec, tmp_path):
+    identity = new_identity(spec)
+    old = Replay(config_of(tables=("a=uniform", "b=fifo")), identity, 0)
+    insert(old, count=5)
+    old.sample("b", 2)
+    write_snapshot(tmp_path / SNAPSHOT_FILE, old.snapshot())
+    new = Replay(config_of(tables=("b=fifo", "c=uniform", "transitions=priority")), identity, 0)
+    new.restore([Recorded(n, record(), np.ones(8, np.float32)) for n in range(5)], 5, tmp_path)
+    assert new.sample("b", 2).keys.tolist() == [2, 3]
+    assert new.tables["c"].limiter.inserted == 5 and new.tables["transitions"].limiter.inserted == 40

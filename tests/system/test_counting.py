@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.net.replay_client import LogAppend, LogClient, LogStart
 from apexrl.parameters import encode_parameters
-from apexrl.types import Sample, StreamSpec
+from apexrl.types import StreamSpec
 from apexrl.unroll import UnrollCodec
 from tests.lockstep import AGENT, NETWORK, UPDATE
 from tests.system.processes import ROOT, Process, wait_for
@@ -22,10 +22,10 @@ NUM_ENVS = 3
 
 
 class Reader:
-    """Follows the log like a learner and keeps every unroll, by life of the log."""
+    """Follows the log like a learner and keeps every unroll, by log."""
 
     def __init__(self, port):
-        self.client = LogClient(f"tcp://127.0.0.1:{port}", f"reader-{time.monotonic_ns()}", 16, 2)
+        self.client = LogClient(f"tcp://127.0.0.1:{port}", f"reader-{time.monotonic_ns()}", {"transitions": 16}, 2)
         self.logs = []
         self.num_batches = 0
         self.codec = None
@@ -41,22 +41,23 @@ class Reader:
                 break
             if isinstance(event, LogStart):
                 self.codec = UnrollCodec(event.spec)
-                if not event.is_same_log:
+                if not event.continues:
                     self.logs.append({})
             elif isinstance(event, LogAppend):
                 assert event.number not in self.logs[-1]
                 self.logs[-1][event.number] = (event.insert, self.codec.decode(event.block))
-            elif isinstance(event, Sample):
-                assert set((event.keys // K).tolist()) <= self.logs[-1].keys()
+            elif isinstance(event, LogBatch):
+                keys = event.sample.keys
+                assert set((keys // K).tolist()) <= self.logs[-1].keys()
                 self.num_batches += 1
-                self.client.update_priorities(event.keys, np.ones(len(event.keys)))
+                self.client.update_priorities(keys, np.ones(len(keys)))
                 self.client.take()
         return self.num_unrolls
 
-    def has_read(self, count, life):
-        """Whether so many unrolls of that life of the log have come."""
+    def has_read(self, count, log):
+        """Whether so many unrolls of that log have come."""
         self.follow()
-        return len(self.logs) > life and len(self.logs[life]) > count
+        return len(self.logs) > log and len(self.logs[log]) > count
 
     @property
     def num_unrolls(self):
@@ -106,8 +107,9 @@ def world(tmp_path, free_ports):
 
     class World:
         @staticmethod
-        def replay():
-            flags = ["--capacity", 10**6, "--min-size-to-sample", 100, "--samples-per-insert", 1]
+        def replay(journal_dir="off"):
+            flags = ["--journal-dir", journal_dir]
+            flags += ["--capacity", 10**6, "--min-size-to-sample", 100, "--samples-per-insert", 1]
             return Process([ROOT / "replay.py", *wires, *flags], tmp_path / "replay.txt")
 
         @staticmethod
@@ -158,6 +160,28 @@ def test_a_killed_replay_costs_what_was_in_flight_and_nothing_else(world):
         missing = check(unrolls, gaps_allowed=True)
         # Memory only: what the server had acknowledged but not yet sent on is lost with it, some unrolls a kill.
         assert missing <= 3 * 64 * K
+
+
+def test_a_killed_replay_with_a_journal_loses_nothing(world, tmp_path):
+    reader = world.reader
+    with world.actor() as actor:
+        for life in range(3):
+            with world.replay(tmp_path / "journal") as replay:
+                wait_for(lambda: reader.has_read(100 * (life + 1), 0), 60, f"unrolls of life {life}")
+                replay.kill()
+        with world.replay(tmp_path / "journal"):
+            wait_for(lambda: reader.has_read(400, 0), 60, "unrolls of the last life")
+            actor.signal(15)
+            actor.popen.wait(20)
+            reader.follow()
+    assert len(reader.logs) == 1  # the same log in all lives: nothing had to be read again
+    (log,) = reader.logs
+    assert sorted(log) == list(range(len(log)))
+    streams = reader.streams()
+    assert len(streams) == NUM_ENVS
+    for unrolls in streams.values():
+        check(unrolls, gaps_allowed=False)
+    assert "not acknowledged" not in actor.text()
 
 
 def test_a_killed_actor_loses_only_what_it_had_not_sent(world):

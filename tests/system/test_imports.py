@@ -23,7 +23,10 @@ def modules_after(code):
     [
         ("import replay", {"torch", "gymnasium", "ale_py", "tensorboardX", "cv2"}),
         ("import apexrl.net.replay_server", {"torch", "gymnasium", "ale_py"}),
-        ("import apexrl.replay.replay", {"torch", "zmq", "asyncio", "gymnasium"}),
+        ("import apexrl.net", {"torch", "gymnasium", "ale_py", "tyro"}),
+        ("import apexrl.net.service", {"torch", "gymnasium", "ale_py", "tyro"}),
+        ("import apexrl.replay.replay", {"torch", "zmq", "asyncio", "gymnasium", "tyro"}),
+        ("import apexrl.keys", {"torch", "gymnasium"}),
         ("import apexrl.losses.value_learning", {"zmq", "gymnasium"}),
         ("import apexrl.envs", {"torch", "zmq"}),
         ("import apexrl.unroll", {"torch", "zmq", "gymnasium"}),

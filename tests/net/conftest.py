@@ -1,0 +1,76 @@
+import asyncio
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+import zmq
+
+from apexrl.config import ReplayConfig
+from apexrl.net.replay_server import ReplayServer
+from apexrl.types import UnrollHeader
+from tests.net.peers import Peers
+
+
+@pytest.fixture
+def peers(spec):
+    return Peers(spec)
+
+
+@pytest.fixture
+def header(spec):
+    """Makes the header of an unroll of stream 0."""
+    return lambda first_step=0: UnrollHeader(0, first_step, 0, 0.1, np.ones(spec.unroll_starts, np.float32), ())
+
+
+@contextlib.contextmanager
+def run_server(actor_port=0, learner_port=0, journal_dir=None, keyring=None, **changes):
+    """A replay server in a thread; gives it once it listens."""
+    numbers = {"capacity": 8000, "min_size_to_sample": 32, "samples_per_insert": 0.0}
+    config = ReplayConfig(**(numbers | changes))
+    ready, servers, loops = threading.Event(), [], []
+
+    async def serve():
+        ended = asyncio.Event()
+        server = ReplayServer(config, "127.0.0.1", actor_port, learner_port, 0, journal_dir, keyring)
+        servers.append(server)
+        loops.append((asyncio.get_running_loop(), ended))
+        ready.set()
+        try:
+            await server.run(ended)
+        finally:
+            server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield servers[0]
+    finally:
+        loop, ended = loops[0]
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def start_server():
+    """Starts replay servers in threads of this process."""
+    return run_server
+
+
+@pytest.fixture
+def server():
+    with run_server() as server:
+        yield server
+
+
+@pytest.fixture
+def context():
+    """A context of its own, which ends only when every socket in it was closed."""
+    context = zmq.Context()
+    yield context
+    ending = threading.Thread(target=context.term, daemon=True)
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive(), "a socket was left open"

@@ -1,0 +1,95 @@
+"""A replay service fed by hand: messages in, what it answers by peer, and a restart like that of a killed server."""
+
+import numpy as np
+import zstandard
+
+from apexrl.config import ReplayConfig
+from apexrl.net import wire
+from apexrl.net.service import ReplayService
+
+TABLE = "transitions"
+
+
+def block_of(spec, number=0):
+    """A compressed block of the right size; blocks of different numbers differ."""
+    return zstandard.compress(number.to_bytes(8, "little").ljust(spec.unroll_bytes, b"\0"))
+
+
+def insert_of(actor, sequence, priorities=None, stream=0):
+    priorities = np.ones(8) if priorities is None else priorities
+    return wire.Insert(sequence, actor, stream, 8 * sequence, 0, 0.1, np.asarray(priorities, np.float32).tobytes())
+
+
+def only(messages, kind):
+    return [message for message in messages if isinstance(message, kind)]
+
+
+class Peers:
+    """Feeds a service and keeps what it answers, by peer."""
+
+    def __init__(self, spec, journal_dir=None, **changes):
+        numbers = {"capacity": 8000, "min_size_to_sample": 16, "samples_per_insert": 0.0}
+        self.spec = spec
+        self.config = ReplayConfig(**(numbers | changes))
+        self.journal_dir = journal_dir
+        self.now = 0.0
+        self.unread = []
+        self.service = ReplayService(self.config, 0, journal_dir, self.now)
+
+    @property
+    def log(self):
+        return self.service.replay.log
+
+    @property
+    def dropped(self):
+        return self.service.outbox.dropped
+
+    def crash(self):
+        """Takes the journal away from a server as its death does: nothing is closed or synced."""
+        self.service._lock.close()
+        self.unread = []
+
+    def restart(self, **changes):
+        self.crash()
+        values = {name: getattr(self.config, name) for name in self.config.__dataclass_fields__}
+        self.config = ReplayConfig(**(values | changes))
+        self.service = ReplayService(self.config, 0, self.journal_dir, self.now)
+
+    def say(self, role, peer, message, *attachments):
+        self.raw(role, peer, [wire.encode(message), *attachments])
+
+    def raw(self, role, peer, frames):
+        self.service.receive(role, peer, frames, self.now)
+
+    def hello(self, peer, streams=2, first=0, spec=None):
+        self.say("actor", peer, wire.Hello(wire.PROTOCOL, peer.decode(), streams, spec or self.spec, first))
+
+    def insert(self, peer, sequence, priorities=None, stream=0):
+        message = insert_of(peer.decode(), sequence, priorities, stream)
+        self.say("actor", peer, message, block_of(self.spec, sequence))
+
+    def store(self, peer, sequence, *rest, **options):
+        """An insert that is stored before the next message."""
+        self.insert(peer, sequence, *rest, **options)
+        self.service.advance()
+
+    def subscribe(self, peer, log="", life=0, number=0, batch_size=4, tables=(TABLE,), follows=True, ring=None):
+        ring = ring or (self.service.replay.ring_unrolls if self.service.replay else 0)
+        wants = tuple(wire.Want(table, batch_size) for table in tables)
+        message = wire.Subscribe(wire.PROTOCOL, peer.decode(), 1, wants, follows, log, life, ring, number)
+        self.say("learner", peer, message)
+
+    def demand(self, peer, applied, *batches):
+        self.say("learner", peer, wire.Demand(applied, batches))
+
+    def frames(self, peer):
+        """What the peer was sent since the last call, as frames."""
+        self.service.advance()
+        self.unread += self.service.outbox.take()
+        found = [outgoing.frames for outgoing in self.unread if outgoing.peer == peer]
+        self.unread = [outgoing for outgoing in self.unread if outgoing.peer != peer]
+        return found
+
+    def heard(self, peer):
+        """The messages that the peer was sent since the last call."""
+        return [wire.decode_from_replay(frames) for frames in self.frames(peer)]

@@ -1,0 +1,199 @@
+"""The server's conversations with learners and other readers, message by message, without sockets."""
+
+import numpy as np
+import pytest
+
+from apexrl.net import wire
+from apexrl.net.learner_sessions import MAX_BATCHES_AHEAD, MAX_UNAPPLIED_UNROLLS
+from tests.net.peers import Peers, block_of, insert_of, only
+
+
+def test_a_learner_gets_every_unroll_in_order_before_the_batches_that_name_it(peers):
+    peers.hello(b"a")
+    peers.subscribe(b"l")
+    held, numbers = set(), []
+    for sequence in range(40):
+        peers.insert(b"a", sequence)
+        peers.demand(b"l", len(numbers), 2 * sequence)
+        for message in peers.heard(b"l"):
+            if isinstance(message, wire.Append):
+                numbers.append(message.number)
+                held.add(message.number)
+            elif isinstance(message, wire.Batch):
+                assert set((message.sample().keys // 8).tolist()) <= held
+    assert numbers == list(range(40))
+
+
+def test_an_unroll_reaches_the_learner_as_the_actor_sent_it(peers, spec):
+    peers.hello(b"a")
+    peers.subscribe(b"l")
+    peers.insert(b"a", 0)
+    append = next(f for f in peers.frames(b"l") if isinstance(wire.decode_from_replay(f), wire.Append))
+    assert append[1:] == (wire.encode(insert_of("a", 0)), block_of(spec, 0))
+
+
+def test_a_learner_that_comes_before_the_actors_waits_for_them(peers):
+    peers.subscribe(b"l", ring=10)
+    assert peers.heard(b"l") == [wire.Waiting(0, "actors")]
+
+
+def test_a_slow_learner_is_sent_only_so_much(peers):
+    peers.hello(b"a", streams=300)
+    peers.subscribe(b"l")
+    peers.demand(b"l", 0, 3)
+    for sequence in range(MAX_UNAPPLIED_UNROLLS + 50):
+        peers.insert(b"a", sequence)
+    messages = peers.heard(b"l")
+    assert len(only(messages, wire.Append)) == MAX_UNAPPLIED_UNROLLS
+    assert not only(messages, wire.Batch)
+    peers.demand(b"l", MAX_UNAPPLIED_UNROLLS, 3)
+    messages = peers.heard(b"l")
+    assert len(only(messages, wire.Append)) == 50
+    assert len(only(messages, wire.Batch)) == 3
+
+
+def test_a_learner_is_sent_only_so_many_bytes(peers, monkeypatch):
+    monkeypatch.setattr("apexrl.net.learner_sessions.MAX_UNAPPLIED_BYTES", 1)
+    peers.hello(b"a", streams=10)
+    for sequence in range(3):
+        peers.insert(b"a", sequence)
+    peers.subscribe(b"l")
+    for number in range(3):
+        peers.demand(b"l", number, 0)
+        assert [m.number for m in only(peers.heard(b"l"), wire.Append)] == [number]
+
+
+def test_a_learner_that_comes_back_asks_for_what_it_lacks(peers):
+    peers.hello(b"a", streams=8)
+    for sequence in range(10):
+        peers.insert(b"a", sequence)
+    peers.service.advance()
+    identity = peers.service.replay.identity
+    peers.subscribe(b"l", identity.log, 0, 7)
+    messages = peers.heard(b"l")
+    assert messages[0].continues and [m.number for m in only(messages, wire.Append)] == [7, 8, 9]
+    for other in ({"log": "another log"}, {"log": identity.log, "ring": 5}, {"log": identity.log, "life": 1}):
+        peers.subscribe(b"l", number=7, **other)
+        messages = peers.heard(b"l")
+        assert not messages[0].continues
+        assert messages[0].next_number == 0 and len(only(messages, wire.Append)) == 10
+
+
+def test_a_reader_that_holds_no_replica_gets_batches_and_no_unrolls(peers):
+    peers.hello(b"a", streams=8)
+    for sequence in range(10):
+        peers.insert(b"a", sequence)
+    peers.subscribe(b"l", follows=False)
+    peers.demand(b"l", 0, 2)
+    messages = peers.heard(b"l")
+    assert len(only(messages, wire.Batch)) == 2 and not only(messages, wire.Append)
+
+
+def test_what_was_evicted_before_it_was_sent_is_skipped_aloud(spec):
+    peers = Peers(spec, capacity=80)
+    peers.hello(b"a", streams=50)
+    peers.subscribe(b"l")
+    peers.heard(b"l")
+    for sequence in range(100):  # the service is not given the time to send
+        peers.insert(b"a", sequence)
+    messages = peers.heard(b"l")
+    first = peers.log.first_number
+    assert first > 50
+    assert only(messages, wire.Subscribed)[0].next_number == first
+    assert [m.number for m in only(messages, wire.Append)] == list(range(first, 100))
+
+
+def test_a_learner_is_told_where_it_stands(peers):
+    peers.hello(b"a")
+    for sequence in range(3):
+        peers.insert(b"a", sequence)
+    peers.subscribe(b"l")
+    peers.demand(b"l", 0, 2**53)
+    assert len(only(peers.heard(b"l"), wire.Batch)) == MAX_BATCHES_AHEAD
+    peers.say("learner", b"l", wire.Heartbeat())
+    assert peers.heard(b"l") == [wire.Standing(3, (MAX_BATCHES_AHEAD,), ("",))]
+
+
+def test_batches_of_several_tables_come_in_turn_each_numbered(spec):
+    peers = Peers(spec, tables=("transitions=priority", "unrolls=uniform:0:1", "queue=fifo:0:1"))
+    peers.hello(b"a", streams=10)
+    for sequence in range(6):
+        peers.insert(b"a", sequence)
+    peers.subscribe(b"l", tables=("queue", "unrolls"), batch_size=2)
+    peers.demand(b"l", 0, 100, 3)
+    batches = only(peers.heard(b"l"), wire.Batch)
+    assert [(b.table, b.index) for b in batches] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert np.concatenate([b.sample().keys for b in batches if b.table == 0]).tolist() == list(range(6))
+    peers.say("learner", b"l", wire.Heartbeat())
+    assert peers.heard(b"l") == [wire.Standing(6, (3, 3), ("actors", ""))]
+
+
+def test_a_learner_is_told_what_it_waits_for_once(peers):
+    peers.hello(b"a")
+    peers.subscribe(b"l")
+    peers.demand(b"l", 0, 2)
+    assert only(peers.heard(b"l"), wire.Waiting) == [wire.Waiting(0, "min_size")]
+    peers.demand(b"l", 0, 2)
+    assert not peers.heard(b"l")
+
+
+def test_an_unknown_table_is_refused_with_the_names_of_those_there_are(peers):
+    peers.hello(b"a")
+    peers.subscribe(b"l", tables=("other",))
+    (refused,) = peers.heard(b"l")
+    assert "no table other" in refused.reason and "transitions" in refused.reason
+
+
+def test_unrolls_are_fetched_by_number(peers, spec):
+    peers.hello(b"a")
+    peers.store(b"a", 0)
+    peers.subscribe(b"l", follows=False, tables=())
+    peers.heard(b"l")
+    peers.say("learner", b"l", wire.Fetch(5, (0, 9)))
+    found, missing = peers.frames(b"l")
+    assert wire.decode_from_replay(found) == wire.Fetched(5, 0, True)
+    assert found[1:] == (wire.encode(insert_of("a", 0)), block_of(spec, 0))
+    assert wire.decode_from_replay(missing) == wire.Fetched(5, 9, False) and missing[1:] == (b"", b"")
+
+
+def test_a_learners_nonsense_is_dropped_and_counted(peers, spec):
+    peers.hello(b"a")
+    peers.store(b"a", 0)
+    peers.subscribe(b"l")
+    for table, keys, priorities in (
+        (0, b"\0" * 8, b"\0" * 8),
+        (0, b"\0" * 7, b"\0" * 4),
+        (0, b"\0" * 8, b"\xff" * 4),
+        (1, b"\0" * 8, b"\0" * 4),
+    ):
+        peers.say("learner", b"l", wire.UpdatePriorities(table, keys, priorities))
+    peers.say("learner", b"l", insert_of("l", 1), block_of(spec))
+    assert peers.dropped == {"malformed": 4, "misplaced": 1}
+    peers.demand(b"l", 5)  # fewer tables than wanted
+    peers.demand(b"l", 5, 1, 1, 1)
+    peers.heard(b"l")
+
+
+@pytest.mark.parametrize("keys", [(0, 8 * 39), (-1, 8 * 39), (2**62, 8 * 39)])
+def test_a_key_that_is_not_held_is_ignored_and_counted(spec, keys):
+    peers = Peers(spec, capacity=80)
+    peers.hello(b"a", streams=20)
+    for sequence in range(40):
+        peers.store(b"a", sequence)
+    peers.subscribe(b"l")
+    update = wire.UpdatePriorities(0, np.array(keys).tobytes(), np.ones(2, np.float32).tobytes())
+    peers.say("learner", b"l", update)
+    assert peers.service.statistics(0.0)["stale_priorities"] == 1
+    peers.service.replay.tables["transitions"].check_valid()
+
+
+def test_the_limiters_fit_the_largest_batch_and_keep_it_while_nobody_is_there(peers):
+    peers.hello(b"a")
+    limiter = peers.service.replay.tables["transitions"].limiter
+    peers.subscribe(b"small", batch_size=4)
+    peers.subscribe(b"large", batch_size=16)
+    assert limiter.slack == 64
+    peers.say("learner", b"large", wire.Goodbye())
+    assert limiter.slack == 16
+    peers.say("learner", b"small", wire.Goodbye())
+    assert limiter.slack == 16

@@ -1,0 +1,201 @@
+"""The replay server and its clients over real sockets, in one process."""
+
+import os
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from apexrl.errors import PeerError
+from apexrl.net import wire
+from apexrl.net.insert_client import InsertClient
+from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
+from apexrl.net.replay_client import ReplayClient
+from apexrl.net.sockets import make_socket
+from apexrl.unroll import UnrollCodec
+from tests.net.peers import TABLE, block_of
+from tests.system.processes import wait_for
+
+
+def follow(client, until):
+    """Takes events until the condition holds, which sees those of each kind."""
+    starts, appends, batches = [], [], []
+    kinds = {LogStart: starts, LogAppend: appends, LogBatch: batches}
+    deadline = time.monotonic() + 20
+    while not until(starts, appends, batches):
+        assert time.monotonic() < deadline, (starts, appends, batches)
+        event = client.poll(100)
+        if event is not None:
+            kinds[type(event)].append(event)
+        if isinstance(event, LogBatch):
+            client.update_priorities(event.sample.keys, np.full(len(event.sample.keys), 2.0), event.table)
+            client.take(event.table)
+    return starts, appends, batches
+
+
+def test_inserts_reach_the_learner_in_order_and_priorities_the_server(server, spec, header):
+    actor = InsertClient(server.actor_endpoint, "actor", spec, 2)
+    actor.connect(10)
+    learner = LogClient(server.learner_endpoint, "learner", {TABLE: 4}, 2)
+    sent = [block_of(spec, i) for i in range(30)]
+    for i, block in enumerate(sent):
+        actor.insert(header(8 * i), block, 10)
+    assert actor.flush(10) and actor.num_unacknowledged == 0
+    starts, appends, batches = follow(learner, lambda _, appends, batches: len(appends) >= 30 and len(batches) >= 50)
+    assert [start.spec for start in starts] == [spec] and not starts[0].continues
+    assert [append.number for append in appends] == list(range(30))
+    assert [bytes(append.block) for append in appends] == sent
+    assert all(batch.table == TABLE and len(batch.sample.keys) == 4 for batch in batches)
+    wait_for(lambda: server.service.statistics(0)["priority_quantile_90"] > 1.5, 10, "new priorities")
+    actor.close()
+    learner.close()
+
+
+def test_malformed_messages_are_dropped_and_counted_and_the_server_lives(server, spec, header):
+    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
+    actor.connect(10)
+    stranger = make_socket(zmq.Context.instance(), zmq.DEALER)
+    stranger.connect(server.actor_endpoint)
+    for _ in range(200):
+        stranger.send_multipart([os.urandom(20)])
+        stranger.send_multipart([wire.encode(wire.Heartbeat()), b"one frame too many"])
+    wait_for(lambda: server.service.outbox.dropped["malformed"] >= 390, 10, "drops")
+    actor.insert(header(), block_of(spec), 10)
+    assert actor.flush(10)
+    stranger.close()
+    actor.close()
+
+
+def test_who_sent_something_malformed_is_told(server, spec, header):
+    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
+    actor.connect(10)
+    actor.insert(header(), b"no block", 10)
+    actor.insert(header(8), block_of(spec), 10)
+    assert actor.flush(10) and actor.num_dropped == 1
+    assert server.service.replay.log.end_number == 1
+    actor.close()
+
+
+def test_a_refused_actor_is_told_why(server, spec):
+    actor = InsertClient(server.actor_endpoint, "first", spec, 1)
+    actor.connect(10)
+    other = InsertClient(server.actor_endpoint, "other", msgspec.structs.replace(spec, n_steps=5), 1)
+    with pytest.raises(PeerError, match="use the same --env"):
+        other.connect(10)
+    actor.close()
+    other.close()
+
+
+def test_a_learner_that_wants_an_unknown_table_is_told(server, spec):
+    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
+    actor.connect(10)
+    learner = LogClient(server.learner_endpoint, "learner", {"other": 4}, 2)
+    with pytest.raises(PeerError, match="no table other"):
+        follow(learner, lambda *_: False)
+    actor.close()
+    learner.close()
+
+
+def test_an_actor_gives_up_on_a_server_that_is_not_there(spec, free_ports):
+    actor = InsertClient(f"tcp://127.0.0.1:{free_ports(1)[0]}", "actor", spec, 1)
+    with pytest.raises(PeerError, match="is it running"):
+        actor.connect(0.5)
+    assert actor.waited_seconds["replay_connection"] > 0.3
+    actor.close()
+
+
+def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec, header):
+    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
+    actor.connect(10)
+    server.service.replay.why_no_insert = lambda: "learner"
+    enough = time.monotonic() + 4
+    for i in range(10):
+        actor.insert(header(8 * i), block_of(spec), 2, lambda: time.monotonic() > enough)
+    assert actor.waited_seconds["learner"] > 2
+    assert server.service.replay.log.end_number == 4  # what was allowed before
+    del server.service.replay.why_no_insert
+    actor.insert(header(80), block_of(spec), 10)
+    assert actor.flush(10)
+    actor.close()
+
+
+def test_a_learner_takes_only_the_answer_to_its_last_subscription(spec):
+    server = make_socket(zmq.Context.instance(), zmq.ROUTER)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    learner = LogClient(f"tcp://127.0.0.1:{port}", "learner", {TABLE: 4}, 2)
+    requests = []
+
+    def asked():
+        learner.poll(10)
+        while server.poll(0):
+            message = wire.decode_to_replay(server.recv_multipart()[1:])
+            requests.extend([message] * isinstance(message, wire.Subscribe))
+        return len(requests) >= 2
+
+    def answer(message, *attachments):
+        server.send_multipart([b"learner", wire.encode(message), *attachments])
+        return learner.poll(2000)
+
+    def subscribed(request):
+        return wire.Subscribed(request, "log", 0, False, spec, 10, 0, (0,))
+
+    wait_for(asked, 10, "two subscriptions")
+    insert = wire.Insert(0, "actor", 0, 0, 0, 0.1, np.ones(8, np.float32).tobytes())
+    append = (wire.Append(0), wire.encode(insert), b"block")
+    first, last = requests[0].request, requests[-1].request
+    assert last > first
+    assert answer(subscribed(first)) is None
+    assert answer(*append) is None
+    assert answer(subscribed(last)) == LogStart("log", spec, 10, 0, False)
+    assert answer(*append).number == 0
+    learner.close()
+    server.close()
+
+
+def test_a_restarted_server_is_followed_without_a_loss(start_server, free_ports, spec, header, tmp_path):
+    ports = free_ports(2)
+    actor = InsertClient(f"tcp://127.0.0.1:{ports[0]}", "actor", spec, 2)
+    learner = LogClient(f"tcp://127.0.0.1:{ports[1]}", "learner", {TABLE: 4}, 2)
+    numbers, continued = [], []
+    for life in range(3):
+        with start_server(*ports, tmp_path):
+            actor.connect(10)
+            for i in range(10 * life, 10 * life + 10):
+                actor.insert(header(8 * i), block_of(spec, i), 10)
+            assert actor.flush(10)
+            starts, appends, _ = follow(learner, lambda starts, appends, _: len(appends) == 10)
+            numbers += [(append.number, append.insert.sequence) for append in appends]
+            continued += [start.continues for start in starts]
+    assert numbers == [(i, i) for i in range(30)]
+    assert continued == [False, True, True]
+    actor.close()
+    learner.close()
+
+
+def test_who_holds_no_replica_samples_fetches_and_sets_priorities(start_server, spec, header, make_unroll):
+    tables = ("transitions=priority", "queue=fifo:0:1")
+    codec, unrolls = UnrollCodec(spec), [make_unroll(spec, seed) for seed in range(8)]
+    with start_server(tables=tables) as server:
+        actor = InsertClient(server.actor_endpoint, "actor", spec, 4)
+        actor.connect(10)
+        for i, unroll in enumerate(unrolls):
+            actor.insert(header(8 * i), codec.encode(unroll), 10)
+        assert actor.flush(10)
+        reader = ReplayClient(server.learner_endpoint, "reader", {"transitions": 16, "queue": 3}, 1)
+        assert [reader.sample("queue", 10).keys.tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+        assert set((reader.sample("transitions", 10).keys // 8).tolist()) <= set(range(8))
+        found = reader.fetch([5, 2, 99], 10)
+        assert sorted(found) == [2, 5] and found[5].header.first_step == 40
+        assert all((a == b).all() for a, b in zip(found[2].unroll, unrolls[2], strict=True))
+        reader.update_priorities("transitions", np.arange(64), np.where(np.arange(64) == 9, 5.0, 0.0))
+        # What was drawn before comes first: one batch that waits here, and one on the way.
+        wait_for(lambda: set(reader.sample("transitions", 10).keys) == {9}, 10, "batches of the new priorities")
+        figures = reader.statistics(10)
+        assert figures.figures["size"] == 64
+        assert {(peer.role, peer.name) for peer in figures.peers} == {("actor", "actor"), ("learner", "reader")}
+        with pytest.raises(PeerError, match="it waits for actors"):
+            reader.sample("queue", 3.0)
+        actor.close()
+        reader.close()

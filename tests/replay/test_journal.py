@@ -1,0 +1,364 @@
+import os
+
+import pytest
+
+from apexrl.errors import ConfigError, JournalError
+from apexrl.replay import journal as journals
+from apexrl.replay.journal import IDENTITY_FILE, Journal, Lock, LogIdentity, new_identity, recover, sync
+from apexrl.replay.segment import FORMAT, Entry
+
+
+def record(number):
+    return b"message %d" % number, bytes([number % 256]) * (20 + number % 7)
+
+
+def fill(journal, numbers):
+    """Appends one record at a time."""
+    for number in numbers:
+        journal.append(number, [record(number)])
+
+
+def entries(numbers):
+    return [Entry(number, *record(number)) for number in numbers]
+
+
+def failing(number, message):
+    """A function that raises an OSError."""
+
+    def fail(*_):
+        raise OSError(number, message)
+
+    return fail
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def open_again(directory, sync_at_once=False):
+    """A journal for the next life of the server."""
+    return Journal(directory, recover(directory).identity, sync_at_once)
+
+
+@pytest.fixture
+def journal(spec, tmp_path):
+    return Journal(tmp_path, new_identity(spec))
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    """Each file takes a few records."""
+    monkeypatch.setattr(journals, "SEGMENT_BYTES", 240)
+
+
+def test_what_is_appended_is_recovered_without_a_close(journal, spec, tmp_path):
+    fill(journal, range(5))
+    journal.append(5, [record(number) for number in range(5, 9)])
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(9)) and recovered.end_number == 9
+    assert (recovered.identity.spec, recovered.identity.lives) == (spec, (0, 9))
+    assert names(tmp_path) == [IDENTITY_FILE, "unrolls-0000000000000000.log"]
+
+
+def test_an_empty_directory_holds_no_journal(tmp_path):
+    assert recover(tmp_path) is None
+
+
+def test_a_life_in_which_nothing_was_stored_leaves_no_trace(journal, tmp_path):
+    assert recover(tmp_path) is None
+    fill(journal, range(3))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    first = recover(tmp_path)
+    assert recover(tmp_path) == first and first.identity.lives == (0, 3)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_each_life_begins_where_the_last_ended(journal, tmp_path):
+    fill(journal, range(3))
+    for life in range(1, 4):
+        journal = open_again(tmp_path)
+        fill(journal, range(3 * life, 3 * life + 3))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(12))
+    assert recovered.identity.lives == (0, 3, 6, 9, 12)
+    assert len(list(tmp_path.glob("unrolls-*.log"))) == 4
+
+
+def test_files_are_rotated_and_forgotten_whole(journal, tmp_path, small_files):
+    fill(journal, range(12))
+    files = sorted(tmp_path.glob("unrolls-*.log"))
+    assert len(files) >= 4
+    firsts = [journals.first_number_of(path) for path in files]
+    for number in range(13):
+        journal.forget_before(number)
+        kept = sorted(tmp_path.glob("unrolls-*.log"))
+        # A file goes when the next one begins at or before the number; the last one stays.
+        assert kept == [p for i, p in enumerate(files) if i == len(files) - 1 or firsts[i + 1] > number]
+        assert journal.num_bytes == sum(path.stat().st_size for path in kept)
+    fill(journal, range(12, 20))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(firsts[-1], 20)) and recovered.end_number == 20
+
+
+def test_the_files_of_earlier_lives_are_forgotten_too(journal, tmp_path, small_files):
+    fill(journal, range(6))
+    journal = open_again(tmp_path)
+    fill(journal, range(6, 12))
+    assert journal.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("unrolls-*.log"))
+    journal.forget_before(8)
+    assert recover(tmp_path).entries[0].number == 8
+
+
+def last_file(directory):
+    return sorted(directory.glob("unrolls-*.log"))[-1]
+
+
+def test_a_torn_end_is_cut_off_and_appends_go_on_behind_it(journal, tmp_path):
+    fill(journal, range(4))
+    path = last_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-3])
+    journal = open_again(tmp_path)
+    fill(journal, range(3, 6))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(6))
+    assert recovered.identity.lives == (0, 3, 6)
+    assert not list(tmp_path.glob("*.damaged"))
+
+
+@pytest.mark.parametrize("lost", ["record", "header", "file", "header and record"])
+def test_damage_in_the_middle_costs_what_it_hits(journal, tmp_path, small_files, lost):
+    fill(journal, range(8))
+    path = sorted(tmp_path.glob("unrolls-*.log"))[1]
+    data = bytearray(path.read_bytes())
+    inside = [entry.number for entry in journals.scan(path.read_bytes()).entries]
+    position = data.index(b"message")
+    if "header" in lost:
+        data[0] ^= 1
+    if "record" in lost:
+        data[position] ^= 1
+    before = bytes(data)
+    path.write_bytes(data)
+    if lost == "file":
+        path.unlink()
+    gone = inside[: {"header": 0, "file": None}.get(lost, 1)]
+    left = entries(number for number in range(8) if number not in gone)
+    recovered = recover(tmp_path)
+    assert recovered.entries == left and recovered.end_number == 8
+    aside = path.with_name(path.name + ".damaged")
+    assert aside.exists() == (lost != "file") and (lost == "file" or aside.read_bytes() == before)
+    journal = Journal(tmp_path, recovered.identity)
+    fill(journal, range(8, 10))
+    aside.unlink(missing_ok=True)
+    recovered = recover(tmp_path)  # what was mended is whole now
+    assert recovered.entries == left + entries([8, 9]) and not aside.exists()
+
+
+def test_a_damaged_end_of_the_last_file_gives_its_numbers_to_others(journal, tmp_path):
+    fill(journal, range(4))
+    path = last_file(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"message 1")] ^= 1
+    data[data.index(b"message 3")] ^= 1
+    path.write_bytes(data)
+    journal = open_again(tmp_path)
+    fill(journal, [3])
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries([0, 2, 3])
+    assert recovered.identity.lives == (0, 3, 4)
+
+
+def test_a_file_of_a_newer_version_is_refused(journal, tmp_path, spec):
+    fill(journal, range(2))
+    header = journals.pack_header(journals.SegmentHeader(FORMAT + 1, "log", 0, 2, spec))
+    (tmp_path / "unrolls-0000000000000002.log").write_bytes(header)
+    with pytest.raises(ConfigError, match="format 2"):
+        recover(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b'{"format":1}'])
+def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_path, content):
+    fill(journal, range(4))
+    before = recover(tmp_path).identity
+    path = tmp_path / IDENTITY_FILE
+    path.unlink() if content is None else path.write_bytes(content)
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(4))
+    assert recovered.identity.spec == spec and recovered.identity.log != before.log
+    assert recovered.identity.lives == (4,)
+    fill(Journal(tmp_path, recovered.identity), [4])
+    again = recover(tmp_path)
+    assert (again.identity.log, again.identity.lives) == (recovered.identity.log, (4, 5))
+    assert again.entries == entries(range(5))
+
+
+def test_the_journal_of_a_newer_version_is_refused(journal, tmp_path):
+    fill(journal, range(2))
+    path = tmp_path / IDENTITY_FILE
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(ConfigError, match="format 2"):
+        recover(tmp_path)
+
+
+def test_a_replica_is_continued_as_long_as_its_numbers_mean_the_same(spec):
+    identity = LogIdentity(FORMAT, "log", (0, 100, 80), spec)
+    assert identity.life == 2
+    assert identity.continues("log", 2, 1000)
+    assert not identity.continues("another", 2, 0)
+    assert not identity.continues("log", 3, 0)
+    # The power went in life 1: the numbers from 80 on were lost, and given to others.
+    assert identity.continues("log", 1, 80) and not identity.continues("log", 1, 81)
+    assert identity.continues("log", 0, 80) and not identity.continues("log", 0, 81)
+
+
+def test_a_power_cut_that_takes_the_newest_unrolls_ends_the_replicas_that_had_them(journal, tmp_path):
+    fill(journal, range(6))
+    size = journal._size
+    fill(journal, range(6, 10))
+    os.truncate(last_file(tmp_path), size)
+    identity = recover(tmp_path).identity
+    assert identity.lives == (0, 6)
+    assert identity.continues(identity.log, 0, 6) and not identity.continues(identity.log, 0, 7)
+
+
+def test_a_second_owner_is_refused_until_the_first_leaves(tmp_path):
+    directory = tmp_path / "a" / "journal"
+    lock = Lock(directory)
+    with pytest.raises(ConfigError, match=f"--journal-dir {directory} belongs to a replay server that runs"):
+        Lock(directory)
+    lock.close()
+    Lock(directory).close()
+
+
+def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path, spec):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Lock(tmp_path / "file" / "journal")
+    with pytest.raises(JournalError, match="cannot be written"):
+        Journal(tmp_path / "file", new_identity(spec))
+
+
+class FullDisk:
+    """Takes so many writes, then half of one, and nothing any more."""
+
+    def __init__(self, monkeypatch, num_writes=0):
+        self.num_writes = num_writes
+        self.write = os.write
+        monkeypatch.setattr("os.write", self)
+
+    def __call__(self, descriptor, data):
+        self.num_writes -= 1
+        if self.num_writes >= 0:
+            return self.write(descriptor, data)
+        if self.num_writes == -1 and len(data) > 1:
+            return self.write(descriptor, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("num_records", [1, 2, 5])
+@pytest.mark.parametrize("before", [0, 3])
+def test_nothing_is_left_of_an_append_that_failed(journal, tmp_path, monkeypatch, num_records, before):
+    fill(journal, range(before))
+    with monkeypatch.context() as patch:
+        FullDisk(patch)
+        for _ in range(3):
+            with pytest.raises(JournalError, match="No space left"):
+                journal.append(before, [(b"failed", b"failed" * 20)] * num_records)
+    assert journal.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("unrolls-*.log"))
+    fill(journal, range(before, before + 3))
+    assert recover(tmp_path).entries == entries(range(before + 3))
+    assert not list(tmp_path.glob("*.damaged"))
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_begun(journal, tmp_path, monkeypatch, small_files):
+    fill(journal, range(2))
+    for num_writes in range(2):
+        with monkeypatch.context() as patch:
+            FullDisk(patch, num_writes)
+            with pytest.raises(JournalError):
+                fill(journal, range(2, 9))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(2)) and recovered.end_number == 2
+    fill(journal, range(2, 9))
+    assert recover(tmp_path).entries == entries(range(9))
+
+
+def test_a_life_that_cannot_be_written_down_stores_nothing(journal, tmp_path, monkeypatch):
+    fill(journal, range(2))
+    journal = open_again(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "write_durably", failing(28, "No space left on device"))
+        with pytest.raises(JournalError, match="No space left"):
+            fill(journal, [2])
+        assert recover(tmp_path).entries == entries(range(2))
+    fill(journal, range(2, 4))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(4)) and recovered.identity.lives == (0, 2, 4)
+
+
+@pytest.mark.parametrize("num_records", [1, 2, 4])
+def test_a_failed_append_that_cannot_be_taken_back_never_hides_what_was_stored(
+    journal, tmp_path, monkeypatch, num_records
+):
+    fill(journal, range(3))
+    with monkeypatch.context() as patch:
+        FullDisk(patch)
+        patch.setattr("os.ftruncate", failing(5, "Input/output error"))
+        with pytest.raises(JournalError):
+            journal.append(3, [(b"failed", b"failed" * 20)] * num_records)
+    fill(journal, range(3, 8))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(8))
+
+
+def test_a_disk_that_fails_under_a_sync_is_an_error(journal, monkeypatch):
+    fill(journal, range(2))
+    descriptors = journal.take_unsynced()
+    assert len(descriptors) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", failing(5, "Input/output error"))
+        with pytest.raises(JournalError, match="Input/output error"):
+            sync(descriptors)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
+
+
+def test_what_is_to_be_synced_is_given_once(journal, small_files):
+    assert journal.take_unsynced() == []
+    fill(journal, range(7))
+    assert journal.unsynced_bytes > 0
+    descriptors = journal.take_unsynced()
+    assert len(descriptors) >= 3 and journal.unsynced_bytes == 0
+    fill(journal, range(7, 8))
+    sync(descriptors)  # in any thread: the journal has gone on meanwhile
+    assert len(journal.take_unsynced()) >= 1
+    assert journal.take_unsynced() == []
+
+
+def test_an_append_may_be_made_to_wait_for_the_disk(spec, tmp_path, monkeypatch):
+    journal = Journal(tmp_path, new_identity(spec), sync_at_once=True)
+    synced = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr("os.fdatasync", lambda descriptor: synced.append(fdatasync(descriptor)))
+    fill(journal, range(3))
+    assert len(synced) == 3 and journal.unsynced_bytes == 0
+    monkeypatch.setattr("os.fdatasync", failing(5, "Input/output error"))
+    with pytest.raises(JournalError):
+        fill(journal, [3])
+    monkeypatch.undo()
+    assert recover(tmp_path).entries == entries(range(3))
+
+
+def test_a_disk_is_asked_whether_it_takes_something_again(journal, tmp_path, monkeypatch):
+    before = names(tmp_path)
+    assert journal.is_writable()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", failing(28, "No space left on device"))
+        assert not journal.is_writable()
+    assert names(tmp_path) == before
+
+
+def test_a_close_syncs(journal, tmp_path):
+    fill(journal, range(2))
+    journal.close()
+    assert journal.unsynced_bytes == 0
+    journal.close()

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from apexrl.replay.limiter import Limiter
+
+
+def test_the_error_stays_in_its_band():
+    rng = np.random.default_rng(0)
+    limiter = Limiter(samples_per_insert=4.0, min_size=100, slack=64.0)
+    errors = []
+    for _ in range(20_000):
+        if rng.random() < 0.5:
+            if limiter.may_insert():
+                limiter.inserted += 8
+        elif limiter.may_sample(16):
+            limiter.sampled += 16
+        if limiter.inserted >= 100:
+            errors.append(limiter.error)
+    assert -64 <= min(errors) and max(errors) <= 64 + 8 * 4
+    assert limiter.samples_per_insert_so_far() == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize("numbers", [(-1.0, 1, 1.0), (1.0, 0, 1.0), (1.0, 1, 0.0)])
+def test_numbers_that_cannot_work_are_refused(numbers):
+    with pytest.raises(ValueError, match="needed"):
+        Limiter(*numbers)
+
+
+def test_it_goes_on_with_the_totals_of_an_earlier_life():
+    limiter = Limiter(2.0, 100, 10.0)
+    limiter.resume(500, 790, 0)
+    assert (limiter.inserted, limiter.sampled, limiter.error) == (500, 790, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("inserted", "sampled", "since", "expected"),
+    [
+        (500, 790, 50, 890),  # 10 were due, and are after it
+        (500, 805, 50, 900),  # sampled ahead by 5: nothing was due
+        (500, 1000, 50, 1000),  # far ahead: what came since is not enough
+        (0, 0, 300, 400),  # no totals at all: nothing to catch up with
+        (50, 0, 20, 0),  # before the minimum nothing can have been sampled
+        (50, 0, 100, 100),
+    ],
+)
+def test_samples_of_the_time_not_seen_kept_pace(inserted, sampled, since, expected):
+    limiter = Limiter(2.0, 100, 10.0)
+    limiter.resume(inserted, sampled, since)
+    assert (limiter.inserted, limiter.sampled) == (inserted + since, expected)
+
+
+def test_without_a_proportion_only_what_is_known_is_counted():
+    limiter = Limiter(0.0, 100, 10.0)
+    limiter.resume(500, 790, 50)
+    assert (limiter.inserted, limiter.sampled) == (550, 790)

@@ -1,0 +1,228 @@
+"""The whole replay against a slow twin in plain Python, under random operations and restarts."""
+
+import random
+
+import numpy as np
+import pytest
+
+from apexrl.config import ReplayConfig
+from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity, recover
+from apexrl.replay.log import Record
+from apexrl.replay.replay import Recorded, Replay
+from apexrl.replay.snapshot import write_snapshot
+from apexrl.types import StreamSpec
+
+K = 3
+SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=K, n_steps=2)
+PERIOD = 3
+CONFIG = ReplayConfig(
+    capacity=12,  # 4 unrolls, and 8 more before they must go
+    min_size_to_sample=1,
+    samples_per_insert=0.0,
+    eviction_period_batches=PERIOD,
+    tables=("transitions=priority", "unrolls=uniform:0:1", "queue=fifo:0:1"),
+)
+SOFT, RING = 4, 12
+
+
+class SlowReplay:
+    """Dictionaries and scans; knows what may be drawn, with which probability."""
+
+    def __init__(self, exponent):
+        self.exponent = exponent
+        self.first = self.end = self.num_batches = 0
+        self.inserted = {"transitions": 0, "unrolls": 0, "queue": 0}
+        self.sampled = dict(self.inserted)
+        self.sent = {}  # priorities by number, as the actor sent them
+        self.powers = {}  # of transitions, by key
+        self.drawn = set()  # by the queue
+
+    def power(self, priority):
+        return priority**self.exponent if priority > 0 else 0.0
+
+    def insert(self, lines):
+        for line in lines:
+            if self.end - self.first == RING:
+                self.evict()
+            self.hold(self.end, line)
+            self.end += 1
+            self.inserted["transitions"] += sum(priority > 0 for priority in line)
+            self.inserted["unrolls"] += 1
+            self.inserted["queue"] += 1
+
+    def hold(self, number, line):
+        self.sent[number] = line
+        for k, priority in enumerate(line):
+            self.powers[number * K + k] = self.power(priority)
+
+    def evict(self):
+        while self.end - self.first > SOFT:
+            for k in range(K):
+                del self.powers[self.first * K + k]
+            self.first += 1
+
+    def update(self, keys, priorities):
+        before = dict(self.powers)
+        for key, priority in zip(keys, priorities, strict=True):
+            if before.get(key, 0) > 0:
+                self.powers[key] = self.power(priority)
+
+    def may_sample(self, table, batch_size):
+        if self.inserted[table] < 1:
+            return False
+        if table == "queue":
+            return len(self.undrawn()) >= batch_size
+        return any(power > 0 for power in self.powers.values()) if table == "transitions" else self.end > self.first
+
+    def undrawn(self):
+        return [number for number in range(self.first, self.end) if number not in self.drawn]
+
+    def check(self, table, sample):
+        """Whether the sample could be drawn now."""
+        keys, probabilities = sample.keys.tolist(), sample.probabilities
+        if table == "queue":
+            return keys == self.undrawn()[: len(keys)] and (probabilities == 1).all()
+        if table == "unrolls":
+            held = range(self.first, self.end)
+            return set(keys) <= set(held) and np.allclose(probabilities, 1 / max(len(held), 1))
+        total = sum(self.powers.values())
+        size = sum(priority > 0 for n in range(self.first, self.end) for priority in self.sent[n])
+        if total == 0 or not all(self.powers.get(key, 0) > 0 for key in keys):
+            return False
+        expected = np.array([self.powers[key] / total for key in keys])
+        weights = (size * expected) ** -CONFIG.importance_exponent
+        return np.allclose(probabilities, expected, rtol=1e-6) and np.allclose(
+            sample.weights, weights / weights.max(), rtol=1e-5
+        )
+
+    def take(self, table, sample):
+        """Checks a sample; what has to go goes after it."""
+        assert self.check(table, sample), (table, sample)
+        if table == "queue":
+            self.drawn.update(sample.keys.tolist())
+        self.sampled[table] += len(sample.keys)
+        self.num_batches += 1
+        if self.num_batches % PERIOD == 0:
+            self.evict()
+
+    def snapshot(self):
+        return (self.first, self.end, dict(self.powers), dict(self.inserted), dict(self.sampled), set(self.drawn))
+
+    def restart(self, snapshot, exponent):
+        self.num_batches = 0
+        self.first = max(self.end - SOFT, 0)
+        held = range(self.first, self.end)
+        old = self.exponent
+        self.exponent, self.powers = exponent, {}
+        for number in held:
+            self.hold(number, self.sent[number])
+        if snapshot is None:
+            self.inserted = {"transitions": 0, "unrolls": 0, "queue": 0}
+            self.sampled, self.drawn, since = dict(self.inserted), set(), held
+        else:
+            first, end, powers, inserted, sampled, drawn = snapshot
+            self.inserted, self.sampled, self.drawn = dict(inserted), dict(sampled), set(drawn)
+            for key in self.powers:
+                if first * K <= key < end * K and self.powers[key] > 0:
+                    self.powers[key] = self.power(powers[key] ** (1 / old))
+            since = range(max(end, self.first), self.end)
+        self.inserted["transitions"] += sum(priority > 0 for n in since for priority in self.sent[n])
+        self.inserted["unrolls"] += len(since)
+        self.inserted["queue"] += len(since)
+
+
+def record_of(number, line):
+    return Record(b"message %d" % number, b"block" * number, int((np.asarray(line) > 0).sum()), 0.0)
+
+
+class Machine:
+    """A replay with its journal, and the twin, doing the same."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.slow = SlowReplay(0.6)
+        self.snapshot = None  # the twin's, of when one was written
+        identity = new_identity(SPEC)
+        self.fast = Replay(CONFIG, identity, 0, Journal(directory, identity))
+
+    def insert(self, lines):
+        first = self.slow.end
+        records = [record_of(first + i, line) for i, line in enumerate(lines)]
+        assert self.fast.insert(records, np.array(lines, np.float32)) == first
+        self.slow.insert(lines)
+
+    def sample(self, table, batch_size):
+        may = self.fast.why_no_sample(table, batch_size) == ""
+        assert may == self.slow.may_sample(table, batch_size)
+        if may:
+            self.slow.take(table, self.fast.sample(table, batch_size))
+
+    def update(self, keys, priorities):
+        self.fast.tables["transitions"].update_priorities(np.array(keys), np.array(priorities, np.float32))
+        self.slow.update(keys, priorities)
+
+    def write(self):
+        write_snapshot(self.directory / SNAPSHOT_FILE, self.fast.snapshot())
+        self.snapshot = (self.slow.snapshot(), self.slow.exponent)
+
+    def restart(self, exponent):
+        """As after a kill: nothing is closed."""
+        recovered = recover(self.directory)
+        journal = Journal(self.directory, recovered.identity)
+        config = ReplayConfig(**{**vars(CONFIG), "priority_exponent": exponent})
+        self.fast = Replay(config, recovered.identity, 0, journal)
+        recorded = [
+            Recorded(number, Record(message, block, int((np.array(line) > 0).sum()), 0.0), np.array(line, np.float32))
+            for number, message, block in recovered.entries
+            for line in [self.slow.sent[number]]
+        ]
+        self.fast.restore(recorded, recovered.end_number, self.directory)
+        snapshot, written = self.snapshot or (None, exponent)
+        self.slow.exponent = written
+        self.slow.restart(snapshot, exponent)
+
+    def check(self):
+        fast, slow, log = self.fast, self.slow, self.fast.log
+        assert (log.first_number, log.end_number) == (slow.first, slow.end)
+        held = range(slow.first, slow.end)
+        records = [record_of(number, slow.sent[number]) for number in held]
+        assert [log.get(number) for number in held] == records
+        assert log.num_bytes == sum(record.num_bytes for record in records)
+        assert log.num_transitions == sum(record.transitions for record in records)
+        for name, table in fast.tables.items():
+            assert (table.limiter.inserted, table.limiter.sampled) == (slow.inserted[name], slow.sampled[name])
+        table = fast.tables["transitions"]
+        table.check_valid()
+        powers = table._index.get_rows(np.array(held, np.int64) % RING).ravel()
+        assert powers == pytest.approx([slow.powers[key] for n in held for key in range(n * K, n * K + K)], rel=1e-5)
+
+
+PRIORITIES = [0.0, 0.25, 1.0, 3.0, 1000.0]
+WEIGHTS = {"insert": 4, "sample": 8, "update": 3, "write": 1, "restart": 0.7}
+
+
+def step(machine, rng):
+    """One random operation, and what has to be true after it."""
+    match rng.choices(list(WEIGHTS), WEIGHTS.values())[0]:
+        case "insert":
+            machine.insert([rng.choices(PRIORITIES, k=K) for _ in range(rng.choice([1, 1, 2, 5, 30]))])
+        case "sample":
+            machine.sample(rng.choice(list(machine.fast.tables)), rng.randrange(1, 9))
+        case "update":
+            keys = rng.sample(range(machine.slow.end * K - 40, machine.slow.end * K + 10), 8)
+            machine.update(keys, rng.choices(PRIORITIES, k=8))
+        case "write":
+            machine.write()
+        case "restart":
+            machine.restart(rng.choice([0.6, 0.6, 1.0]))
+    machine.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equals_the_slow_twin_under_random_operations_and_restarts(seed, tmp_path, monkeypatch):
+    monkeypatch.setattr("apexrl.replay.journal.SEGMENT_BYTES", 300)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    rng = random.Random(seed)
+    machine = Machine(tmp_path)
+    for _ in range(500):
+        step(machine, rng)

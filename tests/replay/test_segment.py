@@ -1,0 +1,120 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apexrl.replay.segment import (
+    FORMAT,
+    HEADER_MAGIC,
+    UNROLL_MAGIC,
+    Entry,
+    Scan,
+    SegmentHeader,
+    pack,
+    pack_header,
+    scan,
+)
+from apexrl.types import StreamSpec
+
+SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
+HEADER = SegmentHeader(FORMAT, "log", 2, 5, SPEC)
+
+# Blocks may hold what looks like a record's beginning.
+CONTENTS = st.lists(st.sampled_from([b"", UNROLL_MAGIC, HEADER_MAGIC, b"\0" * 20, b"bytes"]), max_size=4).map(b"".join)
+RECORDS = st.lists(st.tuples(CONTENTS, CONTENTS), max_size=6)
+
+
+def pieces_of(records):
+    """The header and each record as bytes."""
+    return [pack_header(HEADER), *(b"".join(pack(5 + i, *record)) for i, record in enumerate(records))]
+
+
+def entries_of(records):
+    return [Entry(5 + i, *record) for i, record in enumerate(records)]
+
+
+def bounds_of(pieces):
+    """Where each piece begins and ends."""
+    ends = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces))]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(RECORDS)
+def test_what_is_written_is_read(records):
+    data = b"".join(pieces_of(records))
+    assert scan(data) == Scan(HEADER, entries_of(records), [], len(data))
+
+
+def test_an_empty_file_holds_nothing():
+    assert scan(b"") == Scan(None, [], [], 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS, st.integers(0, 10**6), st.integers(1, 255))
+def test_a_damaged_byte_loses_only_the_record_it_hits(records, position, change):
+    pieces = pieces_of(records)
+    data = bytearray(b"".join(pieces))
+    position %= len(data)
+    data[position] ^= change
+    found = scan(bytes(data))
+    hit = next(i for i, (begin, end) in enumerate(bounds_of(pieces)) if begin <= position < end)
+    assert found.header == (None if hit == 0 else HEADER)
+    assert found.entries == [entry for i, entry in enumerate(entries_of(records), 1) if i != hit]
+    assert [(d.offset, d.num_bytes) for d in found.damages] == [(bounds_of(pieces)[hit][0], len(pieces[hit]))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS, st.integers(0, 10**6))
+def test_a_cut_loses_only_what_lies_behind_it(records, position):
+    pieces = pieces_of(records)
+    data = b"".join(pieces)
+    position %= len(data)
+    found = scan(data[:position])
+    whole = sum(end <= position for _, end in bounds_of(pieces))
+    assert found.entries == entries_of(records)[: max(whole - 1, 0)]
+    assert found.header == (HEADER if whole else None)
+    assert found.end_of_records == sum(map(len, pieces[:whole]))
+    assert sum(d.num_bytes for d in found.damages) == position - found.end_of_records
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_bytes_cut_out_lose_only_the_records_they_belong_to(records, begin, length):
+    pieces = pieces_of(records)
+    data = b"".join(pieces)
+    begin %= len(data)
+    end = min(begin + 1 + length % 60, len(data))
+    found = scan(data[:begin] + data[end:])
+    hit = {i for i, (first, last) in enumerate(bounds_of(pieces)) if first < end and begin < last}
+    # Equal bytes from both sides of the cut may make a whole record again.
+    not_hit = [entry for i, entry in enumerate(entries_of(records), 1) if i not in hit]
+    assert [entry for entry in found.entries if entry in not_hit] == not_hit
+    assert all(entry in entries_of(records) for entry in found.entries)
+    assert found.header == HEADER or 0 in hit
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS, st.integers(0, 10**6), CONTENTS, st.binary(max_size=60))
+def test_garbage_between_records_loses_none(records, position, content, tail):
+    pieces = pieces_of(records)
+    position = 1 + position % len(pieces)
+    found = scan(b"".join([*pieces[:position], content, tail, *pieces[position:]]))
+    assert found.header == HEADER
+    assert found.entries == entries_of(records)
+    assert sum(d.num_bytes for d in found.damages) == len(content + tail)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_can_be_read(data, begins_well):
+    found = scan(UNROLL_MAGIC * begins_well + data)
+    assert found.header is None and found.entries == []
+
+
+@pytest.mark.parametrize("message", [b"", b"\xc1", b"\x80"])
+def test_a_header_of_another_version_costs_no_record(message):
+    records = [(b"message", b"block"), (b"other", b"more")]
+    data = b"".join(pack(5, message, b"", HEADER_MAGIC)) + b"".join(pieces_of(records)[1:])
+    found = scan(data)
+    assert found.header is None
+    assert found.entries == entries_of(records)

@@ -1,0 +1,389 @@
+"""A real replay server among enemies: malformed messages, floods, strangers. Good peers beside them lose nothing."""
+
+import contextlib
+import multiprocessing
+import random
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from apexrl.errors import PeerError, WireError
+from apexrl.net import InsertClient, ReplayClient, load_keyring, sockets, wire
+from tests.system.fuzz import (
+    BLOCK,
+    HOST,
+    SPEC,
+    TABLE,
+    Enemy,
+    GoodPeers,
+    K,
+    dealer,
+    make_bombs,
+    make_header,
+    resident_mb,
+    scaled,
+    start_replay,
+)
+from tests.system.processes import ROOT, Process, wait_for
+
+SPAWN = multiprocessing.get_context("spawn")
+GROWTH_MB = scaled(100, 30)  # a short attack ends before its first peers were silent for long enough to be forgotten
+FLOOD_MB = 400  # a peer that never reads costs its queue at the server, full of the largest batches
+FLOOD_SECONDS = scaled(1, 60)
+FLOODS = scaled(("demand", "fetch"), ("hello", "beat", "follow", "demand", "fetch", "statistics"))
+UNROLLS = 4000
+
+
+def endpoint(port):
+    return f"tcp://{HOST}:{port}"
+
+
+def attack(role, port, seed, count, counter, go):
+    """A process of two enemies that send so many messages; waits for `go` when a fifth is sent."""
+    context = zmq.Context()
+    enemies = [Enemy(context, role, port, seed + i) for i in range(2)]
+    for i in range(count):
+        if i == count // 5:
+            counter.value += i
+            go.wait()
+        enemies[i % 2].step(time.monotonic() + 60)
+    counter.value += count - count // 5
+    for enemy in enemies:
+        enemy.close()
+    context.destroy(linger=0)
+
+
+def settled_mb(server):
+    """Resident memory when it does not change any more."""
+    last = [resident_mb(server)]
+
+    def is_settled():
+        time.sleep(0.3)
+        last.append(resident_mb(server))
+        return abs(last[-1] - last[-2]) < 0.5
+
+    wait_for(is_settled, 30, "memory that does not change")
+    return last[-1]
+
+
+@pytest.mark.timeout(1800)
+def test_a_million_malformed_messages_neither_crash_nor_grow_the_server(tmp_path, free_ports):
+    ports = free_ports(2)
+    count = scaled(20_000, 1_000_000) // 2
+    counter, go = SPAWN.Value("q", 0), SPAWN.Event()
+    with start_replay(tmp_path, ports, "--capacity", UNROLLS * K) as server, GoodPeers(ports) as good:
+        started = time.monotonic()
+        processes = [
+            SPAWN.Process(target=attack, args=(role, port, 100 * i, count, counter, go), daemon=True)
+            for i, (role, port) in enumerate(zip(("actor", "learner"), ports, strict=True))
+        ]
+        for process in processes:
+            process.start()
+        wait_for(lambda: counter.value >= 2 * (count // 5) or server.popen.poll() is not None, 600, "the warm-up")
+        before = settled_mb(server)
+        go.set()
+        for process in processes:
+            process.join(1200)
+        seconds = time.monotonic() - started
+        assert [process.exitcode for process in processes] == [0, 0]
+        good.finish()
+        after = settled_mb(server)
+        assert server.popen.poll() is None
+        lines = len(server.text().splitlines())
+        assert "Traceback" not in server.text()
+        print(
+            f"\nfuzz: {counter.value} messages in {seconds:.0f} s; good inserts {good.num_inserts}, lost 0, doubled 0, "
+            f"batches {good.num_samples}; memory {before:.0f} -> {after:.0f} MB; {lines} log lines"
+        )
+    assert counter.value == 2 * count
+    assert good.num_samples > 0
+    assert after < before + GROWTH_MB
+
+
+def flood(kind, ports, seconds):
+    """A process that sends as fast as it can and never reads."""
+    context = zmq.Context()
+    name = f"flood-{kind}"
+    role = "actor" if kind in ("hello", "beat") else "learner"
+    link = dealer(context, ports[role == "learner"], name.encode(), rcvhwm=1, rcvbuf=8192)
+    subscribe = wire.Subscribe(
+        wire.PROTOCOL, name, 0, (wire.Want(TABLE, wire.MAX_BATCH),), kind == "follow", "", 0, 8, 0
+    )
+    hello = wire.Hello(wire.PROTOCOL, name, 2, SPEC, 0)
+    greeting = hello if role == "actor" else subscribe
+    messages = {
+        "hello": [hello],
+        "beat": [wire.Heartbeat()],
+        "follow": [subscribe, wire.Heartbeat()],
+        "demand": [wire.Demand(2**50, (2**50,))],
+        "fetch": [wire.Fetch(1, tuple(range(wire.MAX_FETCH)))],
+        "statistics": [wire.AskStatistics(1)],
+    }
+    frames = [wire.encode(message) for message in messages[kind]]
+    link.send(wire.encode(greeting))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for frame in frames:
+            try:
+                link.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                time.sleep(0.001)
+    context.destroy(linger=0)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_peer_that_floods_and_never_reads_costs_bounded_memory(tmp_path, free_ports, kind):
+    ports = free_ports(2)
+    with start_replay(tmp_path, ports, "--capacity", UNROLLS * K) as server, GoodPeers(ports) as good:
+        wait_for(lambda: len(good.seen) > 100 or good.errors, 60, "a log to read")
+        before = resident_mb(server)
+        process = SPAWN.Process(target=flood, args=(kind, ports, FLOOD_SECONDS), daemon=True)
+        process.start()
+        peak = before
+        while process.is_alive():
+            peak = max(peak, resident_mb(server))
+            assert peak < before + 20 * FLOOD_MB, f"{kind}: {before:.0f} -> {peak:.0f} MB, and growing"
+            process.join(0.05)
+        good.finish()
+        after = settled_mb(server)
+        print(
+            f"\nflood of {kind}, never read: good inserts {good.num_inserts}, lost 0, doubled 0, batches "
+            f"{good.num_samples}; memory {before:.0f}, at most {peak:.0f}, then {after:.0f} MB"
+        )
+        assert process.exitcode == 0
+    assert peak < before + FLOOD_MB
+
+
+def serve_unread(port, monitor_seconds):
+    """A process with a server's socket that is never read."""
+    sockets.HEARTBEAT_SECONDS = 1
+    server = sockets.make_socket(zmq.Context(), zmq.ROUTER)
+    server.rcvhwm = 10
+    sockets.bind(server, HOST, port)
+    time.sleep(monitor_seconds)
+
+
+def test_a_peer_that_dies_with_its_queue_full_does_not_take_the_server_along(free_ports):
+    port = free_ports(1)[0]
+    server = SPAWN.Process(target=serve_unread, args=(port, 4), daemon=True)
+    server.start()
+    context = zmq.Context()
+    link = dealer(context, port, b"doomed", sndhwm=10)
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        try:
+            link.send(bytes(100_000), zmq.NOBLOCK)
+        except zmq.Again:
+            time.sleep(0.01)
+    context.destroy(linger=0)
+    server.join(30)
+    print(f"\na peer dies with its queue full: the server's process ended with {server.exitcode}")
+    assert server.exitcode == 0
+
+
+def test_an_insert_far_larger_than_its_unroll_is_not_stored(tmp_path, free_ports):
+    ports = free_ports(2)
+    with start_replay(tmp_path, ports, "--capacity", 8000) as server, GoodPeers(ports) as good:
+        wait_for(lambda: good.seen or good.errors, 30, "a first insert")
+        before = settled_mb(server)
+        context = zmq.Context()
+        link = dealer(context, ports[0], b"fat")
+        link.send(wire.encode(wire.Hello(wire.PROTOCOL, "fat", 30, SPEC, 0)))
+        assert link.poll(10_000)
+        for i in range(30):
+            insert = wire.Insert(i, "fat", 0, 0, 0, 0.1, np.ones(K, np.float32).tobytes())
+            message = wire.encode(insert)
+            fat = bytes([message[0] + 1]) + message[1:] + b"\xa1x\xc6" + (2**22).to_bytes(4, "big") + bytes(2**22)
+            assert wire.decode_insert(message) == insert
+            link.send_multipart([fat, BLOCK])
+        link.send(wire.encode(wire.Hello(wire.PROTOCOL, "fat", 31, SPEC, 0)))
+
+        def is_read():
+            message = wire.decode_from_replay(link.recv_multipart())
+            return isinstance(message, wire.Welcome) and len(message.slots) == 31
+
+        wait_for(is_read, 20, "all inserts read")
+        after = resident_mb(server)
+        good.finish()
+        context.destroy(linger=0)
+        print(f"\n30 inserts of 4 MB under a foreign key: memory {before:.0f} -> {after:.0f} MB")
+    assert after < before + GROWTH_MB
+
+
+def test_a_bomb_in_the_log_is_an_error_for_who_fetches_it(tmp_path, free_ports):
+    ports = free_ports(2)
+    with start_replay(tmp_path, ports, "--capacity", 8000) as server:
+        actor = InsertClient(endpoint(ports[0]), "bomber", SPEC, 20)
+        actor.connect(10)
+        for i, bomb in enumerate(make_bombs()):
+            actor.insert(make_header(i), bomb, 10)
+        actor.insert(make_header(99), BLOCK, 10)
+        assert actor.flush(10)
+        reader = ReplayClient(endpoint(ports[1]), "reader")
+        with pytest.raises(WireError, match="does not decompress"):
+            reader.fetch([0], 10)
+        assert reader.fetch([1], 10)[1].header.first_step == 99 * K
+        figures = reader.statistics(10).figures
+        print(f"\nbombs: {actor.num_dropped} of {len(make_bombs())} dropped; memory {resident_mb(server):.0f} MB")
+        assert figures["dropped_malformed"] == actor.num_dropped == len(make_bombs()) - 1
+        reader.close()
+        actor.close()
+
+
+def throw_garbage(port, rng):
+    """Connections that speak no ZMTP, or stop speaking it at a bad moment."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    ready = b"\x04\x19\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    ready = bytes([4, len(ready) - 2]) + ready[2:]
+    endings = (
+        rng.randbytes(rng.randrange(1, 5000)),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        greeting[: rng.randrange(64)],
+        greeting + rng.randbytes(500),
+        greeting + ready + b"\x02" + struct.pack(">Q", 2**62),  # a frame of 4 exabytes follows
+        greeting + ready + b"\x02" + struct.pack(">Q", 2**25) + bytes(1000),
+        greeting + ready + b"\x01\x00" * 2000,  # frames of a message that never ends
+        greeting + ready + b"\x04\xff" + rng.randbytes(255),
+    )
+    try:
+        with socket.create_connection((HOST, port), timeout=5) as link:
+            link.sendall(rng.choice(endings))
+            if rng.random() < 0.1:
+                time.sleep(0.02)
+    except ConnectionError:
+        pass
+
+
+@pytest.mark.timeout(300)
+def test_garbage_without_any_protocol_is_ignored(tmp_path, free_ports):
+    ports = free_ports(2)
+    rng = random.Random(5)
+    with start_replay(tmp_path, ports, "--capacity", UNROLLS * K) as server, GoodPeers(ports) as good:
+        count = scaled(400, 20_000)
+        for i in range(count):
+            if i == count // 4:
+                before = resident_mb(server)
+            throw_garbage(ports[i % 2], rng)
+        good.finish()
+        after = settled_mb(server)
+        assert server.popen.poll() is None
+        print(
+            f"\ngarbage: {count} connections; good inserts {good.num_inserts}, lost 0, doubled 0; "
+            f"memory {before:.0f} -> {after:.0f} MB"
+        )
+    assert after < before + GROWTH_MB
+
+
+@pytest.mark.timeout(300)
+def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_ports):
+    ports = free_ports(2)
+    count = scaled(1_000, 10_000)
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 2000)
+    with start_replay(tmp_path, ports, "--capacity", UNROLLS * K) as server, GoodPeers(ports) as good:
+        wait_for(lambda: good.seen or good.errors, 30, "a first insert")
+        reader = ReplayClient(endpoint(ports[1]), "counter")
+        before = resident_mb(server)
+        answers = {wire.Welcome: 0, wire.Refused: 0}
+        most = 0
+        for start in range(0, count, 500):
+            links = [dealer(context, ports[0], b"stranger-%d" % i) for i in range(start, start + 500)]
+            for i, link in enumerate(links):
+                link.send(wire.encode(wire.Hello(wire.PROTOCOL, f"stranger-{start + i}", 1, SPEC, 0)))
+            for link in links:
+                assert link.poll(30_000), "no answer to a greeting"
+                answers[type(wire.decode_from_replay(link.recv_multipart()))] += 1
+                link.close()
+            most = max(most, int(reader.statistics(10).figures["actors"]))
+        reader.close()
+        peak = resident_mb(server)
+        good.finish()
+        print(
+            f"\nstrangers: {count} greetings, {answers[wire.Welcome]} welcome, {answers[wire.Refused]} refused, "
+            f"at most {most} leases; good inserts {good.num_inserts}, lost 0, doubled 0; "
+            f"memory {before:.0f} -> {peak:.0f} MB"
+        )
+    context.destroy(linger=0)
+    assert most <= 4096
+    assert answers[wire.Refused] > 0 or count < 4096
+    assert len(good.slots) == 1, "the good actor lost its lease"
+    assert peak < before + 3 * GROWTH_MB
+
+
+def make_keys(directory):
+    """Keys as a person makes them."""
+    command = [sys.executable, "-m", "apexrl.keys", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    return directory
+
+
+@pytest.fixture
+def key_directories(tmp_path):
+    """The right keys, made-up ones, and the right server's key beside a foreign actor's."""
+    right, foreign = make_keys(tmp_path / "right"), make_keys(tmp_path / "foreign")
+    mixed = shutil.copytree(foreign, tmp_path / "mixed")
+    shutil.copy(right / "replay.public", mixed)
+    return {"none": "", "right": str(right), "foreign": str(foreign), "mixed": str(mixed)}
+
+
+def test_only_owners_of_keys_reach_the_service(tmp_path, free_ports, key_directories, caplog):
+    ports = free_ports(2)
+    rings = {kind: load_keyring(directory, "actor") for kind, directory in key_directories.items()}
+    learner = load_keyring(key_directories["right"], "learner")
+    said = {}
+    with (
+        start_replay(tmp_path, ports, "--keys", key_directories["right"]) as server,
+        GoodPeers(ports, (rings["right"], learner)) as good,
+    ):
+        wait_for(lambda: good.num_samples or good.errors, 30, "a first batch")
+        for kind, port in (*((kind, ports[0]) for kind in ("none", "foreign", "mixed")), ("right", ports[1])):
+            caplog.clear()
+            client = InsertClient(endpoint(port), f"stranger-{kind}", SPEC, 1, rings[kind])
+            with pytest.raises(PeerError, match="silent"):
+                client.connect(1.8)
+            said[kind] = [record.getMessage() for record in caplog.records if "no connection" in record.getMessage()]
+            client.close()
+        reader = ReplayClient(endpoint(ports[1]), "teller", keyring=learner)
+        statistics = reader.statistics(10)
+        reader.close()
+        good.finish()
+        text = server.text()
+    print(f"\nkeys: good inserts {good.num_inserts}, lost 0, doubled 0; strangers were told {said}")
+    assert "stranger" not in text
+    assert {peer.name for peer in statistics.peers} == {"good", "good-reader", "good-follower"}
+    assert not any(value for name, value in statistics.figures.items() if name.startswith("dropped"))
+    assert said["none"] == []
+    assert all(any("key" in text for text in said[kind]) for kind in ("foreign", "mixed", "right")), said
+    assert any("does not accept our key" in text for text in said["mixed"])
+    assert any("does not accept our key" in text for text in said["right"])
+
+
+def test_a_server_without_good_keys_ends_with_a_cure(tmp_path, free_ports, key_directories):
+    broken = {"nowhere": str(tmp_path / "nowhere")}
+    for name, text in (("replay.secret", "short"), ("actor.public", "\u00e9" * 40), ("learner.public", "~" * 40)):
+        directory = shutil.copytree(key_directories["right"], tmp_path / f"broken-{name}")
+        (directory / name).write_text(text)
+        broken[name] = str(directory)
+    directory = shutil.copytree(key_directories["right"], tmp_path / "open")
+    (directory / "replay.secret").chmod(0o644)
+    broken["open"] = str(directory)
+    ports = free_ports(2)
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name, keys in broken.items():
+            arguments = ["replay.py", "--keys", keys, "--actor-port", ports[0], "--batch-port", ports[1]]
+            servers[name] = stack.enter_context(Process(arguments, tmp_path / f"{name}.txt"))
+        for name, server in servers.items():
+            assert server.popen.wait(60) == 1, name
+            lines = server.text().splitlines()
+            print(f"\nkeys {name}: {lines[-1]}")
+            assert "Traceback" not in server.text(), name
+            assert any(cure in lines[-1] for cure in ("apexrl.keys", "chmod 600", "40 characters")), lines[-1]
