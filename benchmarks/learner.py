@@ -31,7 +31,8 @@ def measure(setting: Setting, seconds: float) -> float:
     import torch
 
     from apexrl.agents import apex_dqn
-    from apexrl.config import PRESETS, LearnerCommand, with_defaults
+    from apexrl.config import PRESETS, LearnerCommand
+    from apexrl.flags import with_defaults
     from apexrl.frame_store import TransitionBatch
     from apexrl.lifecycle import keep_freed_memory
     from apexrl.types import StreamSpec
