@@ -85,6 +85,8 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
     except ApexError as error:
         logger.error("%s", error)
         sys.exit(1)
+    except SystemExit:  # the command line asked for help, or was malformed
+        raise
     except BaseException:
         logger.exception("%s failed", role)
         sys.exit(1)

@@ -18,7 +18,7 @@ import zstandard
 from apexrl.errors import JournalError, WireError
 from apexrl.net import wire
 from apexrl.net.leases import Leases
-from apexrl.net.outbox import Outbox
+from apexrl.net.outbox import Outbox, name_of
 from apexrl.replay.log import Record
 from apexrl.replay.replay import Replay
 
@@ -89,16 +89,21 @@ class ActorSessions:
 
     def hello(self, peer: bytes, message: wire.Hello, replay: Replay, now: float) -> None:
         """Welcomes an actor whose protocol and spec are right."""
+        refusal = ""
+        if message.actor.encode() != peer:
+            refusal = f"the name {message.actor} is not the routing id of its connection, {name_of(peer)}"
+        elif not 1 <= message.num_streams <= MAX_STREAMS_PER_ACTOR:
+            refusal = f"{message.num_streams} environments: an actor may have 1..{MAX_STREAMS_PER_ACTOR}"
+        if refusal:
+            self._outbox.refuse("actor", peer, refusal)
+            return
         session = self.sessions.get(peer)
-        if session is not None and (len(session.slots), session.actor) != (message.num_streams, message.actor):
+        if session is not None and len(session.slots) != message.num_streams:
             self.leave(peer)
             session = None
         if session is None:
-            most = min(MAX_STREAMS_PER_ACTOR, self.leases.num_free)
-            if not 1 <= message.num_streams <= most or len(self.sessions) >= MAX_ACTORS:
-                limits = f"{MAX_ACTORS} actors and {MAX_SLOTS} environments"
-                reason = f"{message.num_streams} environments more than the limits here allow ({limits})"
-                self._outbox.refuse("actor", peer, reason)
+            if message.num_streams > self.leases.num_free or len(self.sessions) >= MAX_ACTORS:
+                self._outbox.drop("actor", peer, "crowded", f"{MAX_ACTORS} actors, {MAX_SLOTS} environments at most")
                 return
             session = ActorSession(message.actor, self.leases.take(message.num_streams), 0, 0, now)
             self.sessions[peer] = session

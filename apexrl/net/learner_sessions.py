@@ -218,7 +218,9 @@ class LearnerSessions:
         if table.sent >= table.allowed or replay.why_no_sample(table.table, table.batch_size):
             return False
         sample = replay.sample(table.table, table.batch_size)
-        message = wire.Batch(i, table.sent, *(np.ascontiguousarray(array).tobytes() for array in sample))
+        message = wire.Batch(
+            i, table.sent, session.next_number, *(np.ascontiguousarray(array).tobytes() for array in sample)
+        )
         self._outbox.send("learner", peer, message)
         table.sent += 1
         table.told_reason = ""

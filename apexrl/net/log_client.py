@@ -176,7 +176,9 @@ class LogClient:
         return LogStart(message.log, message.spec, message.ring_unrolls, message.next_number, message.continues)
 
     def _is_next(self, message: wire.Batch) -> bool:
-        return message.table < len(self._tables) and message.index == self._next_batch[message.table]
+        """True when neither a batch nor an unroll was lost before this batch."""
+        is_known = message.table < len(self._tables) and message.index == self._next_batch[message.table]
+        return is_known and (not self._follows_log or message.next_number == self._next_number)
 
     def _is_whole(self, message: wire.Standing) -> bool:
         """True when nothing was lost on the way here."""

@@ -26,7 +26,8 @@ EXPIRY_PERIOD_SECONDS = 1.0
 SUMMARY_PERIOD_SECONDS = 60.0
 MAX_MESSAGES_AT_ONCE = 1024
 MAX_BYTES_AT_ONCE = 32 * 2**20
-MAX_QUEUED_BY_ACTOR = 256  # messages; more are left in the actor's own queue
+MAX_QUEUED_BY_PEER = 128  # messages; more are left in the peer's own queue
+MAX_QUEUED_FOR_ACTOR = 256
 MAX_QUEUED_FOR_LEARNER = 1024  # more than demand lets be on the way
 
 
@@ -54,8 +55,9 @@ class ReplayServer:
         self._comes_again = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = {role: make_socket(self._context, zmq.ROUTER) for role in ("actor", "learner")}
-        self._sockets["actor"].rcvhwm = self._sockets["actor"].sndhwm = MAX_QUEUED_BY_ACTOR
-        self._sockets["learner"].rcvhwm = self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
+        self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
+        self._sockets["actor"].sndhwm = MAX_QUEUED_FOR_ACTOR
+        self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
         self.actor_endpoint = bind(self._sockets["actor"], host, actor_port, keyring, ("actor",))
         self.learner_endpoint = bind(self._sockets["learner"], host, learner_port, keyring, ("learner",))
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)

@@ -135,6 +135,7 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
 
     table: SmallCount  # position among the wanted ones
     index: Count  # counts the batches of this table since the learner subscribed
+    next_number: Count  # unrolls before it were sent before; who lacks one has lost it
     keys: bytes  # int64 [B]
     probabilities: bytes  # float64 [B]
     weights: bytes  # float32 [B]

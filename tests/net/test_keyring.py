@@ -79,7 +79,7 @@ def test_a_missing_key_is_named_with_the_cure(keys, missing):
 
 
 def test_a_missing_directory_is_named_with_the_cure(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere.*python -m apexrl.keys"):
+    with pytest.raises(ConfigError, match=r"nowhere.*python -m apexrl.keys"):
         load_keyring(str(tmp_path / "nowhere"), "actor")
 
 

@@ -15,7 +15,7 @@ from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.replay_client import ReplayClient
 from apexrl.net.sockets import make_socket
 from apexrl.unroll import UnrollCodec
-from tests.net.peers import TABLE, block_of
+from tests.net.peers import TABLE, block_of, insert_of
 from tests.system.processes import wait_for
 
 
@@ -121,37 +121,72 @@ def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec, hea
     actor.close()
 
 
-def test_a_learner_takes_only_the_answer_to_its_last_subscription(spec):
-    server = make_socket(zmq.Context.instance(), zmq.ROUTER)
-    port = server.bind_to_random_port("tcp://127.0.0.1")
-    learner = LogClient(f"tcp://127.0.0.1:{port}", "learner", {TABLE: 4}, 2)
-    requests = []
+class ByHand:
+    """A learner whose server is the test."""
 
-    def asked():
-        learner.poll(10)
-        while server.poll(0):
-            message = wire.decode_to_replay(server.recv_multipart()[1:])
-            requests.extend([message] * isinstance(message, wire.Subscribe))
-        return len(requests) >= 2
+    def __init__(self, spec):
+        self.spec = spec
+        self.socket = make_socket(zmq.Context.instance(), zmq.ROUTER)
+        port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.learner = LogClient(f"tcp://127.0.0.1:{port}", "learner", {TABLE: 4}, 2)
+        self.requests = []
 
-    def answer(message, *attachments):
-        server.send_multipart([b"learner", wire.encode(message), *attachments])
-        return learner.poll(2000)
+    def has_asked(self, times):
+        """Whether so many subscriptions have come."""
+        self.learner.poll(10)
+        while self.socket.poll(0):
+            message = wire.decode_to_replay(self.socket.recv_multipart()[1:])
+            self.requests.extend([message] * isinstance(message, wire.Subscribe))
+        return len(self.requests) >= times
 
-    def subscribed(request):
-        return wire.Subscribed(request, "log", 0, False, spec, 10, 0, (0,))
+    def answer(self, message, *attachments):
+        self.socket.send_multipart([b"learner", wire.encode(message), *attachments])
+        return self.learner.poll(2000)
 
-    wait_for(asked, 10, "two subscriptions")
-    insert = wire.Insert(0, "actor", 0, 0, 0, 0.1, np.ones(8, np.float32).tobytes())
-    append = (wire.Append(0), wire.encode(insert), b"block")
-    first, last = requests[0].request, requests[-1].request
+    def subscribed(self, request):
+        return self.answer(wire.Subscribed(request, "log", 0, False, self.spec, 10, 0, (0,)))
+
+    def append(self, number):
+        return self.answer(wire.Append(number), wire.encode(insert_of("actor", number)), b"block")
+
+    def batch(self, index, next_number):
+        arrays = np.zeros(4, np.int64), np.ones(4), np.ones(4, np.float32)
+        return self.answer(wire.Batch(0, index, next_number, *(array.tobytes() for array in arrays)))
+
+
+@pytest.fixture
+def by_hand(spec):
+    by_hand = ByHand(spec)
+    yield by_hand
+    by_hand.learner.close()
+    by_hand.socket.close()
+
+
+def test_a_learner_takes_only_the_answer_to_its_last_subscription(by_hand, spec):
+    wait_for(lambda: by_hand.has_asked(2), 20, "two subscriptions")
+    first, last = by_hand.requests[0].request, by_hand.requests[-1].request
     assert last > first
-    assert answer(subscribed(first)) is None
-    assert answer(*append) is None
-    assert answer(subscribed(last)) == LogStart("log", spec, 10, 0, False)
-    assert answer(*append).number == 0
-    learner.close()
-    server.close()
+    assert by_hand.subscribed(first) is None
+    assert by_hand.append(0) is None
+    assert by_hand.subscribed(last) == LogStart("log", spec, 10, 0, False)
+    assert by_hand.append(0).number == 0
+
+
+@pytest.mark.parametrize("lost", ["an unroll", "a batch", "an unroll before a batch"])
+def test_a_learner_that_lost_something_asks_again_from_there(by_hand, lost):
+    wait_for(lambda: by_hand.has_asked(1), 20, "a subscription")
+    by_hand.subscribed(by_hand.requests[-1].request)
+    assert by_hand.append(0).number == 0 and by_hand.batch(0, 1).table == TABLE
+    num_asked = len(by_hand.requests)
+    arrives = {
+        "an unroll": lambda: by_hand.append(2),
+        "a batch": lambda: by_hand.batch(2, 1),
+        "an unroll before a batch": lambda: by_hand.batch(1, 2),
+    }[lost]
+    assert arrives() is None
+    wait_for(lambda: by_hand.has_asked(num_asked + 1), 20, "another subscription")
+    again = by_hand.requests[-1]
+    assert (again.log, again.next_number) == ("log", 1)
 
 
 def test_a_restarted_server_is_followed_without_a_loss(start_server, free_ports, spec, header, tmp_path):

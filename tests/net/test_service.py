@@ -260,6 +260,9 @@ def test_after_the_disk_has_room_everything_is_resent_and_stored_once_in_order(b
     assert not only([*broken.heard(b"a"), *broken.heard(b"b")], wire.Stranger)
     broken.mend()
     broken.service.expire(2.0)
+    broken.service.advance()
+    broken.store(b"b", 5)  # said before it heard that insert 4 was lost
+    assert broken.log.end_number == 8
     for peer, end in ((b"a", 7), (b"b", 5)):
         assert wire.Stranger() in broken.heard(peer)
         broken.hello(peer, streams=10, first=4)

@@ -234,7 +234,7 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path, spec):
     with pytest.raises(ConfigError, match="cannot be used"):
         Lock(tmp_path / "file" / "journal")
     with pytest.raises(JournalError, match="cannot be written"):
-        Journal(tmp_path / "file", new_identity(spec))
+        fill(Journal(tmp_path / "file", new_identity(spec)), [0])
 
 
 class FullDisk:

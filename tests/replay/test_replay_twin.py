@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apexrl.config import ReplayConfig
-from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity, recover
+from apexrl.replay.journal import SNAPSHOT_FILE, Journal, Recovered, new_identity, recover
 from apexrl.replay.log import Record
 from apexrl.replay.replay import Recorded, Replay
 from apexrl.replay.snapshot import write_snapshot
@@ -168,6 +168,9 @@ class Machine:
     def restart(self, exponent):
         """As after a kill: nothing is closed."""
         recovered = recover(self.directory)
+        if recovered is None:  # nothing was ever stored: another log begins
+            identity, self.snapshot = new_identity(SPEC), None
+            recovered = Recovered(identity, [], 0)
         journal = Journal(self.directory, recovered.identity)
         config = ReplayConfig(**{**vars(CONFIG), "priority_exponent": exponent})
         self.fast = Replay(config, recovered.identity, 0, journal)

@@ -1,7 +1,7 @@
 import pytest
 
 from apexrl.errors import WireError
-from apexrl.replay.snapshot import Snapshot, recover_snapshot, write_snapshot
+from apexrl.replay.snapshot import Snapshot, load_snapshot, recover_snapshot, write_snapshot
 from apexrl.replay.table import TableState
 
 SNAPSHOT = Snapshot("log", 3, 9, {"a": TableState(70, 50, 0, 0.6, b"\1\2\3\4" * 12), "b": TableState(7, 5, 4)})

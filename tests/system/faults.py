@@ -213,6 +213,12 @@ class World:
             for _ in dead:
                 self.start_reader()
 
+    def is_alive(self) -> bool:
+        """True; fails when a process has ended by itself."""
+        for process in [self.server, *(peer.process for peer in [*self.actors, *self.readers])]:
+            assert process.popen.poll() is None, f"{process.log.name} ended: {process.text()[-2000:]}"
+        return True
+
     def wait_until_storing(self) -> None:
         """Waits until something is acknowledged by the server that runs now."""
         wait_for(lambda: "actors at tcp" in self.server.text(), DEADLINE_SECONDS, "its ports")
@@ -230,7 +236,7 @@ class World:
         """Waits until everybody has got on by 10: inserts of actors acknowledged, unrolls and batches of readers."""
 
         def positions():
-            assert all(peer.process.popen.poll() is None for peer in [*self.actors, *self.readers]), "a process ended"
+            assert self.is_alive()
             found = [actor.acknowledged() for actor in self.actors]
             for reader in self.readers:
                 notes = self.notes[reader.path].update()

@@ -79,16 +79,18 @@ class Proxy:
         """Begins the plan."""
         self._begun.set()
 
-    def wait_until_healed(self, seconds: float) -> None:
-        """Waits for the end of the plan; fails when it takes longer."""
-        assert self._healed.wait(seconds) and self._error is None, f"the proxy did not end its plan: {self._error}"
+    @property
+    def is_healed(self) -> bool:
+        """True when the plan has come to its end; raises what made the proxy fail."""
+        if self._error is not None:
+            raise self._error
+        return self._healed.is_set()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
         except BaseException as error:
             self._error = error
-            self._healed.set()
 
     async def _serve(self) -> None:
         tasks: set[asyncio.Task] = set()

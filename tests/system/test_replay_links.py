@@ -10,6 +10,7 @@ import pytest
 
 from apexrl.net import ReplayClient
 from tests.system.faults import DEADLINE_SECONDS, TIMEOUT_SECONDS, World, scaled
+from tests.system.processes import wait_for
 from tests.system.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
@@ -34,7 +35,9 @@ def test_connections_that_are_delayed_cut_reordered_and_swallowed_lose_and_doubl
         actor_proxy.begin()
         reader_proxy.begin()
         for proxy in (actor_proxy, reader_proxy):
-            proxy.wait_until_healed(rounds * 15 + DEADLINE_SECONDS)
+            wait_for(
+                lambda: world.is_alive() and proxy.is_healed, rounds * 15 + DEADLINE_SECONDS, "the end of the plan"
+            )
             assert all(proxy.counts[kind] for kind in ("delay", "cut", "linger", "swallow")), proxy.counts
         world.wait_for_progress()
         client = ReplayClient(f"tcp://127.0.0.1:{ports[1]}", "watcher")
