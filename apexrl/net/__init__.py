@@ -4,6 +4,7 @@ from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import Keyring, load_keyring
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.replay_client import ReplayClient, StoredUnroll
+from apexrl.net.shards import ShardedReplayClient, shard_of
 
 __all__ = [
     "InsertClient",
@@ -13,6 +14,8 @@ __all__ = [
     "LogClient",
     "LogStart",
     "ReplayClient",
+    "ShardedReplayClient",
     "StoredUnroll",
     "load_keyring",
+    "shard_of",
 ]

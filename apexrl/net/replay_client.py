@@ -62,6 +62,11 @@ class ReplayClient:
         """Why there is no batch: replay_connection, min_size, actors; empty when there is one."""
         return self._client.waits_for
 
+    def has_batch(self, table: str) -> bool:
+        """True when `sample` would not wait."""
+        self._poll_until(lambda: bool(self._batches[table]), 0.001)
+        return bool(self._batches[table])
+
     def sample(self, table: str, timeout_seconds: float) -> Sample:
         """Returns a batch: keys, probabilities and importance weights [B].
 

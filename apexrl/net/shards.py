@@ -1,0 +1,102 @@
+"""Several replay servers side by side, each with a log of its own, as one: `ShardedReplayClient`. Of one thread.
+
+An actor process inserts into one of them, chosen by its name (`shard_of`). Readers see keys and unroll numbers that
+carry their shard: key * shards + shard. Batches come from the shards in turn, so all of them should hold as much.
+"""
+
+import itertools
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import zmq
+
+from apexrl.errors import PeerError
+from apexrl.net import wire
+from apexrl.net.keyring import Keyring
+from apexrl.net.replay_client import ReplayClient, StoredUnroll
+from apexrl.types import Sample
+
+
+def shard_of(actor: str, num_shards: int) -> int:
+    """Returns the shard that an actor inserts into: always the same for a name."""
+    return zlib.crc32(actor.encode()) % num_shards
+
+
+class ShardedReplayClient:
+    """A `ReplayClient` of several servers. One that is away is left out while the others have batches."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        name: str,
+        batch_sizes: Mapping[str, int] | None = None,
+        prefetch_batches: int = 4,
+        keyring: Keyring | None = None,
+        context: zmq.Context | None = None,
+    ):
+        """Connects to all and waits for nobody; the order of the endpoints has to stay the same.
+
+        Raises: ValueError when there is none.
+        """
+        if not endpoints:
+            raise ValueError("at least one endpoint is needed")
+        self.shards = [
+            ReplayClient(endpoint, name, batch_sizes, prefetch_batches, keyring, context) for endpoint in endpoints
+        ]
+        self._turns = itertools.cycle(range(len(self.shards)))
+
+    def sample(self, table: str, timeout_seconds: float) -> Sample:
+        """Returns a batch of the next shard that has one; probabilities are over all shards, weights within one.
+
+        Raises: PeerError when no shard has a batch in time.
+        """
+        for shard in itertools.islice(self._turns, len(self.shards)):
+            if self.shards[shard].has_batch(table):
+                return self._sample(shard, table, timeout_seconds)
+        patience = timeout_seconds / len(self.shards)
+        reasons = []
+        for shard in itertools.islice(self._turns, len(self.shards)):
+            try:
+                return self._sample(shard, table, patience)
+            except PeerError as error:
+                reasons.append(str(error))
+        raise PeerError("; ".join(reasons))
+
+    def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
+        """Returns unrolls by number, decoded; those that no log holds are left out.
+
+        Raises: PeerError when they do not come in time, WireError when one cannot be decoded.
+        """
+        count = len(self.shards)
+        wanted = np.unique(np.fromiter((int(number) for number in numbers), np.int64))
+        found = {}
+        for shard, client in enumerate(self.shards):
+            held = client.fetch(wanted[wanted % count == shard] // count, timeout_seconds)
+            found.update({number * count + shard: unroll for number, unroll in held.items()})
+        return found
+
+    def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sends new priorities [B] of keys [B] to the shards that gave them."""
+        count = len(self.shards)
+        for shard, client in enumerate(self.shards):
+            of_shard = keys % count == shard
+            if of_shard.any():
+                client.update_priorities(table, keys[of_shard] // count, priorities[of_shard])
+
+    def statistics(self, timeout_seconds: float) -> list[wire.Statistics]:
+        """Returns the figures of each shard.
+
+        Raises: PeerError when they do not come in time.
+        """
+        return [client.statistics(timeout_seconds) for client in self.shards]
+
+    def close(self) -> None:
+        """Says goodbye to all."""
+        for client in self.shards:
+            client.close()
+
+    def _sample(self, shard: int, table: str, timeout_seconds: float) -> Sample:
+        sample = self.shards[shard].sample(table, timeout_seconds)
+        count = len(self.shards)
+        return Sample(sample.keys * count + shard, sample.probabilities / count, sample.weights)

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from apexrl.errors import PeerError
+from apexrl.net import InsertClient, ShardedReplayClient, shard_of
+from tests.net.peers import TABLE, block_of
+from tests.system.processes import wait_for
+
+SHARDS = 3
+
+
+def test_shards_are_read_as_one(start_server, spec, header, context):
+    with start_server() as a, start_server() as b, start_server() as c:
+        servers = [a, b, c]
+        for shard, server in enumerate(servers):
+            actor = InsertClient(server.actor_endpoint, f"actor-{shard}", spec, 4, context=context)
+            actor.connect(10)
+            for i in range(10):
+                actor.insert(header(1000 * shard + 8 * i), block_of(spec, i), 10)
+            assert actor.flush(10)
+            actor.close()
+        endpoints = [server.learner_endpoint for server in servers]
+        client = ShardedReplayClient(endpoints, "reader", {TABLE: 16}, context=context)
+        wait_for(lambda: all(shard.has_batch(TABLE) for shard in client.shards), 10, "batches of all shards")
+        samples = [client.sample(TABLE, 10) for _ in range(3)]
+        wait_for(lambda: all(shard.has_batch(TABLE) for shard in client.shards), 10, "more of them")
+        keys = np.concatenate([sample.keys for sample in samples + [client.sample(TABLE, 10) for _ in range(3)]])
+        assert np.bincount(keys % SHARDS, minlength=SHARDS).tolist() == [32] * SHARDS
+        assert (keys // SHARDS < 80).all()
+        numbers = {int(key) // SHARDS // 8 * SHARDS + int(key) % SHARDS for key in keys[:64]}
+        fetched = client.fetch(numbers, 10)
+        assert fetched.keys() == numbers
+        for number, stored in fetched.items():
+            assert stored.header.first_step == 1000 * (number % SHARDS) + 8 * (number // SHARDS)
+        client.update_priorities(TABLE, np.array([0, 1, 2, 4]), np.array([1.0, 50.0, 1.0, 50.0]))
+
+        def is_told():
+            return b.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] > 40
+
+        wait_for(is_told, 10, "priorities at the second shard")
+        assert a.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] == pytest.approx(1.0)
+        assert [answer.figures["size"] for answer in client.statistics(10)] == [80] * SHARDS
+        client.close()
+
+
+def test_a_shard_that_is_away_does_not_hold_up_the_others(start_server, free_ports, spec, header, context):
+    away = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    with start_server() as server:
+        actor = InsertClient(server.actor_endpoint, "actor", spec, 4, context=context)
+        actor.connect(10)
+        for i in range(10):
+            actor.insert(header(8 * i), block_of(spec, i), 10)
+        client = ShardedReplayClient([away, server.learner_endpoint], "reader", {TABLE: 4}, context=context)
+        for _ in range(5):
+            assert (client.sample(TABLE, 10).keys % 2 == 1).all()
+        client.close()
+        actor.close()
+    client = ShardedReplayClient([away, away], "reader", {TABLE: 4}, context=context)
+    with pytest.raises(PeerError, match=rf"{away}.*; .*{away}"):
+        client.sample(TABLE, 0.4)
+    client.close()
+
+
+def test_actors_are_spread_over_the_shards():
+    counts = np.bincount([shard_of(f"host-{i}", 4) for i in range(4000)], minlength=4)
+    assert (counts > 850).all()
+    assert shard_of("host-7", 4) == shard_of("host-7", 4)
