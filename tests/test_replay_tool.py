@@ -57,7 +57,7 @@ def written(tmp_path, spec, make_record, monkeypatch):
     journal.close()
     powers = np.repeat(np.arange(1, 11, dtype=np.float32) ** 0.5, spec.unroll_starts)
     state = TableState(70, 32, 0, 0.5, powers.astype(np.float32).tobytes())
-    write_snapshot(directory / "priorities.bin", Snapshot(identity.log, 0, 10, {"transitions": state}))
+    write_snapshot(directory / "priorities.bin", Snapshot(identity.log, 0, 0, 10, {"transitions": state}))
     assert len(files_of(directory)) > 3
     return directory
 

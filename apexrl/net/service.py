@@ -7,6 +7,7 @@ call `expire` every second.
 import logging
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from apexrl.config import ReplayConfig, tables_of
@@ -24,6 +25,8 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 PEER_TIMEOUT_SECONDS = 15.0
+STALLED_SECONDS = 5.0  # between two calls of `expire`, which should be one
+STATISTICS_PERIOD_SECONDS = 0.1  # within which all who ask get the same answer
 
 
 class ReplayService:
@@ -41,6 +44,8 @@ class ReplayService:
         self.learners = LearnerSessions(self.outbox)
         self.vitals = Vitals(synced_seconds=now, dropped=self.outbox.dropped)
         self._expired_seconds = now
+        self._answered_seconds = -1e9
+        self._answer = wire.Statistics(0, {}, ())
         self._config = config
         self._seed = seed
         self._journal_dir = journal_dir
@@ -83,21 +88,26 @@ class ReplayService:
 
     def expire(self, now: float) -> None:
         """Gives up peers that were silent for too long, frees what they held, and tries a failed journal again."""
-        for peer in [p for p, s in self.actors.sessions.items() if now - s.last_seen > PEER_TIMEOUT_SECONDS]:
-            logger.warning("actor %s was silent for %.0f s", self.actors.sessions[peer].actor, PEER_TIMEOUT_SECONDS)
-            self.actors.leave(peer)
-        for peer in [p for p, s in self.learners.sessions.items() if now - s.last_seen > PEER_TIMEOUT_SECONDS]:
-            logger.warning("learner %s was silent for %.0f s", self.learners.sessions[peer].learner,
-                           PEER_TIMEOUT_SECONDS)  # fmt: skip
-            assert self.replay is not None
-            self.learners.leave(peer, self.replay)
         elapsed, self._expired_seconds = now - self._expired_seconds, now
         for standing in self._peers(now):
             if standing.waits_for:
                 self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
+        if elapsed < STALLED_SECONDS:  # else it was this process that stood still, and what they said waits to be read
+            self._give_up_silent_peers(now)
         journal = self.replay.journal if self.replay is not None else None
         if self.actors.journal_fault and journal is not None and journal.is_writable():
             self.actors.resume()
+
+    def _give_up_silent_peers(self, now: float) -> None:
+        for peer, actor in list(self.actors.sessions.items()):
+            if now - actor.last_seen > PEER_TIMEOUT_SECONDS:
+                logger.warning("actor %s was silent for %.0f s", actor.actor, PEER_TIMEOUT_SECONDS)
+                self.actors.leave(peer)
+        for peer, learner in list(self.learners.sessions.items()):
+            if now - learner.last_seen > PEER_TIMEOUT_SECONDS:
+                logger.warning("learner %s was silent for %.0f s", learner.learner, PEER_TIMEOUT_SECONDS)
+                assert self.replay is not None
+                self.learners.leave(peer, self.replay)
 
     def journal_failed(self, fault: str) -> None:
         """Takes no more inserts: the disk failed behind an append."""
@@ -162,7 +172,10 @@ class ReplayService:
                 else:
                     self.learners.subscribe(peer, message, self.replay, now)
             case wire.AskStatistics() if role == "learner":
-                answer = wire.Statistics(message.request, self.statistics(now), self._peers(now))
+                if now - self._answered_seconds >= STATISTICS_PERIOD_SECONDS:
+                    self._answered_seconds = now
+                    self._answer = wire.Statistics(0, self.statistics(now), self._peers(now))
+                answer = msgspec.structs.replace(self._answer, request=message.request)
                 self.outbox.send(role, peer, answer)
             case _ if role == "actor" and peer in self.actors.sessions:
                 assert self.replay is not None

@@ -52,9 +52,11 @@ class LogIdentity(msgspec.Struct, frozen=True):
 
         It is not when the disk lost the newest unrolls of that life, and their numbers were given to others.
         """
-        if log != self.log or life > self.life:
-            return False
-        return next_number <= min(self.lives[life + 1 :], default=next_number)
+        return log == self.log and life <= self.life and next_number <= self.end_of_life(life, next_number)
+
+    def end_of_life(self, life: int, end_number: int) -> int:
+        """Returns up to where, at most end_number, the numbers mean what they meant in a life."""
+        return min((end_number, *self.lives[life + 1 :]))
 
 
 def new_identity(spec: StreamSpec) -> LogIdentity:
@@ -127,6 +129,8 @@ def recover(directory: Path) -> Recovered | None:
     scans = [(path, scan(path.read_bytes())) for path in segment_paths(directory)]
     if identity is None:
         headers = [found.header for _, found in scans if found.header is not None]
+        if not headers and scans:
+            raise ConfigError(f"{directory} holds unrolls, but not whose: both {IDENTITY_FILE} and headers are lost")
         if not headers:
             return None
         logger.warning("%s is missing or damaged: learners will read the log from its beginning", IDENTITY_FILE)
@@ -137,6 +141,8 @@ def recover(directory: Path) -> Recovered | None:
             raise ConfigError(f"{path} has format {found.header.format}, this version reads {FORMAT}: give another")
         _mend(path, found, is_last=path == scans[-1][0], identity=identity)
         sync_file(path)  # a server that was killed had not synced all of it
+        if not found.entries:
+            path.unlink()
         for entry in found.entries:  # of a number that was written twice only the later one was acknowledged
             entries[entry.number] = entry
     end = max(entries, default=identity.lives[-1] - 1 if identity.lives else -1) + 1

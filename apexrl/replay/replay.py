@@ -92,13 +92,15 @@ class Replay:
                 table.insert(item.number, item.priorities[None])
         self._skip_to(end_number)
         snapshot = recover_snapshot(directory / SNAPSHOT_FILE, self.identity.log)
+        # What a power cut took after the snapshot may have given its numbers to other unrolls.
+        same_until = 0 if snapshot is None else self.identity.end_of_life(snapshot.life, snapshot.end_number)
         for name, table in self.tables.items():
             state = snapshot.tables.get(name) if snapshot is not None else None
             held = table.limiter.inserted
             try:
                 if snapshot is None or state is None:
                     raise ValueError("there is no snapshot of it")
-                table.restore(state, snapshot.first_number, snapshot.end_number)
+                table.restore(state, snapshot.first_number, same_until)
             except ValueError as error:
                 logger.warning("table %s goes on with the actors' own priorities: %s", name, error)
                 table.limiter.resume(0, 0, held)
@@ -113,7 +115,7 @@ class Replay:
     def snapshot(self) -> Snapshot:
         """Returns the state of all tables; a copy."""
         tables = {name: table.state() for name, table in self.tables.items()}
-        return Snapshot(self.identity.log, self.log.first_number, self.log.end_number, tables)
+        return Snapshot(self.identity.log, self.identity.life, self.log.first_number, self.log.end_number, tables)
 
     def sample(self, table: str, batch_size: int) -> Sample:
         """Draws a batch; call only when `why_no_sample` has no reason against it."""

@@ -19,6 +19,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The tables when the log held first_number .. end_number - 1."""
 
     log: str
+    life: int
     first_number: int
     end_number: int
     tables: dict[str, TableState]

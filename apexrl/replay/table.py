@@ -52,7 +52,10 @@ class Table(Protocol):
         """Returns what has to survive a restart."""
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
-        """Takes the state of when the log held first_number .. end_number - 1; later unrolls are inserted already."""
+        """Takes the state of when the log held first_number .. end_number - 1; later unrolls are inserted already.
+
+        Raises: ValueError when the state does not fit.
+        """
 
 
 def make_table(config: TableConfig, ring_unrolls: int, unroll_starts: int, exponents: tuple[float, float],
@@ -149,8 +152,9 @@ class PriorityTable:
 
         Raises: ValueError when the state does not fit the numbers.
         """
-        shape = (end_number - first_number, self._unroll_starts)
-        powers = np.frombuffer(state.priorities, np.float32).astype(np.float64).reshape(shape)
+        powers = np.frombuffer(state.priorities, np.float32).astype(np.float64).reshape(-1, self._unroll_starts)
+        if len(powers) < end_number - first_number:
+            raise ValueError(f"priorities of {len(powers)} unrolls, not {end_number - first_number}")
         if state.priority_exponent != self._priority_exponent:
             old = state.priority_exponent
             powers = self._powers(powers ** (1 / old) if old > 0 else (powers > 0).astype(np.float64))
@@ -266,7 +270,7 @@ class FifoTable(_UnrollTable):
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         super().restore(state, first_number, end_number)
-        self._next_number = state.next_number
+        self._next_number = min(state.next_number, end_number)
 
     def _following(self, count: int) -> list[int]:
         """Returns the next numbers to hand out, fewer when there are not so many."""

@@ -5,7 +5,7 @@ import pytest
 from apexrl.errors import ConfigError, JournalError
 from apexrl.replay import journal as journals
 from apexrl.replay.journal import IDENTITY_FILE, Journal, Lock, LogIdentity, new_identity, recover, sync
-from apexrl.replay.segment import FORMAT, Entry
+from apexrl.replay.segment import FORMAT, Entry, pack_header, scan
 
 
 def record(number):
@@ -278,7 +278,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_begun(journal, tmp_path, mo
                 fill(journal, range(2, 9))
     recovered = recover(tmp_path)
     assert recovered.entries == entries(range(2)) and recovered.end_number == 2
-    fill(journal, range(2, 9))
+    fill(open_again(tmp_path), range(2, 9))
     assert recover(tmp_path).entries == entries(range(9))
 
 
@@ -362,3 +362,27 @@ def test_a_close_syncs(journal, tmp_path):
     journal.close()
     assert journal.unsynced_bytes == 0
     journal.close()
+
+
+def test_unrolls_of_an_unknown_log_are_not_written_over(journal, tmp_path):
+    fill(journal, range(6))
+    journal.close()
+    (tmp_path / "log.json").unlink()
+    damaged = bytearray(last_file(tmp_path).read_bytes())
+    damaged[30] ^= 255
+    last_file(tmp_path).write_bytes(damaged)
+    with pytest.raises(ConfigError, match="holds unrolls, but not whose"):
+        recover(tmp_path)
+    assert last_file(tmp_path).read_bytes() == damaged
+
+
+def test_a_file_without_unrolls_is_removed(journal, tmp_path):
+    fill(journal, range(6))
+    journal.close()
+    (tmp_path / "unrolls-0000000000000009.log").write_bytes(pack_header(header_of(last_file(tmp_path))))
+    assert recover(tmp_path).end_number == 6
+    assert [path.name for path in tmp_path.glob("unrolls-*")] == ["unrolls-0000000000000000.log"]
+
+
+def header_of(path):
+    return scan(path.read_bytes()).header

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -219,3 +220,16 @@ def test_a_snapshot_of_a_table_that_is_gone_or_new_does_no_harm(spec, tmp_path):
     new.restore([Recorded(n, record(), np.ones(8, np.float32)) for n in range(5)], 5, tmp_path)
     assert new.sample("b", 2).keys.tolist() == [2, 3]
     assert new.tables["c"].limiter.inserted == 5 and new.tables["transitions"].limiter.inserted == 40
+
+
+def test_priorities_of_unrolls_that_a_power_cut_took_do_not_land_on_others(spec, tmp_path):
+    identity = new_identity(spec)
+    replay = Replay(config_of(), identity, 0)
+    insert(replay, count=9)
+    replay.tables[TABLE].update_priorities(np.arange(72), np.full(72, 5.0))
+    write_snapshot(tmp_path / SNAPSHOT_FILE, replay.snapshot())
+    # Life 1 found 6 of the 9 unrolls, gave the numbers 6 .. to others, and was killed before it wrote a snapshot.
+    again = Replay(config_of(), msgspec.structs.replace(identity, lives=(0, 6, 8)), 0)
+    again.restore([Recorded(n, record(), np.ones(8, np.float32)) for n in range(8)], 8, tmp_path)
+    priorities = [again.tables[TABLE]._index.get(np.array([n]), np.array([0]))[0] for n in range(8)]
+    assert priorities == pytest.approx([5**0.6] * 6 + [1.0] * 2)

@@ -4,13 +4,13 @@ from apexrl.errors import WireError
 from apexrl.replay.snapshot import Snapshot, load_snapshot, recover_snapshot, write_snapshot
 from apexrl.replay.table import TableState
 
-SNAPSHOT = Snapshot("log", 3, 9, {"a": TableState(70, 50, 0, 0.6, b"\1\2\3\4" * 12), "b": TableState(7, 5, 4)})
+SNAPSHOT = Snapshot("log", 2, 3, 9, {"a": TableState(70, 50, 0, 0.6, b"\1\2\3\4" * 12), "b": TableState(7, 5, 4)})
 
 
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "priorities.bin"
     assert recover_snapshot(path, "log") is None
-    for snapshot in (SNAPSHOT, Snapshot("log", 0, 0, {})):
+    for snapshot in (SNAPSHOT, Snapshot("log", 0, 0, 0, {})):
         write_snapshot(path, snapshot)
         assert recover_snapshot(path, "log") == load_snapshot(path) == snapshot
     assert [p.name for p in tmp_path.iterdir()] == ["priorities.bin"]
@@ -48,6 +48,6 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypa
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        write_snapshot(path, Snapshot("log", 0, 0, {}))
+        write_snapshot(path, Snapshot("log", 0, 0, 0, {}))
     monkeypatch.undo()
     assert recover_snapshot(path, "log") == SNAPSHOT

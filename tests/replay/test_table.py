@@ -187,8 +187,8 @@ def test_a_state_from_long_ago_changes_nothing_but_the_totals():
 def test_a_state_that_does_not_fit_is_an_error():
     old = make(starts=3)
     old.insert(0, np.ones((2, 3)))
-    with pytest.raises(ValueError, match="reshape"):
-        make().restore(old.state(), 0, 2)
+    with pytest.raises(ValueError, match="priorities of 2 unrolls, not 3"):
+        make(starts=3).restore(old.state(), 0, 3)
 
 
 def test_a_fifo_table_goes_on_where_it_was():
