@@ -42,6 +42,7 @@ class FrameStore:
         self._gamma = gamma
         self.ring_unrolls = ring_unrolls
         self._numbers = np.full(ring_unrolls, -1, np.int64)
+        self._room: np.ndarray | None = None  # of the unroll to be applied next
         dtype = getattr(torch, spec.frame_dtype)
         num_frames = ring_unrolls * spec.unroll_frames
         # One more frame, of zeros, is what a stack sees in the place of frames from before its episode.
@@ -80,14 +81,30 @@ class FrameStore:
         """Forgets everything: the log is another one."""
         self._numbers[:] = -1
 
+    def room(self, number: int) -> np.ndarray | None:
+        """Returns where the frames [F, *frame] of an unroll may be written before `apply`; None on a GPU.
+
+        What was there is forgotten, even if `apply` is not called after all.
+        """
+        if self._device.type != "cpu":
+            return None
+        spec = self.spec
+        slot = number % self.ring_unrolls
+        self._numbers[slot] = -1
+        frames = self._frames[slot * spec.unroll_frames : (slot + 1) * spec.unroll_frames]
+        self._room = frames.numpy().reshape(spec.unroll_frames, *spec.frame_shape)
+        return self._room
+
     def apply(self, number: int, unroll: Unroll) -> None:
-        """Stores an unroll in place of the one that is ring_unrolls older."""
+        """Stores an unroll in place of the one that is ring_unrolls older; its frames may lie in `room(number)`."""
         spec = self.spec
         slot = number % self.ring_unrolls
         windows = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, self._gamma, spec.n_steps)
-        first = slot * spec.unroll_frames
-        frames = np.ascontiguousarray(unroll.frames).reshape(spec.unroll_frames, -1)
-        self._frames[first : first + spec.unroll_frames].copy_(_tensor(frames))
+        if unroll.frames is not self._room:
+            first = slot * spec.unroll_frames
+            frames = np.ascontiguousarray(unroll.frames).reshape(spec.unroll_frames, -1)
+            self._frames[first : first + spec.unroll_frames].copy_(_tensor(frames))
+        self._room = None
         self._actions[slot].copy_(_tensor(unroll.actions[: spec.unroll_starts]))
         for store, values in zip((self._returns, self._discounts, self._offsets), windows, strict=True):
             store[slot].copy_(_tensor(values))

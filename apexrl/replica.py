@@ -153,7 +153,7 @@ class Replica:
             self.params_versions.append(header.params_version)
             self._episodes.extend(header.episodes)
         try:
-            self.store.apply(append.number, self._codec.decode(append.block))
+            self.store.apply(append.number, self._codec.decode(append.block, self.store.room(append.number)))
         except WireError as error:  # one actor's fault must not end the run: its unroll is never sampled again
             self.num_undecodable += 1
             logger.warning("unroll %d of %s is dropped: %s", append.number, append.insert.actor, error)

@@ -135,35 +135,45 @@ class UnrollCodec:
         pieces = [stream.compress(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in unroll]
         return b"".join((*pieces, stream.flush()))
 
-    def decode(self, block: bytes | memoryview) -> Unroll:
-        """Returns the unroll of a block, as read-only arrays over one buffer.
+    def decode(self, block: bytes, frames: np.ndarray | None = None) -> Unroll:
+        """Returns the unroll of a block.
 
-        Raises: WireError when the block is not a zstd frame of exactly the size that the spec gives.
+        Args:
+          frames: writable memory [F, *frame] that the frames are decompressed into; of our own when None.
+        Raises: WireError when the block is not a zstd frame of exactly the size that the spec gives, or its content
+          cannot be; `frames` may be half written then.
         """
         spec = self._spec
+        if frames is None:
+            frames = np.empty((spec.unroll_frames, *spec.frame_shape), spec.frame_dtype)
+        rest = np.empty(spec.unroll_bytes - frames.nbytes, np.uint8)
         try:
             size = zstandard.frame_content_size(block)
             if size != spec.unroll_bytes:
                 raise WireError(f"an unroll of {spec.env} has {spec.unroll_bytes} bytes, this block says {size}")
-            raw = self._decompressor.decompress(block, max_output_size=spec.unroll_bytes)
+            with self._decompressor.stream_reader(block) as reader:
+                if not (_fill(reader, frames) and _fill(reader, rest)) or reader.read(1):
+                    raise WireError(f"an unroll's block does not hold the {spec.unroll_bytes} bytes that it says")
         except zstandard.ZstdError as error:
             raise WireError(f"an unroll's block does not decompress: {error}") from error
         steps = spec.unroll_steps
-        layout = (
-            (np.dtype(spec.frame_dtype), (spec.unroll_frames, *spec.frame_shape)),
-            (np.dtype(np.int32), (steps,)),
-            (np.dtype(np.float32), (steps,)),
-            (np.dtype(np.float32), (steps,)),
-            (np.dtype(bool), (steps + 1,)),
+        actions, rewards, discounts = (
+            rest[4 * steps * i : 4 * steps * (i + 1)].view(dtype) for i, dtype in enumerate(("<i4", "<f4", "<f4"))
         )
-        arrays, offset = [], 0
-        for dtype, shape in layout:
-            array = np.frombuffer(raw, dtype, int(np.prod(shape)), offset).reshape(shape)
-            arrays.append(array)
-            offset += array.nbytes
-        unroll = Unroll(*arrays)
-        if not (0 <= unroll.actions.min() and unroll.actions.max() < spec.num_actions):
+        unroll = Unroll(frames, actions, rewards, discounts, rest[12 * steps :] != 0)
+        if not (0 <= actions.min() and actions.max() < spec.num_actions):
             raise WireError(f"an unroll of {spec.env} names an action outside 0..{spec.num_actions - 1}")
-        if not (np.isfinite(unroll.rewards).all() and np.isfinite(unroll.discounts).all()):
+        if not (np.isfinite(rewards).all() and np.isfinite(discounts).all()):
             raise WireError(f"an unroll of {spec.env} holds a reward or discount that is not finite")
         return unroll
+
+
+def _fill(reader: zstandard.ZstdDecompressionReader, array: np.ndarray) -> bool:
+    """Reads an array; False when there is not so much."""
+    view = array.data.cast("B")
+    while view:
+        count = reader.readinto(view)
+        if count == 0:
+            return False
+        view = view[count:]
+    return True

@@ -180,8 +180,10 @@ def ours(part: str, game: str, frames: Path, options: Options) -> list[dict[str,
             server.cpu_share()
             found = work("learn", port=server.ports[1], seconds=seconds, batch=options.batch)
             return [row | found]
-    # The limiter keeps both in proportion: 1.2 samples an insert is what the peers do at their best.
-    with serving("--capacity", 400_000, "--samples-per-insert", 1.2, "--min-size-to-sample", 20_000) as server:
+    # The limiter keeps both in proportion: 1.2 samples an insert is about what the peers do at their best. As with them
+    # the rings are full before anything is measured: memory that is touched for the first time is slow.
+    sizes = ("--capacity", fill, "--min-size-to-sample", fill)
+    with serving(*sizes, "--samples-per-insert", 1.2) as server:
         inserting = start("insert", frames=frames, port=server.ports[0], seconds=seconds + 12, compress=True)
         found = work("learn", port=server.ports[1], seconds=seconds, batch=options.batch)
         found["server_cpu"] = server.cpu_share()

@@ -121,10 +121,12 @@ def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float
                 store = FrameStore(event.spec, event.ring_unrolls, 0.99, torch.device("cpu"), 4)
                 codec = UnrollCodec(event.spec)
             case LogAppend():
-                store.apply(event.number, codec.decode(event.block))  # type: ignore[union-attr]
+                assert store is not None and codec is not None
+                store.apply(event.number, codec.decode(event.block, store.room(event.number)))
                 applied += 1
             case LogBatch():
-                gathered = store.gather(event.sample.keys, event.sample.weights)  # type: ignore[union-attr]
+                assert store is not None
+                gathered = store.gather(event.sample.keys, event.sample.weights)
                 client.update_priorities(gathered.keys, rng.exponential(size=batch))
                 if rate:
                     next_batch = max(next_batch + 1 / rate, now)
