@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import tyro
 
 from benchmarks.peers import environment
 from benchmarks.replay_frames import GAMES, make
+from benchmarks.replay_scaling import plot, scaling
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPER_TRANSITIONS, PAPER_BATCHES = 12_500, 19
@@ -242,32 +242,6 @@ def recovery(frames: Path) -> dict[str, Any]:
             "server_memory_bytes": held}  # fmt: skip
 
 
-def scaling(batch: int) -> list[dict[str, float]]:
-    """Cost of one sample and one update in the server, by the number of transitions held; in this process."""
-    from apexrl.config import TableConfig
-    from apexrl.replay.table import make_table
-
-    rng = np.random.default_rng(0)
-    rows = []
-    for power in range(16, 25):
-        unrolls = 2**power // 64
-        table = make_table(TableConfig("priority", 0, 1), unrolls, 64, (0.6, 0.4), 0)
-        for first in range(0, unrolls, 1024):
-            table.insert(first, rng.exponential(size=(min(1024, unrolls - first), 64)).astype(np.float32))
-        samples, updates = [], []
-        for _ in range(300):
-            before = time.perf_counter()
-            sample = table.sample(batch)
-            between = time.perf_counter()
-            table.update_priorities(sample.keys, rng.exponential(size=batch))
-            table.can_sample(batch)
-            samples.append(between - before)
-            updates.append(time.perf_counter() - between)
-        rows.append({"log2_transitions": power, "sample_us": float(np.median(samples)) * 1e6,
-                     "update_us": float(np.median(updates)) * 1e6})  # fmt: skip
-    return rows
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as a table of text, with ratios to Reverb's row of the same work and game."""
     lines = [f"{'work':20} {'game':10} {'peer':8} {'inserts/s':>12} {'x reverb':>9} {'batches/s':>10} {'x reverb':>9} "
@@ -312,6 +286,8 @@ def main(options: Options) -> None:
                  "scaling": lambda: scaling(options.batch)}  # fmt: skip
         results[part] = alone[part]()
         print(part, json.dumps(results[part]), flush=True)
+    if options.plot:
+        plot(results["scaling"], Path(options.plot))
     if options.out:
         Path(options.out).write_text(json.dumps(results, indent=1))
 

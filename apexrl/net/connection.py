@@ -87,6 +87,10 @@ class Connection:
             self._complain("no connection to the replay server at %s: %s", self.endpoint, fault)
         return True
 
+    def need_not_ask(self) -> None:
+        """The server has just said where we stand: no sign of life is due for a while."""
+        self._ask_again = time.monotonic() + HEARTBEAT_SECONDS
+
     def ask_at_once(self) -> None:
         """Makes `should_ask` true."""
         self._ask_again = -1e9

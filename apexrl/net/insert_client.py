@@ -168,6 +168,7 @@ class InsertClient:
                 self._reason = message.waits_for
                 self._forget(message.stored_sequence)
                 if self._welcome:
+                    self._connection.need_not_ask()
                     self._send_allowed()
             case wire.Stranger():
                 self._welcome = False

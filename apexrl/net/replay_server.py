@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _EVENTS, _READABLE, _NO_WAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # pyzmq's enums are slow
 EXPIRY_PERIOD_SECONDS = 1.0
 SUMMARY_PERIOD_SECONDS = 60.0
+LINGER_SECONDS = 0.02
+BUSY_MESSAGES = 2000
 MAX_MESSAGES_AT_ONCE = 1024
 MAX_BYTES_AT_ONCE = 32 * 2**20
 MAX_QUEUED_BY_PEER = 128  # messages; more are left in the peer's own queue
@@ -53,6 +55,8 @@ class ReplayServer:
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
         self._comes_again = False
+        self._descriptors: dict[str, int] = {}
+        self._num_received = 0  # messages of this second, and a half of those before it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = {role: make_socket(self._context, zmq.ROUTER) for role in ("actor", "learner")}
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
@@ -66,15 +70,17 @@ class ReplayServer:
         """Serves until `stop` is set; at the end everything is on the disk."""
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
-        descriptors = [int(socket.getsockopt(zmq.FD)) for socket in self._sockets.values()]
-        for descriptor in descriptors:
-            loop.add_reader(descriptor, self._wake, loop)
+        self._linger = loop.call_soon(lambda: None)
+        for role, wake in (("actor", self._wake_for_actors), ("learner", self._wake)):
+            self._descriptors[role] = int(self._sockets[role].getsockopt(zmq.FD))
+            loop.add_reader(self._descriptors[role], wake, loop)
         bodies = self._keep_house(loop), self._keep_journal(), stop.wait()
         running: list[asyncio.Future[Any]] = [self._failure, *map(asyncio.ensure_future, bodies)]
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for descriptor in descriptors:
+            self._linger.cancel()
+            for descriptor in self._descriptors.values():
                 loop.remove_reader(descriptor)
             for task in running:
                 task.cancel()
@@ -92,6 +98,18 @@ class ReplayServer:
             self._keyring.close()
         self._context.term()
         self.service.close()
+
+    def _wake_for_actors(self, loop: asyncio.AbstractEventLoop) -> None:
+        """While little is to be done inserts wait a moment for others: waking for each is most of their cost."""
+        if self._num_received > BUSY_MESSAGES:
+            self._wake(loop)
+            return
+        loop.remove_reader(self._descriptors["actor"])
+        self._linger = loop.call_later(LINGER_SECONDS, self._end_linger, loop)
+
+    def _end_linger(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_reader(self._descriptors["actor"], self._wake_for_actors, loop)
+        self._wake(loop)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serves what is there. A descriptor tells of a change once: while there is more, we come again."""
@@ -129,6 +147,7 @@ class ReplayServer:
             except zmq.Again:
                 return
             self.service.receive(role, peer, frames, now)
+            self._num_received += 1
             num_bytes += sum(map(len, frames))
             if num_bytes > MAX_BYTES_AT_ONCE:
                 return
@@ -141,6 +160,7 @@ class ReplayServer:
             now = time.monotonic()
             self.service.vitals.memory_bytes = resident_bytes()
             self.service.expire(now)
+            self._num_received //= 2
             self._wake(loop)
             if now - reported >= SUMMARY_PERIOD_SECONDS:
                 before, figures = figures, self.service.statistics(now)
