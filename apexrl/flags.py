@@ -87,8 +87,10 @@ def check_together(command: Any) -> None:
     replay = getattr(command, "replay", None)
     if replay is not None and replay.min_size_to_sample > replay.capacity:
         raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
-    if replay is not None:
-        tables_of(replay, 1)
+    tables = tables_of(replay, 1) if replay is not None else {}
+    learning = getattr(command, "learning", None)
+    if tables and learning is not None and (learning.table not in tables or tables[learning.table].kind != "priority"):
+        raise ConfigError(f"--table {learning.table}: it has to be one of --tables, of the kind priority")
 
 
 def to_flags(command: Any) -> list[str]:

@@ -202,6 +202,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
                    f"target every {update.target_period_updates}"),
         ("network", f"channels {command.network.channels}, hidden {command.network.hidden_size}"),
         ("ports", f"replay {wires.actor_port} {wires.batch_port}, learner {wires.parameter_port} {wires.metrics_port}"),
+        ("journal", f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir),
         ("run", command.run_dir),
     ]  # fmt: skip
     if command.tensorboard:

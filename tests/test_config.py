@@ -21,6 +21,7 @@ CHOICES = {
     "optimizer": "adam",
     "channels": (7, 8, 9),
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
+    "table": "c",
 }
 
 
@@ -65,6 +66,8 @@ def test_what_is_given_wins_over_the_preset():
         (["--journal-flush-seconds", "-1"], "at least 0"),
         (["--journal-snapshot-seconds", "0"], "more than 0"),
         (["--tables", "x=stack"], "--tables x=stack"),
+        (["--tables", "x=priority"], "--table transitions"),
+        (["--tables", "transitions=uniform", "x=priority"], "--table transitions"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(flags, complaint):

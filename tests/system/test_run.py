@@ -1,6 +1,7 @@
 """Whole runs through all real processes."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import urllib.request
 import psutil
 import pytest
 
+from apexrl.net.keyring import ROLES, make_keys
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
 
 SUMMARY_FIELDS = {
@@ -87,6 +89,10 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     ) as run:
         assert run.popen.wait(100) == 0
         assert f"at update {summary['updates']:,}" in run.text()
+    replay_log = (directory / "logs" / "replay.log").read_text()
+    recovered = [int(found) for found in re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay_log)]
+    assert len(recovered) == 2, "after the kill, and when the run was resumed"
+    assert recovered[1] >= summary["transitions_inserted"]  # nothing was evicted: all that was learned from is there
     resumed = read_json(directory / "summary.json")
     assert resumed["updates"] >= summary["updates"] + 200
     assert resumed["frames"] > summary["frames"]
@@ -102,11 +108,12 @@ def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
 
 
 @pytest.mark.timeout(200)
-def test_roles_started_by_hand_in_any_order_find_each_other(tmp_path, free_ports):
+def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, free_ports):
+    make_keys(tmp_path / "keys", ROLES)
     ports = free_ports(4)
     names = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
     wires = [text for pair in zip(names, ports, strict=True) for text in pair]
-    small = ["--preset", "small", *wires]
+    small = ["--preset", "small", *wires, "--keys", tmp_path / "keys"]
     directory = tmp_path / "by-hand"
     actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *small]
     learner = ["--run-dir", directory, "--total-updates", "100", *small]
