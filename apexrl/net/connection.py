@@ -1,5 +1,6 @@
 """One connection to a replay server: sends and receives messages, and knows when the server was last heard."""
 
+import contextlib
 import logging
 import time
 
@@ -16,7 +17,7 @@ HEARTBEAT_SECONDS = 1.0
 RESEND_SECONDS = 5.0  # without a sign of life this long, introduce ourselves again
 POLL_MILLISECONDS = 100
 COMPLAIN_SECONDS = 10.0  # between two warnings
-RECONNECT_SECONDS = 0.1  # after which it is tried again to send, while there is no connection
+MAX_ASK_SECONDS = 10.0  # between two signs of life for a server that is away
 MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand let be on the way
 
 
@@ -32,22 +33,17 @@ class Connection:
         self._last_said = -1e9
         self._socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, name.encode())
         self._socket.sndhwm = self._socket.rcvhwm = MAX_QUEUED_MESSAGES
-        self._socket.immediate = 1  # queue for a connection only, not for a server that is away
         connect(self._socket, endpoint, keyring, "replay")
         self._monitor = HandshakeMonitor(self._socket) if keyring is not None else None
 
-    def send(self, message: wire.ToReplay) -> bool:
-        """Sends one message; never blocks. False while there is no connection: then it is lost, nothing piles up."""
-        return self.send_frames(wire.encode(message))
+    def send(self, message: wire.ToReplay) -> None:
+        """Sends one message; never blocks. What a server that is away has not read yet waits for it, up to a bound."""
+        self.send_frames(wire.encode(message))
 
-    def send_frames(self, *frames: bytes) -> bool:
+    def send_frames(self, *frames: bytes) -> None:
         """Sends a message that is encoded already."""
-        try:
+        with contextlib.suppress(zmq.Again):
             send(self._socket, frames)
-        except zmq.Again:
-            self._ask_again = min(self._ask_again, time.monotonic() + RECONNECT_SECONDS)
-            return False
-        return True
 
     def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
         """Returns the next message and its attachments, or None when there is none in time, or it is malformed.
@@ -76,11 +72,12 @@ class Connection:
         return time.monotonic() - self.last_heard > RESEND_SECONDS
 
     def should_ask(self) -> bool:
-        """True once a second: time for a sign of life."""
+        """True once a second: time for a sign of life. Seldom while the server is silent, for which they all wait."""
         now = time.monotonic()
         if now < self._ask_again:
             return False
-        self._ask_again = now + HEARTBEAT_SECONDS
+        silent_seconds = now - self.last_heard
+        self._ask_again = now + min(max(HEARTBEAT_SECONDS, silent_seconds / 4), MAX_ASK_SECONDS)
         fault = self._monitor.fault() if self._monitor is not None else ""
         if fault:
             self._fault = fault

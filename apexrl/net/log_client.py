@@ -204,8 +204,7 @@ class LogClient:
             wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
             self._log, self._life, self._ring_unrolls, self._next_number,
         )  # fmt: skip
-        if not self._connection.send(message):
-            self._patience_seconds = 0.0
+        self._connection.send(message)
 
     def _batch(self, message: wire.Batch) -> LogBatch | None:
         table = self._tables[message.table]

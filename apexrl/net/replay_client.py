@@ -15,7 +15,7 @@ import zmq
 
 from apexrl.errors import PeerError
 from apexrl.net import wire
-from apexrl.net.connection import POLL_MILLISECONDS, RECONNECT_SECONDS
+from apexrl.net.connection import POLL_MILLISECONDS
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import LogBatch, LogClient, LogEvent, LogFetched, LogStart
 from apexrl.types import Sample, StreamSpec, Unroll, UnrollHeader
@@ -92,7 +92,8 @@ class ReplayClient:
         self._until(lambda: self.spec is not None, timeout_seconds, "log")
         try:
             while missing := [number for number in wanted if number not in found][: wire.MAX_FETCH]:
-                patience = self._ask(wire.Fetch(request, tuple(missing)), deadline)
+                self._client.connection.send(wire.Fetch(request, tuple(missing)))
+                patience = min(RESEND_SECONDS, deadline - time.monotonic())
                 expected = len(found) + len(missing)
                 self._poll_until(lambda: len(found) >= expected, patience)  # noqa: B023 - used before it changes
                 if time.monotonic() >= deadline:
@@ -122,7 +123,8 @@ class ReplayClient:
         self._statistics = None
         deadline = time.monotonic() + timeout_seconds
         while self._statistics is None:
-            patience = self._ask(wire.AskStatistics(next(self._requests)), deadline)
+            self._client.connection.send(wire.AskStatistics(next(self._requests)))
+            patience = min(RESEND_SECONDS, deadline - time.monotonic())
             self._poll_until(lambda: self._statistics is not None, patience)
             if time.monotonic() >= deadline and self._statistics is None:
                 raise self._late("statistics")
@@ -131,11 +133,6 @@ class ReplayClient:
     def close(self) -> None:
         """Says goodbye."""
         self._client.close()
-
-    def _ask(self, message: wire.ToReplay, deadline: float) -> float:
-        """Sends a request; returns how long to wait for its answer before it is sent again."""
-        patience = RESEND_SECONDS if self._client.connection.send(message) else RECONNECT_SECONDS
-        return min(patience, deadline - time.monotonic())
 
     def _until(self, done: Callable[[], bool], timeout_seconds: float, what: str) -> None:
         if not self._poll_until(done, timeout_seconds):

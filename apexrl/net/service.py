@@ -82,8 +82,9 @@ class ReplayService:
         if self.replay is None:
             return False
         self.actors.store(self.replay)
-        has_more = self.learners.send(self.replay)
         self.actors.acknowledge(self.replay)
+        has_more = self.learners.send(self.replay)
+        self.actors.acknowledge(self.replay)  # what was sampled may let actors go on
         return has_more
 
     def expire(self, now: float) -> None:
