@@ -1,0 +1,109 @@
+"""Clients before a server of our own making, which loses and repeats what it likes."""
+
+import numpy as np
+import pytest
+import zmq
+
+from apexrl.net import wire
+from apexrl.net.insert_client import InsertClient
+from apexrl.net.log_client import LogBatch, LogClient, LogStart
+from tests.net.peers import TABLE, block_of
+from tests.system.processes import wait_for
+
+
+class Server:
+    """A ROUTER that is served by hand."""
+
+    def __init__(self, context):
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.peer = b""
+
+    def heard(self):
+        """All messages that have come."""
+        messages = []
+        while self.socket.poll(50):
+            self.peer, *frames = self.socket.recv_multipart()
+            messages.append(wire.decode_to_replay(frames))
+        return messages
+
+    def say(self, message):
+        self.socket.send_multipart([self.peer, wire.encode(message)])
+
+
+@pytest.fixture
+def by_hand(context):
+    server = Server(context)
+    yield server
+    server.socket.close()
+
+
+def hear(server, client, kind):
+    """The first message of a kind, while the client keeps itself alive."""
+
+    def come():
+        client.poll(10) if isinstance(client, LogClient) else client.poll()
+        return [message for message in server.heard() if isinstance(message, kind)]
+
+    return wait_for(come, 20, kind.__name__)[0]
+
+
+def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, context=context)
+
+    def batch(request, next_number):
+        by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,)))
+        keys = np.arange(4)
+        by_hand.say(wire.Batch(0, 0, next_number, keys.tobytes(), np.ones(4).tobytes(), np.ones(4, "f4").tobytes()))
+        events = [client.poll(500), client.poll(500)]
+        assert isinstance(events[0], LogStart)
+        return events[1]
+
+    assert batch(hear(by_hand, client, wire.Subscribe).request, next_number=1) is None  # an Append was lost before it
+    assert isinstance(batch(hear(by_hand, client, wire.Subscribe).request, next_number=0), LogBatch)
+    client.close()
+
+
+def test_of_several_answers_to_a_greeting_only_the_first_is_followed_by_a_resend(by_hand, spec, header, context):
+    client = InsertClient(by_hand.endpoint, "actor", spec, 2, context=context)
+    hear(by_hand, client, wire.Hello)
+    by_hand.say(wire.Welcome((0, 1), 2, 0, 6, ""))
+    for i in range(3):
+        client.insert(header(8 * i), block_of(spec, i), 10)
+    assert [m.sequence for m in by_hand.heard() if isinstance(m, wire.Insert)] == [0, 1, 2]
+    by_hand.say(wire.Stranger())
+    hear(by_hand, client, wire.Hello)
+    for _ in range(5):
+        by_hand.say(wire.Welcome((0, 1), 2, 1, 6, ""))
+    sent = []
+
+    def resent():
+        client.poll()
+        sent.extend(m.sequence for m in by_hand.heard() if isinstance(m, wire.Insert))
+        return len(sent) >= 2
+
+    wait_for(resent, 10, "the inserts again")
+    resent()
+    assert sent == [1, 2]
+    client.close()
+
+
+def test_what_was_held_back_is_sent_when_it_is_allowed(by_hand, spec, header, context):
+    client = InsertClient(by_hand.endpoint, "actor", spec, 2, context=context)
+    hear(by_hand, client, wire.Hello)
+    by_hand.say(wire.Welcome((0, 1), 2, 0, 6, ""))
+    for i in range(3):
+        client.insert(header(8 * i), block_of(spec, i), 10)
+    by_hand.heard()
+    by_hand.say(wire.Stranger())
+    hear(by_hand, client, wire.Hello)
+    by_hand.say(wire.Welcome((0, 1), 2, 1, 1, "journal"))
+    for allowed, expected in ((1, []), (2, [1]), (6, [2])):
+        by_hand.say(wire.Acknowledge(1, allowed, 2, ""))
+        sent = []
+        for _ in range(3):
+            client.poll()
+            sent += [m.sequence for m in by_hand.heard() if isinstance(m, wire.Insert)]
+        assert sent == expected
+    client.close()
