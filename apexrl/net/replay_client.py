@@ -85,19 +85,18 @@ class ReplayClient:
         Raises: PeerError when they do not come in time, WireError when one cannot be decoded.
         """
         wanted = sorted({int(number) for number in numbers})
-        found: dict[int, LogFetched] = {}
-        request = next(self._requests)
-        self._answers[request] = found
         deadline = time.monotonic() + timeout_seconds
         self._until(lambda: self.spec is not None, timeout_seconds, "log")
+        request = next(self._requests)
+        found = self._answers[request] = dict[int, LogFetched]()
         try:
             while missing := [number for number in wanted if number not in found][: wire.MAX_FETCH]:
-                self._client.connection.send(wire.Fetch(request, tuple(missing)))
-                patience = min(RESEND_SECONDS, deadline - time.monotonic())
-                expected = len(found) + len(missing)
-                self._poll_until(lambda: len(found) >= expected, patience)  # noqa: B023 - used before it changes
-                if time.monotonic() >= deadline:
+                left = deadline - time.monotonic()
+                if left <= 0:
                     raise self._late(f"{len(missing)} unrolls")
+                self._client.connection.send(wire.Fetch(request, tuple(missing)))
+                expected = len(found) + len(missing)
+                self._poll_until(lambda: len(found) >= expected, min(RESEND_SECONDS, left))  # noqa: B023 - used at once
         finally:
             del self._answers[request]
         assert self.spec is not None
@@ -123,11 +122,11 @@ class ReplayClient:
         self._statistics = None
         deadline = time.monotonic() + timeout_seconds
         while self._statistics is None:
-            self._client.connection.send(wire.AskStatistics(next(self._requests)))
-            patience = min(RESEND_SECONDS, deadline - time.monotonic())
-            self._poll_until(lambda: self._statistics is not None, patience)
-            if time.monotonic() >= deadline and self._statistics is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise self._late("statistics")
+            self._client.connection.send(wire.AskStatistics(next(self._requests)))
+            self._poll_until(lambda: self._statistics is not None, min(RESEND_SECONDS, left))
         return self._statistics
 
     def close(self) -> None:
