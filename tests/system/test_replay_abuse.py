@@ -298,7 +298,7 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
         wait_for(lambda: good.seen or good.errors, 30, "a first insert")
         reader = ReplayClient(endpoint(ports[1]), "counter")
         before = resident_mb(server)
-        answers = {wire.Welcome: 0, wire.Refused: 0}
+        answers = {wire.Welcome: 0, wire.Dropped: 0}
         most = 0
         for start in range(0, count, 500):
             links = [dealer(context, ports[0], b"stranger-%d" % i) for i in range(start, start + 500)]
@@ -313,13 +313,13 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
         peak = resident_mb(server)
         good.finish()
         print(
-            f"\nstrangers: {count} greetings, {answers[wire.Welcome]} welcome, {answers[wire.Refused]} refused, "
+            f"\nstrangers: {count} greetings, {answers[wire.Welcome]} welcome, {answers[wire.Dropped]} turned away, "
             f"at most {most} leases; good inserts {good.num_inserts}, lost 0, doubled 0; "
             f"memory {before:.0f} -> {peak:.0f} MB"
         )
     context.destroy(linger=0)
     assert most <= 4096
-    assert answers[wire.Refused] > 0 or count < 4096
+    assert answers[wire.Dropped] > 0 or count < 4096
     assert len(good.slots) == 1, "the good actor lost its lease"
     assert peak < before + 3 * GROWTH_MB
 
