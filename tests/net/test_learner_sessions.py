@@ -52,6 +52,39 @@ def test_a_slow_learner_is_sent_only_so_much(peers):
     assert len(only(messages, wire.Batch)) == 3
 
 
+def test_a_slow_learner_holds_up_neither_the_actors_nor_another_learner(peers):
+    peers.hello(b"a", streams=300)
+    for learner in (b"slow", b"fast"):
+        peers.subscribe(learner)
+        peers.demand(learner, 0, 1000)
+    numbers, batches = [], 0
+    for sequence in range(MAX_UNAPPLIED_UNROLLS + 200):
+        peers.store(b"a", sequence)
+        messages = peers.heard(b"fast")
+        numbers += [message.number for message in only(messages, wire.Append)]
+        batches += len(only(messages, wire.Batch))
+        peers.demand(b"fast", len(numbers), 1000)
+    assert numbers == list(range(MAX_UNAPPLIED_UNROLLS + 200))
+    assert batches > 200
+    assert peers.heard(b"a")[-1].stored_sequence == MAX_UNAPPLIED_UNROLLS + 200
+    assert len(only(peers.heard(b"slow"), wire.Append)) == MAX_UNAPPLIED_UNROLLS
+
+
+def test_two_learners_get_batches_in_turn(spec):
+    peers = Peers(spec, samples_per_insert=1.0, min_size_to_sample=8)
+    peers.hello(b"a")
+    for learner in (b"one", b"two"):
+        peers.subscribe(learner)
+    counts = {b"one": 0, b"two": 0}
+    for sequence in range(100):
+        peers.store(b"a", sequence)
+        for learner in counts:
+            counts[learner] += len(only(peers.heard(learner), wire.Batch))
+            peers.demand(learner, sequence + 1, 1000)
+    assert sum(counts.values()) > 180  # 100 unrolls of 8, a sample each, batches of 4
+    assert abs(counts[b"one"] - counts[b"two"]) <= 8
+
+
 def test_a_learner_is_sent_only_so_many_bytes(peers, monkeypatch):
     monkeypatch.setattr("apexrl.net.learner_sessions.MAX_UNAPPLIED_BYTES", 1)
     peers.hello(b"a", streams=10)
