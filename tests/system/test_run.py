@@ -92,7 +92,8 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     replay_log = (directory / "logs" / "replay.log").read_text()
     recovered = [int(found) for found in re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay_log)]
     assert len(recovered) == 2, "after the kill, and when the run was resumed"
-    assert recovered[1] >= summary["transitions_inserted"]  # nothing was evicted: all that was learned from is there
+    capacity = 100_000  # of the preset
+    assert recovered[1] >= min(summary["transitions_inserted"], 0.9 * capacity)
     resumed = read_json(directory / "summary.json")
     assert resumed["updates"] >= summary["updates"] + 200
     assert resumed["frames"] > summary["frames"]
