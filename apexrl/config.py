@@ -62,7 +62,7 @@ class ReplayConfig:
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
     tables: tuple[str, ...] = ("transitions=priority",)
     """Tables over the log, each NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE. Kinds: priority (transitions),
-    uniform and fifo (whole unrolls)."""
+    uniform and fifo (whole unrolls). Actors wait for the learner of each; 0 samples an insert: nobody waits."""
     journal_dir: str = "auto"
     """Directory where acknowledged experience is kept; off: in memory only. auto: in the directory of a run on one
     machine, else off."""
@@ -306,7 +306,7 @@ class TableConfig(NamedTuple):
 
 
 def tables_of(config: ReplayConfig, unroll_starts: int) -> dict[str, TableConfig]:
-    """Returns the tables by name.
+    """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
 
     Raises: ConfigError when one is not NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, or two have one name.
     """
@@ -314,10 +314,14 @@ def tables_of(config: ReplayConfig, unroll_starts: int) -> dict[str, TableConfig
     for text in config.tables:
         name, _, rest = text.partition("=")
         kind, *numbers = rest.split(":")
+        samples_per_insert, min_size = config.samples_per_insert, config.min_size_to_sample
+        if kind == "uniform":
+            min_size = max(min_size // unroll_starts, 1)
+        elif kind == "fifo":
+            samples_per_insert, min_size = 1.0, 1
         try:
-            samples_per_insert = float(numbers[0]) if numbers else config.samples_per_insert
-            usual = config.min_size_to_sample if kind == "priority" else config.min_size_to_sample // unroll_starts
-            min_size = int(numbers[1]) if numbers else max(usual, 1)
+            if numbers:
+                samples_per_insert, min_size = float(numbers[0]), int(numbers[1])
         except (ValueError, IndexError):
             kind = ""
         if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 2 or name in tables:

@@ -111,12 +111,13 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         capacity=1000,
         min_size_to_sample=100,
         samples_per_insert=2.0,
-        tables=("a=priority", "b=uniform", "c=fifo:0.5:7"),
+        tables=("a=priority", "b=uniform", "c=fifo:0.5:7", "d=fifo"),
     )
     assert tables_of(config, 8) == {
         "a": TableConfig("priority", 2.0, 100),
         "b": TableConfig("uniform", 2.0, 12),  # unrolls
         "c": TableConfig("fifo", 0.5, 7),
+        "d": TableConfig("fifo", 1.0, 1),  # each once
     }
     assert tables_of(config, 1000)["b"].min_size_to_sample == 1
 

@@ -220,9 +220,12 @@ class Journal:
         """Deletes the files that hold only unrolls before a number."""
         while len(self._firsts) > 1 and self._firsts[1] <= number:
             path = self._path(self._firsts.pop(0))
-            with contextlib.suppress(OSError):
-                self.num_bytes -= path.stat().st_size
+            try:
+                size = path.stat().st_size
                 path.unlink()
+                self.num_bytes -= size
+            except OSError as error:
+                logger.warning("%s holds nothing any more but cannot be deleted: %s", path, error)
 
     def is_writable(self) -> bool:
         """Tries to write a megabyte and takes it back: whether it makes sense to go on after a failure."""

@@ -386,3 +386,15 @@ def test_a_file_without_unrolls_is_removed(journal, tmp_path):
 
 def header_of(path):
     return scan(path.read_bytes()).header
+
+
+def test_a_file_that_cannot_be_deleted_is_named_and_holds_nothing_up(
+    journal, tmp_path, small_files, monkeypatch, caplog
+):
+    fill(journal, range(6))
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", failing(1, "Operation not permitted"))
+        journal.forget_before(4)
+    assert "cannot be deleted" in caplog.text
+    fill(journal, range(6, 9))
+    assert recover(tmp_path).end_number == 9
