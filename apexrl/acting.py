@@ -6,11 +6,11 @@ import socket
 import time
 
 import numpy as np
-import torch
 
 from apexrl.agents.apex_dqn import ApexActor
 from apexrl.config import ActorCommand
-from apexrl.envs import make_environment, make_spec
+from apexrl.device import choose_device
+from apexrl.envs import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.exploration import epsilon_ladder
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
@@ -20,17 +20,84 @@ from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.parameters import Parameters
-from apexrl.types import Episode, StreamSpec, TimeSteps, Unroll, UnrollHeader
+from apexrl.sending import FLUSH_SECONDS, Round, UnrollSender
+from apexrl.types import Episode, StreamSpec, TimeSteps
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 logger = logging.getLogger(__name__)
-
-FLUSH_SECONDS = 1.5
 
 
 def actor_name(index: int) -> str:
     """Returns a name that no other life of any actor process has."""
     return f"{socket.gethostname()[:32]}-{index}-{secrets.token_hex(4)}"
+
+
+class EnvironmentGroup:
+    """Some of an actor's environments, which step while the actions for the others are chosen. Owned by the loop."""
+
+    def __init__(self, envs: VectorEnvironment, spec: StreamSpec, streams: range):
+        """Takes the environments of some streams of the process."""
+        self.streams = streams
+        self.epsilons = np.zeros(len(streams))
+        self.steps = 0
+        self._envs = envs
+        self._spec = spec
+        self._episodes: list[list[Episode]] = [[] for _ in streams]
+        self._num_unrolls = 0
+
+    def reset(self, agent: ApexActor, seed: int) -> None:
+        """Begins the games."""
+        self._frames = self._envs.reset(seed)
+        self._starts = np.ones(len(self.streams), bool)
+        self._state = agent.initial_state(len(self.streams))
+        self._builder = UnrollBuilder(self._spec, self._frames)
+        self._actions: np.ndarray | None = None
+
+    def receive(self) -> TimeSteps | None:
+        """Waits for the step that was begun last; None at the beginning."""
+        return None if self._actions is None else self._envs.receive()
+
+    def add(self, step: TimeSteps) -> None:
+        """Takes a step into the unrolls and the counts."""
+        assert self._actions is not None
+        self._builder.add(self._actions, step)
+        self._frames, self._starts = step.frames, step.starts
+        self.steps += int((~step.starts).sum())
+        for i in np.flatnonzero(step.episode_steps):
+            episode = Episode(float(step.episode_returns[i]), int(step.episode_steps[i]), float(self.epsilons[i]))
+            self._episodes[i].append(episode)
+
+    def act(self, agent: ApexActor, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Chooses actions and begins the next step; returns what the agent computed of the observations."""
+        self._actions, extras = agent.act(self._frames, self._starts, self.epsilons, self._state, rng)
+        self._envs.send(self._actions)
+        return extras
+
+    def observe(self, agent: ApexActor, extras: dict[str, np.ndarray]) -> Round | None:
+        """Takes what the agent computed; returns the unrolls of all streams when they are complete.
+
+        Raises: ApexError when a priority is not finite.
+        """
+        complete = self._builder.observe(extras)
+        if complete is None:
+            return None
+        unrolls, extras = complete
+        priorities = agent.priorities(unrolls, extras)
+        if not np.isfinite(priorities).all():
+            raise ApexError(
+                f"values or rewards are not finite (parameters {agent.params_version}): "
+                "has the learner diverged, or does the environment give NaN?"
+            )
+        first_step = self._num_unrolls * self._spec.unroll_starts
+        episodes = [tuple(ended) for ended in self._episodes]
+        self._num_unrolls += 1
+        self._episodes = [[] for _ in self.streams]
+        epsilons = self.epsilons.copy()
+        return Round(self.streams[0], first_step, agent.params_version, epsilons, priorities, episodes, unrolls)
+
+    def close(self) -> None:
+        """Frees the environments."""
+        self._envs.close()
 
 
 class ActorLoop:
@@ -39,29 +106,30 @@ class ActorLoop:
     def __init__(self, command: ActorCommand):
         """Makes the environments and the connections; waits for nobody.
 
-        Raises: ConfigError when the environment cannot be made.
+        Raises: ConfigError when the environment or the device cannot be had.
         """
         self._command = command
-        self._num_envs = command.acting.environments_per_worker
-        self._envs = make_environment(command.env, self._num_envs)
-        self.spec = make_spec(command.env, self._envs, command.agent.unroll_starts, command.agent.n_steps)
+        self._device = choose_device(command.device)
+        acting, wires = command.acting, command.wires
+        num_envs = acting.environments_per_worker
+        shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
+        environments = [make_environment(command.env, len(share)) for share in shares]
+        self.spec = make_spec(command.env, environments[0], command.agent.unroll_starts, command.agent.n_steps)
+        self._groups = [
+            EnvironmentGroup(envs, self.spec, range(int(share[0]), int(share[-1]) + 1))
+            for envs, share in zip(environments, shares, strict=True)
+        ]
         name = actor_name(max(command.worker_index, 0))
-        wires = command.wires
         keyring = load_keyring(wires.keys, "actor")
         replay = address(wires.replay_host, wires.actor_port)
-        self._client = InsertClient(replay, name, self.spec, self._num_envs, keyring)
+        self._client = InsertClient(replay, name, self.spec, num_envs, keyring)
         endpoint = command.parameter_endpoint or address(wires.learner_host, wires.parameter_port)
         # The relay of this host speaks in the clear, and on the loopback only.
         self._parameters = ParameterSubscriber(endpoint, None if command.parameter_endpoint else keyring)
         self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, keyring)
-        self._codec = UnrollCodec(self.spec, command.acting.compression_level)
-        self._episodes: list[list[Episode]] = [[] for _ in range(self._num_envs)]
-        self._epsilons = np.zeros(self._num_envs)
         self._ladder: tuple[tuple[int, ...], int] = ((), 0)
-        self._num_unrolls = 0
-        self._steps = 0
-        self._reported_steps = 0
         self._stopwatch = Stopwatch()
+        self._reported: dict[str, float] = {}  # totals at the last report
 
     def run(self, stop: Stop) -> None:
         """Plays until stopped.
@@ -69,25 +137,29 @@ class ActorLoop:
         Raises: PeerError when the replay or the learner is away for longer than the patience.
         """
         patience = self._command.wires.patience_seconds
+        sending = None
         try:
             self._client.connect(patience, stop.is_set)
+            codec = UnrollCodec(self.spec, self._command.acting.compression_level)
+            sender = UnrollSender(self._client, codec, patience, stop)
+            sending = stop.thread(sender.run, "sender")
             parameters = self._wait_for_parameters(stop)
             if parameters is not None:
-                self._play(parameters, stop)
+                self._play(parameters, sender, stop)
         finally:
-            if self._client.is_welcome and not self._client.flush(FLUSH_SECONDS):
-                logger.warning("%d unrolls were not acknowledged at the end", self._client.num_unacknowledged)
-            self._client.close()
+            stop.set()
+            if sending is not None:
+                sending.join(FLUSH_SECONDS + 1)
             self._parameters.close()
             self._metrics.close()
-            self._envs.close()
+            for group in self._groups:
+                group.close()
 
     def _wait_for_parameters(self, stop: Stop) -> Parameters | None:
         deadline = time.monotonic() + self._command.wires.patience_seconds
         said = time.monotonic()
         while not stop.is_set():
             parameters = self._parameters.fetch(200)
-            self._client.poll()  # keeps our lease
             if parameters is not None:
                 check_spec(parameters, self.spec)
                 return parameters
@@ -98,34 +170,46 @@ class ActorLoop:
                 logger.info("waiting for parameters at %s", self._parameters.endpoint)
         return None
 
-    def _play(self, parameters: Parameters, stop: Stop) -> None:
-        agent = ApexActor(self._command.agent, parameters, torch.device("cpu"))
+    def _play(self, parameters: Parameters, sender: UnrollSender, stop: Stop) -> None:
+        agent = ApexActor(self._command.agent, parameters, self._device)
         # The slots are ours alone in the whole cluster, so no other actor plays the same games.
-        seeds = np.random.SeedSequence([self._command.seed, self._client.slots[0]])
+        seeds = np.random.SeedSequence([self._command.seed, sender.ladder[0][0]])
         rng = np.random.default_rng(seeds)
-        observations = self._envs.reset(seed=int(seeds.generate_state(1)[0] >> 1))
-        builder = UnrollBuilder(self.spec, observations)
+        for group, seed in zip(self._groups, seeds.generate_state(len(self._groups)), strict=True):
+            group.reset(agent, int(seed >> 1))
         period = max(self._command.acting.parameter_period_frames // self.spec.frames_per_step, 1)
         next_report = time.monotonic() + REPORT_PERIOD_SECONDS
-        step = 0
+        rounds = 0
         while not stop.is_set():
-            if step % period == 0:
+            if rounds % period == 0:
                 self._fetch(agent)
-            self._client.poll()
-            self._climb_ladder()
-            actions, extras = agent.act(observations, self._epsilons, rng)
-            complete = builder.observe(extras)
-            if complete is not None:
-                self._send(agent, *complete, stop)
-            time_steps = self._envs.step(actions)
-            builder.add(actions, time_steps)
-            self._count(time_steps)
-            observations = time_steps.observations
-            step += 1
+            self._climb_ladder(sender)
+            for group in self._groups:
+                self._advance(group, agent, rng, sender)
+            rounds += 1
             if time.monotonic() > next_report:
                 next_report = time.monotonic() + REPORT_PERIOD_SECONDS
-                self._report(agent)
-        self._report(agent)
+                self._report(agent, sender)
+        self._report(agent, sender)
+
+    def _advance(
+        self, group: EnvironmentGroup, agent: ApexActor, rng: np.random.Generator, sender: UnrollSender
+    ) -> None:
+        """Takes one step in a group. What need not come before its next actions comes after them."""
+        watch = self._stopwatch
+        started = time.perf_counter()
+        step = group.receive()
+        started = watch.lap("emulator", started)
+        if step is not None:
+            group.add(step)
+            started = watch.lap("assembly", started)
+        extras = group.act(agent, rng)
+        started = watch.lap("inference", started)
+        complete = group.observe(agent, extras)
+        started = watch.lap("assembly", started)
+        if complete is not None:
+            sender.put(complete)
+            watch.lap("waiting", started)
 
     def _fetch(self, agent: ApexActor) -> None:
         parameters = self._parameters.fetch()
@@ -133,63 +217,39 @@ class ActorLoop:
             check_spec(parameters, self.spec)
             agent.load(parameters)
 
-    def _climb_ladder(self) -> None:
+    def _climb_ladder(self, sender: UnrollSender) -> None:
         """Takes the epsilons of our slots when the lease or the size of the ladder has changed."""
-        ladder = (self._client.slots, self._client.ladder_size)
+        ladder = sender.ladder
         if ladder == self._ladder:
             return
         self._ladder = ladder
         size = max(ladder[1], max(ladder[0]) + 1)
         acting = self._command.acting
-        self._epsilons = epsilon_ladder(np.array(ladder[0]), size, acting.epsilon_base, acting.epsilon_exponent)
+        epsilons = epsilon_ladder(np.array(ladder[0]), size, acting.epsilon_base, acting.epsilon_exponent)
+        for group in self._groups:
+            group.epsilons = epsilons[group.streams.start : group.streams.stop]
 
-    def _send(self, agent: ApexActor, unrolls: Unroll, extras: dict[str, np.ndarray], stop: Stop) -> None:
-        priorities = agent.priorities(unrolls, extras)
-        if not np.isfinite(priorities).all():
-            raise ApexError(
-                f"values or rewards are not finite (parameters {agent.params_version}): "
-                "has the learner diverged, or does the environment give NaN?"
-            )
-        first_step = self._num_unrolls * self.spec.unroll_starts
-        self._num_unrolls += 1
-        for stream in range(self._num_envs):
-            header = UnrollHeader(
-                stream,
-                first_step,
-                agent.params_version,
-                float(self._epsilons[stream]),
-                priorities[:, stream],
-                tuple(self._episodes[stream]),
-            )
-            self._episodes[stream] = []
-            block = self._codec.encode(Unroll(*(array[:, stream] for array in unrolls)))
-            self._client.insert(header, block, self._command.wires.patience_seconds, stop.is_set)
-
-    def _count(self, step: TimeSteps) -> None:
-        self._steps += int((~step.starts).sum())
-        for stream in np.flatnonzero(step.episode_steps):
-            episode = Episode(
-                float(step.episode_returns[stream]), int(step.episode_steps[stream]), float(self._epsilons[stream])
-            )
-            self._episodes[stream].append(episode)
-
-    def _report(self, agent: ApexActor) -> None:
-        waits = self._client.waited_seconds
-        for reason in list(waits):
-            self._stopwatch.add(reason, waits.pop(reason))
+    def _report(self, agent: ApexActor, sender: UnrollSender) -> None:
         elapsed = self._stopwatch.elapsed()
-        steps_per_second = (self._steps - self._reported_steps) / elapsed
-        self._reported_steps = self._steps
+        steps = float(sum(group.steps for group in self._groups))
+        totals = {"steps": steps, "sending": sender.busy_seconds} | sender.waited_seconds
+        since = {name: total - self._reported.get(name, 0.0) for name, total in totals.items()}
+        self._reported = totals
+        steps_per_second = since.pop("steps") / elapsed
+        sending = since.pop("sending") / elapsed
+        figures = {f"actor/waits_for/{reason}": seconds / elapsed for reason, seconds in since.items()}
         self._metrics.report(
             {
                 "actor/frames_per_second": steps_per_second * self.spec.frames_per_step,
                 "actor/agent_steps_per_second": steps_per_second,
-                "actor/agent_steps_total": float(self._steps),
+                "actor/agent_steps_total": steps,
                 "actor/params_version": float(agent.params_version),
                 "system/actors_memory_bytes": float(resident_bytes()),
-                "actor/sent_bytes_total": float(self._client.bytes_sent),
+                "actor/sent_bytes_total": float(sender.bytes_sent),
+                "actor/time/sending": sending,
             }
-            | self._stopwatch.shares("actor/waits_for/")
+            | self._stopwatch.shares("actor/time/")
+            | figures
         )
 
 

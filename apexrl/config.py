@@ -131,7 +131,9 @@ class ActingConfig:
     num_workers: int = 1
     """Actor processes on this host."""
     environments_per_worker: int = 32
-    """Environments that one process steps together."""
+    """Environments of one process."""
+    environment_groups: int = 2
+    """Parts of a process's environments: while one steps, the actions for the next are chosen."""
     epsilon_base: float = 0.4
     """Greatest epsilon of the ladder (Ape-X)."""
     epsilon_exponent: float = 7.0
@@ -189,6 +191,8 @@ class ActorCommand:
     agent: AgentConfig = AgentConfig()
     acting: ActingConfig = ActingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    device: str = "cpu"
+    """Where actions are computed: cpu, cuda or cuda:N; auto: a GPU when there is one."""
     evaluate: bool = False
     """Evaluate instead of exploring: follow the learner, or play --checkpoint."""
     seed: int = 0
@@ -243,6 +247,8 @@ class RunCommand:
     network: NetworkConfig = NetworkConfig()
     learning: LearningConfig = LearningConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    actor_device: str = "cpu"
+    """Where actors compute their actions: cpu, cuda or cuda:N; auto: a GPU when there is one."""
     run_dir: str = ""
     """Directory of this run; by default runs/ENV-TIME."""
     resume: str = ""
@@ -290,6 +296,7 @@ SMALL = TWO_CORES | {
     "samples_per_insert": 8.0,
     "hidden_size": 128,
     "environments_per_worker": 8,
+    "environment_groups": 1,
     "evaluation_period_seconds": 10.0,
 }
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""

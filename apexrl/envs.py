@@ -38,10 +38,13 @@ class VectorEnvironment(Protocol):
     frames_per_step: int
 
     def reset(self, seed: int) -> np.ndarray:
-        """Returns the first observations [E, H, *frame]."""
+        """Returns the first frames [E, *frame]."""
 
-    def step(self, actions: np.ndarray) -> TimeSteps:
-        """Takes one action [E] in every environment."""
+    def send(self, actions: np.ndarray) -> None:
+        """Begins one step: an action [E] in every environment. Where there are threads it goes on in the background."""
+
+    def receive(self) -> TimeSteps:
+        """Waits for the step that was begun."""
 
     def render(self) -> np.ndarray | None:
         """Returns the picture [height, width, 3] uint8 (RGB) of the first environment, None where there is none."""
@@ -78,6 +81,12 @@ def make_spec(config: EnvConfig, environment: VectorEnvironment, unroll_starts: 
     )
 
 
+def take_step(envs: VectorEnvironment, actions: np.ndarray) -> TimeSteps:
+    """Takes one action [E] in every environment, and waits for it."""
+    envs.send(actions)
+    return envs.receive()
+
+
 class _GameBook:
     """Raw return and length of the game that each environment is in."""
 
@@ -93,7 +102,7 @@ class _GameBook:
 
 
 class AtariEnvironment:
-    """ale-py's C++ vector environment with DQN's preprocessing: 84x84 gray, skip 4, max of 2 frames, stack of 4.
+    """ale-py's C++ vector environment with DQN's preprocessing: 84x84 gray, skip 4, max of 2 frames.
 
     Two settings of ale-py are avoided. `episodic_life` resets the game at a lost life, so that the later lives are
     never seen; `life_loss_info` reports the loss and lets the game go on. `reward_clipping` hides the score.
@@ -114,11 +123,12 @@ class AtariEnvironment:
             "noop_max": config.noop_max,
             "reward_clipping": False,
             "life_loss_info": config.life_loss_terminal and not evaluate,
+            "stack_num": 1,
         }
         self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
         # The same game, seed and actions in colour: ale-py's vector environment cannot render.
         height, width = ATARI_SCREEN
-        picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False, "stack_num": 1}
+        picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False}
         self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
         self._picture: np.ndarray | None = None
         self.num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
@@ -126,20 +136,26 @@ class AtariEnvironment:
         self._max_episode_frames = config.max_episode_frames
 
     def reset(self, seed: int) -> np.ndarray:
-        """Returns the first observations [E, 4, 84, 84]."""
+        """Returns the first frames [E, 84, 84]."""
         observations, _ = self._envs.reset(seed=seed)
         self._reset_next = np.zeros(len(observations), bool)
         self._games = _GameBook(len(observations))
         if self._camera is not None:
             self._picture = self._camera.reset(seed=seed)[0][0, -1]
-        return observations
+        return observations[:, -1]
 
-    def step(self, actions: np.ndarray) -> TimeSteps:
-        """Takes one action [E] in every game."""
+    def send(self, actions: np.ndarray) -> None:
+        """Begins one action [E] in every game; ale-py's threads play on."""
         actions = np.asarray(actions, np.int32)
-        observations, rewards, terminated, truncated, info = self._envs.step(actions)
+        self._envs.send(actions)
         if self._camera is not None:
-            self._picture = self._camera.step(actions[:1])[0][0, -1]
+            self._camera.send(actions[:1])
+
+    def receive(self) -> TimeSteps:
+        """Waits for the step that was begun."""
+        observations, rewards, terminated, truncated, info = self._envs.recv()
+        if self._camera is not None:
+            self._picture = self._camera.recv()[0][0, -1]
         starts = self._reset_next
         # A life lost with the last frame allowed hides the truncation: ale-py reports one or the other.
         at_limit = info["episode_frame_number"] >= self._max_episode_frames
@@ -148,7 +164,8 @@ class AtariEnvironment:
         returns, steps = self._games.add(rewards, starts, ends)
         rewards = np.sign(rewards) if self._clip else rewards
         discounts = np.where(terminated, 0, 1)
-        return TimeSteps(observations, rewards.astype(np.float32), discounts.astype(np.float32), starts, returns, steps)
+        frames = observations[:, -1]
+        return TimeSteps(frames, rewards.astype(np.float32), discounts.astype(np.float32), starts, returns, steps)
 
     def render(self) -> np.ndarray | None:
         """Returns the screen [210, 160, 3] of the first game when made with `render`."""
@@ -194,22 +211,27 @@ class GymnasiumEnvironment:
         self._clip = config.clip_rewards == "yes"
 
     def reset(self, seed: int) -> np.ndarray:
-        """Returns the first observations [E, 1, *frame]."""
+        """Returns the first observations [E, *frame]."""
         observations, _ = self._envs.reset(seed=seed)
         self._reset_next = np.zeros(len(observations), bool)
         self._games = _GameBook(len(observations))
-        return self._stacked(observations)
+        return observations.astype(self.frame_dtype)
 
-    def step(self, actions: np.ndarray) -> TimeSteps:
-        """Takes one action [E] in every environment."""
-        observations, rewards, terminated, truncated, _ = self._envs.step(np.asarray(actions) + self._first_action)
+    def send(self, actions: np.ndarray) -> None:
+        """Takes the actions [E] that `receive` will step with."""
+        self._actions = np.asarray(actions) + self._first_action
+
+    def receive(self) -> TimeSteps:
+        """Takes one step in every environment."""
+        observations, rewards, terminated, truncated, _ = self._envs.step(self._actions)
         starts = self._reset_next
         ends = terminated | truncated
         self._reset_next = ends
         returns, steps = self._games.add(rewards, starts, ends)
         rewards = np.sign(rewards) if self._clip else rewards
         discounts = np.where(terminated, 0, 1).astype(np.float32)
-        return TimeSteps(self._stacked(observations), rewards.astype(np.float32), discounts, starts, returns, steps)
+        frames = observations.astype(self.frame_dtype)
+        return TimeSteps(frames, rewards.astype(np.float32), discounts, starts, returns, steps)
 
     def render(self) -> np.ndarray | None:
         """Returns the picture of the first environment when made with `render`."""
@@ -226,9 +248,6 @@ class GymnasiumEnvironment:
     def close(self) -> None:
         """Closes the environments."""
         self._envs.close()
-
-    def _stacked(self, observations: np.ndarray) -> np.ndarray:
-        return observations.astype(self.frame_dtype)[:, None]
 
 
 def _flat_unless_box(env: gymnasium.Env) -> Any:

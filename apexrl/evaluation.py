@@ -13,7 +13,7 @@ from apexrl.acting import actor_name, check_spec
 from apexrl.agents.apex_dqn import ApexActor
 from apexrl.checkpoint import load_checkpoint
 from apexrl.config import ActorCommand, EvaluationConfig
-from apexrl.envs import VectorEnvironment, make_environment, make_spec
+from apexrl.envs import VectorEnvironment, make_environment, make_spec, take_step
 from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
@@ -55,19 +55,20 @@ def play_games(
     games: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
     rng = np.random.default_rng(seed)
     epsilons = np.full(num_envs, config.evaluation_epsilon)
-    observations = envs.reset(seed=seed)
+    frames, starts = envs.reset(seed=seed), np.ones(num_envs, bool)
+    state = agent.initial_state(num_envs)
     while any(len(played) < wanted for played, wanted in zip(games, quota, strict=True)):
         if stop.is_set():
             return None
         picture = None if games[0] else envs.render()
         if picture is not None:
             recorder.add(picture)
-        actions, _ = agent.act(observations, epsilons, rng)
-        step = envs.step(actions)
-        observations = step.observations
-        for stream in np.flatnonzero(step.episode_steps):
+        actions, _ = agent.act(frames, starts, epsilons, state, rng)
+        seen = take_step(envs, actions)
+        frames, starts = seen.frames, seen.starts
+        for stream in np.flatnonzero(seen.episode_steps):
             if len(games[stream]) < quota[stream]:
-                games[stream].append((float(step.episode_returns[stream]), int(step.episode_steps[stream])))
+                games[stream].append((float(seen.episode_returns[stream]), int(seen.episode_steps[stream])))
     played = [game for stream in games for game in stream]
     return Games([game[0] for game in played], [game[1] for game in played])
 

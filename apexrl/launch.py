@@ -98,8 +98,8 @@ class Run:
         logs = self._directory / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         acting = ActorCommand(
-            command.env, command.wires, command.agent, command.acting, command.evaluation, seed=command.seed,
-            preset=command.preset,
+            command.env, command.wires, command.agent, command.acting, command.evaluation, command.actor_device,
+            seed=command.seed, preset=command.preset,
         )  # fmt: skip
         kept = command.replay
         if kept.journal_dir == "auto":
@@ -112,7 +112,7 @@ class Run:
         evaluation = command.evaluation
         if not evaluation.record_dir:
             evaluation = dataclasses.replace(evaluation, record_dir=str(self._directory / "videos"))
-        evaluator = dataclasses.replace(acting, evaluation=evaluation, evaluate=True)
+        evaluator = dataclasses.replace(acting, evaluation=evaluation, device="cpu", evaluate=True)
         roles = {"replay": ("replay.py", replay), "learner": ("learner.py", learner), "actors": ("actor.py", acting)}
         if command.evaluator:
             roles["evaluator"] = ("actor.py", evaluator)

@@ -13,6 +13,7 @@ from torch import Tensor
 from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.checkpoint import Checkpoint
 from apexrl.config import LearnerCommand
+from apexrl.device import choose_device
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.frame_store import TransitionBatch
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
@@ -202,18 +203,3 @@ class Waiter:
         if now - self.said > 10:
             self.said = now
             logger.info("waiting for %s", waits_for or "a batch")
-
-
-def choose_device(name: str) -> torch.device:
-    """Returns the device to learn on; auto takes a GPU when there is one.
-
-    Raises: ConfigError when the named device is not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {error}") from error
-    return device

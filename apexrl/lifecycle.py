@@ -112,6 +112,12 @@ class Stopwatch:
         """Counts seconds spent on something."""
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds
 
+    def lap(self, what: str, started: float) -> float:
+        """Counts the seconds since `started` (of time.perf_counter); returns the time now."""
+        now = time.perf_counter()
+        self.add(what, now - started)
+        return now
+
     def elapsed(self) -> float:
         """Returns the seconds since the last reading."""
         return max(time.monotonic() - self._started, 1e-9)

@@ -29,17 +29,30 @@ def make_network(spec: StreamSpec, config: NetworkConfig) -> "DuelingNetwork":
 
 
 class Torso(nn.Module):
-    """Observations into features; `prepare` is apart, so that two networks may share its result."""
+    """Observations into features.
+
+    What comes before the weights is apart, so that two networks may share it, and so is the first layer's kernel, so
+    that actors need not compute it for each observation.
+    """
 
     num_features: int
+    in_blocks = False  # takes `blocks` of the frames
 
     def prepare(self, observations: Tensor) -> Tensor:
         """Returns observations [B, H, *frame] in the layout and type that the first layer takes."""
         raise NotImplementedError
 
-    def forward(self, prepared: Tensor) -> Tensor:
+    def kernel(self) -> Tensor:
+        """Returns the first layer's weights as `features` takes them."""
+        raise NotImplementedError
+
+    def features(self, prepared: Tensor, kernel: Tensor) -> Tensor:
         """Returns [B, num_features]."""
         raise NotImplementedError
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        """Returns [B, num_features]."""
+        return self.features(prepared, self.kernel())
 
 
 class DuelingNetwork(nn.Module):
@@ -65,7 +78,11 @@ class DuelingNetwork(nn.Module):
 
     def values(self, prepared: Tensor) -> Tensor:
         """Returns [B, A] action values of prepared observations; two networks may share these."""
-        features = F.relu(self.hidden(self.torso(prepared)))
+        return self.heads(self.torso(prepared))
+
+    def heads(self, features: Tensor) -> Tensor:
+        """Returns [B, A] action values of the torso's features."""
+        features = F.relu(self.hidden(features))
         # In bfloat16 values near 1 differ by steps of 0.008, as much as the actions of Pong: the last layer is float32.
         with torch.autocast(features.device.type, enabled=False):
             value, advantage = features.float().chunk(2, dim=1)
@@ -85,8 +102,11 @@ class _Perceptron(Torso):
     def prepare(self, observations: Tensor) -> Tensor:
         return observations.flatten(1).to(self.first.weight.dtype)
 
-    def forward(self, prepared: Tensor) -> Tensor:
-        return F.relu(self.second(F.relu(self.first(prepared))))
+    def kernel(self) -> Tensor:
+        return self.first.weight
+
+    def features(self, prepared: Tensor, kernel: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(F.linear(prepared, kernel, self.first.bias))))
 
 
 class _ScreenTorso(Torso):
@@ -103,19 +123,23 @@ class _ScreenTorso(Torso):
         self.conv2 = nn.Conv2d(channels[0], channels[1], 4, 2)
         self.conv3 = nn.Conv2d(channels[1], channels[2], 3, 1)
         self._scale = _input_scale(spec)
-        self._in_blocks = spec.frame_dtype == "uint8" and len(spec.frame_shape) == 2 and height % 4 == width % 4 == 0
+        self.in_blocks = spec.frame_dtype == "uint8" and len(spec.frame_shape) == 2 and height % 4 == width % 4 == 0
         self.num_features = channels[2] * math.prod(_after_convolutions(size) for size in (height, width))
 
     def prepare(self, observations: Tensor) -> Tensor:
         dtype = _compute_dtype(self.conv1.weight)
-        return _blocks(observations, dtype) if self._in_blocks else _as_channels(observations).to(dtype)
+        return (
+            blocks_as_channels(blocks(observations).to(dtype))
+            if self.in_blocks
+            else _as_channels(observations).to(dtype)
+        )
 
-    def forward(self, prepared: Tensor) -> Tensor:
+    def kernel(self) -> Tensor:
         weight = self.conv1.weight * self._scale
-        if self._in_blocks:
-            x = F.conv2d(prepared, _block_kernel(weight), self.conv1.bias)
-        else:
-            x = F.conv2d(prepared, weight, self.conv1.bias, stride=4)
+        return _block_kernel(weight) if self.in_blocks else weight
+
+    def features(self, prepared: Tensor, kernel: Tensor) -> Tensor:
+        x = F.conv2d(prepared, kernel, self.conv1.bias, stride=1 if self.in_blocks else 4)
         return F.relu(self.conv3(F.relu(self.conv2(F.relu(x))))).flatten(1)
 
 
@@ -130,10 +154,14 @@ class _SmallPictureTorso(Torso):
         self.num_features = channels[1] * math.prod(spec.frame_shape[:2])
 
     def prepare(self, observations: Tensor) -> Tensor:
-        return _as_channels(observations).to(self.conv1.weight.dtype) * self._scale
+        return _as_channels(observations).to(_compute_dtype(self.conv1.weight))
 
-    def forward(self, prepared: Tensor) -> Tensor:
-        return F.relu(self.conv2(F.relu(self.conv1(prepared)))).flatten(1)
+    def kernel(self) -> Tensor:
+        return self.conv1.weight * self._scale
+
+    def features(self, prepared: Tensor, kernel: Tensor) -> Tensor:
+        x = F.relu(F.conv2d(prepared, kernel, self.conv1.bias, padding=1))
+        return F.relu(self.conv2(x)).flatten(1)
 
 
 def _input_channels(spec: StreamSpec) -> int:
@@ -162,8 +190,8 @@ def _after_convolutions(size: int) -> int:
     return (((size - 8) // 4 + 1) - 4) // 2 + 1 - 2
 
 
-def _blocks(screens: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 [B, H, h, w] into channels-last [B, 16 H, h/4, w/4]: one channel for each pixel of a 4x4 block.
+def blocks(screens: Tensor) -> Tensor:
+    """uint8 [B, H, h, w] into [B, h/4, w/4, H, 16]: the pixels of a 4x4 block side by side.
 
     An 8x8 convolution with stride 4 is then a 2x2 convolution with stride 1: the same sums, in an order that CPUs and
     tensor cores like better (measured: see docs/benchmarks.md). Four pixels of a row move as one 32-bit word.
@@ -171,12 +199,16 @@ def _blocks(screens: Tensor, dtype: torch.dtype) -> Tensor:
     batch, stacked, height, width = screens.shape
     words = screens.contiguous().view(torch.int32).view(batch, stacked, height // 4, 4, width // 4)
     words = words.permute(0, 2, 4, 1, 3).contiguous()  # [B, h/4, w/4, H, 4] of words
-    pixels = words.view(torch.uint8).view(batch, height // 4, width // 4, 16 * stacked)
-    return pixels.to(dtype).permute(0, 3, 1, 2)
+    return words.view(torch.uint8).view(batch, height // 4, width // 4, stacked, 16)
+
+
+def blocks_as_channels(pixels: Tensor) -> Tensor:
+    """[B, h/4, w/4, H, 16] as an image of 16 H channels, which lie together in memory (channels-last)."""
+    return pixels.flatten(3).permute(0, 3, 1, 2)
 
 
 def _block_kernel(weight: Tensor) -> Tensor:
-    """The kernel [C, H, 8, 8] of the convolution with stride 4 as that of the one over `_blocks`: [C, 16 H, 2, 2]."""
+    """The kernel [C, H, 8, 8] of the convolution with stride 4 as that of the one over `blocks`: [C, 16 H, 2, 2]."""
     channels, stacked = weight.shape[:2]
     kernel = weight.view(channels, stacked, 2, 4, 2, 4).permute(0, 1, 3, 5, 2, 4)
     return kernel.reshape(channels, 16 * stacked, 2, 2)

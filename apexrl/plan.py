@@ -11,11 +11,11 @@ import psutil
 import torch
 
 from apexrl.config import PRESETS, RunCommand, WireConfig
+from apexrl.device import choose_device
 from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, parse_onto, with_defaults
 from apexrl.frame_store import FrameStore
-from apexrl.learning import choose_device
 from apexrl.networks import make_network
 from apexrl.replay.replay import ring_unrolls
 from apexrl.types import StreamSpec

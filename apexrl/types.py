@@ -69,7 +69,7 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
 class TimeSteps(NamedTuple):
     """What a vector of E environments gives back for one vector of actions."""
 
-    observations: np.ndarray  # [E, H, *frame]
+    frames: np.ndarray  # [E, *frame]: the newest; stacks are made where they are needed
     rewards: np.ndarray  # [E] float32, clipped when the configuration says so
     discounts: np.ndarray  # [E] float32, 0 where terminated (a lost life too), else 1
     starts: np.ndarray  # [E] bool: the newest frame begins an episode, so this step was a reset

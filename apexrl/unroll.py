@@ -20,10 +20,10 @@ class UnrollBuilder:
     its Q-values), for all T + 1 observations of an unroll.
     """
 
-    def __init__(self, spec: StreamSpec, observations: np.ndarray):
-        """Starts E streams at their first observations [E, H, *frame]."""
+    def __init__(self, spec: StreamSpec, frames: np.ndarray):
+        """Starts E streams at their first frames [E, *frame]."""
         self._spec = spec
-        num_streams = len(observations)
+        num_streams = len(frames)
         self._frames = np.zeros((spec.unroll_frames, num_streams, *spec.frame_shape), spec.frame_dtype)
         self._actions = np.zeros((spec.unroll_steps, num_streams), np.int32)
         self._rewards = np.zeros((spec.unroll_steps, num_streams), np.float32)
@@ -31,7 +31,7 @@ class UnrollBuilder:
         self._starts = np.zeros((spec.unroll_frames, num_streams), bool)  # by frame, older ones included
         self._extras: dict[str, np.ndarray] = {}
         self._length = 0
-        self._frames[spec.stacked_frames - 1] = observations[:, -1]
+        self._frames[spec.stacked_frames - 1] = frames
         self._starts[spec.stacked_frames - 1] = True
 
     def observe(self, extras: Mapping[str, np.ndarray]) -> tuple[Unroll, dict[str, np.ndarray]] | None:
@@ -63,7 +63,7 @@ class UnrollBuilder:
         self._actions[t] = actions
         self._rewards[t] = step.rewards
         self._discounts[t] = step.discounts
-        self._frames[newest] = step.observations[:, -1]
+        self._frames[newest] = step.frames
         self._starts[newest] = step.starts
         self._length += 1
 

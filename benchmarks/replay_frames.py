@@ -47,19 +47,19 @@ def make(directory: Path, game: str, num_steps: int, seed: int = 0) -> Path:
 def play(game: str, num_steps: int, seed: int) -> Frames:
     """Returns the steps of a random policy."""
     from apexrl.config import EnvConfig
-    from apexrl.envs import make_environment
+    from apexrl.envs import make_environment, take_step
 
     rng = np.random.default_rng(seed)
     environment = make_environment(EnvConfig(env=f"{game}NoFrameskip-v4"), NUM_ENVS)
     steps = _empty(NUM_ENVS, num_steps)
-    observations = environment.reset(seed)
+    frames = environment.reset(seed)
     for t in range(num_steps):
-        steps.frames[:, t] = observations[:, -1]
+        steps.frames[:, t] = frames
         steps.actions[:, t] = rng.integers(environment.num_actions, size=NUM_ENVS)
-        step = environment.step(steps.actions[:, t])
-        steps.rewards[:, t] = step.rewards
-        steps.terminals[:, t] = step.discounts == 0
-        observations = step.observations
+        seen = take_step(environment, steps.actions[:, t])
+        steps.rewards[:, t] = seen.rewards
+        steps.terminals[:, t] = seen.discounts == 0
+        frames = seen.frames
     environment.close()
     return steps
 

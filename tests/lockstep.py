@@ -5,7 +5,7 @@ import torch
 
 from apexrl.agents.apex_dqn import ApexActor, ApexLearner
 from apexrl.config import SMALL, AgentConfig, EnvConfig, NetworkConfig, ReplayConfig, UpdateConfig
-from apexrl.envs import make_environment, make_spec
+from apexrl.envs import make_environment, make_spec, take_step
 from apexrl.exploration import epsilon_ladder
 from apexrl.flags import with_defaults
 from apexrl.frame_store import FrameStore, TransitionBatch
@@ -37,11 +37,11 @@ def train(env: str, num_updates: int, seed: int) -> tuple[ApexLearner, list[Tran
     codec = UnrollCodec(spec)
     rng = np.random.default_rng(seed)
     epsilons = epsilon_ladder(np.arange(NUM_ENVS), NUM_ENVS)
-    observations = envs.reset(seed=seed)
-    builder = UnrollBuilder(spec, observations)
+    frames, starts, state = envs.reset(seed=seed), np.ones(NUM_ENVS, bool), actor.initial_state(NUM_ENVS)
+    builder = UnrollBuilder(spec, frames)
     batches = []
     while learner.num_updates < num_updates:
-        actions, extras = actor.act(observations, epsilons, rng)
+        actions, extras = actor.act(frames, starts, epsilons, state, rng)
         complete = builder.observe(extras)
         if complete is not None:
             priorities = actor.priorities(*complete)
@@ -57,8 +57,8 @@ def train(env: str, num_updates: int, seed: int) -> tuple[ApexLearner, list[Tran
             replay.tables[TABLE].update_priorities(sample.keys, new_priorities)
             if learner.num_updates % 5 == 0:
                 actor.load(decode_parameters(encode_parameters(*learner.parameters())))
-        step = envs.step(actions)
-        builder.add(actions, step)
-        observations = step.observations
+        seen = take_step(envs, actions)
+        builder.add(actions, seen)
+        frames, starts = seen.frames, seen.starts
     envs.close()
     return learner, batches

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from apexrl.envs import take_step
 from apexrl.types import StreamSpec, TimeSteps, Unroll
 from apexrl.unroll import UnrollBuilder
 
@@ -23,8 +24,10 @@ class Step(NamedTuple):
 def record(envs, num_envs: int, num_steps: int, spec: StreamSpec, seed: int) -> tuple[list[list[Step]], list[Unroll]]:
     """Plays random actions; returns the steps of each stream and the unrolls (all streams side by side)."""
     rng = np.random.default_rng(seed)
-    observations = envs.reset(seed=seed).copy()
-    builder = UnrollBuilder(spec, observations)
+    frames = envs.reset(seed=seed)
+    builder = UnrollBuilder(spec, frames)
+    observations = np.zeros((num_envs, *spec.observation_shape), spec.frame_dtype)
+    observations[:, -1] = frames
     streams: list[list[Step]] = [[] for _ in range(num_envs)]
     unrolls = []
     for _ in range(num_steps):
@@ -32,23 +35,33 @@ def record(envs, num_envs: int, num_steps: int, spec: StreamSpec, seed: int) -> 
         if complete is not None:
             unrolls.append(complete[0])
         actions = rng.integers(0, spec.num_actions, num_envs)
-        step: TimeSteps = envs.step(actions)
-        builder.add(actions, step)
-        following = step.observations.copy()
+        seen = take_step(envs, actions)
+        builder.add(actions, seen)
+        following = slow_stack(observations, seen)
         for e in range(num_envs):
             streams[e].append(
                 Step(
                     observations[e],
                     int(actions[e]),
-                    float(step.rewards[e]),
-                    bool(step.discounts[e] == 0),
-                    bool(step.episode_steps[e] > 0),
-                    bool(step.starts[e]),
+                    float(seen.rewards[e]),
+                    bool(seen.discounts[e] == 0),
+                    bool(seen.episode_steps[e] > 0),
+                    bool(seen.starts[e]),
                     following[e],
                 )
             )
         observations = following
     return streams, unrolls
+
+
+def slow_stack(observations: np.ndarray, step: TimeSteps) -> np.ndarray:
+    """Returns the observations [E, H, *frame] after a step, from those before it."""
+    following = np.zeros_like(observations)
+    for e, frame in enumerate(step.frames):
+        if not step.starts[e]:
+            following[e, :-1] = observations[e, 1:]
+        following[e, -1] = frame
+    return following
 
 
 def slow_transition(stream: list[Step], start: int, gamma: float, n: int) -> tuple[float, float, np.ndarray]:

@@ -93,8 +93,9 @@ def test_initial_priorities_are_the_actors_own_n_step_errors():
 def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
     learner, batches = train("Catch-v0", 40, seed=0)
     actor = ApexActor(AGENT, decode_parameters(encode_parameters(*learner.parameters())), torch.device("cpu"))
-    observations = batches[-1].observation.numpy()
-    actions, extras = actor.act(observations, np.zeros(16), np.random.default_rng(0))
+    frames = batches[-1].observation[:, 0].numpy()  # a stack of one
+    state, starts, rng = actor.initial_state(16), np.ones(16, bool), np.random.default_rng(0)
+    actions, extras = actor.act(frames, starts, np.zeros(16), state, rng)
     with torch.no_grad():
         q_values = learner._online(batches[-1].observation).float().numpy()
     assert actor.params_version == 40

@@ -91,17 +91,15 @@ def test_windows_equal_the_slow_twin(data):
 
 def test_unrolls_overlap_by_n_and_carry_the_extras():
     spec = StreamSpec("Count-v0", (1,), "float32", 1, 2, 1, unroll_starts=4, n_steps=2)
-    observations = np.zeros((3, 1, 1), np.float32)
-    builder = UnrollBuilder(spec, observations)
+    frames = np.zeros((3, 1), np.float32)
+    builder = UnrollBuilder(spec, frames)
     found = []
     for t in range(20):
-        complete = builder.observe({"seen": observations[:, 0, 0].copy()})
+        complete = builder.observe({"seen": frames[:, 0].copy()})
         if complete is not None:
             found.append(complete)
-        observations = np.full((3, 1, 1), t + 1, np.float32)
-        step = TimeSteps(
-            observations, np.full(3, t), np.ones(3), np.zeros(3, bool), np.full(3, np.nan), np.zeros(3, int)
-        )
+        frames = np.full((3, 1), t + 1, np.float32)
+        step = TimeSteps(frames, np.full(3, t), np.ones(3), np.zeros(3, bool), np.full(3, np.nan), np.zeros(3, int))
         builder.add(np.full(3, t % 2), step)
     assert len(found) == 4
     for i, (unroll, extras) in enumerate(found):

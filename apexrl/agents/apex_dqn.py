@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
+from apexrl.device import fastest_dtype
 from apexrl.exploration import epsilon_greedy
 from apexrl.frame_store import TransitionBatch
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
 from apexrl.networks import make_network
 from apexrl.parameters import Parameters, ParametersHeader
+from apexrl.policy import FrameStack, Policy
 from apexrl.types import StreamSpec, Unroll
 from apexrl.unroll import n_step_windows, valid_starts
 
@@ -24,15 +26,13 @@ SMALLEST_PRIORITY = 1e-6  # a transition that surprises nobody can still be draw
 
 
 class ApexActor:
-    """Acts epsilon-greedily with a batch of observations. Owned by one thread."""
+    """Acts epsilon-greedily with vectors of environments. Owned by one thread."""
 
     def __init__(self, config: AgentConfig, parameters: Parameters, device: torch.device):
         self._config = config
         self._device = device
-        self._precision = precision_for(device, parameters.header.spec)
         self._header = parameters.header
-        self._network = make_network(parameters.header.spec, parameters.header.network).to(device).eval()
-        self.load(parameters)
+        self._policy = self._make_policy(parameters)
 
     @property
     def params_version(self) -> int:
@@ -45,24 +45,32 @@ class ApexActor:
         Raises: RuntimeError when the tensors are not those that the header describes.
         """
         header = parameters.header
-        if header.network != self._header.network:
-            self._network = make_network(header.spec, header.network).to(self._device).eval()
-        self._network.load_state_dict(parameters.tensors)
+        if header.network == self._header.network:
+            self._policy.load(parameters.tensors)
+        else:
+            self._policy = self._make_policy(parameters)
         self._header = header
 
-    @torch.no_grad()
+    def initial_state(self, num_envs: int) -> FrameStack:
+        """Returns what to give to `act` for a vector of environments that begins now: the frames it has seen."""
+        return self._policy.frame_stack(num_envs)
+
     def act(
-        self, observations: np.ndarray, epsilons: np.ndarray, rng: np.random.Generator
+        self,
+        frames: np.ndarray,
+        starts: np.ndarray,
+        epsilons: np.ndarray,
+        state: FrameStack,
+        rng: np.random.Generator,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Returns actions [E], and the extras that `priorities` needs of each observation.
 
         Args:
-          observations: [E, H, *frame].
+          frames: [E, *frame] that the environments show now; starts: [E] bool, whether it begins an episode.
           epsilons: [E] probability of a uniform action.
+          state: of these environments; takes the frames in.
         """
-        inputs = torch.from_numpy(np.ascontiguousarray(observations)).to(self._device)
-        with self._precision():
-            q_values = self._network(inputs).float().cpu().numpy()
+        q_values = self._policy.q_values(frames, starts, state)
         actions = epsilon_greedy(q_values, epsilons, rng)
         taken = q_values[np.arange(len(actions)), actions]
         return actions, {"q_taken": taken, "q_max": q_values.max(axis=1)}
@@ -84,6 +92,10 @@ class ApexActor:
         targets = n_step_targets(*tensors, rescaling=config.value_rescaling).numpy()
         errors = np.abs(targets - extras["q_taken"][:num_starts]) + SMALLEST_PRIORITY
         return np.where(valid_starts(unrolls.starts, num_starts), errors, 0).astype(np.float32)
+
+    def _make_policy(self, parameters: Parameters) -> Policy:
+        header = parameters.header
+        return Policy(header.spec, header.network, self._device, parameters.tensors)
 
 
 class ApexLearner:
@@ -176,12 +188,8 @@ class ApexLearner:
 
 def precision_for(device: torch.device, spec: StreamSpec) -> Callable[[], torch.autocast]:
     """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
-    is_picture = len(spec.frame_shape) > 1
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=is_picture and fast)
+    enabled = fastest_dtype(device, spec) == torch.bfloat16
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
 def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,32 @@
+"""What a process computes on: the device, and the number type that is fastest there."""
+
+import torch
+
+from apexrl.errors import ConfigError
+from apexrl.types import StreamSpec
+
+
+def choose_device(name: str) -> torch.device:
+    """Returns the device to compute on; auto takes a GPU when there is one.
+
+    Raises: ConfigError when the named device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {error}") from error
+    return device
+
+
+def fastest_dtype(device: torch.device, spec: StreamSpec) -> torch.dtype:
+    """Returns the type to compute in: bfloat16 for pictures where the hardware has it, else float32."""
+    if len(spec.frame_shape) <= 1:
+        return torch.float32
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32

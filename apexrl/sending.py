@@ -1,0 +1,102 @@
+"""The actor's thread beside its loop: compresses complete unrolls and inserts them into the replay."""
+
+import logging
+import queue
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from apexrl.lifecycle import Stop
+from apexrl.net.insert_client import InsertClient
+from apexrl.types import Episode, Unroll, UnrollHeader
+from apexrl.unroll import UnrollCodec
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 2  # rounds of unrolls that wait to be sent; beyond that the actor waits
+POLL_SECONDS = 0.05
+FLUSH_SECONDS = 1.5
+
+
+class Round(NamedTuple):
+    """One unroll of each of E streams, with what the replay is told of them."""
+
+    first_stream: int
+    first_step: int
+    params_version: int
+    epsilons: np.ndarray  # [E]
+    priorities: np.ndarray  # [K, E]
+    episodes: list[tuple[Episode, ...]]  # [E]
+    unrolls: Unroll  # side by side
+
+
+class UnrollSender:
+    """Owns the connection to the replay once its thread runs. Any other thread may `put` and read the figures."""
+
+    def __init__(self, client: InsertClient, codec: UnrollCodec, patience_seconds: float, stop: Stop):
+        """Takes over a client that is welcome."""
+        self.busy_seconds = 0.0
+        self._client = client
+        self._codec = codec
+        self._patience_seconds = patience_seconds
+        self._stop = stop
+        self._queue: queue.Queue[Round] = queue.Queue(MAX_QUEUED)
+
+    @property
+    def ladder(self) -> tuple[tuple[int, ...], int]:
+        """The slots leased to us, and the size of the whole ladder."""
+        return self._client.slots, self._client.ladder_size
+
+    @property
+    def waited_seconds(self) -> dict[str, float]:
+        """Seconds that inserts had to wait, by what for."""
+        return dict(self._client.waited_seconds)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the blocks sent."""
+        return self._client.bytes_sent
+
+    def put(self, unrolls: Round) -> None:
+        """Queues unrolls; waits while others are queued that the replay does not take yet. Gives up when stopped."""
+        while not self._stop.is_set():
+            try:
+                self._queue.put(unrolls, timeout=POLL_SECONDS)
+                return
+            except queue.Full:
+                continue
+
+    def run(self) -> None:
+        """Sends until stopped, then what the replay still takes; the body of the thread.
+
+        Raises: PeerError when the replay is silent for longer than the patience.
+        """
+        try:
+            while True:
+                self._client.poll()  # keeps our lease
+                try:
+                    self._send(self._queue.get(timeout=POLL_SECONDS))
+                except queue.Empty:
+                    if self._stop.is_set():
+                        break
+        finally:
+            if not self._client.flush(FLUSH_SECONDS):
+                logger.warning("%d unrolls were not acknowledged at the end", self._client.num_unacknowledged)
+            self._client.close()
+
+    def _send(self, unrolls: Round) -> None:
+        for i, episodes in enumerate(unrolls.episodes):
+            started, waited = time.perf_counter(), sum(self.waited_seconds.values())
+            header = UnrollHeader(
+                unrolls.first_stream + i,
+                unrolls.first_step,
+                unrolls.params_version,
+                float(unrolls.epsilons[i]),
+                unrolls.priorities[:, i],
+                episodes,
+            )
+            block = self._codec.encode(Unroll(*(array[:, i] for array in unrolls.unrolls)))
+            self._client.insert(header, block, self._patience_seconds, self._stop.is_set)
+            waited = sum(self.waited_seconds.values()) - waited
+            self.busy_seconds += time.perf_counter() - started - waited
