@@ -10,6 +10,7 @@
 #   PARTS="learner pong"   only these parts
 #   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone
 #   LEARNER_SECONDS, ACTOR_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer
+#   LEARNER_BATCHES="512 128", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the frame store
 #   APEXRL_GPU_DEVICE=cpu  tries the script without a GPU; what it prints is then worth nothing
 set -uo pipefail
 [ $# -eq 1 ] || { echo "usage: bash benchmarks/gpu.sh OUT_DIR" >&2; exit 2; }
@@ -25,6 +26,8 @@ actor_seconds=${ACTOR_SECONDS:-8}
 together_seconds=${TOGETHER_SECONDS:-50}
 pong_seconds=${PONG_SECONDS:-138}
 total_seconds=${TOTAL_SECONDS:-538} # nothing is begun that might end later
+transitions=${LEARNER_TRANSITIONS:-256000}
+read -ra batches <<<"${LEARNER_BATCHES:-512 128}"
 read -ra run_flags <<<"${RUN_FLAGS:-}"
 read -ra pong_flags <<<"${PONG_FLAGS:-}"
 export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
@@ -32,7 +35,7 @@ failed=() child="" mps=""
 
 stop_mps() {
   [ -n "$mps" ] || return 0
-  echo quit | CUDA_MPS_PIPE_DIRECTORY=$mps timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
+  echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
   rm -rf "$mps"
   mps=""
 }
@@ -81,7 +84,25 @@ run() {
   local name=$1 seconds=$2
   shift 2
   part "$name" $((seconds + 12)) "$python" -m benchmarks.gpu_run --json "$out/$name.part" --keep "$out/$name.run" \
-    --seconds "$seconds" "${until[@]}" -- --env PongNoFrameskip-v4 --preset paper --device "$device" "${run_flags[@]}" "$@"
+    --seconds "$seconds" "${ending[@]}" -- --env PongNoFrameskip-v4 --preset paper --device "$device" "${run_flags[@]}" "$@"
+}
+
+# One run while CUDA's multi-process service shares the GPU, where that is installed.
+with_mps() {
+  if ! command -v nvidia-cuda-mps-control >/dev/null; then
+    echo "together-mps: skipped, there is no nvidia-cuda-mps-control here"
+    return
+  fi
+  mps=$(mktemp -d /tmp/mps-XXXXXX)
+  export CUDA_MPS_PIPE_DIRECTORY=$mps CUDA_MPS_LOG_DIRECTORY=$mps
+  if timeout 10 nvidia-cuda-mps-control -d; then
+    run together-mps "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
+  else
+    echo "FAILED: together-mps: nvidia-cuda-mps-control does not start"
+    failed+=(together-mps)
+  fi
+  stop_mps
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
 # What is needed is here, or brought as wheels.
@@ -113,7 +134,7 @@ if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch
 fi
 
 learner=("$python" -m benchmarks.learner --device "$device" --presets paper --repeats 1 --steps 1000
-  --transitions 256000 --seconds "$learner_seconds" --directory "$out/frames")
+  --transitions "$transitions" --seconds "$learner_seconds" --directory "$out/frames")
 actor=("$python" -m benchmarks.actor --games Pong --repeats 1 --peers none --seconds "$actor_seconds")
 tests=()
 mapfile -t tests < <(grep -lE 'cuda' tests/test_*.py)
@@ -124,27 +145,18 @@ part machine 12 "$python" benchmarks/gpu_report.py machine "$out/machine.part"
 part tests 35 bash -c '"$1" -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider -k "cuda or gpu" \
   --junitxml "$2/tests.xml" "${@:3}" && "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
   tests "$python" "$out" "${tests[@]}"
-part learner 70 "${learner[@]}" --batch-sizes 512 128 --kinds ours ours-eager eager --json "$out/learner.part"
-part gather 30 "${learner[@]}" --batch-sizes 512 128 --kinds gather --json "$out/gather.part"
+part learner 70 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds ours ours-eager eager --json "$out/learner.part"
+part gather 30 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds gather --json "$out/gather.part"
 part actor-cpu 25 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
 part actor-cuda 25 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
 
-until=() # a run ends by its time
+ending=() # by time
 run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
 run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
-if command -v nvidia-cuda-mps-control >/dev/null && [ ! -s "$out/together-mps.json" ]; then
-  mps=$(mktemp -d /tmp/mps-XXXXXX)
-  export CUDA_MPS_PIPE_DIRECTORY=$mps CUDA_MPS_LOG_DIRECTORY=$mps
-  nvidia-cuda-mps-control -d && run together-mps "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
-  cat "$mps"/*.log >>"$out/together-mps.log" 2>/dev/null
-  stop_mps
-  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-else
-  echo "together-mps: there is no nvidia-cuda-mps-control here, or it is measured"
-fi
+with_mps
 best=$("$python" benchmarks/gpu_report.py faster "$out")
 [ "$best" = cpu ] || best=$device
-until=(--until 18)
+ending=(--until 18)
 run pong "$pong_seconds" --evaluation-period-seconds 1 --actor-device "$best" "${pong_flags[@]}"
 
 APEXRL_GPU_DEVICE=$device "$python" benchmarks/gpu_report.py summary "$out" | tee "$out/summary.txt"

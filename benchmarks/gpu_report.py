@@ -87,8 +87,9 @@ def outcome_of(xml: Path) -> dict[str, int]:
 
 
 def read_parts(directory: Path) -> dict[str, Any]:
-    """Returns the figures of the parts that are there, by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+    """Returns the figures of the parts that are there, by name; also of those that failed halfway."""
+    paths = [*sorted(directory.glob("*.part")), *sorted(directory.glob("*.json"))]
+    return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
 def runs_of(parts: dict[str, Any]) -> dict[str, dict[str, Any]]:

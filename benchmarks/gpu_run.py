@@ -1,4 +1,4 @@
-"""One whole run, measured: `python -m benchmarks.gpu_run --json FILE [--seconds N] [--until RETURN] -- FLAGS of run.sh`.
+"""One whole run, measured: `python -m benchmarks.gpu_run --json FILE --keep DIR [--until RETURN] -- FLAGS of run.sh`.
 
 Starts `python -m apexrl.launch` (replay server, learner, actors, evaluator) in a directory of its own, reads what the
 learner writes to status.json, and ends it. Rates are those between two of its reports, with updates going on; the time

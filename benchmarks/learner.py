@@ -3,11 +3,12 @@
 Each step gathers a prioritized batch from the real frame store, updates, and gives |TD| back. The store holds played
 Pong, more than a CPU's cache. Kinds, each in a process of its own, in turn, several times over; medians:
 
-  ours     what learner.py does
-  eager    the plain float32 step with the same network, on the same store
-  gather   the frame store alone
-  sb3      `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at its best of one thread and its
-           default; uniform sampling, one step, no dueling streams: less work a sample than the preset `paper`
+  ours         what learner.py does
+  ours-eager   the same on a GPU without a captured graph
+  eager        the plain float32 step with the same network, on the same store
+  gather       the frame store alone
+  sb3          `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at its best of one thread and its
+               default; uniform sampling, one step, no dueling streams: less work a sample than the preset `paper`
 
 Ratios are of samples per CPU-second on a CPU, of samples per second on a GPU.
 """
@@ -32,7 +33,6 @@ from benchmarks.replay_frames import make
 ROOT = Path(__file__).resolve().parent.parent
 FRAME_BYTES, FRAMES_A_SAMPLE = 84 * 84, 8
 START_SECONDS = 120.0  # loading, filling and warming up; with it a process must be over
-STEPS_PLAYED = 4000  # in each of 8 environments; what is stored beyond repeats them
 BASE_BATCH = 32
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Options:
     threads: tuple[int, ...] = (1,)
     """Of torch, for ours."""
     kinds: tuple[str, ...] = ("ours", "eager", "gather", "sb3")
-    """Which steps."""
+    """Which steps: ours, ours-eager, eager, gather, sb3."""
     seconds: float = 3.0
     """Of each measurement, after its warm-up."""
     repeats: int = 3
@@ -57,6 +57,8 @@ class Options:
     """cpu or cuda."""
     transitions: int = 25_600
     """Held by the frame store, and by the buffer of sb3."""
+    steps: int = 4000
+    """Steps of each of the 8 environments whose frames are used; what is stored beyond repeats them."""
     directory: Path = Path("runs/benchmark-replay")
     """The played game is kept here."""
     peer_python: str = sys.executable
@@ -183,7 +185,7 @@ def machine_of(options: Options) -> str:
 def main(options: Options) -> None:
     """Measures and prints; the exit status says whether everything was measured."""
     options = without_missing_peers(options)
-    frames = make(options.directory, "Pong", STEPS_PLAYED)
+    frames = make(options.directory, "Pong", options.steps)
     settings = settings_of(options)
     runs: dict[Setting, list[Row]] = {setting: [] for setting in settings}
     for _ in range(options.repeats):

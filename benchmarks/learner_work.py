@@ -4,6 +4,7 @@ Fills a frame store with a played game, draws prioritized batches from it as the
 of one kind: gathered from the store, updated, |TD| back on the host. Prints one line of JSON.
 """
 
+import copy
 import dataclasses
 import json
 import time
@@ -18,8 +19,10 @@ import tyro
 from apexrl.agents import apex_dqn
 from apexrl.config import PRESETS, LearnerCommand, ReplayConfig, TableConfig
 from apexrl.flags import with_defaults
-from apexrl.frame_store import FrameStore
+from apexrl.frame_store import FrameStore, TransitionBatch
 from apexrl.lifecycle import keep_freed_memory
+from apexrl.losses.value_learning import double_q_errors, huber
+from apexrl.networks import make_network
 from apexrl.replay.table import make_table
 from apexrl.types import Sample, StreamSpec, Unroll
 from benchmarks.replay_work import spec_of, unrolls_of
@@ -34,7 +37,7 @@ class Setting:
     """What one process measures."""
 
     kind: str = "ours"
-    """ours: what learner.py does; eager: the plain float32 step; gather: no step at all."""
+    """ours: what learner.py does; ours-eager: without a captured graph; eager: the plain float32 step; gather: none."""
     preset: str = "two-cores"
     batch_size: int = 64
     threads: int = 1
@@ -44,9 +47,7 @@ class Setting:
 def main(setting: Setting, frames: Path, transitions: int, seconds: float) -> None:
     """Prints how many steps were made, and in which time."""
     torch.set_num_threads(setting.threads)
-    if setting.kind == "eager":
-        apex_dqn.precision_for = lambda device, spec: lambda: torch.autocast(device.type, enabled=False)
-    else:
+    if setting.kind != "eager":
         keep_freed_memory()
     spec = msgspec.structs.replace(spec_of(frames.stem), num_actions=PONG_ACTIONS)
     store = filled_store(spec, unrolls_of(frames), transitions, torch.device(setting.device))
@@ -82,8 +83,36 @@ def make_step(setting: Setting, spec: StreamSpec, store: FrameStore) -> Callable
         return lambda sample: store.gather(sample.keys, sample.weights)
     command = with_defaults(LearnerCommand(), PRESETS[setting.preset])
     device = torch.device(setting.device)
+    if setting.kind == "eager":
+        eager = EagerLearner(command, spec, device)
+        return lambda sample: eager.update(store.gather(sample.keys, sample.weights))
     learner = apex_dqn.ApexLearner(command.agent, command.update, command.network, spec, device)
     return lambda sample: learner.update(store.gather(sample.keys, sample.weights))
+
+
+class EagerLearner:
+    """The plain float32 step: same network, loss and optimizer, fresh memory for every tensor."""
+
+    def __init__(self, command: LearnerCommand, spec: StreamSpec, device: torch.device):
+        self._config = command.update
+        self._online = make_network(spec, command.network).to(device).to(memory_format=torch.channels_last)
+        self._target = copy.deepcopy(self._online).requires_grad_(False)
+        self._optimizer = apex_dqn.make_optimizer(command.update, self._online)
+
+    def update(self, batch: TransitionBatch) -> np.ndarray:
+        """Takes one optimizer step; returns |TD|."""
+        q_tm1 = self._online(batch.observation)
+        with torch.no_grad():
+            prepared = self._online.prepare(batch.next_observation)
+            q_online_t, q_target_t = self._online.values(prepared), self._target.values(prepared)
+        returns = (batch.n_step_return, batch.discount)
+        errors = double_q_errors(q_tm1, batch.action, *returns, q_target_t, q_online_t, rescaling=False)
+        loss = (batch.weight * huber(errors)).mean()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
+        self._optimizer.step()
+        return errors.detach().abs().cpu().numpy()
 
 
 def timed(step: Callable[[Sample], object], batches: list[Sample], seconds: float, device: str) -> dict[str, float]:
