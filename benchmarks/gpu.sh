@@ -22,7 +22,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 python=${PYTHON:-python3}
 device=${APEXRL_GPU_DEVICE:-cuda}
 learner_seconds=${LEARNER_SECONDS:-2}
-actor_seconds=${ACTOR_SECONDS:-8}
+actor_seconds=${ACTOR_SECONDS:-5}
 together_seconds=${TOGETHER_SECONDS:-50}
 pong_seconds=${PONG_SECONDS:-138}
 total_seconds=${TOTAL_SECONDS:-538} # nothing is begun that might end later
@@ -135,7 +135,7 @@ fi
 
 learner=("$python" -m benchmarks.learner --device "$device" --presets paper --repeats 1 --steps 1000
   --transitions "$transitions" --seconds "$learner_seconds" --directory "$out/frames")
-actor=("$python" -m benchmarks.actor --games Pong --repeats 1 --peers none --seconds "$actor_seconds")
+actor=("$python" -m benchmarks.actor --games Pong --systems paper --repeats 1 --seconds "$actor_seconds")
 tests=()
 mapfile -t tests < <(grep -lE 'cuda' tests/test_*.py)
 

@@ -26,7 +26,10 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"opencv-python-headless": "cv2", "pyzmq": "zmq", "ale-py": "ale_py"}
 NOT_NEEDED = {"tensorboard"}  # the runs serve none
-GOAL_UPDATES, GOAL_FRAMES, GOAL_FRAMES_UPDATES, GOAL_RETURN, GOAL_SECONDS = 1000, 120_000, 19, 18, 90
+FRAMES_A_STEP = 4
+GOAL_UPDATES, GOAL_BATCH = 1000, 512
+GOAL_FRAMES, GOAL_FRAMES_UPDATES = 120_000, 19
+GOAL_RETURN, GOAL_SECONDS = 18, 90
 
 
 def missing() -> list[str]:
@@ -118,15 +121,19 @@ def figures(parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield what, f"{row['updates_per_second']:,.0f} batches/s, {rate:,.1f} GB/s of observations"
         else:
             yield f"learner alone, {what}", f"{row['updates_per_second']:,.0f} updates/s"
+    for name in ("actor-cpu", "actor-cuda"):
+        for row in parts.get(name, {}).get("rows", []):
+            rate = row["agent_steps_per_second"]["median"] * FRAMES_A_STEP
+            yield f"{name}, one worker alone, {row['system']}", f"{rate:,.0f} frames/s"
     for name, part in runs_of(parts).items():
-        rates = f"{part['frames_per_second']:,.0f} frames/s and {part['updates_per_second']:,.1f} updates/s"
-        yield name, f"{rates} over {part['measured_seconds']:.0f} s"
+        updates = f"{part['updates_per_second']:,.1f} updates/s of {part['batch_size']}"
+        yield name, f"{part['frames_per_second']:,.0f} frames/s and {updates} over {part['measured_seconds']:.0f} s"
 
 
 def goals(parts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yields goals, what they ask for, and what was reached."""
     runs = runs_of(parts).values()
-    updates = max((run["updates_per_second"] for run in runs), default=0)
+    updates = max((run["updates_per_second"] for run in runs if run["batch_size"] == GOAL_BATCH), default=0)
     frames = [run["frames_per_second"] for run in runs if run["updates_per_second"] >= GOAL_FRAMES_UPDATES]
     most = max(frames, default=0)
     seconds = parts.get("pong", {}).get("return_reached_after_seconds")

@@ -63,7 +63,6 @@ def figures_of(reports: list[Report], started: float, until: float | None) -> di
         raise ValueError(f"{len(reports)} reports, {len(learning)} of them with updates going on: too few for a rate")
     first, last = learning[0], learning[-1]
     elapsed = last.written - first.written
-    batch_updates = last.status.counters.updates - first.status.counters.updates
     reached = [
         report
         for report in reports
@@ -71,7 +70,7 @@ def figures_of(reports: list[Report], started: float, until: float | None) -> di
     ]
     return {
         "frames_per_second": (last.status.frames - first.status.frames) / elapsed,
-        "updates_per_second": batch_updates / elapsed,
+        "updates_per_second": (last.status.counters.updates - first.status.counters.updates) / elapsed,
         "measured_seconds": elapsed,
         "seconds": last.written - started,
         "frames": last.status.frames,
@@ -115,14 +114,17 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
             for name in KEPT:
                 if (run / name).exists():
                     shutil.copy(run / name, keep)
-            shutil.copytree(run / "logs", keep / "logs", dirs_exist_ok=True) if (run / "logs").exists() else None
+            if (run / "logs").exists():
+                shutil.copytree(run / "logs", keep / "logs", dirs_exist_ok=True)
         if failed_by_itself:
             raise RuntimeError(f"the launcher ended with status {status}; logs: {keep / 'logs'}")
-        return {"flags": flags, **figures_of(reports, started, until)}
+        batch_size = json.loads((keep / "config.json").read_bytes())["command"]["update"]["batch_size"]
+        return {"flags": flags, "batch_size": batch_size, **figures_of(reports, started, until)}
 
 
 def interrupted(*_: object) -> None:
-    """Ends the program through its `finally` clauses."""
+    """Ends the program through its `finally` clauses, which a second signal does not disturb: timeout sends two."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
 
 
