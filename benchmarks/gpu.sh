@@ -6,7 +6,7 @@
 # The table is printed and left in OUT_DIR/summary.txt. Nothing is fetched from a network.
 #
 #   PYTHON=python3.12      interpreter, 3.11 or newer, with torch
-#   WHEELS=DIR             wheels of what is missing, installed beside them in DIR/site-VERSION; what is there stays
+#   WHEELS=DIR             wheels of what is missing, installed beside them in DIR/site-VERSION; torch stays as it is
 #   PARTS="learner pong"   only these parts
 #   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone
 #   LEARNER_SECONDS, ACTOR_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer

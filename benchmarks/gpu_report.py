@@ -2,7 +2,7 @@
 
 Needs nothing but the standard library (torch for `machine`), so that it can say what is missing:
   missing                what requirements.txt names and this interpreter does not have
-  wanted WHEELS          the wheels in a directory whose distributions are not here
+  wanted WHEELS          the wheels in a directory that have to be installed
   machine FILE           writes what is measured on, as JSON
   tests XML FILE         writes the outcome of pytest, as JSON
   faster OUT_DIR         cpu or cuda: which inference gave more frames while learning
@@ -25,6 +25,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"opencv-python-headless": "cv2", "pyzmq": "zmq", "ale-py": "ale_py"}
+KEPT = re.compile(r"(torch|nvidia|triton|cuda)", re.IGNORECASE)
 NOT_NEEDED = {"tensorboard"}  # the runs serve none
 FRAMES_A_STEP = 4
 GOAL_UPDATES, GOAL_BATCH = 1000, 512
@@ -42,17 +43,16 @@ def missing() -> list[str]:
 
 
 def wanted_wheels(directory: Path) -> list[Path]:
-    """Returns the wheels of distributions that are not here: what is here stays, torch above all."""
+    """Returns the wheels that are not here in the same version. What belongs to torch stays as it is here."""
     wheels = sorted(directory.glob("*.whl"))
-    return [wheel for wheel in wheels if not _is_installed(wheel.name.split("-")[0])]
+    return [wheel for wheel in wheels if not KEPT.match(wheel.name) and not _is_installed(*wheel.name.split("-")[:2])]
 
 
-def _is_installed(distribution: str) -> bool:
+def _is_installed(distribution: str, version: str) -> bool:
     try:
-        importlib.metadata.version(distribution)
+        return importlib.metadata.version(distribution) == version
     except importlib.metadata.PackageNotFoundError:
         return False
-    return True
 
 
 def machine() -> dict[str, Any]:
