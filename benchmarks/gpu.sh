@@ -36,6 +36,7 @@ failed=() child="" mps=""
 stop_mps() {
   [ -n "$mps" ] || return 0
   echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
+  cat "$mps"/*.log >>"$out/mps.log" 2>/dev/null
   rm -rf "$mps"
   mps=""
 }
