@@ -178,24 +178,21 @@ class ActorLoop:
         for group, seed in zip(self._groups, seeds.generate_state(len(self._groups)), strict=True):
             group.reset(agent, int(seed >> 1))
         period = max(self._command.acting.parameter_period_frames // self.spec.frames_per_step, 1)
-        next_report = time.monotonic() + REPORT_PERIOD_SECONDS
         rounds = 0
         while not stop.is_set():
             if rounds % period == 0:
                 self._fetch(agent)
             self._climb_ladder(sender)
             for group in self._groups:
-                self._advance(group, agent, rng, sender)
+                complete = self._advance(group, agent, rng)
+                while complete is not None and not sender.offer(complete) and not stop.is_set():
+                    self._report_when_due(agent, sender)
             rounds += 1
-            if time.monotonic() > next_report:
-                next_report = time.monotonic() + REPORT_PERIOD_SECONDS
-                self._report(agent, sender)
+            self._report_when_due(agent, sender)
         self._report(agent, sender)
 
-    def _advance(
-        self, group: EnvironmentGroup, agent: ApexActor, rng: np.random.Generator, sender: UnrollSender
-    ) -> None:
-        """Takes one step in a group. What need not come before its next actions comes after them."""
+    def _advance(self, group: EnvironmentGroup, agent: ApexActor, rng: np.random.Generator) -> Round | None:
+        """Takes one step in a group; returns its unrolls when they are complete."""
         watch = self._stopwatch
         started = time.perf_counter()
         step = group.receive()
@@ -205,11 +202,9 @@ class ActorLoop:
             started = watch.lap("assembly", started)
         extras = group.act(agent, rng)
         started = watch.lap("inference", started)
-        complete = group.observe(agent, extras)
-        started = watch.lap("assembly", started)
-        if complete is not None:
-            sender.put(complete)
-            watch.lap("waiting", started)
+        complete = group.observe(agent, extras)  # only now, so that the emulator does not wait for it
+        watch.lap("assembly", started)
+        return complete
 
     def _fetch(self, agent: ApexActor) -> None:
         parameters = self._parameters.fetch()
@@ -229,7 +224,12 @@ class ActorLoop:
         for group in self._groups:
             group.epsilons = epsilons[group.streams.start : group.streams.stop]
 
+    def _report_when_due(self, agent: ApexActor, sender: UnrollSender) -> None:
+        if self._stopwatch.elapsed() > REPORT_PERIOD_SECONDS:
+            self._report(agent, sender)
+
     def _report(self, agent: ApexActor, sender: UnrollSender) -> None:
+        """Tells the learner the figures since the last report; what no part of the loop took was waiting."""
         elapsed = self._stopwatch.elapsed()
         steps = float(sum(group.steps for group in self._groups))
         totals = {"steps": steps, "sending": sender.busy_seconds} | sender.waited_seconds
@@ -237,6 +237,7 @@ class ActorLoop:
         self._reported = totals
         steps_per_second = since.pop("steps") / elapsed
         sending = since.pop("sending") / elapsed
+        shares = self._stopwatch.shares("actor/time/")
         figures = {f"actor/waits_for/{reason}": seconds / elapsed for reason, seconds in since.items()}
         self._metrics.report(
             {
@@ -248,7 +249,8 @@ class ActorLoop:
                 "actor/sent_bytes_total": float(sender.bytes_sent),
                 "actor/time/sending": sending,
             }
-            | self._stopwatch.shares("actor/time/")
+            | shares
+            | {"actor/time/waiting": 1 - sum(shares.values())}
             | figures
         )
 

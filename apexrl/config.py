@@ -38,7 +38,7 @@ class AgentConfig:
     """Discount a step (Ape-X)."""
     n_steps: int = 3
     """Rewards in a return before it bootstraps (Ape-X)."""
-    unroll_starts: int = 64
+    unroll_starts: int = 80
     """Transitions that begin in one unroll."""
     value_rescaling: bool = False
     """Learn h(Q) instead of Q, h(x) = sign(x)(sqrt(|x|+1)-1) + 0.001x (R2D2); meant for unclipped rewards."""

@@ -32,7 +32,7 @@ class Round(NamedTuple):
 
 
 class UnrollSender:
-    """Owns the connection to the replay once its thread runs. Any other thread may `put` and read the figures."""
+    """Owns the connection to the replay once its thread runs. The actor's loop may `offer` and read the figures."""
 
     def __init__(self, client: InsertClient, codec: UnrollCodec, patience_seconds: float, stop: Stop):
         """Takes over a client that is welcome."""
@@ -58,14 +58,13 @@ class UnrollSender:
         """Bytes of the blocks sent."""
         return self._client.bytes_sent
 
-    def put(self, unrolls: Round) -> None:
-        """Queues unrolls; waits while others are queued that the replay does not take yet. Gives up when stopped."""
-        while not self._stop.is_set():
-            try:
-                self._queue.put(unrolls, timeout=POLL_SECONDS)
-                return
-            except queue.Full:
-                continue
+    def offer(self, unrolls: Round) -> bool:
+        """Queues unrolls; False when others are still queued after a moment, because the replay takes none."""
+        try:
+            self._queue.put(unrolls, timeout=POLL_SECONDS)
+        except queue.Full:
+            return False
+        return True
 
     def run(self) -> None:
         """Sends until stopped, then what the replay still takes; the body of the thread.

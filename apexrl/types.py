@@ -28,7 +28,7 @@ class StreamSpec(msgspec.Struct, frozen=True):
     stacked_frames: SmallCount  # H
     num_actions: SmallCount
     frames_per_step: SmallCount  # emulator frames in one agent step, 4 for Atari
-    unroll_starts: SmallCount = 64  # K
+    unroll_starts: SmallCount = 80  # K
     n_steps: SmallCount = 3  # n
 
     @property

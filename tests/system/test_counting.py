@@ -4,6 +4,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -120,6 +121,8 @@ def world(tmp_path, free_ports):
 
         reader = Reader(batch_port)
 
+        learner = publisher
+
     yield World
     World.reader.close()
     publisher.close()
@@ -202,3 +205,21 @@ def test_a_killed_actor_loses_only_what_it_had_not_sent(world):
     assert len(streams) == 2 * NUM_ENVS
     for unrolls in streams.values():
         check(unrolls, gaps_allowed=False)
+
+
+@pytest.mark.timeout(200)
+def test_an_actor_that_lost_replay_and_learner_neither_spins_nor_floods_its_log(world):
+    with world.actor() as actor:
+        with world.replay() as replay:
+            wait_for(lambda: world.reader.has_read(10, log=0), 60, "unrolls")
+            world.learner.close()
+            replay.kill()
+        process = psutil.Process(actor.popen.pid)
+        time.sleep(5)  # until everything that may wait unsent does
+        used, lines = sum(process.cpu_times()[:2]), actor.text().count("\n")
+        time.sleep(15)
+        assert sum(process.cpu_times()[:2]) - used < 3  # of 15 seconds
+        assert actor.text().count("\n") - lines <= 3
+        with world.replay():
+            wait_for(lambda: world.reader.has_read(10, log=1), 60, "unrolls after the restart")
+        assert actor.popen.poll() is None
