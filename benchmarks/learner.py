@@ -1,109 +1,205 @@
-"""Speed of the learner's update alone: `python -m benchmarks.learner [--batch-sizes 64 128 512] [--threads 1 2]`.
+"""Speed of the learner: `python -m benchmarks.learner [--batch-sizes 32 128 512] [--device cpu|cuda] [--json FILE]`.
 
-Each setting runs in a process of its own, in turn, several times over; the table shows medians, and ratios to the first
-kind. `eager` is the plain float32 update with fresh memory for every tensor; `ours` is what learner.py does.
-Screens are random: the arithmetic does not depend on them.
+Each step gathers a prioritized batch from the real frame store, updates, and gives |TD| back. The store holds played
+Pong, more than a CPU's cache. Kinds, each in a process of its own, in turn, several times over; medians:
+
+  ours         what learner.py does
+  ours-eager   the same on a GPU without a captured graph
+  eager        the plain float32 step with the same network, on the same store
+  gather       the frame store alone
+  sb3          `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at its best of one thread and its
+               default; uniform sampling, one step, no dueling streams: less work a sample than the preset `paper`
+
+Ratios are of samples per CPU-second on a CPU, of samples per second on a GPU.
 """
 
 import dataclasses
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any, Literal
 
+import torch
 import tyro
+
+from benchmarks.learner_work import Setting
+from benchmarks.replay_frames import make
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAME_BYTES, FRAMES_A_SAMPLE = 84 * 84, 8
+START_SECONDS = 120.0  # loading, filling and warming up; with it a process must be over
+BASE_BATCH = 32
+Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """One row."""
+class Options:
+    """What to measure."""
 
-    kind: str
-    preset: str
-    batch_size: int
-    threads: int
+    batch_sizes: tuple[int, ...] = (32, 128, 512)
+    """Transitions in a batch."""
+    presets: tuple[Literal["two-cores", "paper"], ...] = ("two-cores", "paper")
+    """Whose networks and optimizers."""
+    threads: tuple[int, ...] = (1,)
+    """Of torch, for ours."""
+    kinds: tuple[str, ...] = ("ours", "eager", "gather", "sb3")
+    """Which steps: ours, ours-eager, eager, gather, sb3."""
+    seconds: float = 3.0
+    """Of each measurement, after its warm-up."""
+    repeats: int = 3
+    """Of everything, in turn."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    transitions: int = 25_600
+    """Held by the frame store, and by the buffer of sb3."""
+    steps: int = 4000
+    """Steps of each of the 8 environments whose frames are used; what is stored beyond repeats them."""
+    directory: Path = Path("runs/benchmark-replay")
+    """The played game is kept here."""
+    peer_python: str = sys.executable
+    """Interpreter that has stable-baselines3."""
+    json: str = ""
+    """File for the figures."""
 
 
-def measure(setting: Setting, seconds: float) -> float:
-    """Returns updates a second in this process."""
-    import numpy as np
-    import torch
+def settings_of(options: Options) -> list[Setting]:
+    """Returns what has to be measured; kinds without a preset of ours stand once."""
+    settings = []
+    for batch_size in options.batch_sizes:
+        for kind in options.kinds:
+            presets = ("-",) if kind in ("gather", "sb3") else options.presets
+            threads = (1, 0) if kind == "sb3" else options.threads
+            settings += [Setting(kind, p, batch_size, t, options.device) for p in presets for t in threads]
+    return settings
 
-    from apexrl.agents import apex_dqn
-    from apexrl.config import PRESETS, LearnerCommand
-    from apexrl.flags import with_defaults
-    from apexrl.frame_store import TransitionBatch
-    from apexrl.lifecycle import keep_freed_memory
-    from apexrl.types import StreamSpec
 
-    torch.set_num_threads(setting.threads)
-    if setting.kind == "ours":
-        keep_freed_memory()
+def command_of(setting: Setting, frames: Path, options: Options) -> list[str]:
+    """Returns the command line of the process that measures a setting."""
+    arguments = {"frames": frames, "transitions": options.transitions, "seconds": options.seconds}
+    if setting.kind == "sb3":
+        command = [options.peer_python, "benchmarks/peers/sb3_train.py"]
+        arguments |= {"batch-size": setting.batch_size, "threads": setting.threads, "device": setting.device}
     else:
-        apex_dqn.precision_for = lambda device, spec: lambda: torch.autocast(device.type, enabled=False)
-    command = with_defaults(LearnerCommand(), PRESETS[setting.preset])
-    spec = StreamSpec("Screens-v0", (84, 84), "uint8", 4, 6, 4)
-    learner = apex_dqn.ApexLearner(command.agent, command.update, command.network, spec, torch.device("cpu"))
-    size = setting.batch_size
+        command = [sys.executable, "-m", "benchmarks.learner_work"]
+        arguments |= {name.replace("_", "-"): value for name, value in dataclasses.asdict(setting).items()}
+    return command + [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
 
-    def batch() -> TransitionBatch:
-        screens = [torch.randint(0, 255, (size, 4, 84, 84), dtype=torch.uint8) for _ in range(2)]
-        numbers = torch.zeros(size), torch.ones(size)
-        return TransitionBatch(
-            screens[0], torch.randint(0, 6, (size,)), *numbers, screens[1], torch.ones(size), np.arange(size)
+
+def measure(setting: Setting, frames: Path, options: Options) -> Row:
+    """Runs one process to its end; returns its figures, or why there are none under `failed`."""
+    command, environment = command_of(setting, frames, options), dict(os.environ)
+    if setting.threads == 0:
+        environment.pop("OMP_NUM_THREADS", None)
+    limit = START_SECONDS + options.seconds
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit, check=False
         )
-
-    batches = [batch() for _ in range(4)]
-    for i in range(4):
-        learner.update(batches[i])
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        learner.update(batches[count % 4])
-        count += 1
-    return count / (time.perf_counter() - started)
+    except subprocess.TimeoutExpired as error:
+        return {"failed": str(error)}
+    if done.returncode:
+        return {"failed": f"status {done.returncode}: {done.stderr.strip()[-1500:]}"}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(
-    batch_sizes: tuple[int, ...] = (64, 128, 512),
-    threads: tuple[int, ...] = (1, 2),
-    presets: tuple[str, ...] = ("two-cores", "paper"),
-    seconds: float = 3.0,
-    repeats: int = 3,
-    one: str = "",
-) -> None:
-    """Prints a table and, as the last line, JSON."""
-    if one:
-        print(measure(Setting(**json.loads(one)), seconds))
-        return
-    settings = [
-        Setting(kind, preset, size, count)
-        for preset in presets
-        for size in batch_sizes
-        for count in threads
-        for kind in ("eager", "ours")
+def row_of(setting: Setting, runs: list[Row]) -> Row:
+    """Returns the medians over the runs of a setting."""
+    row = dataclasses.asdict(setting)
+    failed = [run["failed"] for run in runs if "failed" in run]
+    if failed:
+        return row | {"failed": failed[0]}
+    rate = statistics.median(run["steps"] / run["seconds"] for run in runs)
+    per_cpu = statistics.median(run["steps"] / run["cpu_seconds"] for run in runs)
+    row |= {
+        "updates_per_second": rate,
+        "samples_per_second": rate * setting.batch_size,
+        "samples_per_cpu_second": per_cpu * setting.batch_size,
+        "runs": runs,
+    }
+    if setting.kind == "gather":
+        row["gathered_gigabytes_per_second"] = rate * setting.batch_size * FRAMES_A_SAMPLE * FRAME_BYTES / 1e9
+    return row
+
+
+def with_ratios(rows: list[Row], basis: str) -> list[Row]:
+    """Adds to the rows of ours how they compare, by the figure `basis`."""
+
+    def ratio(row: Row, **same: object) -> float | None:
+        found = [other[basis] for other in rows if basis in other and same.items() <= other.items()]
+        return row[basis] / max(found) if found else None
+
+    for row in rows:
+        if basis not in row or row["kind"] in ("gather", "sb3"):
+            continue
+        eager = {"kind": "eager", "preset": row["preset"], "threads": row["threads"]}
+        row["ratios"] = {
+            "eager": ratio(row, batch_size=row["batch_size"], **eager),
+            f"eager of {BASE_BATCH}": ratio(row, batch_size=BASE_BATCH, **eager),
+            "sb3": ratio(row, batch_size=row["batch_size"], kind="sb3"),
+        }
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """Returns the rows as a table of text."""
+    lines = [
+        f"{'preset':10} {'batch':>5} {'threads':>7} {'kind':12} {'updates/s':>10} {'samples/s':>10} {'per CPU-s':>10} "
+        f"{'to eager':>9} {'eager 32':>9} {'to sb3':>9}"
     ]
-    rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    for _ in range(repeats):
+    for row in sorted(rows, key=lambda row: (row["preset"], row["batch_size"], row["threads"])):
+        threads = row["threads"] or "default"
+        line = f"{row['preset']:10} {row['batch_size']:5} {threads:>7} {row['kind']:12}"
+        if "failed" in row:
+            lines.append(f"{line} FAILED: {row['failed'].splitlines()[-1]}")
+            continue
+        line += f" {row['updates_per_second']:10.1f} {row['samples_per_second']:10.0f} "
+        line += f"{row['samples_per_cpu_second']:10.0f}"
+        for ratio in row.get("ratios", {}).values():
+            line += " " * 9 + "-" if ratio is None else f" {ratio:9.2f}"
+        if "gathered_gigabytes_per_second" in row:
+            line += f"  {row['gathered_gigabytes_per_second']:.1f} GB/s of observations"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def without_missing_peers(options: Options) -> Options:
+    """Returns the options without sb3 where it is not installed, and says so."""
+    check = [options.peer_python, "-c", "import stable_baselines3"]
+    if "sb3" in options.kinds and subprocess.run(check, capture_output=True, check=False).returncode:
+        print(f"SKIPPED: sb3: {options.peer_python} has no stable-baselines3 (requirements-bench.txt, --peer-python)")
+        return dataclasses.replace(options, kinds=tuple(kind for kind in options.kinds if kind != "sb3"))
+    return options
+
+
+def machine_of(options: Options) -> str:
+    """Returns on what was measured."""
+    name = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
+    return f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+
+
+def main(options: Options) -> None:
+    """Measures and prints; the exit status says whether everything was measured."""
+    options = without_missing_peers(options)
+    frames = make(options.directory, "Pong", options.steps)
+    settings = settings_of(options)
+    runs: dict[Setting, list[Row]] = {setting: [] for setting in settings}
+    for _ in range(options.repeats):
         for setting in settings:
-            arguments = ["--one", json.dumps(dataclasses.asdict(setting)), "--seconds", str(seconds)]
-            result = subprocess.run(
-                [sys.executable, "-m", "benchmarks.learner", *arguments], capture_output=True, text=True, check=True
-            )
-            rates[setting].append(float(result.stdout.split()[-1]))
-    rows = []
-    print(f"{'preset':10} {'batch':>5} {'threads':>7} {'kind':6} {'updates/s':>10} {'samples/s':>10} {'to eager':>9}")
-    for setting in settings:
-        rate = statistics.median(rates[setting])
-        eager = statistics.median(rates[dataclasses.replace(setting, kind="eager")])
-        row = dataclasses.asdict(setting) | {"updates_per_second": rate, "ratio": rate / eager}
-        rows.append(row)
-        print(
-            f"{setting.preset:10} {setting.batch_size:5} {setting.threads:7} {setting.kind:6} "
-            f"{rate:10.1f} {rate * setting.batch_size:10.0f} {rate / eager:9.2f}"
-        )
-    print(json.dumps(rows))
+            runs[setting].append(measure(setting, frames, options))
+    basis = "samples_per_cpu_second" if options.device == "cpu" else "samples_per_second"
+    rows = with_ratios([row_of(setting, runs[setting]) for setting in settings], basis)
+    print(f"{machine_of(options)}; ratios of {basis}")
+    print(table(rows), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"machine": machine_of(options), "rows": rows}, indent=1))
+    if any("failed" in row for row in rows):
+        sys.exit("some settings failed: see the table and the JSON file")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,)))

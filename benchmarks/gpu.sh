@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# Everything worth knowing on a machine with one GPU, in less than nine minutes: bash benchmarks/gpu.sh OUT_DIR
+#
+# Each part leaves OUT_DIR/PART.json and PART.log; a part whose JSON is there is not measured again, so that the script
+# can be run again after an interruption. A part that fails is named and the others go on; the exit status tells.
+# The table is printed and left in OUT_DIR/summary.txt. Nothing is fetched from a network.
+#
+#   PYTHON=python3.12      interpreter, 3.11 or newer, with torch
+#   WHEELS=DIR             wheels of what is missing, installed beside them in DIR/site-VERSION; torch stays as it is
+#   PARTS="learner pong"   only these parts
+#   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone
+#   LEARNER_SECONDS, ACTOR_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer
+#   LEARNER_BATCHES="512 128", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the frame store
+#   APEXRL_GPU_DEVICE=cpu  tries the script without a GPU; what it prints is then worth nothing
+set -uo pipefail
+[ $# -eq 1 ] || { echo "usage: bash benchmarks/gpu.sh OUT_DIR" >&2; exit 2; }
+mkdir -p "$1" || exit 2
+out=$(cd "$1" && pwd)
+[ -z "${WHEELS:-}" ] || WHEELS=$(cd "$WHEELS" && pwd) || exit 2
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+
+python=${PYTHON:-python3}
+device=${APEXRL_GPU_DEVICE:-cuda}
+learner_seconds=${LEARNER_SECONDS:-2}
+actor_seconds=${ACTOR_SECONDS:-5}
+together_seconds=${TOGETHER_SECONDS:-50}
+pong_seconds=${PONG_SECONDS:-138}
+total_seconds=${TOTAL_SECONDS:-538} # nothing is begun that might end later
+transitions=${LEARNER_TRANSITIONS:-256000}
+read -ra batches <<<"${LEARNER_BATCHES:-512 128}"
+read -ra run_flags <<<"${RUN_FLAGS:-}"
+read -ra pong_flags <<<"${PONG_FLAGS:-}"
+export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
+failed=() child="" mps=""
+
+stop_mps() {
+  [ -n "$mps" ] || return 0
+  echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
+  cat "$mps"/*.log >>"$out/mps.log" 2>/dev/null
+  rm -rf "$mps"
+  mps=""
+}
+
+interrupted() {
+  echo "interrupted: run the same command again to go on"
+  [ -z "$child" ] || { kill -TERM "$child" 2>/dev/null; wait "$child"; }
+  exit 130
+}
+trap interrupted INT TERM
+trap stop_mps EXIT
+
+# part NAME SECONDS COMMAND...: the command writes OUT_DIR/NAME.part, which becomes its JSON when it succeeds.
+part() {
+  local name=$1 limit=$2 status
+  shift 2
+  if [ -n "${PARTS:-}" ] && [[ " $PARTS " != *" $name "* ]]; then return; fi
+  if [ -s "$out/$name.json" ]; then
+    echo "$name: is there"
+    return
+  fi
+  if [ $((SECONDS + limit)) -gt "$total_seconds" ]; then
+    echo "FAILED: $name: no time left; run the same command again"
+    failed+=("$name")
+    return
+  fi
+  echo "$name: at most $limit s"
+  rm -f "$out/$name.part"
+  timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1 &
+  child=$!
+  wait "$child"
+  status=$?
+  child=""
+  if [ "$status" -eq 0 ] && [ -s "$out/$name.part" ]; then
+    mv "$out/$name.part" "$out/$name.json"
+    return
+  fi
+  [ "$status" -ne 124 ] || status="124 (it took more than $limit s)"
+  echo "FAILED: $name: status $status; the end of $out/$name.log:"
+  tail -n 15 "$out/$name.log" | sed 's/^/    /'
+  failed+=("$name")
+}
+
+# run NAME SECONDS FLAGS...: the whole system as run.sh starts it, with the paper's preset unless RUN_FLAGS say otherwise.
+run() {
+  local name=$1 seconds=$2
+  shift 2
+  part "$name" $((seconds + 12)) "$python" -m benchmarks.gpu_run --json "$out/$name.part" --keep "$out/$name.run" \
+    --seconds "$seconds" "${ending[@]}" -- --env PongNoFrameskip-v4 --preset paper --device "$device" "${run_flags[@]}" "$@"
+}
+
+# One run while CUDA's multi-process service shares the GPU, where that is installed.
+with_mps() {
+  if ! command -v nvidia-cuda-mps-control >/dev/null; then
+    echo "together-mps: skipped, there is no nvidia-cuda-mps-control here"
+    return
+  fi
+  mps=$(mktemp -d /tmp/mps-XXXXXX)
+  export CUDA_MPS_PIPE_DIRECTORY=$mps CUDA_MPS_LOG_DIRECTORY=$mps
+  if timeout 10 nvidia-cuda-mps-control -d; then
+    run together-mps "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
+  else
+    echo "FAILED: together-mps: nvidia-cuda-mps-control does not start"
+    failed+=(together-mps)
+  fi
+  stop_mps
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+# What is needed is here, or brought as wheels.
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$python: Python 3.11 or newer is needed: PYTHON=..." >&2; exit 2; }
+if [ -n "${WHEELS:-}" ]; then
+  site=$WHEELS/site-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+  mapfile -t wheels < <("$python" benchmarks/gpu_report.py wanted "$WHEELS")
+  if [ -n "${wheels[0]:-}" ]; then
+    echo "installing ${#wheels[@]} wheels into $site"
+    "$python" -m pip install --quiet --no-index --no-deps --disable-pip-version-check --target "$site" "${wheels[@]}" || exit 2
+  fi
+fi
+missing=$("$python" benchmarks/gpu_report.py missing)
+if [ -n "$missing" ]; then
+  cat >&2 <<END
+$python lacks:
+$missing
+Where there is a network, put these lines into missing.txt and fetch their wheels and those of what they need:
+  python3 -m pip download --only-binary :all: --dest wheels --requirement missing.txt \\
+    --python-version $("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64
+and here: WHEELS=wheels bash benchmarks/gpu.sh $1
+END
+  exit 2
+fi
+if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  echo "torch finds no GPU here; APEXRL_GPU_DEVICE=cpu tries the script without one" >&2
+  exit 2
+fi
+
+learner=("$python" -m benchmarks.learner --device "$device" --presets paper --repeats 1 --steps 1000
+  --transitions "$transitions" --seconds "$learner_seconds" --directory "$out/frames")
+actor=("$python" -m benchmarks.actor --games Pong --systems paper --repeats 1 --seconds "$actor_seconds")
+tests=()
+mapfile -t tests < <(grep -lE 'cuda' tests/test_*.py)
+
+part machine 12 "$python" benchmarks/gpu_report.py machine "$out/machine.part"
+# Without the project's pytest settings: they name plugins that need not be here.
+# shellcheck disable=SC2016 # expanded by the inner shell
+part tests 35 bash -c '"$1" -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider -k "cuda or gpu" \
+  --junitxml "$2/tests.xml" "${@:3}" && "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
+  tests "$python" "$out" "${tests[@]}"
+part learner 70 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds ours ours-eager eager --json "$out/learner.part"
+part gather 30 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds gather --json "$out/gather.part"
+part actor-cpu 25 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
+part actor-cuda 25 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
+
+ending=() # by time
+run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
+run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
+with_mps
+best=$("$python" benchmarks/gpu_report.py faster "$out")
+[ "$best" = cpu ] || best=$device
+ending=(--until 18)
+run pong "$pong_seconds" --evaluation-period-seconds 1 --actor-device "$best" "${pong_flags[@]}"
+
+APEXRL_GPU_DEVICE=$device "$python" benchmarks/gpu_report.py summary "$out" | tee "$out/summary.txt"
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "FAILED: ${failed[*]}" | tee -a "$out/summary.txt"
+  exit 1
+fi

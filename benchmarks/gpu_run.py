@@ -1,0 +1,147 @@
+"""One whole run, measured: `python -m benchmarks.gpu_run --json FILE --keep DIR [--until RETURN] -- FLAGS of run.sh`.
+
+Starts `python -m apexrl.launch` (replay server, learner, actors, evaluator) in a directory of its own, reads what the
+learner writes to status.json, and ends it. Rates are those between two of its reports, with updates going on; the time
+to a return counts from the start of the launcher to the report that has the evaluation.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apexrl.run_record import CURVE_FILE
+from apexrl.status import STATUS_FILE, Status, read_status
+from benchmarks.replay import ROOT, free_ports
+
+POLL_SECONDS = 0.5
+SETTLE_SECONDS = 4.0  # from the first update seen to where the rates begin
+STOP_SECONDS = 20.0
+KEPT = (CURVE_FILE, STATUS_FILE, "config.json", "summary.json")
+PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
+
+
+class Report(NamedTuple):
+    """One state of the status file."""
+
+    written: float  # seconds, of the file
+    status: Status
+
+
+def watch(launcher: subprocess.Popen[bytes], directory: Path, seconds: float, until: float | None) -> list[Report]:
+    """Returns all reports until the time is up, the launcher ends, or the mean return of an evaluation is reached."""
+    reports: list[Report] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and launcher.poll() is None:
+        time.sleep(POLL_SECONDS)
+        status = read_status(directory)
+        if status is None:
+            continue
+        written = (directory / STATUS_FILE).stat().st_mtime
+        if not reports or written > reports[-1].written:
+            reports.append(Report(written, status))
+        best = status.counters.best_evaluation_return
+        if until is not None and best is not None and best >= until:
+            break
+    return reports
+
+
+def figures_of(reports: list[Report], started: float, until: float | None) -> dict[str, Any]:
+    """Returns what the reports say.
+
+    Raises: ValueError when there were no updates for long enough to say anything.
+    """
+    learning = [report for report in reports if report.status.counters.updates > 0]
+    learning = [report for report in learning if report.written >= learning[0].written + SETTLE_SECONDS]
+    if len(learning) < 2:
+        raise ValueError(f"{len(reports)} reports, {len(learning)} of them with updates going on: too few for a rate")
+    first, last = learning[0], learning[-1]
+    elapsed = last.written - first.written
+    reached = [
+        report
+        for report in reports
+        if until is not None and (report.status.counters.best_evaluation_return or -1e9) >= until
+    ]
+    return {
+        "frames_per_second": (last.status.frames - first.status.frames) / elapsed,
+        "updates_per_second": (last.status.counters.updates - first.status.counters.updates) / elapsed,
+        "measured_seconds": elapsed,
+        "seconds": last.written - started,
+        "frames": last.status.frames,
+        "updates": last.status.counters.updates,
+        "last_return": last.status.counters.last_evaluation_return,
+        "best_return": last.status.counters.best_evaluation_return,
+        "return_asked": until,
+        "return_reached_after_seconds": reached[0].written - started if reached else None,
+        "figures": last.status.figures,
+    }
+
+
+def stop(launcher: subprocess.Popen[bytes]) -> int:
+    """Ends a run as Ctrl-C does; returns the launcher's exit status."""
+    if launcher.poll() is None:
+        launcher.send_signal(signal.SIGINT)
+    try:
+        return launcher.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        launcher.kill()  # its roles notice, and end by themselves
+        return launcher.wait()
+
+
+def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -> dict[str, Any]:
+    """Runs once; the small files and the logs of the run are left in `keep`.
+
+    Raises: RuntimeError when the launcher failed, ValueError when nothing can be said.
+    """
+    ports = [text for name, port in zip(PORTS, free_ports(4), strict=True) for text in (name, str(port))]
+    with tempfile.TemporaryDirectory(prefix="apexrl-run-") as directory:
+        run = Path(directory) / "run"
+        command = [sys.executable, "-m", "apexrl.launch", "--run-dir", str(run), "--no-tensorboard", *ports, *flags]
+        started = time.time()
+        launcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+        try:
+            reports = watch(launcher, run, seconds, until)
+            failed_by_itself = launcher.poll() not in (None, 0)
+        finally:
+            status = stop(launcher)
+            keep.mkdir(parents=True, exist_ok=True)
+            for name in KEPT:
+                if (run / name).exists():
+                    shutil.copy(run / name, keep)
+            if (run / "logs").exists():
+                shutil.copytree(run / "logs", keep / "logs", dirs_exist_ok=True)
+        if failed_by_itself:
+            raise RuntimeError(f"the launcher ended with status {status}; logs: {keep / 'logs'}")
+        batch_size = json.loads((keep / "config.json").read_bytes())["command"]["update"]["batch_size"]
+        return {"flags": flags, "batch_size": batch_size, **figures_of(reports, started, until)}
+
+
+def interrupted(*_: object) -> None:
+    """Ends the program through its `finally` clauses, which a second signal does not disturb: timeout sends two."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(143)
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="file for the figures")
+    parser.add_argument("--keep", type=Path, required=True, help="directory for the run's curve, configuration, logs")
+    parser.add_argument("--seconds", type=float, default=60.0, help="from the start to the end of the run")
+    parser.add_argument("--until", type=float, help="end when an evaluation has this mean return")
+    parser.add_argument("flags", nargs="*", help="after --: flags of apexrl.launch")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, interrupted)
+    found = measure(arguments.flags, arguments.seconds, arguments.until, arguments.keep)
+    arguments.json.write_text(json.dumps(found, indent=1))
+    print(json.dumps({name: value for name, value in found.items() if name != "figures"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

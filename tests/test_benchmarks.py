@@ -1,0 +1,72 @@
+"""What the benchmarks make of what they measure."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from apexrl.checkpoint import Counters
+from apexrl.status import Status
+from apexrl.types import LogPosition
+from benchmarks import gpu_report, gpu_run, learner
+
+
+def report(seconds: float, frames: int, updates: int, best: float | None = None) -> gpu_run.Report:
+    counters = Counters(updates=updates, log=LogPosition(transitions=frames // 4), best_evaluation_return=best)
+    return gpu_run.Report(1000.0 + seconds, Status("Pong", frames, counters, {}, ""))
+
+
+def test_rates_of_a_run_begin_when_its_updates_have_settled():
+    reports = [report(5, 0, 0), report(10, 80_000, 10), report(15, 100_000, 110), report(25, 140_000, 310, 18.5)]
+    found = gpu_run.figures_of(reports, 1000.0, 18)
+    assert found["frames_per_second"] == pytest.approx(4000)
+    assert found["updates_per_second"] == pytest.approx(20)
+    assert found["return_reached_after_seconds"] == pytest.approx(25)
+    assert gpu_run.figures_of(reports, 1000.0, 19)["return_reached_after_seconds"] is None
+    with pytest.raises(ValueError, match="1 of them with updates going on"):
+        gpu_run.figures_of(reports[:3], 1000.0, None)
+
+
+def run(frames: float, updates: float, batch_size: int = 512) -> dict[str, float]:
+    return {"frames_per_second": frames, "updates_per_second": updates, "batch_size": batch_size}
+
+
+def test_goals_are_reached_by_what_they_ask_for_alone():
+    parts = {"together-cpu": run(130_000, 18), "together-cuda": run(110_000, 900), "other": run(50, 2000, 64)}
+    assert [value for _, _, value in gpu_report.goals(parts)] == ["900: missed", "110,000: missed", "not measured"]
+    parts |= {"together-cpu": run(130_000, 19), "pong": run(100, 1000) | {"return_reached_after_seconds": 80.0}}
+    assert [value for _, _, value in gpu_report.goals(parts)] == ["1,000: reached", "130,000: reached", "80: reached"]
+    parts["pong"] |= {"return_reached_after_seconds": None, "seconds": 140.0, "best_return": 17.0}
+    assert [value for _, _, value in gpu_report.goals(parts)][2] == "not reached in 140 s: best 17.0"
+    assert gpu_report.faster(parts) == "cpu"
+
+
+def test_what_is_missing_is_named_with_its_version(tmp_path, monkeypatch):
+    (tmp_path / "requirements.txt").write_text("numpy==2.4.6\npyzmq==1  # zmq\nnot-there==3.1\ntensorboard==2\n")
+    monkeypatch.setattr(gpu_report, "ROOT", tmp_path)
+    assert gpu_report.missing() == ["not-there==3.1"]
+
+
+def test_wheels_are_wanted_in_another_version_but_never_torch(tmp_path):
+    here = f"numpy-{np.__version__}-cp311-cp311-linux_x86_64.whl"
+    for name in (here, "msgspec-0.0.1-py3-none-any.whl", "torch-9.9-py3-none-any.whl", "not_there-1-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    assert [wheel.name.split("-")[0] for wheel in gpu_report.wanted_wheels(tmp_path)] == ["msgspec", "not_there"]
+
+
+def test_ratios_are_to_the_same_setting_and_to_the_better_peer():
+    settings = [learner.Setting("ours", "paper", 128), learner.Setting("eager", "paper", 128)]
+    settings += [learner.Setting("eager", "paper", 32), learner.Setting("eager", "two-cores", 32)]
+    settings += [learner.Setting("sb3", "-", 128, threads) for threads in (1, 0)]
+    seconds = [1.0, 2.0, 1.0, 9.0, 8.0, 4.0]
+    rows = [
+        learner.row_of(setting, [{"steps": 10, "seconds": spent, "cpu_seconds": 2 * spent}])
+        for setting, spent in zip(settings, seconds, strict=True)
+    ]
+    rows = learner.with_ratios(rows, "samples_per_cpu_second")
+    assert rows[0]["samples_per_second"] == 1280
+    assert rows[0]["samples_per_cpu_second"] == 640
+    assert rows[0]["ratios"] == {"eager": 2.0, "eager of 32": 4.0, "sb3": 4.0}
+    failed = learner.row_of(settings[0], [{"steps": 10, "seconds": 1.0, "cpu_seconds": 1.0}, {"failed": "status 1: x"}])
+    assert failed["failed"] == "status 1: x"
+    assert "FAILED: status 1: x" in learner.table([failed])
+    assert msgspec.json.encode(rows)
