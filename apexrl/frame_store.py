@@ -230,7 +230,6 @@ class FrameStore:
         newest = slot * spec.unroll_frames + position + spec.stacked_frames - 1
         frame = newest[:, None] - self._backwards  # [B, H]
         ages = self._rows[slot, position + 4 * spec.unroll_starts]
-        # Not torch.where: it would copy its number to the GPU, which a captured graph cannot do.
         frame = frame.masked_fill(self._backwards > ages[:, None], self._zero_frame)
         stacks = torch.index_select(self._frames, 0, frame.flatten(), out=memory)
         stacks = stacks.view(getattr(torch, spec.frame_dtype))

@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import itertools
 import threading
 
 import numpy as np
@@ -67,7 +68,8 @@ class World:
 
 def compare(graph, plain, updates, exactly):
     """Compares what was pending and what is left with the plain updates; on a GPU sums have no fixed order."""
-    tolerance = {"rel": 1e-12 if exactly else 0.02, "abs": 0 if exactly else 2e-3}
+    error = 0.0 if exactly else 1e-4 if graph.device == CPU else 0.02
+    tolerance = {"rel": error, "abs": error / 10}
     for pending, (priorities, figures) in updates:
         found, found_figures = pending.result()
         assert found == pytest.approx(priorities, **tolerance)
@@ -77,7 +79,7 @@ def compare(graph, plain, updates, exactly):
         if exactly:
             assert torch.equal(first[name], second[name]), name
         else:
-            assert torch.allclose(first[name], second[name], rtol=0.02, atol=2e-3), name
+            assert torch.allclose(first[name], second[name], rtol=error, atol=error / 10), name
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -91,7 +93,7 @@ def test_a_graph_gives_the_numbers_of_the_plain_update(make_unroll, device, opti
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("num_lost", [0, 5])
+@pytest.mark.parametrize("num_lost", [0, 9])
 def test_batches_from_host_memory_give_the_same_numbers(make_unroll, device, num_lost):
     graph, plain = (World(make_unroll, SCREENS, device, store_device=CPU) for _ in range(2))
     updates = []
@@ -118,6 +120,19 @@ def test_transitions_that_were_overwritten_do_not_count(make_unroll, device):
         held = graph.store.holds(keys)
         assert not held.all() and np.array_equal(updates[-1][0].keys, keys[held])
     compare(graph, plain, updates, exactly=False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_only_fill_a_batch_read_nothing_that_is_not_held(make_unroll, device):
+    world = World(make_unroll, VECTORS, device)
+    world.store._numbers[0] = -1
+    with world.lane.turn():
+        world.store._frames[world.store._frames_of(0)].view(torch.float32).fill_(torch.nan)
+    keys, weights = world.sample()
+    keys[:7] = 3
+    keys[7:] = 9
+    priorities, figures = world.learner.update(world.keys(keys, weights)).result()
+    assert len(priorities) == 5 and np.isfinite(priorities).all() and np.isfinite(list(figures.values())).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -208,32 +223,42 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
         assert values.shape == (512 + len(FIGURES),)
 
 
-@NEEDS_GPU
-def test_a_gpu_learns_while_unrolls_arrive(make_unroll):
-    """Two threads: what the update reads is always one whole unroll, the old one or the new one."""
-    world = World(make_unroll, VECTORS, torch.device("cuda"))
-    stop, errors = threading.Event(), []
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device):
+    """Each unroll shows one number and takes it as its action; another thread replaces them all the time."""
+    lane = Lane(device)
+    store = FrameStore(VECTORS, RING, AGENT.gamma, device, 4, lane)
+    store._staging = store._make_staging()
+    made, stop = make_unroll(VECTORS), threading.Event()
 
-    def apply():
-        number = RING
-        try:
-            while not stop.is_set():
-                world.apply(number)
-                number += 1
-        except Exception as error:
-            errors.append(error)
+    def apply(number):
+        frames, actions = (np.full_like(array, number % 3) for array in (made.frames, made.actions))
+        store.apply(number, made._replace(frames=frames, actions=actions))
 
-    thread = threading.Thread(target=apply)
+    def keep_applying():
+        for number in itertools.count(RING):
+            if stop.is_set():
+                return
+            apply(number)
+
+    def differences(batch):
+        return (batch.observation.flatten(1) - batch.action[:, None]).abs().amax(dim=1)
+
+    for number in range(RING):
+        apply(number)
+    graph = UpdateGraph(lane, KeyInputs(lane, store, SIZE), differences, (), [])
+    rng, num_read, num_lost = np.random.default_rng(0), 0, 0
+    thread = threading.Thread(target=keep_applying)
     thread.start()
-    arrived = 0
-    for _ in range(300):
-        newest = world.store._numbers.max()
-        keys = (newest - world.rng.integers(0, RING, SIZE)) * 8 + world.rng.integers(0, 8, SIZE)
-        pending = world.learner.update(world.keys(keys, np.ones(SIZE, np.float32)))
-        if pending is not None:
-            priorities, _ = pending.result()
-            assert np.isfinite(priorities).all() and len(priorities) == len(pending.keys)
-            arrived += 1
-    stop.set()
-    thread.join()
-    assert not errors and arrived > 0
+    try:
+        while num_read < 2000 or not num_lost:
+            keys = (store._numbers.max() - rng.integers(0, RING, SIZE)) * 8 + rng.integers(0, 8, SIZE)
+            pending = graph.update(KeyBatch(store, store.generation, keys, np.ones(SIZE, np.float32)))
+            num_lost += SIZE - (len(pending.keys) if pending else 0)
+            if pending is not None:
+                found, _ = pending.result()
+                assert not found.any()
+                num_read += len(found)
+    finally:
+        stop.set()
+        thread.join()
