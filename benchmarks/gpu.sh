@@ -23,8 +23,8 @@ python=${PYTHON:-python3}
 device=${APEXRL_GPU_DEVICE:-cuda}
 learner_seconds=${LEARNER_SECONDS:-2}
 actor_seconds=${ACTOR_SECONDS:-5}
-together_seconds=${TOGETHER_SECONDS:-50}
-pong_seconds=${PONG_SECONDS:-138}
+together_seconds=${TOGETHER_SECONDS:-48}
+pong_seconds=${PONG_SECONDS:-140}
 total_seconds=${TOTAL_SECONDS:-538} # nothing is begun that might end later
 transitions=${LEARNER_TRANSITIONS:-256000}
 read -ra batches <<<"${LEARNER_BATCHES:-512 128}"
@@ -84,7 +84,7 @@ part() {
 run() {
   local name=$1 seconds=$2
   shift 2
-  part "$name" $((seconds + 12)) "$python" -m benchmarks.gpu_run --json "$out/$name.part" --keep "$out/$name.run" \
+  part "$name" $((seconds + 14)) "$python" -m benchmarks.gpu_run --json "$out/$name.part" --keep "$out/$name.run" \
     --seconds "$seconds" "${ending[@]}" -- --env PongNoFrameskip-v4 --preset paper --device "$device" "${run_flags[@]}" "$@"
 }
 

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from apexrl.run_record import CURVE_FILE
 from apexrl.status import STATUS_FILE, Status, read_status
 from benchmarks.replay import ROOT, free_ports
@@ -34,11 +36,10 @@ class Report(NamedTuple):
     status: Status
 
 
-def watch(launcher: subprocess.Popen[bytes], directory: Path, seconds: float, until: float | None) -> list[Report]:
-    """Returns all reports until the time is up, the launcher ends, or the mean return of an evaluation is reached."""
+def watch(launcher: subprocess.Popen[bytes], directory: Path, deadline: float, until: float | None) -> list[Report]:
+    """Returns all reports until the deadline, the launcher's end, or an evaluation with the mean return asked for."""
     reports: list[Report] = []
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and launcher.poll() is None:
+    while time.time() < deadline and launcher.poll() is None:
         time.sleep(POLL_SECONDS)
         status = read_status(directory)
         if status is None:
@@ -106,7 +107,8 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
         started = time.time()
         launcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
         try:
-            reports = watch(launcher, run, seconds, until)
+            # From the start of this process: loading must not make a run longer than its caller reckons with.
+            reports = watch(launcher, run, psutil.Process().create_time() + seconds, until)
             failed_by_itself = launcher.poll() not in (None, 0)
         finally:
             status = stop(launcher)
@@ -133,7 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the figures")
     parser.add_argument("--keep", type=Path, required=True, help="directory for the run's curve, configuration, logs")
-    parser.add_argument("--seconds", type=float, default=60.0, help="from the start to the end of the run")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="from the start of this process to the end of the run"
+    )
     parser.add_argument("--until", type=float, help="end when an evaluation has this mean return")
     parser.add_argument("flags", nargs="*", help="after --: flags of apexrl.launch")
     arguments = parser.parse_args()
