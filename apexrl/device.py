@@ -7,15 +7,18 @@ from apexrl.types import StreamSpec
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device to compute on; auto takes a GPU when there is one.
+    """Returns the device to compute on, and makes it this process's own; auto takes a GPU when there is one.
 
     Raises: ConfigError when the named device is not there.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
+        if device.type == "cuda":
+            device = torch.device("cuda", device.index or 0)
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {error}") from error
     return device

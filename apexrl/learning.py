@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
 from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.checkpoint import Checkpoint
 from apexrl.config import LearnerCommand
 from apexrl.device import choose_device
 from apexrl.errors import ApexError, ConfigError, PeerError
-from apexrl.frame_store import TransitionBatch
+from apexrl.frame_store import Batch
+from apexrl.lane import Arrivals, Lane
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.metrics import returns_by_epsilon
 from apexrl.net.keyring import load_keyring
@@ -27,10 +27,12 @@ from apexrl.parameters import encode_parameters
 from apexrl.replica import Replica
 from apexrl.run_record import RunRecord, latest_checkpoint
 from apexrl.types import LogPosition, StreamSpec
+from apexrl.update_graph import Pending
 
 logger = logging.getLogger(__name__)
 
 BATCH_WAIT_SECONDS = 0.2
+ARRIVAL_WAIT_SECONDS = 1e-3
 NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
 
@@ -45,6 +47,9 @@ class LearnerLoop:
         """
         self._command = command
         self._device = choose_device(command.learning.device)
+        self._lane = Lane(self._device)
+        self._arrivals = Arrivals()
+        self._figures: dict[str, float] = {}  # of the newest update that arrived
         wires, learning = command.wires, command.learning
         self._keyring = load_keyring(wires.keys, "learner")
         self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
@@ -61,8 +66,8 @@ class LearnerLoop:
         """
         checkpoint = latest_checkpoint(Path(self._command.run_dir))
         counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
-        num_batches = self._command.learning.prefetch_batches + 2
-        replica = Replica(self._client, self._command.agent.gamma, self._device, num_batches, counted, stop)
+        prefetch_batches = self._command.learning.prefetch_batches
+        replica = Replica(self._client, self._command.agent.gamma, self._lane, prefetch_batches, counted, stop)
         stop.thread(self._metrics.run, "metrics")
         stop.thread(self._publisher.run, "parameters")
         following = stop.thread(replica.run, "replica")
@@ -92,14 +97,14 @@ class LearnerLoop:
         """Makes or restores the agent, updates it until the end, and leaves a last checkpoint."""
         command = self._command
         torch.manual_seed(command.seed)
-        agent = ApexLearner(command.agent, command.update, command.network, spec, self._device)
+        agent = ApexLearner(command.agent, command.update, command.network, spec, self._device, self._lane)
         record = RunRecord(Path(command.run_dir), spec, command.network)
         try:
             if checkpoint is not None:
                 record.restore(agent, checkpoint)
             self._publisher.publish(encode_parameters(*agent.parameters()))
             self._update(agent, replica, record, spec, stop)
-            self._report(agent, replica, record, {}, 0.0)
+            self._report(agent, replica, record, 0.0)
             record.checkpoint(agent)
             logger.info("stopped at update %d, %d frames", agent.num_updates, record.frames)
         finally:
@@ -111,32 +116,47 @@ class LearnerLoop:
         now = time.monotonic()
         next_report, next_checkpoint = now + 1.0, now + learning.checkpoint_period_seconds
         reported_updates, reported_at = agent.num_updates, now
-        figures: dict[str, Tensor] = {}
         while not stop.is_set() and not self._is_complete(agent, replica, spec):
-            batch = self._next_batch(replica, waiter)
-            if batch is not None:
-                priorities, figures = agent.update(batch)
-                if not np.isfinite(priorities).all():
-                    raise ApexError(
-                        f"update {agent.num_updates} gave errors that are not finite: lower --learning-rate"
-                    )
-                replica.update_priorities(batch.keys, priorities)
+            item = self._next_batch(replica, waiter)
+            pending = agent.update(item[1]) if item is not None else None
+            if item is not None and pending is not None:
+                self._expect(pending, item[0], agent.num_updates, replica)
                 if agent.num_updates % learning.publish_period_updates == 0:
-                    self._publisher.publish(encode_parameters(*agent.parameters()))
+                    self._publish_soon(agent)
+            self._arrivals.collect(self._lane.depth)
             now = time.monotonic()
             if now >= next_report:
                 rate = (agent.num_updates - reported_updates) / (now - reported_at)
                 reported_updates, reported_at = agent.num_updates, now
-                self._report(agent, replica, record, figures, rate)
+                self._report(agent, replica, record, rate)
                 next_report = now + REPORT_PERIOD_SECONDS
             if now >= next_checkpoint:
+                self._arrivals.collect(0)
                 record.count(agent.num_updates, self._command.update.batch_size, replica.counted, 0)
                 record.checkpoint(agent)
                 next_checkpoint = now + learning.checkpoint_period_seconds
+        self._arrivals.collect(0)
 
-    def _next_batch(self, replica: Replica, waiter: "Waiter") -> TransitionBatch | None:
+    def _expect(self, pending: Pending, life: int, number: int, replica: Replica) -> None:
+        """Sends the priorities of an update when they are there."""
+
+        def arrived() -> None:
+            priorities, self._figures = pending.result()
+            if not np.isfinite(priorities).all():
+                raise ApexError(f"update {number} gave errors that are not finite: lower --learning-rate")
+            replica.update_priorities(life, pending.keys, priorities)
+
+        self._arrivals.expect(pending.mark, arrived)
+
+    def _publish_soon(self, agent: ApexLearner) -> None:
+        """Publishes the parameters as they are after the last update, when they are there."""
+        parameters, mark = agent.fetch_parameters()
+        self._arrivals.expect(mark, lambda: self._publisher.publish(encode_parameters(*parameters)))
+
+    def _next_batch(self, replica: Replica, waiter: "Waiter") -> tuple[int, Batch] | None:
         asked = time.monotonic()
-        batch = replica.next_batch(BATCH_WAIT_SECONDS)
+        # What arrives from the device in the meantime should not wait long.
+        batch = replica.next_batch(ARRIVAL_WAIT_SECONDS if len(self._arrivals) else BATCH_WAIT_SECONDS)
         waited = time.monotonic() - asked
         if waited > NOTED_WAIT_SECONDS:
             self._stopwatch.add(replica.waits_for or "replay", waited)
@@ -153,9 +173,7 @@ class LearnerLoop:
         frames = replica.counted.transitions * spec.frames_per_step
         return bool(learning.total_frames) and frames >= learning.total_frames
 
-    def _report(
-        self, agent: ApexLearner, replica: Replica, record: RunRecord, figures: dict[str, Tensor], rate: float
-    ) -> None:
+    def _report(self, agent: ApexLearner, replica: Replica, record: RunRecord, rate: float) -> None:
         """Writes all that is known, of all roles."""
         episodes = replica.take_episodes()
         record.count(agent.num_updates, self._command.update.batch_size, replica.counted, len(episodes))
@@ -163,7 +181,7 @@ class LearnerLoop:
             record.evaluated(evaluation)
         versions = list(replica.params_versions)
         scalars = self._metrics.figures() | returns_by_epsilon(episodes)
-        scalars |= {f"learner/{name}": float(value) for name, value in figures.items()}
+        scalars |= {f"learner/{name}": value for name, value in self._figures.items()}
         scalars |= self._stopwatch.shares("learner/waits_for/")
         scalars |= {
             "learner/updates_per_second": rate,

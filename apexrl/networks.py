@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError
+from apexrl.screens import SMALLEST_SCREEN, blocks, channels, in_blocks, kernel_over_blocks, stacked_blocks
 from apexrl.types import StreamSpec
-
-SMALLEST_SCREEN = 36  # pixels that Nature's three convolutions need
 
 
 def make_network(spec: StreamSpec, config: NetworkConfig) -> "DuelingNetwork":
@@ -39,7 +38,10 @@ class Torso(nn.Module):
     in_blocks = False  # takes `blocks` of the frames
 
     def prepare(self, observations: Tensor) -> Tensor:
-        """Returns observations [B, H, *frame] in the layout and type that the first layer takes."""
+        """Returns observations [B, H, *frame] in the layout and type that the first layer takes.
+
+        Screens may come in blocks too, as the frame store keeps them: [B, H, h/4, w/4, 16].
+        """
         raise NotImplementedError
 
     def kernel(self) -> Tensor:
@@ -123,20 +125,20 @@ class _ScreenTorso(Torso):
         self.conv2 = nn.Conv2d(channels[0], channels[1], 4, 2)
         self.conv3 = nn.Conv2d(channels[1], channels[2], 3, 1)
         self._scale = _input_scale(spec)
-        self.in_blocks = spec.frame_dtype == "uint8" and len(spec.frame_shape) == 2 and height % 4 == width % 4 == 0
+        self.in_blocks = in_blocks(spec)
         self.num_features = channels[2] * math.prod(_after_convolutions(size) for size in (height, width))
 
     def prepare(self, observations: Tensor) -> Tensor:
         dtype = _compute_dtype(self.conv1.weight)
-        return (
-            blocks_as_channels(blocks(observations).to(dtype))
-            if self.in_blocks
-            else _as_channels(observations).to(dtype)
-        )
+        if not self.in_blocks:
+            return _as_channels(observations).to(dtype)
+        if observations.dim() == 4:
+            observations = blocks(observations.flatten(0, 1)).unflatten(0, observations.shape[:2])
+        return channels(stacked_blocks(observations).to(dtype))
 
     def kernel(self) -> Tensor:
         weight = self.conv1.weight * self._scale
-        return _block_kernel(weight) if self.in_blocks else weight
+        return kernel_over_blocks(weight) if self.in_blocks else weight
 
     def features(self, prepared: Tensor, kernel: Tensor) -> Tensor:
         x = F.conv2d(prepared, kernel, self.conv1.bias, stride=1 if self.in_blocks else 4)
@@ -188,27 +190,3 @@ def _compute_dtype(weight: Tensor) -> torch.dtype:
 
 def _after_convolutions(size: int) -> int:
     return (((size - 8) // 4 + 1) - 4) // 2 + 1 - 2
-
-
-def blocks(screens: Tensor) -> Tensor:
-    """uint8 [B, H, h, w] into [B, h/4, w/4, H, 16]: the pixels of a 4x4 block side by side.
-
-    An 8x8 convolution with stride 4 is then a 2x2 convolution with stride 1: the same sums, in an order that CPUs and
-    tensor cores like better (measured: see docs/benchmarks.md). Four pixels of a row move as one 32-bit word.
-    """
-    batch, stacked, height, width = screens.shape
-    words = screens.contiguous().view(torch.int32).view(batch, stacked, height // 4, 4, width // 4)
-    words = words.permute(0, 2, 4, 1, 3).contiguous()  # [B, h/4, w/4, H, 4] of words
-    return words.view(torch.uint8).view(batch, height // 4, width // 4, stacked, 16)
-
-
-def blocks_as_channels(pixels: Tensor) -> Tensor:
-    """[B, h/4, w/4, H, 16] as an image of 16 H channels, which lie together in memory (channels-last)."""
-    return pixels.flatten(3).permute(0, 3, 1, 2)
-
-
-def _block_kernel(weight: Tensor) -> Tensor:
-    """The kernel [C, H, 8, 8] of the convolution with stride 4 as that of the one over `blocks`: [C, 16 H, 2, 2]."""
-    channels, stacked = weight.shape[:2]
-    kernel = weight.view(channels, stacked, 2, 4, 2, 4).permute(0, 1, 3, 5, 2, 4)
-    return kernel.reshape(channels, 16 * stacked, 2, 2)

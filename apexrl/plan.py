@@ -15,7 +15,7 @@ from apexrl.device import choose_device
 from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, parse_onto, with_defaults
-from apexrl.frame_store import FrameStore
+from apexrl.frame_store import DEVICE_RESERVE_BYTES, FrameStore
 from apexrl.networks import make_network
 from apexrl.replay.replay import ring_unrolls
 from apexrl.types import StreamSpec
@@ -142,15 +142,17 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
 
 
 def largest_capacity(machine: Machine, spec: StreamSpec, num_workers: int) -> int:
-    """Returns how many transitions fit this machine beside its processes."""
-    per_unroll = FrameStore.bytes_needed(spec, 1) * ring_unrolls(10**6, 1) / 10**6
-    per_transition = per_unroll / spec.unroll_starts
-    processes = PROCESS_BYTES * (num_workers + 4)
-    host = SHARE_OF_MEMORY * machine.memory_bytes - processes
-    if machine.device.type == "cuda":
-        on_device = SHARE_OF_MEMORY * machine.device_memory_bytes - 2e9
-        return int(min(on_device / per_transition, host / SERVER_BYTES_PER_TRANSITION))
-    return int(host / (per_transition + SERVER_BYTES_PER_TRANSITION))
+    """Returns how many transitions fit this machine beside its processes.
+
+    Frames that do not fit the GPU lie in host memory: whichever holds more is the bound.
+    """
+    per_transition = FrameStore.bytes_needed(spec, 1) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
+    host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
+    in_host_memory = host / (per_transition + SERVER_BYTES_PER_TRANSITION)
+    if machine.device.type == "cpu":
+        return int(in_host_memory)
+    on_device = (SHARE_OF_MEMORY * machine.device_memory_bytes - DEVICE_RESERVE_BYTES) / per_transition
+    return int(max(in_host_memory, min(on_device, host / SERVER_BYTES_PER_TRANSITION)))
 
 
 def check_ports(command: RunCommand) -> None:
@@ -191,12 +193,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     command, spec, machine = plan
     acting, replay, update, wires = command.acting, command.replay, command.update, command.wires
     store = FrameStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts))
+    on_device = machine.device.type == "cuda" and store + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
+    frames = machine.device if on_device else "the host"
     workers = f"{acting.num_workers} x {acting.environments_per_worker}"
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", f"{spec.env}, {spec.num_actions} actions; {workers} copies"),
         ("preset", command.preset),
-        ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {machine.device} when full"),
+        ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"),
         ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}, "
                    f"target every {update.target_period_updates}"),

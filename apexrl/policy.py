@@ -13,7 +13,8 @@ from torch import Tensor
 
 from apexrl.config import NetworkConfig
 from apexrl.device import fastest_dtype
-from apexrl.networks import DuelingNetwork, blocks, blocks_as_channels, make_network
+from apexrl.networks import DuelingNetwork, make_network
+from apexrl.screens import blocks, channels, stored_shape
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ class FrameStack:
         self.newest = spec.stacked_frames - 1  # position in the ring
         self._in_blocks = in_blocks
         if in_blocks:
-            height, width = spec.frame_shape
-            self.pixels = torch.zeros(num_envs, height // 4, width // 4, spec.stacked_frames, 16, dtype=dtype)
+            height, width, pixels = stored_shape(spec)
+            self.pixels = torch.zeros(num_envs, height, width, spec.stacked_frames, pixels, dtype=dtype)
             self._ring_axis = 3
         else:
             self.pixels = torch.zeros(num_envs, *spec.observation_shape, dtype=getattr(torch, spec.frame_dtype))
@@ -52,8 +53,7 @@ class FrameStack:
         """Puts frames [E, *frame] at the newest position; where starts [E], what was seen before is forgotten."""
         if self.pixels.device.type != "cpu" or bool(starts.any()):
             self.pixels.masked_fill_(starts.view(-1, *[1] * (self.pixels.dim() - 1)), 0)
-        frames = blocks(frames[:, None])[:, :, :, 0] if self._in_blocks else frames
-        self.pixels.select(self._ring_axis, self.newest).copy_(frames)
+        self.pixels.select(self._ring_axis, self.newest).copy_(blocks(frames) if self._in_blocks else frames)
 
     def in_order(self) -> Tensor:
         """Returns the observations [E, H, *frame], oldest frame first; not for blocks."""
@@ -109,7 +109,7 @@ class Policy:
         """Returns [E, A] float32 values of what the stack holds."""
         torso = self._fast.torso
         if torso.in_blocks:
-            features = torso.features(blocks_as_channels(stack.pixels), self._kernels[stack.newest])
+            features = torso.features(channels(stack.pixels), self._kernels[stack.newest])
         else:
             prepared = torso.prepare(stack.in_order()).to(self.dtype)
             features = torso.features(prepared, self._kernels[0])

@@ -1,4 +1,7 @@
-"""The learner's thread beside the log: decodes each unroll into the frame store, and gathers batches ahead."""
+"""The learner's thread beside the log: decodes each unroll into the frame store, and gathers batches ahead.
+
+Where the frames lie on a GPU, batches stay keys and weights until the update gathers them there.
+"""
 
 import collections
 import logging
@@ -10,7 +13,8 @@ import psutil
 import torch
 
 from apexrl.errors import ConfigError, PeerError, WireError
-from apexrl.frame_store import FrameStore, TransitionBatch
+from apexrl.frame_store import DEVICE_RESERVE_BYTES, Batch, FrameStore
+from apexrl.lane import Lane
 from apexrl.lifecycle import Stop
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.types import Episode, LogPosition, Sample, StreamSpec
@@ -26,15 +30,15 @@ class Replica:
     """Owns the connection to the replay and the frame store; runs in a thread of its own.
 
     Other threads call `next_batch`, `update_priorities` and `take_episodes`, and read the counters. A batch is good
-    until the next call of `next_batch`.
+    until `next_batch` was called as often again as updates may be in flight, and once more.
     """
 
     def __init__(
         self,
         client: LogClient,
         gamma: float,
-        device: torch.device,
-        num_batches: int,
+        lane: Lane,
+        prefetch_batches: int,
         counted: LogPosition,
         stop: Stop,
     ):
@@ -47,14 +51,13 @@ class Replica:
         self.waits_for = "replay_connection"
         self._client = client
         self._gamma = gamma
-        self._device = device
-        self._num_batches = num_batches
+        self._lane = lane
+        self._num_batches = prefetch_batches + 2 + lane.depth
         self._stop = stop
         # The server sends only what was demanded, so that a put never waits.
-        self._batches: queue.Queue[tuple[int, TransitionBatch]] = queue.Queue()
+        self._batches: queue.Queue[tuple[int, Batch]] = queue.Queue()
         self._outgoing: queue.SimpleQueue[tuple[int, np.ndarray, np.ndarray] | None] = queue.SimpleQueue()
         self._life = 0  # counts the logs that were followed: keys mean nothing beyond theirs
-        self._life_of_batch = 0
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
         self._codec: UnrollCodec | None = None
 
@@ -83,18 +86,18 @@ class Replica:
         finally:
             self._client.close()
 
-    def next_batch(self, timeout_seconds: float) -> TransitionBatch | None:
-        """Returns the next batch, None when there is none in time."""
+    def next_batch(self, timeout_seconds: float) -> tuple[int, Batch] | None:
+        """Returns the next batch and the life of the log that it is of, None when there is none in time."""
         try:
-            self._life_of_batch, batch = self._batches.get(timeout=timeout_seconds)
+            item = self._batches.get(timeout=timeout_seconds)
         except queue.Empty:
             return None
         self._outgoing.put(None)
-        return batch
+        return item
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities of the last batch soon."""
-        self._outgoing.put((self._life_of_batch, keys, priorities))
+    def update_priorities(self, life: int, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sends new priorities of a batch soon, unless the log has begun another life."""
+        self._outgoing.put((life, keys, priorities))
 
     def take_episodes(self) -> list[Episode]:
         """Returns the training games that ended since the last call."""
@@ -117,12 +120,14 @@ class Replica:
         self._life += not start.continues
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
             started = time.monotonic()
+            if self.store is not None:
+                self.store.release()
             self.store = None
             self.store = self._make_store(start)
             self._codec = UnrollCodec(start.spec)
             logger.info(
                 "frame store on %s: %d unrolls, %.1f GB (%.1f s)",
-                self._device, start.ring_unrolls, self.store.num_bytes / 1e9, time.monotonic() - started,
+                self.store.device, start.ring_unrolls, self.store.num_bytes / 1e9, time.monotonic() - started,
             )  # fmt: skip
         elif not start.continues:
             logger.warning("the replay server began a new log; ours is forgotten")
@@ -132,17 +137,30 @@ class Replica:
             self.counted = LogPosition(start.log, 0, self.counted.transitions)
 
     def _make_store(self, start: LogStart) -> FrameStore:
+        """Makes the frame store on the learner's device, or in host memory when it does not fit there.
+
+        Raises: ConfigError when it fits nowhere.
+        """
         needed = FrameStore.bytes_needed(start.spec, start.ring_unrolls)
-        if self._device.type == "cuda":
-            free = torch.cuda.mem_get_info(self._device)[0]
-        else:
+        device = self._lane.device
+        if device.type == "cuda":
+            with self._lane.turn():
+                on_device = torch.cuda.mem_get_info(device)[0]
+            if needed + DEVICE_RESERVE_BYTES > on_device:
+                logger.warning(
+                    "the frame store needs %.1f GB and %.1f GB beside it, %.1f GB are free on %s: "
+                    "it goes to host memory, and each batch is copied from there",
+                    needed / 1e9, DEVICE_RESERVE_BYTES / 1e9, on_device / 1e9, device,
+                )  # fmt: skip
+                device = torch.device("cpu")
+        if device.type == "cpu":
             free = psutil.virtual_memory().available
-        if needed > free:
-            raise ConfigError(
-                f"the frame store needs {needed / 1e9:.1f} GB on {self._device}, {free / 1e9:.1f} GB are free: "
-                "start the replay with a smaller --capacity"
-            )
-        return FrameStore(start.spec, start.ring_unrolls, self._gamma, self._device, self._num_batches)
+            if needed > free:
+                raise ConfigError(
+                    f"the frame store needs {needed / 1e9:.1f} GB on {device}, {free / 1e9:.1f} GB are free: "
+                    "start the replay with a smaller --capacity"
+                )
+        return FrameStore(start.spec, start.ring_unrolls, self._gamma, device, self._num_batches, self._lane)
 
     def _apply(self, append: LogAppend) -> None:
         assert self.store is not None and self._codec is not None
@@ -163,8 +181,8 @@ class Replica:
 
     def _gather(self, sample: Sample) -> None:
         assert self.store is not None
-        held = self.store.holds(sample.keys)
-        if held.any():
-            self._batches.put((self._life, self.store.gather(sample.keys[held], sample.weights[held])))
-        else:
+        batch = self.store.batch(sample.keys, sample.weights)
+        if batch is None:
             self._client.take()
+        else:
+            self._batches.put((self._life, batch))

@@ -53,7 +53,7 @@ def train(env: str, num_updates: int, seed: int) -> tuple[ApexLearner, list[Tran
         while not replay.why_no_sample(TABLE, UPDATE.batch_size) and learner.num_updates < num_updates:
             sample = replay.sample(TABLE, UPDATE.batch_size)
             batches.append(store.gather(sample.keys, sample.weights))
-            new_priorities, _ = learner.update(batches[-1])
+            new_priorities, _ = learner.update(batches[-1]).result()
             replay.tables[TABLE].update_priorities(sample.keys, new_priorities)
             if learner.num_updates % 5 == 0:
                 actor.load(decode_parameters(encode_parameters(*learner.parameters())))

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from apexrl.envs import take_step
 from apexrl.types import StreamSpec, TimeSteps, Unroll
@@ -62,6 +63,18 @@ def slow_stack(observations: np.ndarray, step: TimeSteps) -> np.ndarray:
             following[e, :-1] = observations[e, 1:]
         following[e, -1] = frame
     return following
+
+
+def slow_screens(stacks: torch.Tensor) -> np.ndarray:
+    """Returns stacks [.., h, w] of what the frame store gathered; of screens in blocks [.., h/4, w/4, 16] too."""
+    if stacks.dim() != 5:
+        return stacks.numpy()
+    batch, stacked, height, width, _ = stacks.shape
+    screens = np.zeros((batch, stacked, 4 * height, 4 * width), np.uint8)
+    for y in range(4):
+        for x in range(4):
+            screens[:, :, y::4, x::4] = stacks[..., 4 * y + x]
+    return screens
 
 
 def slow_transition(stream: list[Step], start: int, gamma: float, n: int) -> tuple[float, float, np.ndarray]:

@@ -62,9 +62,9 @@ def test_update_equals_the_plain_computation():
         td_errors = batch.n_step_return + batch.discount * bootstrap - q[torch.arange(16), batch.action]
     expected = td_errors.abs().numpy() + SMALLEST_PRIORITY
     loss = (batch.weight * torch.where(td_errors.abs() < 1, 0.5 * td_errors**2, td_errors.abs() - 0.5)).mean()
-    priorities, figures = learner.update(batch)
+    priorities, figures = learner.update(batch).result()
     assert priorities == pytest.approx(expected, rel=1e-5)
-    assert figures["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+    assert figures["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_target_is_copied_every_period():

@@ -4,10 +4,11 @@ import torch
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_environment, make_spec
-from apexrl.frame_store import FrameStore
-from apexrl.types import Unroll
+from apexrl.frame_store import FrameStore, KeyBatch
+from apexrl.types import StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec, n_step_windows, valid_starts
-from tests.streams import record, slow_transition
+from tests.streams import record, slow_screens, slow_transition
+from tests.test_lane import SlowLane
 
 GAMMA = 0.97
 
@@ -38,15 +39,16 @@ def test_gathered_transitions_equal_the_stream_pixel_for_pixel(env, frames):
             expected_valid = [k for k in range(16) if not streams[e][16 * i + k].is_reset]
             assert offsets.tolist() == expected_valid
             num_valid += len(offsets)
+            observations, nexts = slow_screens(batch.observation), slow_screens(batch.next_observation)
             for row, k in enumerate(offsets):
                 step = streams[e][16 * i + k]
                 total, discount, end = slow_transition(streams[e], 16 * i + k, GAMMA, 3)
-                assert np.array_equal(batch.observation[row], step.observation)
+                assert np.array_equal(observations[row], step.observation)
                 assert batch.action[row] == step.action
                 assert batch.n_step_return[row] == pytest.approx(total, abs=1e-6)
                 assert batch.discount[row] == pytest.approx(discount, abs=1e-6)
                 if discount:
-                    assert np.array_equal(batch.next_observation[row], end)
+                    assert np.array_equal(nexts[row], end)
     assert num_valid > 1000
 
 
@@ -67,3 +69,73 @@ def test_a_later_unroll_takes_the_place_of_the_oldest(spec, make_unroll):
 def test_bytes_needed_is_what_is_allocated(spec):
     store = FrameStore(spec, 100, GAMMA, torch.device("cpu"), 4)
     assert store.num_bytes == pytest.approx(FrameStore.bytes_needed(spec, 100), rel=0.01)
+
+
+def test_a_million_atari_transitions_take_at_most_7_8_gb():
+    spec = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, n_steps=3)
+    assert FrameStore.bytes_needed(spec, 10**6 // 80) <= 7.8e9
+
+
+@pytest.mark.parametrize("frame_shape", [(2,), (7,), (3, 5), ()])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_frames_of_any_size_are_kept(make_unroll, frame_shape, dtype):
+    spec = StreamSpec("Known-v0", frame_shape, dtype, 3, 4, 1, unroll_starts=8, n_steps=2)
+    store = FrameStore(spec, 2, GAMMA, torch.device("cpu"), 4)
+    unroll = make_unroll(spec, 1)
+    store.apply(1, unroll)
+    batch = store.gather(np.array([8 + 5]), np.ones(1, np.float32))
+    assert np.array_equal(batch.observation[0], unroll.frames[5:8])
+    assert np.array_equal(batch.next_observation[0], unroll.frames[7:10])
+
+
+def staged(spec, ring_unrolls):
+    """A store that does what it does on a GPU: unrolls go through staging, batches stay keys."""
+    store = FrameStore(spec, ring_unrolls, GAMMA, torch.device("cpu"), 4, SlowLane())
+    store._staging = store._make_staging()
+    return store
+
+
+def test_staged_unrolls_arrive_like_direct_ones(spec, make_unroll):
+    there, here = staged(spec, 12), FrameStore(spec, 12, GAMMA, torch.device("cpu"), 4)
+    codec = UnrollCodec(spec)
+    for number in range(30):  # more than there are pieces, and more than the ring holds
+        block = codec.encode(make_unroll(spec, number))
+        for store in (there, here):
+            room = store.room(number)
+            assert not store.holds(np.array([number * 8]))[0]
+            if number % 3:
+                store.apply(number, codec.decode(block, room))
+            else:
+                store.apply(number, codec.decode(block))
+    keys = np.arange(18 * 8, 30 * 8)
+    weights = np.linspace(0, 1, len(keys), dtype=np.float32)
+    for found, expected in zip(there.gather(keys, weights), here.gather(keys, weights), strict=True):
+        assert np.array_equal(found, expected)
+
+
+def test_an_unroll_that_was_not_decoded_leaves_nothing_behind(spec, make_unroll):
+    for store in (staged(spec, 4), FrameStore(spec, 4, GAMMA, torch.device("cpu"), 4)):
+        store.apply(0, make_unroll(spec, 0))
+        store.room(4)[:] = 7  # and then its block turned out to be broken
+        store.apply(5, make_unroll(spec, 5))
+        assert store.holds(np.array([0, 32, 40])).tolist() == [False, False, True]
+        batch = store.gather(np.array([40]), np.ones(1, np.float32))
+        assert np.array_equal(batch.observation[0], make_unroll(spec, 5).frames[:3])
+
+
+def test_where_frames_lie_on_a_gpu_a_batch_stays_keys(spec, make_unroll):
+    store = staged(spec, 4)
+    store.apply(0, make_unroll(spec, 0))
+    keys = np.array([3, 9])
+    batch = store.batch(keys, np.ones(2, np.float32))
+    assert isinstance(batch, KeyBatch) and batch.held().tolist() == [True, False]
+    store.clear()
+    store.apply(0, make_unroll(spec, 1))
+    assert not batch.held().any()  # another log's unroll has the number now
+
+
+def test_what_was_never_written_is_gathered_from_inside_the_ring(spec):
+    """A captured update is tried out before there is anything to learn from."""
+    store = FrameStore(spec, 4, GAMMA, torch.device("cpu"), 4)
+    batch = store.transitions(torch.tensor([0, 31, 10**9]), torch.ones(3))
+    assert batch.observation.shape == (3, 3, 2) and not batch.action.any()

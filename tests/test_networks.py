@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +6,9 @@ import torch.nn.functional as F
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError
 from apexrl.networks import make_network
+from apexrl.screens import blocks
 from apexrl.types import StreamSpec
+from tests.streams import slow_screens
 
 CONFIG = NetworkConfig(channels=(8, 16, 16), hidden_size=32)
 
@@ -21,6 +24,9 @@ def test_convolution_over_blocks_is_the_one_of_dqn():
     x = F.relu(F.conv2d(screens.float() / 255, torso.conv1.weight, torso.conv1.bias, stride=4))
     expected = F.relu(torso.conv3(F.relu(torso.conv2(x)))).flatten(1)
     assert torch.allclose(torso(network.prepare(screens)), expected, atol=1e-5)
+    stored = torch.stack([blocks(screens[:, h]) for h in range(4)], dim=1)
+    assert np.array_equal(slow_screens(stored), screens)
+    assert torch.allclose(torso(network.prepare(stored)), expected, atol=1e-5)
 
 
 def test_value_and_advantage_are_combined_as_in_the_paper():

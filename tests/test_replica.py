@@ -1,9 +1,14 @@
+import logging
+from collections import namedtuple
+
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from apexrl.errors import PeerError
+from apexrl.errors import ConfigError, PeerError
+from apexrl.frame_store import DEVICE_RESERVE_BYTES, FrameStore
+from apexrl.lane import Lane
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
@@ -45,7 +50,7 @@ def batch_of(keys, weights):
 def follow(log, counted=LogPosition()):  # noqa: B008
     """Runs a replica until all events are taken."""
     stop = Stop()
-    replica = Replica(log, 0.99, torch.device("cpu"), 4, counted, stop)
+    replica = Replica(log, 0.99, Lane(torch.device("cpu")), 4, counted, stop)
     log.poll, give = (lambda _: give(_) if log.events else stop.set()), log.poll
     replica.run()
     return replica
@@ -60,7 +65,7 @@ def test_batches_follow_the_log(spec, make_unroll):
         batch_of(keys, [1.0, 1.0]),
     ]
     replica = follow(log)
-    batch = replica.next_batch(1.0)
+    _, batch = replica.next_batch(1.0)
     assert np.array_equal(batch.observation[1], make_unroll(spec, 1).frames[1:4])
     assert replica.counted == LogPosition("log", 2, 16)
     assert len(replica.take_episodes()) == 2 and not replica.take_episodes()
@@ -89,7 +94,7 @@ def test_an_unroll_that_cannot_be_decoded_is_never_sampled_again(spec, make_unro
     replica = follow(log)
     keys, priorities = log.updates[0]
     assert keys.tolist() == list(range(8)) and not priorities.any()
-    batch = replica.next_batch(1.0)
+    _, batch = replica.next_batch(1.0)
     assert batch.keys.tolist() == [9] and batch.weight.tolist() == [1.0]
     assert log.num_taken == 1  # the second batch had nothing left: another one is asked for
     assert replica.num_undecodable == 1
@@ -108,15 +113,15 @@ def test_a_restarted_server_with_the_same_log_costs_no_batch_and_counts_nothing_
     ]
     replica = follow(log)
     assert replica.counted == LogPosition("log", 4, 32)
-    assert [replica.next_batch(1.0).keys.tolist() for _ in range(2)] == [[3], [9, 25]]
+    assert [replica.next_batch(1.0)[1].keys.tolist() for _ in range(2)] == [[3], [9, 25]]
 
 
 def test_priorities_of_another_log_are_not_sent(spec, make_unroll):
     log = Log()
     log.events = [LogStart("log", spec, 8, 0, False), append(spec, make_unroll(spec), 0), batch_of([3], [1.0])]
     replica = follow(log)
-    assert replica.next_batch(1.0) is not None
-    replica.update_priorities(np.array([3]), np.ones(1))
+    life, batch = replica.next_batch(1.0)
+    replica.update_priorities(life, batch.keys, np.ones(1))
     replica._start(LogStart("another", spec, 8, 0, False))
     replica._send()
     assert log.updates == [] and log.num_taken == 1
@@ -129,3 +134,42 @@ def test_a_server_that_holds_something_else_ends_the_learner(spec, make_unroll):
     log.events = [LogStart("log", spec, 8, 0, False), LogStart("another", other, 8, 0, False)]
     with pytest.raises(PeerError, match="restart the learner"):
         follow(log)
+
+
+@pytest.mark.parametrize(("missing", "place"), [(0, "cuda"), (1, "cpu")])
+def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, caplog, spec, missing, place):
+    lane = Lane(torch.device("cpu"))
+    lane.device = torch.device("cuda")
+    needed = FrameStore.bytes_needed(spec, 8) + int(DEVICE_RESERVE_BYTES)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (needed - missing, 10 * needed))
+    made = namedtuple("made", "spec ring_unrolls gamma device num_batches lane")
+    made.bytes_needed = FrameStore.bytes_needed
+    monkeypatch.setattr("apexrl.replica.FrameStore", made)
+    replica = Replica(Log(), 0.99, lane, 4, LogPosition(), Stop())
+    with caplog.at_level(logging.WARNING):
+        store = replica._make_store(LogStart("log", spec, 8, 0, False))
+    assert (store.device.type, store.lane) == (place, lane)
+    assert len(caplog.records) == missing
+    assert not missing or "2.0 GB are free on cuda: it goes to host memory" in caplog.text
+
+
+def test_frames_that_fit_nowhere_are_refused(monkeypatch, spec):
+    free = namedtuple("memory", "available")(FrameStore.bytes_needed(spec, 8) - 1)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    replica = Replica(Log(), 0.99, Lane(torch.device("cpu")), 4, LogPosition(), Stop())
+    with pytest.raises(ConfigError, match="smaller --capacity"):
+        replica._make_store(LogStart("log", spec, 8, 0, False))
+
+
+def test_a_server_with_another_capacity_gets_another_frame_store(spec, make_unroll):
+    log = Log()
+    log.events = [
+        LogStart("log", spec, 4, 0, False),
+        append(spec, make_unroll(spec, 0), 0),
+        LogStart("log", spec, 8, 0, False),
+        append(spec, make_unroll(spec, 0), 0),
+        batch_of([3], [1.0]),
+    ]
+    replica = follow(log)
+    assert replica.store.ring_unrolls == 8
+    assert replica.next_batch(1.0)[1].keys.tolist() == [3]

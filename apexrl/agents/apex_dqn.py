@@ -14,15 +14,18 @@ from torch import Tensor, nn
 from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
 from apexrl.device import fastest_dtype
 from apexrl.exploration import epsilon_greedy
-from apexrl.frame_store import TransitionBatch
+from apexrl.frame_store import Batch, KeyBatch, TransitionBatch
+from apexrl.lane import DONE, Lane, Mark, wait
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
 from apexrl.networks import make_network
 from apexrl.parameters import Parameters, ParametersHeader
 from apexrl.policy import FrameStack, Policy
 from apexrl.types import StreamSpec, Unroll
 from apexrl.unroll import n_step_windows, valid_starts
+from apexrl.update_graph import BatchInputs, Inputs, KeyInputs, Pending, UpdateGraph
 
 SMALLEST_PRIORITY = 1e-6  # a transition that surprises nobody can still be drawn; 0 means that there is none
+LEARNER_PARTS = ("online", "target", "optimizer")  # what the names of a learner's tensors begin with
 
 
 class ApexActor:
@@ -98,27 +101,71 @@ class ApexActor:
         return Policy(header.spec, header.network, self._device, parameters.tensors)
 
 
+FIGURES = ("loss", "td_error", "gradient_norm", "q_mean", "q_max", "importance_weight")  # of an update
+
+
 class ApexLearner:
-    """Updates the online network from batches. Owned by one thread."""
+    """Updates the online network from batches, on a GPU by a captured graph. Owned by one thread."""
 
     def __init__(
-        self, agent: AgentConfig, update: UpdateConfig, network: NetworkConfig, spec: StreamSpec, device: torch.device
+        self,
+        agent: AgentConfig,
+        update: UpdateConfig,
+        network: NetworkConfig,
+        spec: StreamSpec,
+        device: torch.device,
+        lane: Lane | None = None,
     ):
+        """Makes new networks; `lane` is that of the frame store, which updates from keys read."""
         self._agent = agent
         self._config = update
         self._header = ParametersHeader(0, spec, network)
-        self._device = device
+        self._lane = lane or Lane(device)
         self._precision = precision_for(device, spec)
-        self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._target = copy.deepcopy(self._online).requires_grad_(False)
-        self._optimizer = make_optimizer(update, self._online)
+        with self._lane.turn():
+            self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._target = copy.deepcopy(self._online).requires_grad_(False)
+            self._optimizer = make_optimizer(update, self._online)
+        self._graph: UpdateGraph | None = None
         self.num_updates = 0
 
-    def update(self, batch: TransitionBatch) -> tuple[np.ndarray, dict[str, Tensor]]:
-        """Takes one optimizer step; returns the new priorities [B] and figures of this update.
+    def update(self, batch: Batch) -> Pending | None:
+        """Takes one optimizer step; returns what comes of it, None when nothing of the batch is left to learn from.
 
         Source: arXiv:1803.00933, algorithm 2. The loss is the mean over the batch of weight * Huber(TD error).
         """
+        if self._lane.stream is None and isinstance(batch, TransitionBatch):
+            pending: Pending | None = Pending(batch.keys, self._step(batch), FIGURES, DONE)
+        else:
+            with self._lane.turn():
+                pending = self._update_by_graph(batch)
+        if pending is None:
+            return None
+        self.num_updates += 1
+        if self.num_updates % self._config.target_period_updates == 0:
+            with self._lane.turn(), torch.no_grad():
+                torch._foreach_copy_(list(self._target.parameters()), list(self._online.parameters()))
+        return pending
+
+    def _update_by_graph(self, batch: Batch) -> Pending | None:
+        """Starts an update by the graph, which is made first where there is none for such batches."""
+        if isinstance(batch, KeyBatch) and not batch.held().any():
+            return None  # its store may be given up already
+        if self._graph is None or not self._graph.takes(batch):
+            wait(self._lane.mark())
+            self._graph = None  # its memory is needed
+            self._optimizer.zero_grad(set_to_none=True)
+            size, lane = self._config.batch_size, self._lane
+            if isinstance(batch, KeyBatch):
+                inputs: Inputs = KeyInputs(lane, batch.store, size)
+            else:
+                inputs = BatchInputs(lane, self._header.spec, size)
+            trained = [tensor for name, tensor in self._tensors().items() if not name.startswith("target.")]
+            self._graph = UpdateGraph(lane, inputs, self._step, FIGURES, trained)
+        return self._graph.update(batch)
+
+    def _step(self, batch: TransitionBatch) -> Tensor:
+        """Takes one optimizer step; returns the priorities [B] and then the figures. Nothing here waits for a GPU."""
         with self._precision():
             q_tm1 = self._online(batch.observation).float()
             with torch.no_grad():
@@ -139,51 +186,60 @@ class ApexLearner:
         loss.backward()
         gradient_norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
         self._optimizer.step()
-        self.num_updates += 1
-        if self.num_updates % self._config.target_period_updates == 0:
-            self._target.load_state_dict(self._online.state_dict())
-        magnitude = errors.detach().abs()
-        figures = {
-            "loss": loss.detach(),
-            "td_error": magnitude.mean(),
-            "gradient_norm": gradient_norm.detach(),
-            "q_mean": q_tm1.detach().mean(),
-            "q_max": q_tm1.detach().max(),
-            "importance_weight": batch.weight.mean(),
-        }
-        return magnitude.cpu().numpy() + SMALLEST_PRIORITY, figures
+        with torch.no_grad():
+            magnitude, q_tm1 = errors.abs(), q_tm1.detach()
+            real = (batch.weight > 0).float()  # the other rows only fill the batch
+            share = real / real.sum()
+            figures = [
+                loss,
+                (share * magnitude).sum(),
+                gradient_norm,
+                (share * q_tm1.mean(dim=1)).sum(),
+                q_tm1.max(),
+                batch.weight.mean(),
+            ]
+            return torch.cat([magnitude + SMALLEST_PRIORITY, torch.stack(figures)])
+
+    def fetch_parameters(self) -> tuple[Parameters, Mark]:
+        """Returns the online network as it is to be published, good from the mark on; on a CPU no copies."""
+        tensors, mark = self._lane.fetch(self._online.state_dict())
+        header = ParametersHeader(self.num_updates, self._header.spec, self._header.network)
+        return Parameters(header, tensors), mark
 
     def parameters(self) -> Parameters:
-        """Returns the online network as it is to be published; the tensors are not copies."""
-        header = ParametersHeader(self.num_updates, self._header.spec, self._header.network)
-        return Parameters(header, self._online.state_dict())
+        """Returns the online network as it is to be published; on a CPU the tensors are not copies."""
+        parameters, mark = self.fetch_parameters()
+        wait(mark)
+        return parameters
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns all tensors of the learner under flat names: networks and optimizer."""
-        state = {f"online.{name}": tensor for name, tensor in self._online.state_dict().items()}
-        state |= {f"target.{name}": tensor for name, tensor in self._target.state_dict().items()}
-        for index, slots in self._optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in slots.items()}
-        return state
+        """Returns all tensors of the learner under flat names: networks and optimizer; on a CPU they are not copies."""
+        tensors, mark = self._lane.fetch(self._tensors())
+        wait(mark)
+        return tensors
 
     def load_state_dict(self, state: dict[str, Tensor], num_updates: int) -> None:
-        """Restores what `state_dict` returned.
+        """Restores what `state_dict` returned, in place: a captured update goes on with it.
 
         Raises: RuntimeError when networks or optimizer are of another kind or size.
         """
-        self._online.load_state_dict(_under("online.", state))
-        self._target.load_state_dict(_under("target.", state))
-        parameters = list(self._online.parameters())
-        slots: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _under("optimizer.", state).items():
-            index, slot = name.split(".", 1)
-            parameter = parameters[int(index)].detach()
-            # The fused optimizer wants its tensors in the parameter's layout in memory.
-            fits = tensor.shape == parameter.shape
-            slots.setdefault(int(index), {})[slot] = torch.empty_like(parameter).copy_(tensor) if fits else tensor
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        own = self._tensors()
+        state = {name: tensor for name, tensor in state.items() if name.split(".")[0] in LEARNER_PARTS}
+        others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
+        if others:
+            raise RuntimeError(f"networks or optimizer are not those of this learner: {sorted(others)[:5]} differ")
+        with self._lane.turn(), torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
         self.num_updates = num_updates
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"online.{name}": tensor for name, tensor in self._online.state_dict().items()}
+        tensors |= {f"target.{name}": tensor for name, tensor in self._target.state_dict().items()}
+        for index, parameter in enumerate(self._online.parameters()):
+            slots = self._optimizer.state[parameter]
+            tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in slots.items()}
+        return tensors
 
 
 def precision_for(device: torch.device, spec: StreamSpec) -> Callable[[], torch.autocast]:
@@ -193,14 +249,25 @@ def precision_for(device: torch.device, spec: StreamSpec) -> Callable[[], torch.
 
 
 def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Optimizer:
-    """Returns the optimizer that the configuration names."""
+    """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step."""
     parameters = list(network.parameters())
+    on_gpu = parameters[0].device.type == "cuda"
+    rate, epsilon = config.learning_rate, config.optimizer_epsilon
+    optimizer: torch.optim.Optimizer
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, config.learning_rate, eps=config.optimizer_epsilon, fused=True)
-    return torch.optim.RMSprop(
-        parameters, config.learning_rate, alpha=0.95, eps=config.optimizer_epsilon, centered=True
-    )
+        slots = ("exp_avg", "exp_avg_sq")
+        optimizer = torch.optim.Adam(parameters, rate, eps=epsilon, fused=True, capturable=on_gpu)
+    else:
+        slots = ("square_avg", "grad_avg")
+        optimizer = torch.optim.RMSprop(
+            parameters, rate, alpha=0.95, eps=epsilon, centered=True, foreach=on_gpu, capturable=on_gpu
+        )
+    for parameter in parameters:
+        # As the optimizers make it themselves in their first step, which a captured graph would repeat each time.
+        zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in slots}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **zeros}
+    return optimizer
 
 
-def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+def _shape(tensors: dict[str, Tensor], name: str) -> torch.Size | None:
+    return tensors[name].shape if name in tensors else None

@@ -1,0 +1,193 @@
+"""Actors side by side: `python -m benchmarks.actor [--games Pong ...] [--seconds N] [--repeats 3] [--json FILE.json]`.
+
+Agent steps per CPU-second (all threads, user and system) and per second, after a warm-up, medians of the repeats:
+
+  stepping   environments alone, random actions: ours (the newest frame of each; the stacks are made by our policy),
+             gymnasium's SyncVectorEnv, EnvPool (stacks of 4)
+  loop       what an actor does: environments, network, n-step priorities, compression, sending (ours: the real actor.py
+             beside a real replay.py), or environments, network and an insert into the buffer (Stable-Baselines3, and a
+             loop in CleanRL's style); their network is Nature's, as ours is with the preset `paper`
+
+Each measurement has a process of its own, and in each repeat all systems take turns. A peer is measured with one
+thread and with as many as it takes by itself, and the better of the two counts, for each figure. The peers come with
+requirements-bench.txt. EnvPool resizing as its own benchmark does gives other screens, so no ratio is to that row.
+`--profile` says instead where the time of our actor goes.
+"""
+
+import dataclasses
+import datetime
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import tyro
+
+from benchmarks.actor_profile import profile
+from benchmarks.machine import machine
+from benchmarks.peers import running
+
+ENVIRONMENTS = 32  # that step together where only they are measured; the default of our workers
+CPU, WALL = "agent_steps_per_cpu_second", "agent_steps_per_second"
+
+
+class System(NamedTuple):
+    """One of those that are compared."""
+
+    name: str
+    kind: Literal["stepping", "loop"]
+    module: str = ""  # of the script that measures; none: the real actor.py
+    arguments: tuple[object, ...] = ()
+    needs: tuple[str, ...] = ()  # modules that have to be installed
+    is_ours: bool = False
+    is_like: bool = True  # gives the same screens, so that ours is held against it
+    threads: tuple[int, ...] = (1, 0)  # 0: as many as it takes by itself
+    preset: str = ""
+
+
+_MANY = ("--envs", ENVIRONMENTS)
+_SB3 = ("stable_baselines3",)
+_ENVPOOL = "benchmarks.peers.envpool_vector"
+
+SYSTEMS = {
+    "vector": System("ours", "stepping", "benchmarks.actor_work", _MANY, is_ours=True),
+    "gymnasium": System("gymnasium SyncVectorEnv", "stepping", "benchmarks.peers.gymnasium_vector", _MANY),
+    "envpool": System("EnvPool", "stepping", _ENVPOOL, _MANY, ("envpool",)),
+    "envpool-bilinear": System(
+        "EnvPool, other screens", "stepping", _ENVPOOL, (*_MANY, "--resize", "bilinear"), ("envpool",), is_like=False
+    ),
+    "paper": System("ours, Nature's size", "loop", is_ours=True, threads=(0,), preset="paper"),
+    "two-cores": System("ours, preset two-cores", "loop", is_ours=True, threads=(0,), preset="two-cores"),
+    "sb3": System("SB3 DQN, 1 env", "loop", "benchmarks.peers.sb3_loop", ("--envs", 1), _SB3),
+    "sb3-8": System("SB3 DQN, 8 envs", "loop", "benchmarks.peers.sb3_loop", ("--envs", 8), _SB3),
+    "cleanrl": System("CleanRL's style", "loop", "benchmarks.peers.cleanrl_loop", ("--envs", 1), _SB3),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    games: tuple[str, ...] = ("Pong", "Breakout", "Seaquest")
+    """Atari games, as in PongNoFrameskip-v4."""
+    seconds: float = 10.0
+    """Of each measurement, after its warm-up; our actor reports every 5, so it takes a multiple of that."""
+    repeats: int = 3
+    """How often each is measured."""
+    systems: tuple[str, ...] = tuple(SYSTEMS)
+    """vector, gymnasium, envpool, envpool-bilinear; paper, two-cores, sb3, sb3-8, cleanrl."""
+    device: str = "cpu"
+    """Where the networks of our actors run; cuda is given to actor.py as --device cuda."""
+    profile: bool = False
+    """Say where the time of our actor goes, with the networks among --systems."""
+    json: str = ""
+    """File for the figures as JSON."""
+
+
+def measure(system: System, game: str, threads: int, options: Options) -> dict[str, Any]:
+    """Returns one measurement."""
+    if system.module:
+        found = running.run(system.module, threads, options.seconds, "--game", game, *system.arguments)
+    else:
+        from benchmarks.actor_process import play
+
+        played = dataclasses.asdict(play(game, system.preset, options.device, options.seconds))
+        found = {name: played[name] for name in ("agent_steps", "cpu_seconds", "wall_seconds")}
+    rates = {CPU: found["agent_steps"] / found["cpu_seconds"], WALL: found["agent_steps"] / found["wall_seconds"]}
+    return {"system": system.name, "kind": system.kind, "game": game, "threads": threads} | found | rates
+
+
+def measure_all(systems: list[System], options: Options) -> list[dict[str, Any]]:
+    """Measures everything in turn, `repeats` times over. A peer that fails is named and left out of the table."""
+    measurements = []
+    turns = [(game, system, threads) for game in options.games for system in systems for threads in system.threads]
+    for repeat in range(options.repeats):
+        for game, system, threads in turns:
+            try:
+                measured = measure(system, game, threads, options) | {"repeat": repeat}
+            except RuntimeError as error:
+                if system.is_ours:
+                    raise
+                print(f"FAILED: {system.name}, {game}: {error}", flush=True)
+                continue
+            measurements.append(measured)
+            print(json.dumps(measured), flush=True)
+    return measurements
+
+
+def summarize(measurements: list[dict[str, Any]], systems: list[System], games: tuple[str, ...]) -> list[dict]:
+    """Returns a row for each game and system: medians at the better number of threads, ratios to the best peer."""
+    rows = [
+        {"kind": kind, "game": game, "system": system.name, "is_peer": system.is_like and not system.is_ours}
+        | {figure: best for figure in (CPU, WALL) if (best := _best(measurements, system, game, figure))}
+        for kind in ("stepping", "loop")
+        for game in games
+        for system in systems
+        if system.kind == kind
+    ]
+    for row in rows:
+        for figure in (CPU, WALL):
+            same = [r for r in rows if (r["kind"], r["game"]) == (row["kind"], row["game"]) and r["is_peer"]]
+            peers = [r[figure]["median"] for r in same if figure in r]
+            if peers and figure in row:
+                row[figure]["to_best_peer"] = row[figure]["median"] / max(peers)
+    return rows
+
+
+def _best(measurements: list[dict], system: System, game: str, figure: str) -> dict[str, float] | None:
+    """Returns the highest median of a figure over the numbers of threads, None when nothing was measured."""
+    best: dict[str, float] | None = None
+    for threads in system.threads:
+        values = [
+            measured[figure]
+            for measured in measurements
+            if (measured["system"], measured["game"], measured["threads"]) == (system.name, game, threads)
+        ]
+        if values and (best is None or statistics.median(values) > best["median"]):
+            spread = {"lowest": min(values), "highest": max(values)}
+            best = {"median": statistics.median(values), **spread, "threads": threads}
+    return best
+
+
+def table(rows: list[dict]) -> str:
+    """Returns the rows as text; beside each rate its ratio to the best peer's and the threads that gave it."""
+    header = f"{'':8} {'game':9} {'system':24}"
+    lines = [header + "".join(f" {name:>12} {'x best peer':>11} {'threads':>7}" for name in ("steps/CPU-s", "steps/s"))]
+    for row in rows:
+        line = f"{row['kind']:8} {row['game']:9} {row['system']:24}"
+        for figure in (CPU, WALL):
+            best = row.get(figure)
+            if best is None:
+                line += f" {'not measured':>12} {'':11} {'':7}"
+                continue
+            ratio = f"{best['to_best_peer']:.2f}" if "to_best_peer" in best else "-"
+            line += f" {best['median']:12,.0f} {ratio:>11} {best['threads'] or 'own':>7}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    """Measures and prints."""
+    systems = [SYSTEMS[name] for name in options.systems]
+    results: dict[str, Any] = {"machine": machine(), "date": datetime.date.today().isoformat()}
+    results["options"] = dataclasses.asdict(options)
+    if options.profile:
+        presets = list(dict.fromkeys(system.preset for system in systems if system.preset))
+        try:
+            results["profile"] = profile(options.games, presets, options.device, options.seconds, options.repeats)
+        except RuntimeError as error:
+            sys.exit(f"no profile: {error}")
+    else:
+        skipped = [system for system in systems if running.skip_aloud(system.name, system.needs)]
+        systems = [system for system in systems if system not in skipped]
+        results["skipped"] = [system.name for system in skipped]
+        results["measurements"] = measure_all(systems, options)
+        results["rows"] = summarize(results["measurements"], systems, options.games)
+        print(table(results["rows"]))
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,)))
