@@ -160,7 +160,7 @@ best=$("$python" benchmarks/gpu_report.py faster "$out")
 ending=(--until 18)
 run pong "$pong_seconds" --evaluation-period-seconds 1 --actor-device "$best" "${pong_flags[@]}"
 
-APEXRL_GPU_DEVICE=$device "$python" benchmarks/gpu_report.py summary "$out" | tee "$out/summary.txt"
+APEXRL_GPU_DEVICE=$device "$python" benchmarks/gpu_report.py summary "$out" | tee "$out/summary.txt" || failed+=(summary)
 if [ ${#failed[@]} -gt 0 ]; then
   echo "FAILED: ${failed[*]}" | tee -a "$out/summary.txt"
   exit 1
