@@ -6,6 +6,7 @@ waiting (`Pending`). On a CPU the same code runs, and the work is called where a
 
 import contextlib
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -112,7 +113,6 @@ class BatchInputs:
         assert isinstance(batch, TransitionBatch)
         size = len(batch.keys)
         (numbers,) = self._staging.take()
-        numbers[:, size:] = 0
         numbers[0, :size] = batch.action
         numbers[1].view(torch.float32)[:size] = batch.n_step_return
         numbers[2].view(torch.float32)[:size] = batch.discount
@@ -158,6 +158,7 @@ class UpdateGraph:
         self._values: Tensor | None = None  # where the graph leaves its result
         try:
             # No other thread may give work to the stream during the capture: it would become a part of the graph.
+            started = time.monotonic()
             with lane.turn(), _fastest_convolutions():
                 self._warm_up(state)
                 if lane.stream is not None:
@@ -166,6 +167,7 @@ class UpdateGraph:
                     with torch.cuda.graph(graph, stream=lane.stream, capture_error_mode="thread_local"):
                         self._values = work(inputs.batch())
                     self._graph = graph
+                    logger.info("the update is captured on %s (%.1f s)", lane.device, time.monotonic() - started)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"{lane.device} has too little memory for an update beside the frames: give a smaller --capacity "

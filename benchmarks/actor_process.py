@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 import zmq
 
-from apexrl.config import PRESETS, EnvConfig, NetworkConfig
+from apexrl.config import PRESETS, AgentConfig, EnvConfig, NetworkConfig
 from apexrl.envs import make_environment, make_spec
 from apexrl.flags import with_defaults
 from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
@@ -105,7 +105,7 @@ class _Versions:
 
     def __init__(self, env: EnvConfig, preset: str):
         environment = make_environment(env, 1)
-        self._spec = make_spec(env, environment, unroll_starts=64, n_steps=3)
+        self._spec = make_spec(env, environment, AgentConfig.unroll_starts, AgentConfig.n_steps)
         environment.close()
         self._config = with_defaults(NetworkConfig(), PRESETS[preset])
         self._tensors = make_network(self._spec, self._config).state_dict()

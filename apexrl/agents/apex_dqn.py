@@ -149,9 +149,9 @@ class ApexLearner:
 
     def _update_by_graph(self, batch: Batch) -> Pending | None:
         """Starts an update by the graph, which is made first where there is none for such batches."""
-        if isinstance(batch, KeyBatch) and not batch.held().any():
-            return None  # its store may be given up already
         if self._graph is None or not self._graph.takes(batch):
+            if isinstance(batch, KeyBatch) and not batch.held().any():
+                return None  # its store may be given up already
             wait(self._lane.mark())
             self._graph = None  # its memory is needed
             self._optimizer.zero_grad(set_to_none=True)
@@ -195,7 +195,7 @@ class ApexLearner:
                 (share * magnitude).sum(),
                 gradient_norm,
                 (share * q_tm1.mean(dim=1)).sum(),
-                q_tm1.max(),
+                q_tm1.amax(dim=1).masked_fill(real == 0, -torch.inf).max(),
                 batch.weight.mean(),
             ]
             return torch.cat([magnitude + SMALLEST_PRIORITY, torch.stack(figures)])
