@@ -7,6 +7,7 @@ to a return counts from the start of the launcher to the report that has the eva
 
 import argparse
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from apexrl.run_record import CURVE_FILE
 from apexrl.status import STATUS_FILE, Status, read_status
@@ -34,11 +37,10 @@ class Report(NamedTuple):
     status: Status
 
 
-def watch(launcher: subprocess.Popen[bytes], directory: Path, seconds: float, until: float | None) -> list[Report]:
-    """Returns all reports until the time is up, the launcher ends, or the mean return of an evaluation is reached."""
+def watch(launcher: subprocess.Popen[bytes], directory: Path, deadline: float, until: float | None) -> list[Report]:
+    """Returns all reports until the deadline, the launcher's end, or an evaluation with the mean return asked for."""
     reports: list[Report] = []
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and launcher.poll() is None:
+    while time.time() < deadline and launcher.poll() is None:
         time.sleep(POLL_SECONDS)
         status = read_status(directory)
         if status is None:
@@ -46,32 +48,25 @@ def watch(launcher: subprocess.Popen[bytes], directory: Path, seconds: float, un
         written = (directory / STATUS_FILE).stat().st_mtime
         if not reports or written > reports[-1].written:
             reports.append(Report(written, status))
-        best = status.counters.best_evaluation_return
-        if until is not None and best is not None and best >= until:
+        if until is not None and _best(reports[-1]) >= until:
             break
     return reports
 
 
 def figures_of(reports: list[Report], started: float, until: float | None) -> dict[str, Any]:
-    """Returns what the reports say.
+    """Returns what the reports say; no rates when the return asked for came before there were any.
 
-    Raises: ValueError when there were no updates for long enough to say anything.
+    Raises: ValueError when there is nothing to say.
     """
     learning = [report for report in reports if report.status.counters.updates > 0]
     learning = [report for report in learning if report.written >= learning[0].written + SETTLE_SECONDS]
-    if len(learning) < 2:
+    reached = [report for report in reports if until is not None and _best(report) >= until]
+    if len(learning) < 2 and not reached:
         raise ValueError(f"{len(reports)} reports, {len(learning)} of them with updates going on: too few for a rate")
-    first, last = learning[0], learning[-1]
-    elapsed = last.written - first.written
-    reached = [
-        report
-        for report in reports
-        if until is not None and (report.status.counters.best_evaluation_return or -1e9) >= until
-    ]
+    last = reports[-1]
     return {
-        "frames_per_second": (last.status.frames - first.status.frames) / elapsed,
-        "updates_per_second": (last.status.counters.updates - first.status.counters.updates) / elapsed,
-        "measured_seconds": elapsed,
+        **(_rates(learning[0], last) if len(learning) > 1 else {}),
+        "env": last.status.env,
         "seconds": last.written - started,
         "frames": last.status.frames,
         "updates": last.status.counters.updates,
@@ -80,6 +75,20 @@ def figures_of(reports: list[Report], started: float, until: float | None) -> di
         "return_asked": until,
         "return_reached_after_seconds": reached[0].written - started if reached else None,
         "figures": last.status.figures,
+    }
+
+
+def _best(report: Report) -> float:
+    best = report.status.counters.best_evaluation_return
+    return -math.inf if best is None else best
+
+
+def _rates(first: Report, last: Report) -> dict[str, float]:
+    elapsed = last.written - first.written
+    return {
+        "frames_per_second": (last.status.frames - first.status.frames) / elapsed,
+        "updates_per_second": (last.status.counters.updates - first.status.counters.updates) / elapsed,
+        "measured_seconds": elapsed,
     }
 
 
@@ -106,7 +115,8 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
         started = time.time()
         launcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
         try:
-            reports = watch(launcher, run, seconds, until)
+            # From the start of this process: loading must not make a run longer than its caller reckons with.
+            reports = watch(launcher, run, psutil.Process().create_time() + seconds, until)
             failed_by_itself = launcher.poll() not in (None, 0)
         finally:
             status = stop(launcher)
@@ -133,7 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the figures")
     parser.add_argument("--keep", type=Path, required=True, help="directory for the run's curve, configuration, logs")
-    parser.add_argument("--seconds", type=float, default=60.0, help="from the start to the end of the run")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="from the start of this process to the end of the run"
+    )
     parser.add_argument("--until", type=float, help="end when an evaluation has this mean return")
     parser.add_argument("flags", nargs="*", help="after --: flags of apexrl.launch")
     arguments = parser.parse_args()

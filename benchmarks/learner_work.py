@@ -20,6 +20,7 @@ from apexrl.agents import apex_dqn
 from apexrl.config import PRESETS, LearnerCommand, ReplayConfig, TableConfig
 from apexrl.flags import with_defaults
 from apexrl.frame_store import FrameStore, TransitionBatch
+from apexrl.lane import Arrivals, Lane
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.losses.value_learning import double_q_errors, huber
 from apexrl.networks import make_network
@@ -50,17 +51,18 @@ def main(setting: Setting, frames: Path, transitions: int, seconds: float) -> No
     if setting.kind != "eager":
         keep_freed_memory()
     spec = msgspec.structs.replace(spec_of(frames.stem), num_actions=PONG_ACTIONS)
-    store = filled_store(spec, unrolls_of(frames), transitions, torch.device(setting.device))
+    lane = Lane(torch.device(setting.device))
+    store = filled_store(spec, unrolls_of(frames), transitions, lane)
     batches = draw(store, setting.batch_size)
-    print(json.dumps(timed(make_step(setting, spec, store), batches, seconds, setting.device)))
+    print(json.dumps(timed(make_step(setting, spec, store, lane), batches, seconds, setting.device)))
 
 
-def filled_store(spec: StreamSpec, unrolls: list[Unroll], transitions: int, device: torch.device) -> FrameStore:
+def filled_store(spec: StreamSpec, unrolls: list[Unroll], transitions: int, lane: Lane) -> FrameStore:
     """Returns a store that holds so many transitions; the unrolls are applied again and again if there are fewer."""
     command = LearnerCommand()
     count = -(-transitions // spec.unroll_starts)
     num_batches = command.learning.prefetch_batches + 2
-    store = FrameStore(spec, count, command.agent.gamma, device, num_batches)
+    store = FrameStore(spec, count, command.agent.gamma, lane.device, num_batches, lane)
     for number in range(count):
         store.apply(number, unrolls[number % len(unrolls)])
     return store
@@ -77,17 +79,40 @@ def draw(store: FrameStore, batch_size: int) -> list[Sample]:
     return [table.sample(batch_size) for _ in range(NUM_BATCHES)]
 
 
-def make_step(setting: Setting, spec: StreamSpec, store: FrameStore) -> Callable[[Sample], object]:
+def make_step(setting: Setting, spec: StreamSpec, store: FrameStore, lane: Lane) -> Callable[[Sample], object]:
     """Returns what is done with each batch."""
     if setting.kind == "gather":
-        return lambda sample: store.gather(sample.keys, sample.weights)
-    command = with_defaults(LearnerCommand(), PRESETS[setting.preset])
-    device = torch.device(setting.device)
+        return in_turn(lane, lambda sample: store.gather(sample.keys, sample.weights))
+    command = with_defaults(LearnerCommand(), PRESETS[setting.preset] | {"batch_size": setting.batch_size})
     if setting.kind == "eager":
-        eager = EagerLearner(command, spec, device)
-        return lambda sample: eager.update(store.gather(sample.keys, sample.weights))
-    learner = apex_dqn.ApexLearner(command.agent, command.update, command.network, spec, device)
-    return lambda sample: learner.update(store.gather(sample.keys, sample.weights))
+        with lane.turn():
+            eager = EagerLearner(command, spec, lane.device)
+        return in_turn(lane, lambda sample: eager.update(store.gather(sample.keys, sample.weights)))
+    learner = apex_dqn.ApexLearner(command.agent, command.update, command.network, spec, lane.device, lane)
+    if setting.kind == "ours-eager":  # what the graph repeats, one kernel after the other
+        return in_turn(lane, lambda sample: learner._step(store.gather(sample.keys, sample.weights)).cpu())
+    arrivals = Arrivals()
+
+    def step(sample: Sample) -> None:
+        """As `learning.LearnerLoop` does it, with as many updates on the way."""
+        batch = store.batch(sample.keys, sample.weights)
+        assert batch is not None, "the store holds all that was drawn"
+        pending = learner.update(batch)
+        assert pending is not None, "the store holds all that was drawn"
+        arrivals.expect(pending.mark, pending.result)
+        arrivals.collect(lane.depth)
+
+    return step
+
+
+def in_turn(lane: Lane, step: Callable[[Sample], object]) -> Callable[[Sample], object]:
+    """Returns the step on the lane's stream, where the frames were written."""
+
+    def stepping(sample: Sample) -> None:
+        with lane.turn():
+            step(sample)
+
+    return stepping
 
 
 class EagerLearner:

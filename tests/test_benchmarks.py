@@ -24,19 +24,26 @@ def test_rates_of_a_run_begin_when_its_updates_have_settled():
     assert gpu_run.figures_of(reports, 1000.0, 19)["return_reached_after_seconds"] is None
     with pytest.raises(ValueError, match="1 of them with updates going on"):
         gpu_run.figures_of(reports[:3], 1000.0, None)
+    early = gpu_run.figures_of([*reports[:2], report(11, 80_000, 15, 18.0)], 1000.0, 18)
+    assert early["return_reached_after_seconds"] == pytest.approx(11)
+    assert "updates_per_second" not in early
 
 
-def run(frames: float, updates: float, batch_size: int = 512) -> dict[str, float]:
-    return {"frames_per_second": frames, "updates_per_second": updates, "batch_size": batch_size}
+def run(frames: float, updates: float, batch_size: int = 512, env: str = "PongNoFrameskip-v4") -> dict[str, object]:
+    rates = {"frames_per_second": frames, "updates_per_second": updates}
+    return rates | {"batch_size": batch_size, "env": env}
 
 
 def test_goals_are_reached_by_what_they_ask_for_alone():
     parts = {"together-cpu": run(130_000, 18), "together-cuda": run(110_000, 900), "other": run(50, 2000, 64)}
+    parts["another"] = run(10**6, 10**4, env="CartPole-v1")
     assert [value for _, _, value in gpu_report.goals(parts)] == ["900: missed", "110,000: missed", "not measured"]
     parts |= {"together-cpu": run(130_000, 19), "pong": run(100, 1000) | {"return_reached_after_seconds": 80.0}}
     assert [value for _, _, value in gpu_report.goals(parts)] == ["1,000: reached", "130,000: reached", "80: reached"]
     parts["pong"] |= {"return_reached_after_seconds": None, "seconds": 140.0, "best_return": 17.0}
-    assert [value for _, _, value in gpu_report.goals(parts)][2] == "not reached in 140 s: best 17.0"
+    assert [value for _, _, value in gpu_report.goals(parts)][
+        2
+    ] == "not reached in 140 s of PongNoFrameskip-v4: best 17.0"
     assert gpu_report.faster(parts) == "cpu"
 
 
