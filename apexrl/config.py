@@ -154,7 +154,7 @@ class LearningConfig:
     """Table of the replay that batches come from; of the kind priority."""
     learner_threads: int = 1
     """CPU threads of the learner's tensor operations."""
-    prefetch_batches: int = 4
+    prefetch_batches: int = 8
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""
