@@ -63,7 +63,9 @@ def loop(monkeypatch):
     return LearnerLoop(LearnerCommand(learning=LearningConfig(device="cpu")), "learner")
 
 
-def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec):
+@pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
+def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch, least_seconds, versions):
+    monkeypatch.setattr("apexrl.learning.LEAST_PUBLISH_SECONDS", least_seconds)
     stop, published = Stop(), []
     loop._publisher.publish = published.append
     loop._lane = SlowLane(num_questions=50)
@@ -73,7 +75,7 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec):
     assert agent.num_updates == 54
     assert replica.sent == [(5, number, float(number)) for number in range(1, 55)]
     assert agent.most_in_flight == 5  # the fifth is on its way while the first is waited for
-    assert [decode_parameters(encoded).header.params_version for encoded in published] == [25, 50]
+    assert [decode_parameters(encoded).header.params_version for encoded in published] == versions
     assert loop._figures == {"loss": 0.5}
 
 
