@@ -169,6 +169,7 @@ def table(rows: list[dict]) -> str:
 
 def main(options: Options) -> None:
     """Measures and prints."""
+    running.end_in_order()
     systems = [SYSTEMS[name] for name in options.systems]
     results: dict[str, Any] = {"machine": machine(), "date": datetime.date.today().isoformat()}
     results["options"] = dataclasses.asdict(options)

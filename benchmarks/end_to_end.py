@@ -147,6 +147,7 @@ def roles(measurements: list[dict[str, Any]]) -> str:
 
 def main(options: Options) -> None:
     """Measures and prints."""
+    running.end_in_order()
     asked = [SYSTEMS[name] for name in options.systems]
     systems = [s for s in asked if not (s.peer_envs and running.skip_aloud(s.name, ("stable_baselines3",)))]
     results: dict[str, Any] = {"machine": machine(), "date": datetime.date.today().isoformat()}

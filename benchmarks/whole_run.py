@@ -12,16 +12,18 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from apexrl.checkpoint import Counters
+from apexrl.config import RunCommand
 from apexrl.launch import CONFIG_FILE, SavedConfig
 from apexrl.status import Status, read_status
 from benchmarks.replay import ROOT, free_ports
 
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 LOOK_SECONDS = 0.5
-LEARNING_SECONDS = 600.0  # until the first update
+START_SECONDS = 600.0  # until the window begins, beside the time to settle
 STATUS_SECONDS = 60.0  # until the next status
 END_SECONDS = 20.0  # the run promises less
+BALANCE = "replay/samples_per_insert"
+IN_BALANCE = 0.9  # of the samples an insert that were asked for
 UNSTEADY = 0.1
 
 
@@ -44,21 +46,22 @@ def run(game: str, flags: tuple[str, ...], settle_seconds: float, seconds: float
         ports = [str(word) for pair in zip(PORTS, free_ports(len(PORTS)), strict=True) for word in pair]
         where = ["--env", f"{game}NoFrameskip-v4", "--run-dir", str(directory), "--no-tensorboard", *ports]
         with _launched([*where, *flags], directory.with_suffix(".txt")) as launcher:
-            statuses = _follow(launcher, directory, settle_seconds, seconds)
+            statuses, command = _follow(launcher, directory, settle_seconds, seconds)
             memory = memory_by_role(launcher)
-        saved = msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=SavedConfig).command
     window, halves = _between(statuses[0], statuses[-1]), _halves(statuses)
     inserted = statuses[-1].counters.transitions_inserted
-    wanted = saved.replay.samples_per_insert
-    sampled = window.samples / max(inserted - statuses[0].counters.transitions_inserted, 1)
+    gained = inserted - statuses[0].counters.transitions_inserted
+    if not gained:
+        raise RuntimeError("the actors stood still in the whole window: give more --minutes")
+    sampled, wanted = window.samples / gained, command.replay.samples_per_insert
     if abs(sampled - wanted) > UNSTEADY * wanted > 0:
         print(f"NOTE: not steady: {sampled:.2f} samples a transition in the window, not {wanted:g}", flush=True)
     return window._asdict() | {
         "steadiness": halves,
-        "transitions_held": min(inserted, saved.replay.capacity),
-        "batch_size": saved.update.batch_size,
-        "network": [*saved.network.channels, saved.network.hidden_size],
-        "preset": saved.preset,
+        "transitions_held": min(inserted, command.replay.capacity),
+        "batch_size": command.update.batch_size,
+        "network": [*command.network.channels, command.network.hidden_size],
+        "preset": command.preset,
         "memory_bytes": sum(resident for resident, _ in memory.values()),
         "memory_bytes_by_role": {role: resident for role, (resident, _) in memory.items()},
         "memory_bytes_shared_once": sum(proportional for _, proportional in memory.values()),
@@ -84,28 +87,31 @@ def _role(words: list[str]) -> str:
     return script or "launcher"
 
 
-def _follow(launcher: psutil.Process, directory: Path, settle_seconds: float, seconds: float) -> list[Status]:
-    """Returns the statuses of the window, by the learner's own clock."""
+def _follow(
+    launcher: psutil.Process, directory: Path, settle_seconds: float, seconds: float
+) -> tuple[list[Status], RunCommand]:
+    """Returns the statuses of the window, by the learner's own clock, and what is run."""
     statuses: list[Status] = []
     learning_at = None
-    deadline = time.monotonic() + LEARNING_SECONDS
-    while True:
+    command = None
+    give_up = time.monotonic() + START_SECONDS + settle_seconds
+    while command is None or not statuses or statuses[-1].counters.seconds - statuses[0].counters.seconds < seconds:
+        if time.monotonic() > give_up or launcher.status() == psutil.STATUS_ZOMBIE:
+            log = directory.with_suffix(".txt").read_text()[-1500:]
+            raise RuntimeError(f"the run ended, stands still or never came into balance; it said: {log}")
         time.sleep(LOOK_SECONDS)
         status = read_status(directory)
-        at = _seconds(status)
-        if status is not None and status.counters.updates and (not statuses or at > _seconds(statuses[-1])):
-            deadline = time.monotonic() + STATUS_SECONDS
-            learning_at = at if learning_at is None else learning_at
-            statuses = [*statuses, status] if at >= learning_at + settle_seconds else []
-            if statuses and at - _seconds(statuses[0]) >= seconds:
-                return statuses
-        if time.monotonic() > deadline or launcher.status() == psutil.STATUS_ZOMBIE:
-            log = directory.with_suffix(".txt").read_text()[-1500:]
-            raise RuntimeError(f"the run ended or stands still; it said: {log}")
-
-
-def _seconds(status: Status | None) -> float:
-    return (status.counters if status is not None else Counters()).seconds
+        if status is None or not status.counters.updates or status in statuses[-1:]:
+            continue
+        command = command or msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=SavedConfig).command
+        at = status.counters.seconds
+        learning_at = at if learning_at is None else learning_at
+        # At the beginning the actors are ahead, and then stand still until the learner has caught up.
+        in_balance = status.figures.get(BALANCE, 0.0) >= IN_BALANCE * command.replay.samples_per_insert
+        if statuses or (at >= learning_at + settle_seconds and in_balance):
+            statuses.append(status)
+            give_up = time.monotonic() + STATUS_SECONDS
+    return statuses, command
 
 
 def _between(first: Status, last: Status) -> Window:

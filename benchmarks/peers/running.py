@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 CURE = "pip install -r requirements-bench.txt"
 START_SECONDS = 120.0  # that loading, filling and warming up may take
+
+
+def end_in_order() -> None:
+    """Lets a SIGTERM end this process as Ctrl-C does, so that what it started ends too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def missing(modules: tuple[str, ...]) -> list[str]:
