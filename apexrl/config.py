@@ -130,7 +130,7 @@ class ActingConfig:
 
     num_workers: int = 1
     """Actor processes on this host."""
-    environments_per_worker: int = 32
+    environments_per_worker: int = 64
     """Environments of one process."""
     environment_groups: int = 2
     """Parts of a process's environments: while one steps, the actions for the next are chosen."""
@@ -284,6 +284,7 @@ TWO_CORES: dict[str, Any] = {
     "samples_per_insert": 2.5,
     "channels": (16, 32, 32),
     "hidden_size": 256,
+    "environments_per_worker": 32,
 }
 """Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
 

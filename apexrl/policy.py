@@ -109,7 +109,7 @@ class Policy:
         """Returns [E, A] float32 values of what the stack holds."""
         torso = self._fast.torso
         if torso.in_blocks:
-            features = torso.features(channels(stack.pixels), self._kernels[stack.newest])
+            features = torso.features(channels(stack.pixels).to(self.dtype), self._kernels[stack.newest])
         else:
             prepared = torso.prepare(stack.in_order()).to(self.dtype)
             features = torso.features(prepared, self._kernels[0])
