@@ -284,7 +284,6 @@ TWO_CORES: dict[str, Any] = {
     "samples_per_insert": 2.5,
     "channels": (16, 32, 32),
     "hidden_size": 256,
-    "environments_per_worker": 32,
 }
 """Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
 

@@ -28,7 +28,7 @@ from benchmarks.actor_profile import profile
 from benchmarks.machine import machine
 from benchmarks.peers import running
 
-ENVIRONMENTS = 32  # that step together where only they are measured; the default of our workers
+ENVIRONMENTS = 64  # that step together where only they are measured; the default of our workers
 CPU, WALL = "agent_steps_per_cpu_second", "agent_steps_per_second"
 
 
