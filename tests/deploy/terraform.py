@@ -92,7 +92,7 @@ class Workspace:
 
     def give(self, variables: Variables) -> None:
         """Sets the variables of what is run from now on."""
-        (self.directory / "test.auto.tfvars.json").write_text(json.dumps(variables))
+        (self.directory / "test.auto.tfvars.json").write_text(json.dumps(variables, indent=1))
 
     def plan(self, variables: Variables, *arguments: str) -> subprocess.CompletedProcess:
         """Plans with these variables."""

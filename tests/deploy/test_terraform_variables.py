@@ -16,37 +16,23 @@ from tests.system.processes import ROOT
 WRONG: list[tuple[str, Any, str]] = [
     ("name", "Apex RL", "such as apexrl"),
     ("region", "virginia", "such as us-east-1"),
-    ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
-    ("availability_zone", "us-east-1e", "zones that offer all instance types: us-east-1a, us-east-1b"),
     ("tags", {"Role": "mine"}, "choose other names"),
     ("env", "Pong; rm -rf /", "such as PongNoFrameskip-v4"),
     ("preset", "auto", "paper, two-cores or small"),
     ("seed", -1, "0 to 4294967295"),
     ("run", "../x", "letters, digits"),
     ("results_bucket", None, "terraform -chdir=../bootstrap output -raw cluster_tfvars > bootstrap.auto.tfvars"),
-    ("results_bucket", "apexrl-results-123456789012-us-west-2", "use the region of ../bootstrap"),
     ("results_bucket", "A_bucket", "terraform -chdir=../bootstrap"),
     ("image_version", "a b", "leave it out for the newest"),
-    ("image_version", "7.0.0", "`packer build`"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
-    ("replay_instance_type", "t3.micro", "use_placement_group = false"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
-    ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
     ("actor_instance_types", [], "such as ["),
     ("actor_instance_types", ["c7i"], "such as ["),
     ("actor_instance_types", ["c7i.8xlarge", "c7i.8xlarge"], "name each once"),
-    ("actor_instance_types", ["c7q.8xlarge"], "No zone of us-east-1 offers c7q.8xlarge"),
-    ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
-    ("actor_hosts", 1.5, "0 to 200"),
-    ("actor_hosts", "many", "a number is required"),
-    ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
     ("actor_workers_per_host", -1, "one per vCPU"),
     ("environments_per_worker", 0, "leave it out for the preset's"),
     ("replay_volume_gib", 4, "8 to 16384"),
-    ("replay_volume_gib", 10, "the cpu image's 16 GiB"),
     ("learner_volume_gib", 0.5, "8 to 16384"),
-    ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
-    ("use_placement_group", "maybe", "a bool is required"),
     ("agent_flags", {"gama": 0.9}, 'gama = "0.9" is none of gamma, n_steps'),
     ("replay_flags", {"capacity": "lots"}, 'capacity = "lots" has to match'),
     ("replay_flags", {"journal_dir": "/tmp"}, "is none of capacity"),
@@ -65,6 +51,26 @@ WRONG: list[tuple[str, Any, str]] = [
     ("max_hours", 1000, "1 to 168"),
     ("log_retention_days", 10, "CloudWatch knows no others"),
 ]
+"""Variable, value, words of the error. Terraform tells all errors of this kind at once: see `rounds`."""
+
+WRONG_TOGETHER: list[tuple[str, Any, str]] = [
+    ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
+    ("availability_zone", "us-east-1e", "zones that offer all instance types: us-east-1a, us-east-1b"),
+    ("results_bucket", "apexrl-results-123456789012-us-west-2", "use the region of ../bootstrap"),
+    ("image_version", "7.0.0", "`packer build`"),
+    ("replay_instance_type", "t3.micro", "use_placement_group = false"),
+    ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
+    ("actor_instance_types", ["c7q.8xlarge"], "No zone of us-east-1 offers c7q.8xlarge"),
+    ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
+    ("actor_hosts", 1.5, "0 to 200"),
+    ("actor_hosts", "many", "a number is required"),
+    ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
+    ("replay_volume_gib", 10, "the cpu image's 16 GiB"),
+    ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
+    ("use_placement_group", "maybe", "a bool is required"),
+]
+"""Values that are wrong beside another variable's, beside what AWS has, or of another type."""
+
 WRONG_REGIONS = [
     ("us-west-2", {}, "There is no image with the tags Project=apexrl, Role=cpu"),
     ("us-east-2", {}, "set image_version to one that both have"),
@@ -86,15 +92,35 @@ EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.tfvars"))
 COMMANDS = {"replay": ReplayCommand, "learner": LearnerCommand, "actor": ActorCommand, "evaluator": ActorCommand}
 
 
-@pytest.mark.parametrize(("name", "value", "cure"), WRONG)
-def test_a_wrong_value_is_named_with_its_cure(cluster, name, value, cure):
+def rounds(cases: list[tuple[str, Any, str]]) -> list[dict[str, tuple[Any, str]]]:
+    """Returns the cases in rounds, in each of which a variable has one value."""
+    made: list[dict[str, tuple[Any, str]]] = []
+    for name, value, cure in cases:
+        fitting = next((one for one in made if name not in one), None)
+        if fitting is None:
+            made.append(fitting := {})
+        fitting[name] = (value, cure)
+    return made
+
+
+@pytest.mark.parametrize("cases", rounds(WRONG))
+def test_a_wrong_value_is_named_with_its_cure(cluster, cases):
+    result = cluster.plan({"results_bucket": BUCKET} | {name: value for name, (value, _) in cases.items()})
+    assert result.returncode == 1, result.stdout
+    errors = result.stderr.split("Error: ")
+    for name, (_, cure) in cases.items():
+        assert [error for error in errors if name in error and cure in error], (name, cure, result.stderr)
+
+
+@pytest.mark.parametrize(("name", "value", "cure"), WRONG_TOGETHER)
+def test_a_value_that_is_wrong_beside_others_is_named_with_its_cure(cluster, name, value, cure):
     result = cluster.plan({"results_bucket": BUCKET, name: value})
     assert result.returncode == 1, result.stdout
     assert name in result.stderr and cure in result.stderr, result.stderr
 
 
 def test_a_wrong_value_is_tried_for_each_variable():
-    assert {name for name, _, _ in WRONG} == set(variable_names("cluster"))
+    assert {name for name, _, _ in WRONG + WRONG_TOGETHER} == set(variable_names("cluster"))
     assert {name for name, _, _ in WRONG_BOOTSTRAP} == set(variable_names("bootstrap"))
 
 
