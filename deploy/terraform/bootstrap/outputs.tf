@@ -1,0 +1,25 @@
+output "results_bucket" {
+  description = "Bucket of checkpoints and event files: the cluster's variable results_bucket."
+  value       = aws_s3_bucket.this["results"].bucket
+}
+
+output "state_bucket" {
+  description = "Bucket of the clusters' Terraform states."
+  value       = aws_s3_bucket.this["state"].bucket
+}
+
+output "cluster_backend" {
+  description = "terraform output -raw cluster_backend > ../cluster/backend.hcl"
+  value       = <<-EOT
+    bucket = "${aws_s3_bucket.this["state"].bucket}"
+    region = "${var.region}"
+  EOT
+}
+
+output "cluster_tfvars" {
+  description = "terraform output -raw cluster_tfvars > ../cluster/bootstrap.auto.tfvars"
+  value       = <<-EOT
+    region         = "${var.region}"
+    results_bucket = "${aws_s3_bucket.this["results"].bucket}"
+  EOT
+}

@@ -1,0 +1,112 @@
+# Actor hosts come and go: a host that spot takes back is replaced from whichever type has capacity. None of them has a
+# number: actors lease their place on the ladder of epsilons from the replay server.
+
+resource "aws_launch_template" "actor" {
+  #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM and CloudWatch; no group lets anything in to it.
+  name                                 = "${var.name}-actor"
+  description                          = "Actor hosts of the cluster ${var.name}"
+  image_id                             = data.aws_ami.role["cpu"].id
+  instance_initiated_shutdown_behavior = "terminate"
+  update_default_version               = true
+  user_data                            = base64encode(local.user_data.actor)
+  ebs_optimized                        = true
+
+  iam_instance_profile {
+    arn = aws_iam_instance_profile.host["actor"].arn
+  }
+
+  network_interfaces {
+    associate_public_ip_address = true
+    delete_on_termination       = true
+    security_groups             = [aws_security_group.role["actor"].id]
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  block_device_mappings {
+    device_name = data.aws_ami.role["cpu"].root_device_name
+
+    ebs {
+      volume_type           = "gp3"
+      volume_size           = local.image_gib.cpu
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  # The provider's default tags do not reach what the group launches.
+  dynamic "tag_specifications" {
+    for_each = ["instance", "volume", "network-interface"]
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(local.tags, { Name = "${var.name}-actor", Role = "actor" })
+    }
+  }
+
+  tags = { Role = "actor" }
+}
+
+resource "aws_autoscaling_group" "actor" {
+  name                      = "${var.name}-actor"
+  min_size                  = 0
+  max_size                  = var.actor_hosts
+  desired_capacity          = var.actor_hosts
+  vpc_zone_identifier       = [aws_subnet.this.id]
+  health_check_type         = "EC2"
+  capacity_rebalance        = true # a replacement is started at the warning, before spot takes the host
+  wait_for_capacity_timeout = "0"  # spot may take its time; the cluster works with the hosts that are there
+  force_delete              = true # `terraform destroy` need not wait for hosts to drain: they hold nothing
+
+  mixed_instances_policy {
+    instances_distribution {
+      on_demand_base_capacity                  = var.actor_on_demand_hosts
+      on_demand_percentage_above_base_capacity = 0
+      on_demand_allocation_strategy            = "prioritized"
+      spot_allocation_strategy                 = "price-capacity-optimized"
+    }
+
+    launch_template {
+      launch_template_specification {
+        launch_template_id = aws_launch_template.actor.id
+        version            = aws_launch_template.actor.latest_version
+      }
+
+      dynamic "override" {
+        for_each = var.actor_instance_types
+
+        content {
+          instance_type = override.value
+        }
+      }
+    }
+  }
+
+  # New flags or a new image replace the hosts, half of them at a time.
+  instance_refresh {
+    strategy = "Rolling"
+
+    preferences {
+      min_healthy_percentage = 50
+      instance_warmup        = 60
+    }
+  }
+
+  dynamic "tag" {
+    for_each = merge(local.tags, { Name = "${var.name}-actor", Role = "actor" })
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = true
+    }
+  }
+
+  depends_on = [
+    aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
+  ]
+}

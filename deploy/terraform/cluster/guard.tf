@@ -1,0 +1,86 @@
+# The time limit. Three things end the spending, so that no single one has to work:
+# hosts power themselves off (which terminates them), the group of actor hosts is scaled to zero by AWS, and ten minutes
+# later AWS terminates replay and learner if they are still there, for example because their system hangs.
+
+resource "terraform_data" "deadline" {
+  # The time of the first apply counts: ignoring later values keeps plans without drift.
+  input            = timeadd(plantimestamp(), "${var.max_hours}h")
+  triggers_replace = var.max_hours
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = timecmp(self.output, plantimestamp()) > 0
+      error_message = "The time limit of max_hours passed at ${self.output}. `terraform destroy` ends the cluster; `terraform apply -replace=terraform_data.deadline` starts it again, and the learner goes on with its checkpoint."
+    }
+  }
+}
+
+resource "aws_autoscaling_schedule" "limit" {
+  scheduled_action_name  = "${var.name}-limit"
+  autoscaling_group_name = aws_autoscaling_group.actor.name
+  start_time             = terraform_data.deadline.output
+  min_size               = 0
+  max_size               = 0
+  desired_capacity       = 0
+}
+
+# One for each host: a request for several does nothing when one of them is long gone.
+resource "aws_scheduler_schedule" "limit" {
+  #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
+  for_each = { replay = aws_instance.replay.id, learner = aws_instance.learner.id }
+
+  name                         = "${var.name}-limit-${each.key}"
+  description                  = "Terminates the ${each.key} host of the cluster ${var.name} when its time is over"
+  schedule_expression          = "at(${trimsuffix(timeadd(terraform_data.deadline.output, "10m"), "Z")})"
+  schedule_expression_timezone = "UTC"
+  action_after_completion      = "NONE"
+
+  flexible_time_window {
+    mode = "OFF"
+  }
+
+  target {
+    arn      = "arn:${local.partition}:scheduler:::aws-sdk:ec2:terminateInstances"
+    role_arn = aws_iam_role.limit.arn
+    input    = jsonencode({ InstanceIds = [each.value] })
+
+    retry_policy {
+      maximum_event_age_in_seconds = 3600
+      maximum_retry_attempts       = 20
+    }
+  }
+}
+
+resource "aws_iam_role" "limit" {
+  name        = "${var.name}-${var.region}-limit"
+  description = "Lets the scheduler end the cluster ${var.name}"
+  assume_role_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = "sts:AssumeRole"
+      Principal = { Service = "scheduler.amazonaws.com" }
+      Condition = { StringEquals = { "aws:SourceAccount" = local.account } }
+    }]
+  })
+}
+
+resource "aws_iam_role_policy" "limit" {
+  name = "terminate"
+  role = aws_iam_role.limit.id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Sid      = "TerminateHostsOfThisCluster"
+      Effect   = "Allow"
+      Action   = "ec2:TerminateInstances"
+      Resource = "arn:${local.partition}:ec2:${var.region}:${local.account}:instance/*"
+      Condition = { StringEquals = {
+        "aws:ResourceTag/Project" = local.project
+        "aws:ResourceTag/Cluster" = var.name
+      } }
+    }]
+  })
+}

@@ -1,0 +1,178 @@
+# Zones, instance types and images: looked up, never written down.
+
+data "aws_availability_zones" "standard" {
+  #checkov:skip=CKV_AWS_394:A zone that AWS adds changes nothing: the one that was chosen is kept in terraform_data.zone.
+  state = "available"
+
+  filter {
+    name   = "opt-in-status"
+    values = ["opt-in-not-required"]
+  }
+}
+
+data "aws_ec2_instance_type_offerings" "zones" {
+  location_type = "availability-zone"
+
+  filter {
+    name   = "instance-type"
+    values = local.instance_types
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = length(setsubtract(local.instance_types, self.instance_types)) == 0
+      error_message = "No zone of ${var.region} offers ${join(", ", sort(setsubtract(local.instance_types, self.instance_types)))}: change replay_instance_type, learner_instance_type or actor_instance_types, or choose another region. `aws ec2 describe-instance-type-offerings --region ${var.region}` lists what there is."
+    }
+  }
+}
+
+data "aws_ec2_instance_type" "this" {
+  for_each = toset(data.aws_ec2_instance_type_offerings.zones.instance_types) # all of ours, see above
+
+  instance_type = each.key
+}
+
+locals {
+  types_of_zone = {
+    for zone in data.aws_availability_zones.standard.names : zone => toset([
+      for index, location in data.aws_ec2_instance_type_offerings.zones.locations :
+      data.aws_ec2_instance_type_offerings.zones.instance_types[index] if location == zone
+    ])
+  }
+  types_missing_in_zone = { for zone, types in local.types_of_zone : zone => sort(setsubtract(local.instance_types, types)) }
+  zones                 = sort([for zone, missing in local.types_missing_in_zone : zone if length(missing) == 0])
+  zone                  = var.availability_zone != null ? var.availability_zone : try(local.zones[0], "none")
+}
+
+# aws_ami_ids, because it may find nothing: aws_ami would end with an error that does not say what to do.
+data "aws_ami_ids" "role" {
+  for_each = toset(["cpu", "gpu"])
+
+  owners = ["self"]
+
+  filter {
+    name   = "tag:Project"
+    values = [local.project]
+  }
+
+  filter {
+    name   = "tag:Role"
+    values = [each.key]
+  }
+
+  filter {
+    name   = "tag:Version"
+    values = [var.image_version != null ? var.image_version : "*"]
+  }
+
+  filter {
+    name   = "state"
+    values = ["available"]
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = length(self.ids) > 0
+      error_message = "There is no image with the tags Project=${local.project}, Role=${each.key}, Version=${var.image_version != null ? var.image_version : "(any)"} in ${var.region}. Build it with `packer build` in deploy/packer, or choose another image_version or region."
+    }
+  }
+}
+
+data "aws_ami" "role" {
+  for_each = { for role, found in data.aws_ami_ids.role : role => found.ids[0] if length(found.ids) > 0 } # the newest
+
+  owners = ["self"]
+
+  filter {
+    name   = "image-id"
+    values = [each.value]
+  }
+
+  lifecycle {
+    postcondition {
+      condition     = contains(keys(self.tags), "Version")
+      error_message = "Image ${self.id} has no tag Version: build it with `packer build` in deploy/packer."
+    }
+  }
+}
+
+# `try`, because `terraform destroy` evaluates this too, and has to work when the images are gone.
+locals {
+  version_of   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].tags["Version"], "none") }
+  architecture = try(data.aws_ami.role["cpu"].architecture, "none")
+
+  # GiB of an image's own disk, which a host's disk cannot be smaller than.
+  image_gib = {
+    for role in ["cpu", "gpu"] : role => max(1, try([
+      for device in data.aws_ami.role[role].block_device_mappings : tonumber(device.ebs["volume_size"])
+      if device.device_name == data.aws_ami.role[role].root_device_name
+    ], [])...)
+  }
+
+  facts_of = { for type in local.instance_types : type => {
+    architectures = try(data.aws_ec2_instance_type.this[type].supported_architectures, [])
+    strategies    = try(data.aws_ec2_instance_type.this[type].supported_placement_strategies, [])
+    gpu_makers    = try([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.manufacturer], [])
+  } }
+  types_of_other_architecture = sort([for type, facts in local.facts_of : type if !contains(facts.architectures, local.architecture)])
+}
+
+# The zone is chosen once: a type that is offered in one more zone later must not move the cluster. Here is also asked
+# what has to be true of everything that was looked up, before anything is started.
+resource "terraform_data" "zone" {
+  input            = local.zone
+  triggers_replace = var.availability_zone
+
+  lifecycle {
+    ignore_changes = [input]
+
+    precondition {
+      condition     = var.availability_zone != null || length(local.zones) > 0
+      error_message = "No zone of ${var.region} offers ${join(", ", sort(local.instance_types))} together (missing: ${join("; ", [for zone, types in local.types_missing_in_zone : "${zone} ${join(" ", types)}"])}). Change replay_instance_type, learner_instance_type or actor_instance_types, or choose another region."
+    }
+
+    precondition {
+      condition     = var.availability_zone == null || contains(local.zones, coalesce(var.availability_zone, "none"))
+      error_message = "availability_zone ${coalesce(var.availability_zone, "none")} does not offer ${join(", ", try(local.types_missing_in_zone[var.availability_zone], ["anything"]))}; zones that offer all instance types: ${length(local.zones) > 0 ? join(", ", local.zones) : "none"}. Leave availability_zone out, or change the instance types."
+    }
+
+    precondition {
+      condition     = local.version_of.cpu == local.version_of.gpu
+      error_message = "The newest images are of different versions (cpu ${local.version_of.cpu}, gpu ${local.version_of.gpu}), and hosts must not mix them: build both at one version, or set image_version to one that both have."
+    }
+
+    precondition {
+      condition     = length(local.types_of_other_architecture) == 0
+      error_message = "The images are ${local.architecture}, which ${join(", ", local.types_of_other_architecture)} cannot run: change replay_instance_type, learner_instance_type or actor_instance_types (Graviton types have a g after the generation's number)."
+    }
+
+    precondition {
+      condition     = contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
+      error_message = "learner_instance_type ${var.learner_instance_type} has no NVIDIA GPU: choose a g or p type, such as g6.4xlarge."
+    }
+
+    precondition {
+      condition     = !var.use_placement_group || alltrue([for type in [var.replay_instance_type, var.learner_instance_type] : contains(local.facts_of[type].strategies, "cluster")])
+      error_message = "replay_instance_type ${var.replay_instance_type} or learner_instance_type ${var.learner_instance_type} cannot be in a cluster placement group: choose others, or set use_placement_group = false."
+    }
+
+    precondition {
+      condition     = var.replay_volume_gib >= local.image_gib.cpu
+      error_message = "replay_volume_gib ${var.replay_volume_gib} is less than the cpu image's ${local.image_gib.cpu} GiB: give at least that."
+    }
+
+    precondition {
+      condition     = var.learner_volume_gib >= local.image_gib.gpu
+      error_message = "learner_volume_gib ${var.learner_volume_gib} is less than the gpu image's ${local.image_gib.gpu} GiB: give at least that."
+    }
+
+    precondition {
+      condition     = data.aws_s3_bucket.results.bucket_region == var.region
+      error_message = "results_bucket ${data.aws_s3_bucket.results.bucket} is in ${data.aws_s3_bucket.results.bucket_region}, the cluster in ${var.region}: use the region of ../bootstrap, or apply ../bootstrap in ${var.region}."
+    }
+  }
+}
+
+data "aws_s3_bucket" "results" {
+  bucket = var.results_bucket
+}

@@ -1,0 +1,39 @@
+resource "aws_instance" "learner" {
+  #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM, S3 and CloudWatch; only operator_cidrs get in, and only to TensorBoard.
+  #checkov:skip=CKV_AWS_126:Detailed monitoring costs money; the roles report their own figures every few seconds.
+  ami                         = data.aws_ami.role["gpu"].id
+  instance_type               = var.learner_instance_type
+  subnet_id                   = aws_subnet.this.id
+  private_ip                  = local.learner_address
+  associate_public_ip_address = true
+  vpc_security_group_ids      = [aws_security_group.role["learner"].id]
+  iam_instance_profile        = aws_iam_instance_profile.host["learner"].name
+  placement_group             = one(aws_placement_group.this[*].name)
+  ebs_optimized               = true
+
+  user_data                   = local.user_data.learner
+  user_data_replace_on_change = true
+
+  instance_initiated_shutdown_behavior = "terminate"
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = var.learner_volume_gib
+    encrypted             = true
+    delete_on_termination = true
+    tags                  = merge(local.tags, { Name = "${var.name}-learner", Role = "learner" })
+  }
+
+  tags = { Name = "${var.name}-learner", Role = "learner" }
+
+  depends_on = [
+    aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.results, aws_iam_role_policy.session,
+    aws_route_table_association.this,
+  ]
+}

@@ -1,0 +1,79 @@
+locals {
+  project = "apexrl"
+  tags    = merge(var.tags, { Project = local.project, Cluster = var.name, ManagedBy = "terraform" })
+
+  account   = data.aws_caller_identity.current.account_id
+  partition = data.aws_partition.current.partition
+
+  # One subnet, as wide as the network. AWS keeps its first four addresses and its last.
+  replay_address  = cidrhost(var.vpc_cidr, 10)
+  learner_address = cidrhost(var.vpc_cidr, 11)
+
+  key_path      = "/${local.project}/${var.name}/keys"
+  log_group     = "/${local.project}/${var.name}"
+  bucket_prefix = "${var.name}/"
+
+  instance_types = toset(concat([var.replay_instance_type, var.learner_instance_type], var.actor_instance_types))
+
+  # Flag names and what their values look like, made from the code's configuration (tests/deploy/flag_patterns.py).
+  flag_patterns = jsondecode(file("${path.module}/flags.json"))
+
+  shared_flags = join(" ", [
+    "--preset ${var.preset}", "--seed ${var.seed}",
+    "--replay-host ${local.replay_address}", "--learner-host ${local.learner_address}",
+  ])
+
+  # What a variable of flags becomes on a command line.
+  further_flags = {
+    for role, flags in {
+      replay    = var.replay_flags
+      learner   = merge(var.agent_flags, var.learner_flags)
+      actor     = merge(var.agent_flags, var.actor_flags)
+      evaluator = merge(var.agent_flags, var.evaluator_flags)
+      } : role => join("", [
+        for name, value in flags : (
+          value == "true" ? " --${replace(name, "_", "-")}" :
+          value == "false" ? " --no-${replace(name, "_", "-")}" :
+          " --${replace(name, "_", "-")} ${value}"
+        )
+    ])
+  }
+  acting_flags = join("", [
+    var.actor_workers_per_host > 0 ? " --num-workers ${var.actor_workers_per_host}" : "",
+    var.environments_per_worker != null ? " --environments-per-worker ${var.environments_per_worker}" : "",
+  ])
+
+  # /etc/apexrl/role.env of each role: all that makes a host of an image what it is. No secrets: anybody on a host can
+  # read user-data.
+  shared_environment = {
+    APEXRL_CLUSTER     = var.name
+    APEXRL_KEYS_PATH   = local.key_path
+    APEXRL_DEADLINE    = terraform_data.deadline.output
+    AWS_DEFAULT_REGION = var.region
+  }
+  role_environment = {
+    replay = merge(local.shared_environment, {
+      APEXRL_ROLE            = "replay"
+      APEXRL_FLAGS           = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.replay}"
+      APEXRL_EVALUATOR_FLAGS = "${local.shared_flags} --env ${var.env}${local.further_flags.evaluator}"
+    })
+    learner = merge(local.shared_environment, {
+      APEXRL_ROLE   = "learner"
+      APEXRL_FLAGS  = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.learner}"
+      APEXRL_BUCKET = var.results_bucket
+      APEXRL_RUN    = var.run
+    })
+    actor = merge(local.shared_environment, {
+      APEXRL_ROLE  = "actor"
+      APEXRL_FLAGS = "${local.shared_flags} --env ${var.env}${local.acting_flags}${local.further_flags.actor}"
+    })
+  }
+  user_data = {
+    for role, environment in local.role_environment :
+    role => templatefile("${path.module}/templates/user-data.yaml.tftpl", { environment = environment })
+  }
+}
+
+data "aws_caller_identity" "current" {}
+
+data "aws_partition" "current" {}

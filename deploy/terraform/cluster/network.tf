@@ -1,0 +1,65 @@
+# One small network with one public subnet. Hosts have public addresses to reach SSM, S3 and CloudWatch: half a cent an
+# hour each, where a NAT gateway costs more than ten times that and every byte. Nothing can reach them: see security.tf.
+
+resource "aws_vpc" "this" {
+  #checkov:skip=CKV2_AWS_11:Flow logs of a network of one user's training cost more than they tell; security groups refuse everything that is not listed.
+  cidr_block           = var.vpc_cidr
+  enable_dns_support   = true
+  enable_dns_hostnames = true
+
+  tags = { Name = var.name }
+}
+
+# The group that a host without a group would get: it lets nothing in or out.
+resource "aws_default_security_group" "nothing" {
+  vpc_id = aws_vpc.this.id
+
+  tags = { Name = "${var.name}-nothing" }
+}
+
+resource "aws_subnet" "this" {
+  vpc_id            = aws_vpc.this.id
+  cidr_block        = var.vpc_cidr
+  availability_zone = terraform_data.zone.output
+
+  tags = { Name = var.name }
+
+  lifecycle {
+    precondition {
+      condition     = contains(local.zones, terraform_data.zone.output)
+      error_message = "The cluster is in ${terraform_data.zone.output}, which does not offer ${join(", ", try(local.types_missing_in_zone[terraform_data.zone.output], ["anything"]))}. Change replay_instance_type, learner_instance_type or actor_instance_types; or `terraform apply -replace=terraform_data.zone`, which makes all hosts anew in a zone that offers them."
+    }
+  }
+}
+
+resource "aws_internet_gateway" "this" {
+  vpc_id = aws_vpc.this.id
+
+  tags = { Name = var.name }
+}
+
+resource "aws_route_table" "this" {
+  vpc_id = aws_vpc.this.id
+
+  route {
+    cidr_block = "0.0.0.0/0"
+    gateway_id = aws_internet_gateway.this.id
+  }
+
+  tags = { Name = var.name }
+}
+
+resource "aws_route_table_association" "this" {
+  subnet_id      = aws_subnet.this.id
+  route_table_id = aws_route_table.this.id
+}
+
+# Checkpoints go to S3 inside AWS; a gateway endpoint is free.
+resource "aws_vpc_endpoint" "s3" {
+  vpc_id            = aws_vpc.this.id
+  service_name      = "com.amazonaws.${var.region}.s3"
+  vpc_endpoint_type = "Gateway"
+  route_table_ids   = [aws_route_table.this.id]
+
+  tags = { Name = "${var.name}-s3" }
+}

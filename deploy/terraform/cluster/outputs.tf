@@ -1,0 +1,47 @@
+output "tensorboard_command" {
+  description = "Run it, leave it running, and open http://127.0.0.1:6006 (needs the Session Manager plugin of the AWS CLI)."
+  value       = "aws ssm start-session --region ${var.region} --target ${aws_instance.learner.id} --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
+}
+
+output "tensorboard_url" {
+  description = "TensorBoard for operator_cidrs; null without any."
+  value       = length(var.operator_cidrs) > 0 ? "http://${aws_instance.learner.public_ip}:6006" : null
+}
+
+output "shell_commands" {
+  description = "A shell on a host, without SSH. For an actor host take an instance id from `actor_hosts_command`."
+  value = {
+    replay  = "aws ssm start-session --region ${var.region} --target ${aws_instance.replay.id}"
+    learner = "aws ssm start-session --region ${var.region} --target ${aws_instance.learner.id}"
+  }
+}
+
+output "actor_hosts_command" {
+  description = "Lists the actor hosts that run now."
+  value       = "aws autoscaling describe-auto-scaling-groups --region ${var.region} --auto-scaling-group-names ${aws_autoscaling_group.actor.name} --query 'AutoScalingGroups[0].Instances[].[InstanceId,InstanceType,LifecycleState]' --output table"
+}
+
+output "logs_command" {
+  description = "Follows the logs of all hosts."
+  value       = "aws logs tail ${aws_cloudwatch_log_group.this.name} --region ${var.region} --follow"
+}
+
+output "results" {
+  description = "Where checkpoints and event files are, also after `terraform destroy`."
+  value       = "s3://${var.results_bucket}/${local.bucket_prefix}${var.run}/"
+}
+
+output "deadline" {
+  description = "When everything that costs by the hour is ended (UTC)."
+  value       = terraform_data.deadline.output
+}
+
+output "image_version" {
+  description = "Version of the images that the hosts run."
+  value       = local.version_of.cpu
+}
+
+output "actor_processes" {
+  description = "Actor processes when all hosts are of the first of actor_instance_types."
+  value       = var.actor_hosts * (var.actor_workers_per_host > 0 ? var.actor_workers_per_host : data.aws_ec2_instance_type.this[var.actor_instance_types[0]].default_vcpus)
+}

@@ -1,0 +1,45 @@
+resource "aws_placement_group" "this" {
+  count = var.use_placement_group ? 1 : 0
+
+  name     = var.name
+  strategy = "cluster"
+}
+
+resource "aws_instance" "replay" {
+  #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM, S3 and CloudWatch; no group lets anything in to it.
+  #checkov:skip=CKV_AWS_126:Detailed monitoring costs money; the roles report their own figures every few seconds.
+  ami                         = data.aws_ami.role["cpu"].id
+  instance_type               = var.replay_instance_type
+  subnet_id                   = aws_subnet.this.id
+  private_ip                  = local.replay_address
+  associate_public_ip_address = true
+  vpc_security_group_ids      = [aws_security_group.role["replay"].id]
+  iam_instance_profile        = aws_iam_instance_profile.host["replay"].name
+  placement_group             = one(aws_placement_group.this[*].name)
+  ebs_optimized               = true
+
+  user_data                   = local.user_data.replay
+  user_data_replace_on_change = true
+
+  # At the time limit a host powers itself off: that has to end its costs.
+  instance_initiated_shutdown_behavior = "terminate"
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = var.replay_volume_gib
+    encrypted             = true
+    delete_on_termination = true
+    tags                  = merge(local.tags, { Name = "${var.name}-replay", Role = "replay" })
+  }
+
+  tags = { Name = "${var.name}-replay", Role = "replay" }
+
+  # A host that starts before it may read its keys would only wait for them.
+  depends_on = [aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this]
+}

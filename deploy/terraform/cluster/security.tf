@@ -1,0 +1,76 @@
+# Who may talk to whom: every flow between roles is one line here, and becomes a rule out of one group and into another.
+# There is no SSH; shells and TensorBoard come through Session Manager (see outputs.tf).
+
+locals {
+  flows = {
+    experience           = { from = "actor", to = "replay", port = 51001, what = "Unrolls from actors" }
+    batches              = { from = "learner", to = "replay", port = 51002, what = "The log and batches to the learner" }
+    parameters           = { from = "actor", to = "learner", port = 52001, what = "Parameters to actors" }
+    evaluator-parameters = { from = "replay", to = "learner", port = 52001, what = "Parameters to the evaluator" }
+    metrics              = { from = "actor", to = "learner", port = 52002, what = "Figures from actors" }
+    replay-metrics       = { from = "replay", to = "learner", port = 52002, what = "Figures from replay and evaluator" }
+  }
+}
+
+resource "aws_security_group" "role" {
+  for_each = { replay = "The replay host", learner = "The learner", actor = "Actor hosts" }
+
+  name        = "${var.name}-${each.key}"
+  description = each.value
+  vpc_id      = aws_vpc.this.id
+
+  tags = { Name = "${var.name}-${each.key}", Role = each.key }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "flow" {
+  for_each = local.flows
+
+  security_group_id            = aws_security_group.role[each.value.to].id
+  referenced_security_group_id = aws_security_group.role[each.value.from].id
+  ip_protocol                  = "tcp"
+  from_port                    = each.value.port
+  to_port                      = each.value.port
+  description                  = each.value.what
+
+  tags = { Name = "${var.name}-${each.key}" }
+}
+
+resource "aws_vpc_security_group_egress_rule" "flow" {
+  for_each = local.flows
+
+  security_group_id            = aws_security_group.role[each.value.from].id
+  referenced_security_group_id = aws_security_group.role[each.value.to].id
+  ip_protocol                  = "tcp"
+  from_port                    = each.value.port
+  to_port                      = each.value.port
+  description                  = each.value.what
+
+  tags = { Name = "${var.name}-${each.key}" }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "tensorboard" {
+  for_each = toset(var.operator_cidrs)
+
+  security_group_id = aws_security_group.role["learner"].id
+  cidr_ipv4         = each.key
+  ip_protocol       = "tcp"
+  from_port         = 6006
+  to_port           = 6006
+  description       = "TensorBoard to operators"
+
+  tags = { Name = "${var.name}-tensorboard" }
+}
+
+# Session Manager, S3, SSM and CloudWatch have no fixed addresses. DNS, time and metadata of AWS pass without a rule.
+resource "aws_vpc_security_group_egress_rule" "aws" {
+  for_each = aws_security_group.role
+
+  security_group_id = each.value.id
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+  description       = "AWS interfaces"
+
+  tags = { Name = "${var.name}-${each.key}-aws" }
+}

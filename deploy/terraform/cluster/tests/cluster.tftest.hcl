@@ -1,0 +1,153 @@
+# `terraform test` here needs no AWS account: the provider is a mock.
+mock_provider "aws" {
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+
+  mock_data "aws_partition" {
+    defaults = { partition = "aws" }
+  }
+
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-east-1a", "us-east-1b"] }
+  }
+
+  # us-east-1a lacks the learner's type.
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = {
+      instance_types = ["r6in.4xlarge", "c7i.8xlarge", "r6in.4xlarge", "g6.4xlarge", "c7i.8xlarge"]
+      locations      = ["us-east-1a", "us-east-1a", "us-east-1b", "us-east-1b", "us-east-1b"]
+    }
+  }
+
+  mock_data "aws_ec2_instance_type" {
+    defaults = {
+      default_vcpus                  = 32
+      supported_architectures        = ["x86_64"]
+      supported_placement_strategies = ["cluster", "partition", "spread"]
+      gpus                           = [{ count = 1, manufacturer = "NVIDIA", memory_size = 22888, name = "L4" }]
+    }
+  }
+
+  mock_data "aws_ami_ids" {
+    defaults = { ids = ["ami-0123456789abcdef0"] }
+  }
+
+  mock_data "aws_ami" {
+    defaults = {
+      id               = "ami-0123456789abcdef0"
+      architecture     = "x86_64"
+      root_device_name = "/dev/sda1"
+      tags             = { Project = "apexrl", Version = "1.0.0" }
+      block_device_mappings = [
+        { device_name = "/dev/sda1", ebs = { volume_size = "20" }, no_device = "", virtual_name = "" },
+      ]
+    }
+  }
+
+  mock_data "aws_s3_bucket" {
+    defaults = { bucket_region = "us-east-1" }
+  }
+
+  mock_resource "aws_iam_instance_profile" {
+    defaults = { arn = "arn:aws:iam::123456789012:instance-profile/host" }
+  }
+
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::123456789012:role/host" }
+  }
+}
+
+variables {
+  results_bucket       = "results"
+  actor_instance_types = ["c7i.8xlarge"]
+}
+
+run "defaults" {
+  command = apply
+
+  assert {
+    condition     = aws_subnet.this.availability_zone == "us-east-1b"
+    error_message = "The zone has to be the first that offers all instance types."
+  }
+
+  assert {
+    condition     = output.actor_processes == 192
+    error_message = "Six hosts of 32 vCPUs are 192 actors."
+  }
+
+  assert {
+    condition     = output.tensorboard_url == null && length(aws_vpc_security_group_ingress_rule.tensorboard) == 0
+    error_message = "Nobody reaches TensorBoard from outside before operator_cidrs says so."
+  }
+
+  assert {
+    condition     = strcontains(aws_instance.learner.user_data, "--replay-host 10.79.0.10 --learner-host 10.79.0.11")
+    error_message = "The learner has to know where the replay is."
+  }
+}
+
+run "two_roles_share_a_group" {
+  command = plan
+
+  assert {
+    condition     = aws_placement_group.this[0].strategy == "cluster"
+    error_message = "Replay and learner have to be close."
+  }
+
+  assert {
+    condition     = aws_autoscaling_group.actor.max_size == var.actor_hosts
+    error_message = "The group must not grow beyond actor_hosts."
+  }
+}
+
+run "without_a_bucket" {
+  command = plan
+
+  variables {
+    results_bucket = null
+  }
+
+  expect_failures = [var.results_bucket]
+}
+
+run "open_to_the_internet" {
+  command = plan
+
+  variables {
+    operator_cidrs = ["0.0.0.0/0"]
+  }
+
+  expect_failures = [var.operator_cidrs]
+}
+
+run "an_unknown_flag" {
+  command = plan
+
+  variables {
+    learner_flags = { batchsize = 512 }
+  }
+
+  expect_failures = [var.learner_flags]
+}
+
+run "a_type_that_is_not_offered" {
+  command = plan
+
+  variables {
+    actor_instance_types = ["c7i.8xlarge", "c6i.8xlarge"]
+  }
+
+  expect_failures = [data.aws_ec2_instance_type_offerings.zones]
+}
+
+run "no_images" {
+  command = plan
+
+  override_data {
+    target = data.aws_ami_ids.role["gpu"]
+    values = { ids = [] }
+  }
+
+  expect_failures = [data.aws_ami_ids.role["gpu"]]
+}

@@ -1,0 +1,366 @@
+variable "name" {
+  description = "Name of the cluster: of its resources, of its keys (/apexrl/NAME/keys), of its directory in the bucket."
+  type        = string
+  default     = "apexrl"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,18}[a-z0-9]$", var.name))
+    error_message = "name has to be 3 to 20 small letters, digits and dashes, beginning with a letter, such as apexrl."
+  }
+}
+
+variable "region" {
+  description = "AWS region of the cluster, of its images and of the results bucket."
+  type        = string
+  default     = "us-east-1"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region has to be the name of an AWS region, such as us-east-1: `aws ec2 describe-regions` lists them."
+  }
+}
+
+variable "availability_zone" {
+  description = "Zone of all hosts: traffic between zones would cost more than the hosts. null: the first that offers all instance types."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.availability_zone == null || can(regex("^${var.region}[a-z]$", var.availability_zone))
+    error_message = "availability_zone has to be a zone of region ${var.region}, such as ${var.region}a; leave it out to get the first that offers all instance types."
+  }
+}
+
+variable "tags" {
+  description = "Further tags of everything that can be tagged."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = length(setintersection(keys(var.tags), ["Project", "Cluster", "Role", "Name", "ManagedBy"])) == 0
+    error_message = "tags must not hold Project, Cluster, Role, Name or ManagedBy: those are set here; choose other names."
+  }
+}
+
+# What is trained.
+
+variable "env" {
+  description = "Gymnasium id of the environment, with discrete actions."
+  type        = string
+  default     = "PongNoFrameskip-v4"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9_.:/-]+$", var.env))
+    error_message = "env has to be a Gymnasium id without spaces, such as PongNoFrameskip-v4 or ALE/Breakout-v5."
+  }
+}
+
+variable "preset" {
+  description = "Defaults of flags that are not given: paper (Ape-X, Atari), two-cores, or small (observations of a few numbers)."
+  type        = string
+  default     = "paper"
+  nullable    = false
+
+  validation {
+    condition     = contains(["paper", "two-cores", "small"], var.preset)
+    error_message = "preset has to be paper, two-cores or small. There is no auto here: all hosts have to agree."
+  }
+}
+
+variable "seed" {
+  description = "Seed of the network, of the sampling, and of environments and exploration."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.seed >= 0 && var.seed < 4294967296 && floor(var.seed) == var.seed
+    error_message = "seed has to be a whole number from 0 to 4294967295."
+  }
+}
+
+variable "run" {
+  description = "Name of the run in the bucket. A learner goes on with the checkpoint that it finds under this name: give another name to begin anew."
+  type        = string
+  default     = "run-1"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", var.run))
+    error_message = "run has to be at most 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit."
+  }
+}
+
+variable "results_bucket" {
+  description = "Bucket for checkpoints and event files, in the same region; made by ../bootstrap, outlives the cluster."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.results_bucket))
+    error_message = "results_bucket has to name the bucket for checkpoints. Make it with `terraform apply` in ../bootstrap, then: terraform -chdir=../bootstrap output -raw cluster_tfvars > bootstrap.auto.tfvars"
+  }
+}
+
+# Hosts.
+
+variable "image_version" {
+  description = "Tag Version of the images. null: the newest; then a new image replaces the hosts at the next apply."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.image_version == null || can(regex("^[A-Za-z0-9][A-Za-z0-9_.+-]*$", var.image_version))
+    error_message = "image_version has to be the tag Version of an image that was built with Packer; leave it out for the newest."
+  }
+}
+
+variable "replay_instance_type" {
+  description = "Instance type of the replay host: memory for the log, network for the actors, cores for the evaluator."
+  type        = string
+  default     = "r6in.4xlarge"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9-]+\\.[a-z0-9-]+$", var.replay_instance_type))
+    error_message = "replay_instance_type has to be an EC2 instance type, such as r6in.4xlarge."
+  }
+}
+
+variable "learner_instance_type" {
+  description = "Instance type of the learner, with an NVIDIA GPU."
+  type        = string
+  default     = "g6.4xlarge"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9-]+\\.[a-z0-9-]+$", var.learner_instance_type))
+    error_message = "learner_instance_type has to be an EC2 instance type with an NVIDIA GPU, such as g6.4xlarge."
+  }
+}
+
+variable "actor_instance_types" {
+  description = "Instance types of the actor hosts, the preferred first. Several make it likely that spot capacity is found."
+  type        = list(string)
+  default     = ["c7i.8xlarge", "c6i.8xlarge", "m7i.8xlarge", "m6i.8xlarge"]
+  nullable    = false
+
+  validation {
+    condition     = length(var.actor_instance_types) >= 1 && length(var.actor_instance_types) <= 40
+    error_message = "actor_instance_types has to name 1 to 40 instance types, such as [\"c7i.8xlarge\", \"c6i.8xlarge\"]."
+  }
+
+  validation {
+    condition     = alltrue([for type in var.actor_instance_types : can(regex("^[a-z0-9-]+\\.[a-z0-9-]+$", type))])
+    error_message = "actor_instance_types has to hold EC2 instance types, such as [\"c7i.8xlarge\", \"c6i.8xlarge\"]."
+  }
+
+  validation {
+    condition     = length(distinct(var.actor_instance_types)) == length(var.actor_instance_types)
+    error_message = "actor_instance_types names a type twice: name each once."
+  }
+}
+
+variable "actor_hosts" {
+  description = "Number of actor hosts; 0 keeps the rest of the cluster without acting."
+  type        = number
+  default     = 6
+  nullable    = false
+
+  validation {
+    condition     = var.actor_hosts >= 0 && var.actor_hosts <= 200 && floor(var.actor_hosts) == var.actor_hosts
+    error_message = "actor_hosts has to be a whole number of hosts from 0 to 200."
+  }
+
+  validation {
+    condition     = try(var.actor_hosts + 20 <= pow(2, 32 - tonumber(split("/", var.vpc_cidr)[1])), true)
+    error_message = "actor_hosts is more than the addresses of vpc_cidr ${var.vpc_cidr}: give a wider vpc_cidr, such as 10.79.0.0/20, or fewer hosts."
+  }
+}
+
+variable "actor_on_demand_hosts" {
+  description = "How many of actor_hosts are on-demand; the others are spot instances."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.actor_on_demand_hosts >= 0 && var.actor_on_demand_hosts <= var.actor_hosts && floor(var.actor_on_demand_hosts) == var.actor_on_demand_hosts
+    error_message = "actor_on_demand_hosts has to be a whole number of hosts from 0 to actor_hosts (${var.actor_hosts})."
+  }
+}
+
+variable "actor_workers_per_host" {
+  description = "Actor processes of a host; 0: one per vCPU."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.actor_workers_per_host >= 0 && var.actor_workers_per_host <= 1024 && floor(var.actor_workers_per_host) == var.actor_workers_per_host
+    error_message = "actor_workers_per_host has to be a whole number of processes from 0 (one per vCPU) to 1024."
+  }
+}
+
+variable "environments_per_worker" {
+  description = "Environments of one actor process; null: what the preset says."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.environments_per_worker == null ? true : var.environments_per_worker >= 1 && var.environments_per_worker <= 4096 && floor(var.environments_per_worker) == var.environments_per_worker
+    error_message = "environments_per_worker has to be a whole number of environments from 1 to 4096; leave it out for the preset's."
+  }
+}
+
+variable "replay_volume_gib" {
+  description = "GiB of the replay host's disk: system, and the journal of experience."
+  type        = number
+  default     = 100
+  nullable    = false
+
+  validation {
+    condition     = var.replay_volume_gib >= 8 && var.replay_volume_gib <= 16384 && floor(var.replay_volume_gib) == var.replay_volume_gib
+    error_message = "replay_volume_gib has to be a whole number of GiB from 8 to 16384."
+  }
+}
+
+variable "learner_volume_gib" {
+  description = "GiB of the learner's disk: system with CUDA, checkpoints and event files before they are in the bucket."
+  type        = number
+  default     = 200
+  nullable    = false
+
+  validation {
+    condition     = var.learner_volume_gib >= 8 && var.learner_volume_gib <= 16384 && floor(var.learner_volume_gib) == var.learner_volume_gib
+    error_message = "learner_volume_gib has to be a whole number of GiB from 8 to 16384."
+  }
+}
+
+variable "use_placement_group" {
+  description = "Put replay and learner into one cluster placement group: 10 Gbit/s a connection instead of 5. false helps when EC2 has no capacity for both in one."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+# Further flags of the roles: names as in `python replay.py --help`, with underscores and without dashes before them.
+
+variable "agent_flags" {
+  description = "Flags on which learner, actors and evaluator have to agree, such as { gamma = 0.997 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.agent_flags : can(regex(local.flag_patterns.agent[name], value))])
+    error_message = "agent_flags: ${join("; ", [for name, value in var.agent_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.agent[name]}", "is none of ${join(", ", keys(local.flag_patterns.agent))}")}" if !can(regex(local.flag_patterns.agent[name], value))])}."
+  }
+}
+
+variable "replay_flags" {
+  description = "Further flags of replay.py, such as { samples_per_insert = 0.8, capacity = 2000000 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.replay_flags : can(regex(local.flag_patterns.replay[name], value))])
+    error_message = "replay_flags: ${join("; ", [for name, value in var.replay_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.replay[name]}", "is none of ${join(", ", keys(local.flag_patterns.replay))}")}" if !can(regex(local.flag_patterns.replay[name], value))])}."
+  }
+}
+
+variable "learner_flags" {
+  description = "Further flags of learner.py, such as { batch_size = 512, total_frames = 200000000 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.learner_flags : can(regex(local.flag_patterns.learner[name], value))])
+    error_message = "learner_flags: ${join("; ", [for name, value in var.learner_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.learner[name]}", "is none of ${join(", ", keys(local.flag_patterns.learner))}")}" if !can(regex(local.flag_patterns.learner[name], value))])}."
+  }
+}
+
+variable "actor_flags" {
+  description = "Further flags of actor.py where it acts, such as { epsilon_base = 0.4 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.actor_flags : can(regex(local.flag_patterns.actor[name], value))])
+    error_message = "actor_flags: ${join("; ", [for name, value in var.actor_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.actor[name]}", "is none of ${join(", ", keys(local.flag_patterns.actor))}")}" if !can(regex(local.flag_patterns.actor[name], value))])}."
+  }
+}
+
+variable "evaluator_flags" {
+  description = "Further flags of actor.py where it evaluates (on the replay host), such as { episodes = 20 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.evaluator_flags : can(regex(local.flag_patterns.evaluator[name], value))])
+    error_message = "evaluator_flags: ${join("; ", [for name, value in var.evaluator_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.evaluator[name]}", "is none of ${join(", ", keys(local.flag_patterns.evaluator))}")}" if !can(regex(local.flag_patterns.evaluator[name], value))])}."
+  }
+}
+
+# Network, money, logs.
+
+variable "vpc_cidr" {
+  description = "Private addresses of the cluster's own network, which is one subnet."
+  type        = string
+  default     = "10.79.0.0/20"
+  nullable    = false
+
+  validation {
+    condition     = can(cidrhost(var.vpc_cidr, 0)) && can(regex("^(10\\.|192\\.168\\.|172\\.(1[6-9]|2[0-9]|3[01])\\.)[0-9.]+/(1[6-9]|2[0-6])$", var.vpc_cidr)) && try(cidrhost(var.vpc_cidr, 0) == split("/", var.vpc_cidr)[0], false)
+    error_message = "vpc_cidr has to be a private IPv4 network of /16 to /26 given by its first address, such as 10.79.0.0/20."
+  }
+}
+
+variable "operator_cidrs" {
+  description = "IPv4 networks that may open TensorBoard on the learner's port 6006. Empty: only the port forwarding of output tensorboard_command."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for cidr in var.operator_cidrs : can(cidrhost(cidr, 0)) && can(regex("^[0-9.]+/[0-9]+$", cidr))])
+    error_message = "operator_cidrs has to hold IPv4 networks, such as [\"203.0.113.7/32\"] for one address; `curl https://checkip.amazonaws.com` tells yours."
+  }
+
+  validation {
+    condition     = alltrue([for cidr in var.operator_cidrs : try(tonumber(split("/", cidr)[1]) >= 16, true)])
+    error_message = "operator_cidrs must not be wider than /16: TensorBoard has no password. Give your address with /32; `curl https://checkip.amazonaws.com` tells it."
+  }
+}
+
+variable "max_hours" {
+  description = "Hours after which everything that costs by the hour is ended, counted from the first apply. A change counts anew, and replaces the hosts; the learner goes on with its checkpoint."
+  type        = number
+  default     = 24
+  nullable    = false
+
+  validation {
+    condition     = var.max_hours >= 1 && var.max_hours <= 168 && floor(var.max_hours) == var.max_hours
+    error_message = "max_hours has to be a whole number of hours from 1 to 168."
+  }
+}
+
+variable "log_retention_days" {
+  description = "Days that CloudWatch keeps the hosts' logs; `terraform destroy` deletes them."
+  type        = number
+  default     = 30
+  nullable    = false
+
+  validation {
+    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365], var.log_retention_days)
+    error_message = "log_retention_days has to be 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180 or 365: CloudWatch knows no others up to a year."
+  }
+}

@@ -1,0 +1,7 @@
+"""hashicorp/aws as far as it can be had without its binary: its real schema, over Terraform's plugin protocol 6.
+
+`python -m tests.deploy.offline_provider terraform -chdir=deploy/terraform/cluster validate` runs a command with it.
+Terraform itself and the configuration are the real ones. The provider knows every argument, block and type of the real
+one (`schema.py`), what EC2 offers where (`data_sources.py`), and which values AWS takes (`aws_values.py`); what it
+creates exists in the state only. It cannot tell what AWS would answer.
+"""

@@ -1,0 +1,49 @@
+"""Where the package with the provider's schema lies: `python -m tests.deploy.offline_provider.wheel` gets it.
+
+It is read, never installed: what it depends on is at odds with our own requirements.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.deploy.offline_provider.schema import WHEEL
+from tests.system.processes import ROOT
+
+REQUIREMENT = "cdktf-cdktf-provider-aws==21.22.1"
+SHA256 = "603c647c4de622ed0a2b5e0f1518d81a89b31eed84b67d23410840041e7df924"
+DIRECTORY = Path(os.environ.get("APEXRL_TEST_CACHE", ROOT / ".venv" / "deploy-tests"))
+CURE = "python -m tests.deploy.offline_provider.wheel"
+
+
+def find_wheel() -> Path:
+    """Returns the package.
+
+    Raises: FileNotFoundError when it was not fetched.
+    """
+    path = DIRECTORY / WHEEL
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: {CURE}")
+    return path
+
+
+def fetch() -> Path:
+    """Downloads the package (59 MB) with pip, unless it is there.
+
+    Raises: RuntimeError when it is not the one whose hash stands here.
+    """
+    path = DIRECTORY / WHEEL
+    if not path.exists():
+        DIRECTORY.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(DIRECTORY), REQUIREMENT]
+        subprocess.run(pip, check=True, timeout=600)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
+        path.unlink()
+        raise RuntimeError(f"{REQUIREMENT} is not the package that was expected: its SHA-256 is another")
+    return path
+
+
+if __name__ == "__main__":
+    print(fetch())

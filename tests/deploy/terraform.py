@@ -1,0 +1,142 @@
+"""Terraform in tests: the unmodified configurations, in a copy with a local state, and the offline provider."""
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.processes import ROOT
+
+TERRAFORM = ROOT / "deploy" / "terraform"
+BUCKET = "apexrl-results-123456789012-us-east-1"
+LOCAL_STATE = 'terraform {\n  backend "local" {}\n}\n'
+MODULES = {"grpc": "grpcio", "msgpack": "msgpack", "botocore": "boto3", "moto": "moto"}
+SECONDS = 100
+
+Variables = dict[str, Any]
+
+
+def skip_without_tools() -> None:
+    """Skips a test, saying how to get what is missing."""
+    if shutil.which("terraform") is None:
+        pytest.skip("terraform 1.11 or newer is missing: https://developer.hashicorp.com/terraform/install")
+    missing = [package for module, package in MODULES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install -r requirements-deploy.txt")
+    from tests.deploy.offline_provider.wheel import CURE, find_wheel
+
+    try:
+        find_wheel()
+    except FileNotFoundError:
+        pytest.skip(f"the schema of hashicorp/aws is missing (59 MB): {CURE}")
+
+
+@contextmanager
+def offline_provider() -> Iterator[dict[str, str]]:
+    """Serves hashicorp/aws; yields the environment of commands that shall use it."""
+    command = [sys.executable, "-m", "tests.deploy.offline_provider", "--serve"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None and server.stdin is not None
+            kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "AWS_"))}
+            yield kept | json.loads(server.stdout.readline()) | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
+            server.stdin.close()
+            server.wait(10)
+        finally:
+            server.kill()
+
+
+class Workspace:
+    """A copy of one configuration, where Terraform can write."""
+
+    def __init__(self, configuration: str, directory: Path, environment: dict[str, str], local_state: bool = True):
+        self.directory = directory / configuration
+        self._environment = environment
+        ignored = shutil.ignore_patterns(
+            ".terraform*", "*.tfstate*", "*.auto.tfvars", "terraform.tfvars", "backend.hcl"
+        )
+        shutil.copytree(TERRAFORM / configuration, self.directory, ignore=ignored)
+        if local_state and configuration == "cluster":
+            (self.directory / "backend_override.tf").write_text(LOCAL_STATE)
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        """Runs Terraform; what it prints is in one line an error, so that texts can be found in it."""
+        result = subprocess.run(
+            ["terraform", *arguments, *(["-no-color"] if arguments[0] != "output" else [])],
+            cwd=self.directory,
+            env=self._environment | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        result.stderr = re.sub(r"\s+", " ", result.stderr)
+        return result
+
+    def must(self, *arguments: str, **environment: str) -> str:
+        """Runs Terraform, which has to succeed; returns its output."""
+        result = self.run(*arguments, **environment)
+        assert result.returncode == 0, f"terraform {' '.join(arguments)}\n{result.stdout[-3000:]}\n{result.stderr}"
+        return result.stdout
+
+    def give(self, variables: Variables) -> None:
+        """Sets the variables of what is run from now on."""
+        (self.directory / "test.auto.tfvars.json").write_text(json.dumps(variables, indent=1))
+
+    def plan(self, variables: Variables, *arguments: str) -> subprocess.CompletedProcess:
+        """Plans with these variables."""
+        self.give(variables)
+        return self.run("plan", "-input=false", "-lock=false", *arguments)
+
+    def planned(self, variables: Variables, *arguments: str) -> dict[str, Any]:
+        """Plans with these variables, which has to succeed; returns the plan as `terraform show -json` gives it."""
+        result = self.plan(variables, "-out=plan", *arguments)
+        assert result.returncode == 0, result.stderr
+        return json.loads(self.must("show", "-json", "plan"))
+
+    def apply(self, variables: Variables, *arguments: str) -> dict[str, Any]:
+        """Applies with these variables; returns the state as `terraform show -json` gives it."""
+        self.give(variables)
+        self.must("apply", "-input=false", "-auto-approve", *arguments)
+        return json.loads(self.must("show", "-json"))
+
+
+def resources(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the values of each resource and data source of a plan or state, by address."""
+    root = values.get("planned_values") or values["values"]
+    return {resource["address"]: resource["values"] for resource in root["root_module"]["resources"]}
+
+
+def user_data(state: dict[str, Any]) -> dict[str, str]:
+    """Returns the user-data of each role."""
+    import base64
+
+    found = resources(state)
+    texts = {role: found[f"aws_instance.{role}"]["user_data"] for role in ("replay", "learner")}
+    return texts | {"actor": base64.b64decode(found["aws_launch_template.actor"]["user_data"]).decode()}
+
+
+def role_environment(text: str) -> dict[str, str]:
+    """Returns the variables in the role.env that user-data writes."""
+    import yaml
+
+    [file] = yaml.safe_load(text)["write_files"]
+    return dict(line.split("=", 1) for line in file["content"].splitlines())
+
+
+@functools.cache
+def variable_names(configuration: str) -> tuple[str, ...]:
+    """Returns the variables that a configuration declares."""
+    text = (TERRAFORM / configuration / "variables.tf").read_text()
+    return tuple(re.findall(r'^variable "(\w+)"', text, re.M))

@@ -1,0 +1,199 @@
+"""What each role of the cluster may do, and what not, by the policies in the plan."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.policies import allows, as_list, matches, statements
+from tests.deploy.terraform import BUCKET, resources
+
+KEYS = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/keys"
+LOGS = "arn:aws:logs:us-east-1:123456789012:log-group:/apexrl/apexrl"
+STORE = f"arn:aws:s3:::{BUCKET}"
+HOSTS = "arn:aws:ec2:us-east-1:123456789012:instance"
+ROLES = ("replay", "learner", "actor")
+
+SESSION = [
+    ("ssm:UpdateInstanceInformation", f"{HOSTS}/i-1"),
+    ("ssmmessages:CreateControlChannel", "*"),
+    ("ssmmessages:CreateDataChannel", "*"),
+    ("ssmmessages:OpenControlChannel", "*"),
+    ("ssmmessages:OpenDataChannel", "*"),
+]
+LOGGING = [
+    ("logs:CreateLogStream", f"{LOGS}:log-stream:replay/i-1"),
+    ("logs:PutLogEvents", f"{LOGS}:log-stream:replay/i-1"),
+    ("logs:DescribeLogStreams", LOGS),
+]
+PUBLIC = [(action, f"{KEYS}/{role}.public") for role in ROLES for action in ("ssm:GetParameter", "ssm:GetParameters")]
+COMMON = [*SESSION, *LOGGING, *PUBLIC]
+RESULTS = [
+    ("s3:GetObject", f"{STORE}/apexrl/run-1/checkpoints/latest.safetensors"),
+    ("s3:PutObject", f"{STORE}/apexrl/run-1/tensorboard/events"),
+    ("s3:AbortMultipartUpload", f"{STORE}/apexrl/run-1/checkpoints/latest.safetensors"),
+]
+MAY = {
+    "replay": [*COMMON, ("ssm:GetParameter", f"{KEYS}/replay.secret"), ("ssm:GetParameter", f"{KEYS}/actor.secret")],
+    "learner": [*COMMON, ("ssm:GetParameter", f"{KEYS}/learner.secret"), *RESULTS],
+    "actor": [*COMMON, ("ssm:GetParameter", f"{KEYS}/actor.secret")],
+}
+NOBODY_MAY = [
+    ("ssm:GetParametersByPath", KEYS),
+    ("ssm:GetParameter", "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/another/keys/actor.secret"),
+    ("ssm:GetParameter", "arn:aws:ssm:us-east-1:123456789012:parameter/database/password"),
+    ("ssm:GetParameterHistory", f"{KEYS}/replay.public"),
+    ("ssm:PutParameter", f"{KEYS}/replay.public"),
+    ("ssm:DeleteParameter", f"{KEYS}/replay.public"),
+    ("ssm:SendCommand", "*"),
+    ("ssm:StartSession", f"{HOSTS}/i-1"),
+    ("logs:PutLogEvents", "arn:aws:logs:us-east-1:123456789012:log-group:/apexrl/another:log-stream:x"),
+    ("logs:PutLogEvents", "arn:aws:logs:us-east-1:123456789012:log-group:/apexrl/apexrl-2:log-stream:x"),
+    ("logs:DeleteLogGroup", LOGS),
+    ("logs:GetLogEvents", f"{LOGS}:log-stream:replay/i-1"),
+    ("s3:DeleteObject", f"{STORE}/apexrl/run-1/checkpoints/latest.safetensors"),
+    ("s3:DeleteBucket", STORE),
+    ("s3:GetObject", f"{STORE}/another/run-1/checkpoints/latest.safetensors"),
+    ("s3:PutObject", f"{STORE}/apexrl-2/x"),
+    ("s3:PutBucketPolicy", STORE),
+    ("s3:ListAllMyBuckets", "*"),
+    ("s3:GetObject", "arn:aws:s3:::apexrl-state-123456789012-us-east-1/cluster/apexrl.tfstate"),
+    ("ec2:TerminateInstances", f"{HOSTS}/i-1"),
+    ("ec2:RunInstances", "*"),
+    ("iam:PassRole", "*"),
+    ("sts:AssumeRole", "arn:aws:iam::123456789012:role/other"),
+    ("autoscaling:SetDesiredCapacity", "*"),
+    ("kms:Decrypt", "*"),
+    ("secretsmanager:GetSecretValue", "*"),
+]
+
+
+@pytest.fixture(scope="module")
+def policies(applied):
+    """The statements of each role: its own and those of policies that are attached to it."""
+    from moto.iam.aws_managed_policies import aws_managed_policies_data
+
+    found = {}
+    for address, values in resources(applied).items():
+        if address.startswith("aws_iam_role_policy."):
+            found.setdefault(values["role"], []).extend(statements(values["policy"]))
+        elif address.startswith("aws_iam_role_policy_attachment."):
+            managed = json.loads(aws_managed_policies_data)[values["policy_arn"].rpartition("/")[2]]
+            found.setdefault(values["role"], []).extend(statements(json.dumps(managed["Document"])))
+    return {name.removeprefix("apexrl-us-east-1-"): given for name, given in found.items()}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_its_work(policies, role):
+    for action, resource in MAY[role]:
+        assert allows(policies[role], action, resource), (role, action, resource)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_nothing_else(policies, role):
+    of_others = {request for other in ROLES for request in MAY[other]} - set(MAY[role])
+    for action, resource in [*NOBODY_MAY, *sorted(of_others)]:
+        assert not allows(policies[role], action, resource), (role, action, resource)
+
+
+def test_only_the_learner_lists_its_own_directory_of_the_bucket(policies):
+    for role in ROLES:
+        for prefix, is_ours in (("apexrl/", True), ("apexrl/run-1/", True), ("another/", False), ("", False)):
+            allowed = allows(policies[role], "s3:ListBucket", STORE, s3__prefix=prefix)
+            assert bool(allowed) == (is_ours and role == "learner"), (role, prefix)
+        assert not allows(policies[role], "s3:ListBucket", STORE)
+
+
+def test_the_scheduler_ends_hosts_of_this_cluster_only(policies, applied):
+    tags = {"aws__ResourceTag_SLASH_Project": "apexrl", "aws__ResourceTag_SLASH_Cluster": "apexrl"}
+    assert allows(policies["limit"], "ec2:TerminateInstances", f"{HOSTS}/i-1", **tags)
+    assert not allows(policies["limit"], "ec2:TerminateInstances", f"{HOSTS}/i-1")
+    others = tags | {"aws__ResourceTag_SLASH_Cluster": "another"}
+    assert not allows(policies["limit"], "ec2:TerminateInstances", f"{HOSTS}/i-1", **others)
+    for role in ("replay", "learner"):
+        values = resources(applied)[f"aws_instance.{role}"]["tags_all"]
+        assert (values["Project"], values["Cluster"]) == ("apexrl", "apexrl")
+
+
+def test_no_statement_goes_unused(policies):
+    listing = ("s3:ListBucket", STORE, {"s3__prefix": "apexrl/"})
+    ending = {"aws__ResourceTag_SLASH_Project": "apexrl", "aws__ResourceTag_SLASH_Cluster": "apexrl"}
+    requests = {role: [(*request, {}) for request in MAY[role]] for role in ROLES}
+    requests["learner"].append(listing)
+    requests["limit"] = [("ec2:TerminateInstances", f"{HOSTS}/i-1", ending)]
+    assert requests.keys() == policies.keys()
+    for role, given in policies.items():
+        for statement in given:
+            for action in as_list(statement["Action"]):
+                assert any(
+                    matches(asked, action, any_case=True) and allows([statement], asked, resource, **context)
+                    for asked, resource, context in requests[role]
+                ), (role, action)
+
+
+def test_actions_exist(policies):
+    origin = importlib.util.find_spec("policyuniverse").origin  # importing it leaves a file open
+    known = json.loads(Path(origin).with_name("data.json").read_text())
+    actions = {f"{service['prefix']}:{action}" for service in known.values() for action in service["actions"]}
+    for role, given in policies.items():
+        for statement in given:
+            assert set(as_list(statement["Action"])) <= actions, role
+
+
+def test_who_may_take_a_role(applied):
+    trusted = {}
+    for address, values in resources(applied).items():
+        if address.startswith("aws_iam_role."):
+            [statement] = json.loads(values["assume_role_policy"])["Statement"]
+            trusted[values["name"]] = (statement["Action"], statement["Principal"])
+    of_hosts = ("sts:AssumeRole", {"Service": "ec2.amazonaws.com"})
+    expected = {f"apexrl-us-east-1-{role}": of_hosts for role in ROLES}
+    expected["apexrl-us-east-1-limit"] = ("sts:AssumeRole", {"Service": "scheduler.amazonaws.com"})
+    assert trusted == expected
+
+
+def test_each_host_has_the_profile_of_its_role(applied):
+    found = resources(applied)
+    profiles = {found[f"aws_instance.{role}"]["iam_instance_profile"] for role in ("replay", "learner")}
+    assert profiles == {"apexrl-us-east-1-replay", "apexrl-us-east-1-learner"}
+    [profile] = found["aws_launch_template.actor"]["iam_instance_profile"]
+    assert profile["arn"] == "arn:aws:iam::123456789012:instance-profile/apexrl-us-east-1-actor"
+    for role in ROLES:
+        assert found[f'aws_iam_instance_profile.host["{role}"]']["role"] == f"apexrl-us-east-1-{role}"
+
+
+def test_the_evaluator_of_policies_denies_and_allows():
+    given = statements(
+        json.dumps(
+            {
+                "Statement": [
+                    {"Effect": "Allow", "Action": ["s3:Get*", "ssm:GetParameter"], "Resource": "arn:aws:s3:::b/*"},
+                    {"Effect": "Deny", "Action": "s3:*", "Resource": "arn:aws:s3:::b/secret?"},
+                    {
+                        "Effect": "Allow",
+                        "Action": "s3:ListBucket",
+                        "Resource": "arn:aws:s3:::b",
+                        "Condition": {"StringLike": {"s3:prefix": ["a/*"]}},
+                    },
+                ]
+            }
+        )
+    )
+    assert allows(given, "s3:getobject", "arn:aws:s3:::b/a/b:c")
+    assert not allows(given, "s3:PutObject", "arn:aws:s3:::b/a")
+    assert not allows(given, "s3:GetObject", "arn:aws:s3:::b/secret1")
+    assert allows(given, "s3:GetObject", "arn:aws:s3:::b/secret12")
+    assert not allows(given, "s3:GetObject", "arn:aws:s3:::B/x")
+    assert allows(given, "s3:ListBucket", "arn:aws:s3:::b", s3__prefix="a/b")
+    assert not allows(given, "s3:ListBucket", "arn:aws:s3:::b", s3__prefix="b/a/")
+    with pytest.raises(AssertionError, match="NotAction"):
+        statements(json.dumps({"Statement": [{"Effect": "Allow", "NotAction": "s3:*", "Resource": "*"}]}))
+
+
+def test_aws_own_policy_for_hosts_would_give_the_keys_away():
+    """Why AmazonSSMManagedInstanceCore is not attached (iam.tf)."""
+    moto = pytest.importorskip("moto.iam.aws_managed_policies", reason="pip install -r requirements-deploy.txt")
+    managed = json.loads(moto.aws_managed_policies_data)["AmazonSSMManagedInstanceCore"]
+    given = statements(json.dumps(managed["Document"]))
+    assert allows(given, "ssm:GetParameter", f"{KEYS}/learner.secret")

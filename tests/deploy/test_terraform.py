@@ -1,0 +1,271 @@
+"""Terraform itself on the unmodified configurations: from fmt to destroy."""
+
+import datetime
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from tests.deploy.moto_process import Aws
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, resources, skip_without_tools, user_data
+
+STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
+COSTLY = {
+    *("aws_instance", "aws_launch_template", "aws_autoscaling_group", "aws_vpc", "aws_subnet", "aws_vpc_endpoint"),
+    *("aws_cloudwatch_log_group", "aws_security_group", "aws_iam_role", "aws_s3_bucket", "aws_budgets_budget"),
+}
+SECRET_TYPES = re.compile(
+    r'"(aws_ssm_parameters?(_by_path)?|aws_secretsmanager\w+|aws_iam_access_key|aws_key_pair|tls_\w+|random_\w+)"'
+)
+
+
+def test_files_are_formatted():
+    skip_without_tools()
+    command = ["terraform", "fmt", "-check", "-recursive", "-diff", str(TERRAFORM)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_cluster_from_init_to_destroy(terraform_environment, aws_process: Aws, tmp_path):
+    """With the real backend: the state lies in S3, as moto serves it."""
+    aws_process.client("s3").create_bucket(Bucket=STATE_BUCKET)
+    workspace = Workspace("cluster", tmp_path, terraform_environment | _aws_environment(aws_process), local_state=False)
+    (workspace.directory / "backend.hcl").write_text(f'bucket = "{STATE_BUCKET}"\nregion = "us-east-1"\n')
+    checks = ("skip_credentials_validation", "skip_requesting_account_id", "use_path_style")
+    workspace.must("init", "-backend-config=backend.hcl", *[f"-backend-config={check}=true" for check in checks])
+    workspace.must("validate")
+    state = workspace.apply({"results_bucket": BUCKET})
+    assert len(resources(state)) > 50
+    again = workspace.run("plan", "-input=false", "-detailed-exitcode")
+    assert again.returncode == 0, again.stdout
+    stored = aws_process.client("s3").list_objects_v2(Bucket=STATE_BUCKET)["Contents"]
+    assert [entry["Key"] for entry in stored] == ["cluster/apexrl.tfstate"]  # and no lock is left
+    assert "0 added, 0 changed" in workspace.must("apply", "-auto-approve")
+    workspace.must("destroy", "-auto-approve")
+    assert "values" not in json.loads(workspace.must("show", "-json"))
+
+
+def test_a_state_that_somebody_else_changes_is_waited_for(terraform_environment, aws_process: Aws, tmp_path):
+    store = aws_process.client("s3")
+    store.create_bucket(Bucket=STATE_BUCKET)
+    lock = {
+        "ID": "1",
+        "Operation": "OperationTypeApply",
+        "Who": "somebody@elsewhere",
+        "Created": "2026-01-01T00:00:00Z",
+    }
+    store.put_object(Bucket=STATE_BUCKET, Key="cluster/apexrl.tfstate.tflock", Body=json.dumps(lock))
+    workspace = Workspace("cluster", tmp_path, terraform_environment | _aws_environment(aws_process), local_state=False)
+    checks = ("skip_credentials_validation", "skip_requesting_account_id", "use_path_style")
+    backend = [f"bucket={STATE_BUCKET}", "region=us-east-1", *[f"{check}=true" for check in checks]]
+    workspace.must("init", *[f"-backend-config={setting}" for setting in backend])
+    workspace.give({"results_bucket": BUCKET})
+    refused = workspace.run("apply", "-auto-approve", "-input=false")
+    assert refused.returncode == 1 and "Error acquiring the state lock" in refused.stderr
+    assert "somebody@elsewhere" in refused.stderr
+    store.delete_object(Bucket=STATE_BUCKET, Key="cluster/apexrl.tfstate.tflock")
+
+
+def _aws_environment(aws: Aws) -> dict[str, str]:
+    return {name: value for name, value in aws.environment.items() if name.startswith("AWS_")}
+
+
+@pytest.mark.parametrize("configuration", ["bootstrap", "cluster"])
+def test_the_configurations_own_tests(terraform_environment, tmp_path, configuration):
+    workspace = Workspace(configuration, tmp_path, terraform_environment)
+    workspace.must("init")
+    result = workspace.run("test")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"Success! [1-9]\d* passed, 0 failed", result.stdout), result.stdout
+
+
+def test_what_bootstrap_makes_outlives_destroy(terraform_environment, tmp_path):
+    workspace = Workspace("bootstrap", tmp_path, terraform_environment)
+    workspace.must("init")
+    workspace.must("validate")
+    found = resources(workspace.apply({"budget_emails": ["you@example.com"]}))
+    assert workspace.run("plan", "-detailed-exitcode").returncode == 0
+    for purpose in ("state", "results"):
+        key = f'["{purpose}"]'
+        assert found[f"aws_s3_bucket.this{key}"]["bucket"] == f"apexrl-{purpose}-123456789012-us-east-1"
+        access = found[f"aws_s3_bucket_public_access_block.this{key}"]
+        assert all(value for name, value in access.items() if name.startswith(("block_", "ignore_", "restrict_")))
+        assert found[f"aws_s3_bucket_versioning.this{key}"]["versioning_configuration"][0]["status"] == "Enabled"
+        [statement] = json.loads(found[f"aws_s3_bucket_policy.this{key}"]["policy"])["Statement"]
+        assert statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    refused = workspace.run("destroy", "-auto-approve")
+    assert refused.returncode == 1 and "Instance cannot be destroyed" in refused.stderr
+    assert f'bucket = "{STATE_BUCKET}"' in workspace.must("output", "-raw", "cluster_backend")
+    variables = workspace.must("output", "-raw", "cluster_tfvars")
+    assert f'results_bucket = "{BUCKET}"' in variables and 'region         = "us-east-1"' in variables
+
+
+def test_what_bootstrap_prints_is_what_the_cluster_wants(terraform_environment, tmp_path):
+    bootstrap = Workspace("bootstrap", tmp_path, terraform_environment)
+    bootstrap.must("init")
+    bootstrap.apply({"budget_emails": ["you@example.com"]})
+    workspace = Workspace("cluster", tmp_path, terraform_environment)
+    workspace.must("init")
+    (workspace.directory / "bootstrap.auto.tfvars").write_text(bootstrap.must("output", "-raw", "cluster_tfvars"))
+    workspace.must("plan", "-input=false")
+
+
+def test_new_flags_replace_only_the_hosts_of_their_role(terraform_environment, tmp_path):
+    workspace = Workspace("cluster", tmp_path, terraform_environment)
+    workspace.must("init")
+    given = {"results_bucket": BUCKET}
+    workspace.apply(given)
+    learner_limit, replay_limit = (f'aws_scheduler_schedule.limit["{role}"]' for role in ("learner", "replay"))
+    changed = {
+        "learner_flags": {"aws_instance.learner": ["delete", "create"], learner_limit: ["update"]},
+        "replay_flags": {"aws_instance.replay": ["delete", "create"], replay_limit: ["update"]},
+        "actor_flags": {"aws_launch_template.actor": ["update"], "aws_autoscaling_group.actor": ["update"]},
+        "actor_hosts": {"aws_autoscaling_group.actor": ["update"]},
+    }
+    values = {
+        "learner_flags": {"batch_size": 256},
+        "replay_flags": {"capacity": 1000000},
+        "actor_flags": {"epsilon_base": 0.5},
+        "actor_hosts": 12,
+    }
+    for name, expected in changed.items():
+        plan = workspace.planned(given | {name: values[name]})
+        actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
+        assert {address: what for address, what in actions.items() if what != ["no-op"]} == expected, name
+
+
+def test_the_time_limit_passes_and_starts_again(terraform_environment, tmp_path):
+    workspace = Workspace("cluster", tmp_path, terraform_environment)
+    workspace.must("init")
+    given = {"results_bucket": BUCKET, "max_hours": 5}
+    before = datetime.datetime.now(datetime.UTC)
+    state = workspace.apply(given)
+    found = resources(state)
+    deadline = datetime.datetime.fromisoformat(found["terraform_data.deadline"]["output"])
+    assert datetime.timedelta(0) <= deadline - before.replace(microsecond=0) - datetime.timedelta(hours=5)
+    assert deadline - datetime.datetime.now(datetime.UTC) <= datetime.timedelta(hours=5)
+    schedule = found["aws_autoscaling_schedule.limit"]
+    assert datetime.datetime.fromisoformat(schedule["start_time"]) == deadline
+    assert (schedule["min_size"], schedule["max_size"], schedule["desired_capacity"]) == (0, 0, 0)
+    for role in ("replay", "learner"):
+        ending = found[f'aws_scheduler_schedule.limit["{role}"]']
+        at = re.fullmatch(r"at\((.*)\)", ending["schedule_expression"])[1]
+        assert datetime.datetime.fromisoformat(f"{at}Z") == deadline + datetime.timedelta(minutes=10)
+        [target] = ending["target"]
+        assert json.loads(target["input"]) == {"InstanceIds": [found[f"aws_instance.{role}"]["id"]]}
+        assert is_call_of_ec2(target["arn"], json.loads(target["input"]))
+        assert found[f"aws_instance.{role}"]["instance_initiated_shutdown_behavior"] == "terminate"
+    assert found["aws_launch_template.actor"]["instance_initiated_shutdown_behavior"] == "terminate"
+
+    text = (workspace.directory / "terraform.tfstate").read_text()
+    past = text.replace(deadline.strftime("%Y-%m-%dT%H:%M:%SZ"), "2026-01-01T00:00:00Z")
+    assert past != text
+    (workspace.directory / "terraform.tfstate").write_text(past)
+    refused = workspace.plan(given)
+    assert refused.returncode == 1 and "The time limit of max_hours passed at 2026-01-01T00:00:00Z" in refused.stderr
+    assert "terraform apply -replace=terraform_data.deadline" in refused.stderr
+    state = workspace.apply(given, "-replace=terraform_data.deadline")
+    again = datetime.datetime.fromisoformat(resources(state)["terraform_data.deadline"]["output"])
+    assert again >= deadline
+    (workspace.directory / "terraform.tfstate").write_text(past)
+    workspace.must("destroy", "-auto-approve")  # also after the limit
+
+
+def is_call_of_ec2(arn: str, parameters: dict) -> bool:
+    """Returns whether a universal target of the scheduler is a call that EC2 knows."""
+    import botocore.session
+
+    call = arn.removeprefix("arn:aws:scheduler:::aws-sdk:ec2:")
+    service = botocore.session.get_session().get_service_model("ec2")
+    return parameters.keys() <= service.operation_model(call[0].upper() + call[1:]).input_shape.members.keys()
+
+
+def test_a_cluster_whose_images_are_gone_can_be_destroyed(terraform_environment, tmp_path):
+    workspace = Workspace("cluster", tmp_path, terraform_environment)
+    workspace.must("init")
+    given = {"results_bucket": BUCKET}
+    workspace.apply(given)
+    workspace.give(given | {"image_version": "7.0.0"})
+    workspace.must("destroy", "-auto-approve")
+
+
+def test_a_cluster_whose_bucket_is_gone_can_be_destroyed(terraform_environment, tmp_path):
+    workspace = Workspace("cluster", tmp_path, terraform_environment)
+    workspace.must("init")
+    workspace.apply({"results_bucket": BUCKET})
+    workspace.give({"results_bucket": "deleted"})
+    workspace.must("destroy", "-auto-approve", "-refresh=false")
+
+
+def test_the_zone_is_kept(terraform_environment, tmp_path):
+    workspace = Workspace("cluster", tmp_path, terraform_environment)
+    workspace.must("init")
+    given = {"results_bucket": BUCKET}
+    assert resources(workspace.apply(given))["aws_subnet.this"]["availability_zone"] == "us-east-1a"
+    state = (workspace.directory / "terraform.tfstate").read_text()
+    (workspace.directory / "terraform.tfstate").write_text(state.replace("us-east-1a", "us-east-1e"))
+    refused = workspace.plan(given)  # as if AWS offered less there than before
+    assert refused.returncode == 1 and "The cluster is in us-east-1e, which does not offer" in refused.stderr
+    assert "terraform apply -replace=terraform_data.zone" in refused.stderr
+
+
+def test_everything_that_costs_money_is_tagged(applied):
+    wanted = {"Project": "apexrl", "Cluster": "apexrl", "ManagedBy": "terraform"}
+    found = resources(applied)
+    for address, values in found.items():
+        if address.split(".")[0] in COSTLY and not address.startswith(("data.", "aws_autoscaling_group")):
+            assert wanted.items() <= values["tags_all"].items(), address
+    for role in ("replay", "learner"):
+        [disk] = found[f"aws_instance.{role}"]["root_block_device"]
+        assert (wanted | {"Role": role}).items() <= disk["tags"].items()
+        assert found[f"aws_instance.{role}"]["tags_all"]["Role"] == role
+    wanted["Role"] = "actor"
+    launched = {
+        entry["resource_type"]: entry["tags"] for entry in found["aws_launch_template.actor"]["tag_specifications"]
+    }
+    assert launched.keys() == {"instance", "volume", "network-interface"}
+    assert all(wanted.items() <= tags.items() for tags in launched.values())
+    group = {tag["key"]: tag for tag in found["aws_autoscaling_group.actor"]["tag"]}
+    assert wanted.items() <= {key: tag["value"] for key, tag in group.items()}.items()
+    assert all(tag["propagate_at_launch"] for tag in group.values())
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields every text in JSON, also the names."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from texts_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def keys_in(value: Any) -> list[str]:
+    """Returns what could be a CURVE key: a word of 40 characters of Z85, also behind a name and an equals sign."""
+    words = {word for text in texts_in(value) for word in text.split()}
+    words |= {word.partition("=")[2] for word in words}
+    return [word for word in words if len(word) == 40 and set(word.encode()) <= set(z85.Z85CHARS)]
+
+
+def test_no_secret_is_in_configuration_state_plan_or_user_data(applied, cluster):
+    assert not keys_in(applied)
+    assert not keys_in(cluster.planned({"results_bucket": BUCKET}))
+    assert not keys_in(list(user_data(applied).values()))
+    for path in TERRAFORM.rglob("*.tf"):
+        assert not SECRET_TYPES.search(path.read_text()), path
+        assert not re.search(r'^variable "\w*(secret|password|access_key|token)\w*"', path.read_text(), re.M), path
+
+
+def test_a_secret_would_be_noticed():
+    for _ in range(20):
+        public, secret = (key.decode() for key in zmq.curve_keypair())
+        found = keys_in({"a": [f"x --key {public} y", {"b": f"APEXRL_KEY={secret}\n"}]})
+        assert {public, secret} <= set(found)

@@ -1,0 +1,249 @@
+"""Variables: each wrong value gets an error that names the variable and what to do; each flag reaches its role."""
+
+import dataclasses
+import json
+import typing
+from typing import Any
+
+import pytest
+
+from apexrl import flags
+from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
+from tests.deploy import flag_patterns
+from tests.deploy.terraform import BUCKET, role_environment, user_data, variable_names
+from tests.system.processes import ROOT
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("name", "Apex RL", "such as apexrl"),
+    ("region", "virginia", "such as us-east-1"),
+    ("tags", {"Role": "mine"}, "choose other names"),
+    ("env", "Pong; rm -rf /", "such as PongNoFrameskip-v4"),
+    ("preset", "auto", "paper, two-cores or small"),
+    ("seed", -1, "0 to 4294967295"),
+    ("run", "../x", "letters, digits"),
+    ("results_bucket", None, "terraform -chdir=../bootstrap output -raw cluster_tfvars > bootstrap.auto.tfvars"),
+    ("results_bucket", "A_bucket", "terraform -chdir=../bootstrap"),
+    ("image_version", "a b", "leave it out for the newest"),
+    ("replay_instance_type", "large", "such as r6in.4xlarge"),
+    ("learner_instance_type", "gpu", "such as g6.4xlarge"),
+    ("actor_instance_types", [], "such as ["),
+    ("actor_instance_types", ["c7i"], "such as ["),
+    ("actor_instance_types", ["c7i.8xlarge", "c7i.8xlarge"], "name each once"),
+    ("actor_workers_per_host", -1, "one per vCPU"),
+    ("environments_per_worker", 0, "leave it out for the preset's"),
+    ("replay_volume_gib", 4, "8 to 16384"),
+    ("learner_volume_gib", 0.5, "8 to 16384"),
+    ("agent_flags", {"gama": 0.9}, 'gama = "0.9" is none of gamma, n_steps'),
+    ("replay_flags", {"capacity": "lots"}, 'capacity = "lots" has to match'),
+    ("replay_flags", {"journal_dir": "/tmp"}, "is none of capacity"),
+    ("learner_flags", {"batch-size": 512}, "is none of batch_size"),
+    ("learner_flags", {"optimizer": "sgd"}, "has to match ^(adam|rmsprop)$"),
+    ("learner_flags", {"batch_size": 0}, "has to match"),
+    ("learner_flags", {"device": "cuda $(reboot)"}, "has to match"),
+    ("actor_flags", {"num_workers": 4}, "is none of clip_rewards"),
+    ("evaluator_flags", {"episodes": -1}, "has to match"),
+    ("vpc_cidr", "8.8.0.0/20", "such as 10.79.0.0/20"),
+    ("vpc_cidr", "10.79.0.1/20", "by its first address"),
+    ("vpc_cidr", "10.79.0.0", "such as 10.79.0.0/20"),
+    ("operator_cidrs", ["me"], "https://checkip.amazonaws.com"),
+    ("operator_cidrs", ["::/0"], "https://checkip.amazonaws.com"),
+    ("operator_cidrs", ["0.0.0.0/0"], "Give your address with /32"),
+    ("max_hours", 1000, "1 to 168"),
+    ("log_retention_days", 10, "CloudWatch knows no others"),
+]
+"""Variable, value, words of the error. Terraform tells all errors of this kind at once: see `rounds`."""
+
+WRONG_TOGETHER: list[tuple[str, Any, str]] = [
+    ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
+    ("availability_zone", "us-east-1e", "zones that offer all instance types: us-east-1a, us-east-1b"),
+    ("results_bucket", "apexrl-results-123456789012-us-west-2", "use the region of ../bootstrap"),
+    ("image_version", "7.0.0", "`packer build`"),
+    ("replay_instance_type", "t3.micro", "use_placement_group = false"),
+    ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
+    ("actor_instance_types", ["c7q.8xlarge"], "No zone of us-east-1 offers c7q.8xlarge"),
+    ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
+    ("actor_hosts", 1.5, "0 to 200"),
+    ("actor_hosts", "many", "a number is required"),
+    ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
+    ("replay_volume_gib", 10, "the cpu image's 16 GiB"),
+    ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
+    ("use_placement_group", "maybe", "a bool is required"),
+]
+"""Values that are wrong beside another variable's, beside what AWS has, or of another type."""
+
+WRONG_REGIONS = [
+    ("us-west-2", {}, "There is no image with the tags Project=apexrl, Role=cpu"),
+    ("us-east-2", {}, "set image_version to one that both have"),
+    ("eu-west-1", {}, "No zone of eu-west-1 offers g6.4xlarge"),
+    (
+        "eu-west-1",
+        {"learner_instance_type": "p4d.24xlarge", "actor_instance_types": ["c8a.8xlarge"]},
+        "No zone of eu-west-1 offers c8a.8xlarge, p4d.24xlarge, r6in.4xlarge together",
+    ),
+]
+WRONG_BOOTSTRAP: list[tuple[str, Any, str]] = [
+    ("region", "here", "such as us-east-1"),
+    ("name", "x", "3 to 20 small letters"),
+    ("budget_emails", [], "you@example.com"),
+    ("budget_emails", ["me"], "you@example.com"),
+    ("budget_usd_per_month", 0, "number of dollars"),
+]
+EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.tfvars"))
+COMMANDS = {"replay": ReplayCommand, "learner": LearnerCommand, "actor": ActorCommand, "evaluator": ActorCommand}
+
+
+def rounds(cases: list[tuple[str, Any, str]]) -> list[dict[str, tuple[Any, str]]]:
+    """Returns the cases in rounds, in each of which a variable has one value."""
+    made: list[dict[str, tuple[Any, str]]] = []
+    for name, value, cure in cases:
+        fitting = next((one for one in made if name not in one), None)
+        if fitting is None:
+            made.append(fitting := {})
+        fitting[name] = (value, cure)
+    return made
+
+
+@pytest.mark.parametrize("cases", rounds(WRONG))
+def test_a_wrong_value_is_named_with_its_cure(cluster, cases):
+    result = cluster.plan({"results_bucket": BUCKET} | {name: value for name, (value, _) in cases.items()})
+    assert result.returncode == 1, result.stdout
+    errors = result.stderr.split("Error: ")
+    for name, (_, cure) in cases.items():
+        assert [error for error in errors if name in error and cure in error], (name, cure, result.stderr)
+
+
+@pytest.mark.parametrize(("name", "value", "cure"), WRONG_TOGETHER)
+def test_a_value_that_is_wrong_beside_others_is_named_with_its_cure(cluster, name, value, cure):
+    result = cluster.plan({"results_bucket": BUCKET, name: value})
+    assert result.returncode == 1, result.stdout
+    assert name in result.stderr and cure in result.stderr, result.stderr
+
+
+def test_a_wrong_value_is_tried_for_each_variable():
+    assert {name for name, _, _ in WRONG + WRONG_TOGETHER} == set(variable_names("cluster"))
+    assert {name for name, _, _ in WRONG_BOOTSTRAP} == set(variable_names("bootstrap"))
+
+
+@pytest.mark.parametrize(("region", "others", "cure"), WRONG_REGIONS)
+def test_a_region_that_lacks_something_is_named_with_the_cure(cluster, region, others, cure):
+    bucket = BUCKET.replace("us-east-1", region)
+    result = cluster.plan({"results_bucket": bucket, "region": region, **others})
+    assert result.returncode == 1 and cure in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize(("name", "value", "cure"), WRONG_BOOTSTRAP)
+def test_a_wrong_value_for_bootstrap_is_named_with_its_cure(bootstrap, name, value, cure):
+    result = bootstrap.plan({"budget_emails": ["you@example.com"], name: value})
+    assert result.returncode == 1 and name in result.stderr and cure in result.stderr, result.stderr
+
+
+def test_more_hosts_than_addresses_are_refused(cluster):
+    result = cluster.plan({"results_bucket": BUCKET, "vpc_cidr": "10.79.0.0/26", "actor_hosts": 60})
+    assert result.returncode == 1 and "give a wider vpc_cidr" in result.stderr
+
+
+def test_what_terraform_knows_of_flags_is_what_the_code_has():
+    written = flag_patterns.FLAGS_FILE.read_text()
+    current = flag_patterns.text_of(flag_patterns.make_patterns())
+    assert written == current, "python -m tests.deploy.flag_patterns writes it anew"
+
+
+def values_of(command) -> dict[str, Any]:
+    """Returns all fields of a command by name, whatever record they are in."""
+    values = {}
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        values.update(values_of(value) if dataclasses.is_dataclass(value) else {field.name: value})
+    return values
+
+
+def another(name: str, kind: Any, value: Any) -> Any:
+    """Returns a value that the flag takes and that is not its default."""
+    chosen = {"tables": ("transitions=priority", "recent=uniform"), "channels": (8, 16, 24), "device": "cuda:1"}
+    if name in chosen:
+        return chosen[name]
+    if typing.get_origin(kind) is typing.Literal:
+        return next(choice for choice in typing.get_args(kind) if choice != value)
+    if kind is bool:
+        return not value
+    return {int: lambda: value + 1, float: lambda: value / 2 + 0.0001, str: lambda: f"{value}-2"}[kind]()
+
+
+def text_of(value: Any) -> str:
+    """Returns a value as a variable of flags takes it."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def samples(role: str) -> dict[str, Any]:
+    """Returns another value for each flag of a role."""
+    defaults = {name: value for command in COMMANDS.values() for name, value in values_of(command()).items()}
+    kinds = {name: kind for config in flag_patterns.ROLES[role] for name, kind in typing.get_type_hints(config).items()}
+    return {name: another(name, kinds[name], defaults[name]) for name in flag_patterns.make_patterns()[role]}
+
+
+def commands_of(state) -> dict[str, Any]:
+    """Returns the command of each role, as the code itself reads the flags in the rendered role.env."""
+    environments = {role: role_environment(text) for role, text in user_data(state).items()}
+    lines = {role: environment["APEXRL_FLAGS"] for role, environment in environments.items()}
+    lines["evaluator"] = environments["replay"]["APEXRL_EVALUATOR_FLAGS"]
+    return {role: flags.parse(COMMANDS[role], line.split()) for role, line in lines.items()}
+
+
+def test_every_flag_reaches_the_role_it_is_for(apply_cluster):
+    given = {role: samples(role) for role in flag_patterns.ROLES}
+    plain = {
+        "env": "ALE/Breakout-v5",
+        "preset": "two-cores",
+        "seed": 17,
+        "actor_workers_per_host": 7,
+        "environments_per_worker": 5,
+    }
+    variables = {
+        f"{role}_flags": {name: text_of(value) for name, value in flags.items()} for role, flags in given.items()
+    }
+    found = {role: values_of(command) for role, command in commands_of(apply_cluster(plain | variables)).items()}
+    hosts = {"preset": "two-cores", "seed": 17, "replay_host": "10.79.0.10", "learner_host": "10.79.0.11"}
+    acting = {"env": "ALE/Breakout-v5"} | given["agent"]
+    expected = {
+        "replay": hosts | given["replay"] | {"bind_host": "0.0.0.0"},
+        "learner": hosts | given["agent"] | given["learner"] | {"bind_host": "0.0.0.0"},
+        "actor": hosts | acting | given["actor"] | {"num_workers": 7, "environments_per_worker": 5},
+        "evaluator": hosts | acting | given["evaluator"],
+    }
+    defaults = {role: values_of(flags.parse(command, ["--preset", "two-cores"])) for role, command in COMMANDS.items()}
+    for role, values in expected.items():
+        assert found[role] == defaults[role] | values, role
+
+
+def test_what_is_not_given_is_the_presets(applied):
+    hosts = {"replay_host": "10.79.0.10", "learner_host": "10.79.0.11"}
+    for role, command in commands_of(applied).items():
+        bound = {"bind_host": "0.0.0.0"} if role in ("replay", "learner") else {}
+        assert values_of(command) == values_of(flags.parse(COMMANDS[role], ["--preset", "paper"])) | hosts | bound, role
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_can_be_planned(cluster, path):
+    cluster.give({"results_bucket": BUCKET})
+    cluster.must("plan", "-input=false", "-lock=false", "-out=plan", f"-var-file={path}")
+    outputs = json.loads(cluster.must("show", "-json", "plan"))["planned_values"]["outputs"]
+    wanted = path.stem.removesuffix("-actors")
+    assert not wanted.isdigit() or outputs["actor_processes"]["value"] == int(wanted)
+
+
+def test_role_environment_is_what_a_host_needs(apply_cluster):
+    state = apply_cluster({"name": "second-cluster-of-20", "run": "pong-2", "region": "us-east-1"})
+    found = {role: role_environment(text) for role, text in user_data(state).items()}
+    shared = {
+        "APEXRL_CLUSTER": "second-cluster-of-20",
+        "APEXRL_KEYS_PATH": "/apexrl/second-cluster-of-20/keys",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for role, environment in found.items():
+        assert shared.items() <= environment.items()
+        assert environment["APEXRL_ROLE"] == role
+        assert environment["APEXRL_DEADLINE"].endswith("Z")
+    assert (found["learner"]["APEXRL_BUCKET"], found["learner"]["APEXRL_RUN"]) == (BUCKET, "pong-2")
+    assert "APEXRL_BUCKET" not in found["actor"] and "APEXRL_BUCKET" not in found["replay"]
