@@ -19,13 +19,14 @@ def aws_process(tmp_path_factory) -> Iterator[Aws]:
     missing = [name for name in ("boto3", "moto", "flask") if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: {CURE}")
-    with moto_server(tmp_path_factory.mktemp("moto") / "moto.log") as server:
+    log = tmp_path_factory.mktemp("moto") / "moto.log"
+    with moto_server(log, MOTO_EC2_LOAD_DEFAULT_AMIS="false") as server:
         yield server
 
 
 @pytest.fixture
 def aws(aws_process: Aws) -> Aws:
-    """AWS with nothing in it."""
+    """AWS with nothing in it, not even public images."""
     aws_process.reset()
     return aws_process
 
