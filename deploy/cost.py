@@ -103,7 +103,7 @@ def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | 
     Raises: DeployError when a price is missing.
     """
     rows = hourly_rows(cluster, prices)
-    total = Row("an hour", *(sum(row[column] for row in rows) for column in (1, 2, 3)))
+    total = Row("an hour", sum(r.on_demand for r in rows), sum(r.low for r in rows), sum(r.high for r in rows))
     sums = [total, _times(total, cluster.max_hours, f"until the time limit of {cluster.max_hours} h")]
     if frames_per_second:
         hours = FRAMES / frames_per_second / 3600

@@ -280,7 +280,7 @@ def check_keys(cluster: Cluster) -> Iterator[Line]:
 
 
 def check_spot_role(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether EC2 has its role for spot instances; a new account lacks it, and its group of actors stays empty."""
+    """Finds out whether EC2 has its role for spot instances; without it a group of actors stays empty."""
     if not cluster.spot_hosts:
         return
     path = "/aws-service-role/spot.amazonaws.com/"
