@@ -111,16 +111,14 @@ def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | 
     width = max(len(row.name) for row in [*rows, *sums]) + 2
     planned = f"{cluster.spot_hosts} of {cluster.actor_hosts} actor hosts on spot"
     lines = [
-        f"{cluster.name}: {prices['currency']}, prices of {prices['region']}, {prices['as_of']}",
+        f"{cluster.name}: {prices['currency']}, prices of {prices['region']}, {prices['compiled']}",
         f"{'':{width}}{'on demand':>12}   {planned}",
         *(_line(row, width) for row in rows),
         "-" * (width + 12),
         *(_line(row, width) for row in sums),
     ]
     if not all(row.is_certain for row in rows):
-        lines.append(
-            "* from memory or scaled from another size: look it up before you rely on it (sources: prices.json)"
-        )
+        lines.append("* from memory: look it up before you rely on it (sources: prices.json)")
     if cluster.region and cluster.region != prices["region"]:
         lines.append(f"{cluster.region} is not in the table: its prices differ")
     if not frames_per_second:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.deploy.quotas import quota_server
+from tests.system.processes import ROOT
 
 BUCKET = "apexrl-results-123456789012-us-east-1"
 QUOTAS = {"L-1216C47A": 96.0, "L-34B43A08": 128.0, "L-DB2E81BA": 16.0}
@@ -214,3 +215,12 @@ def test_unreadable_variables_are_told_apart(run_script, tmp_path):
     path.write_text('actor_hosts = "three"\n')
     result = run_script("preflight.py", "--var-file", str(path))
     assert result.returncode == 1 and "variable actor_hosts is 'three', a whole number" in result.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "examples").glob("*.tfvars")), ids=lambda path: path.stem)
+def test_the_examples_name_types_that_one_zone_offers(aws, run_script, path):
+    with quota_server(dict.fromkeys(QUOTAS, 1000.0), {"L-F678F1CE": 5.0}) as endpoint:
+        settings = {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint}
+        result = run_script("preflight.py", "--var-file", str(path), "--region", "us-east-1", **settings)
+    for name in ("instance types", "zone", "quota"):
+        assert f"PASS  {name}: " in result.stdout and f"FAIL  {name}" not in result.stdout, result.stdout
