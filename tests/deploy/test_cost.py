@@ -27,8 +27,9 @@ def columns(text, name):
 
 
 def test_rows_and_sums_are_those_of_the_table():
-    flags = "--actor-instance-types c7i.8xlarge m7a.8xlarge --actor-hosts 7 --actor-on-demand-hosts 2".split()
-    result = cost(*SMALL, *flags, "--frames-per-second", "20000")
+    types = ("--actor-instance-types", "c7i.8xlarge", "m7a.8xlarge")
+    hosts = ("--actor-hosts", "7", "--actor-on-demand-hosts", "2")
+    result = cost(*SMALL, *types, *hosts, "--frames-per-second", "20000")
     assert (result.returncode, result.stderr) == (0, "")
     prices = PRICES["instances"]
     first, second = prices["c7i.8xlarge"], prices["m7a.8xlarge"]
