@@ -1,10 +1,13 @@
 """deploy/keys.py against AWS as moto serves it."""
 
 import re
+import subprocess
+import sys
 
 import zmq
 
 from apexrl.net.keyring import ROLES, read_key
+from tests.system.processes import ROOT
 
 FLAGS = ("--cluster", "catch", "--region", "us-east-1")
 NAMES = [f"/apexrl/catch/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
@@ -78,3 +81,16 @@ def test_wrong_names_and_missing_credentials_are_told_with_a_cure(run_script):
     assert "no AWS credentials" in nobody.stderr and "aws configure" in nobody.stderr
     away = run_script("keys.py", *FLAGS, AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert away.returncode == 1 and "Traceback" not in away.stderr and "network" in away.stderr
+
+
+def test_two_at_once_leave_the_pairs_of_one(aws):
+    command = [sys.executable, str(ROOT / "deploy" / "keys.py"), *FLAGS]
+    both = [
+        subprocess.Popen(command, env=aws.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in "12"
+    ]
+    texts = [process.communicate(timeout=100)[1].decode() for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], texts
+    values = values_of(aws)
+    for role in ROLES:
+        public, secret = (values[f"/apexrl/catch/keys/{role}.{half}"] for half in ("public", "secret"))
+        assert zmq.curve_public(secret.encode()) == public.encode()
