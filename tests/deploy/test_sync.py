@@ -19,9 +19,11 @@ LARGE_BYTES = 20 * 1024 * 1024  # more than one part of an upload
 
 @pytest.fixture
 def bucket(aws):
-    """The results bucket, empty."""
-    aws.client("s3").create_bucket(Bucket=BUCKET)
-    return aws.client("s3")
+    """The results bucket, empty; it keeps versions, as bootstrap makes it."""
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket=BUCKET)
+    s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+    return s3
 
 
 @pytest.fixture
@@ -81,8 +83,9 @@ def content_of(directory):
 
 
 def stored(s3):
-    """What is in the bucket, by key, and when it came."""
-    return {entry["Key"]: entry["LastModified"] for entry in s3.list_objects_v2(Bucket=BUCKET).get("Contents", [])}
+    """What is in the bucket: the newest version's id by key."""
+    versions = s3.list_object_versions(Bucket=BUCKET).get("Versions", [])
+    return {entry["Key"]: entry["VersionId"] for entry in versions if entry["IsLatest"]}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_what_changed_is_uploaded_and_a_new_host_gets_it_back(bucket, finish, tm
     (run / "evaluations.csv").write_text("seconds,frames\n1,2\n3,4\n")
     (run / "checkpoints" / "best.safetensors").write_bytes(b"best")
     assert finish("sync", run)[0] == 0
-    changed = {key for key, when in stored(bucket).items() if first.get(key) != when}
+    changed = {key for key, version in stored(bucket).items() if first.get(key) != version}
     assert changed == {PREFIX + "evaluations.csv", PREFIX + "checkpoints/best.safetensors"}
 
     another = tmp_path / "another" / "run"
@@ -169,9 +172,11 @@ def test_a_restore_that_was_cut_off_is_done_again_whole(bucket, start, finish, t
     another = tmp_path / "another" / "run"
     another.parent.mkdir()
     cut_off = start("restore", another)
-    wait_for(lambda: any(another.parent.rglob("*")), 60, "the first file")
+    wait_for(lambda: any(path.is_file() for path in another.parent.rglob("*")), 60, "the first file")
     cut_off.kill()
     assert not another.exists() or content_of(another) == content_of(run), "all or nothing"
+    for directory in [path for path in another.parent.rglob("*") if path.is_dir() and path != another]:
+        (directory / "latest.safetensors.0a1B2c3D").write_bytes(b"half")  # as boto3 leaves it, at an unlucky moment
     assert finish("restore", another)[0] == 0
     assert content_of(another) == content_of(run)
 
