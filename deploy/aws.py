@@ -1,0 +1,55 @@
+"""How the scripts talk to AWS: the SDK's own credential chain, short deadlines, errors with their cure."""
+
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
+from botocore.parsers import ResponseParserError
+
+AwsError = (BotoCoreError, ClientError, ResponseParserError)
+CONFIG = Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "max_attempts": 4})
+LOGIN = "log in with `aws sso login` or `aws configure`, or set AWS_PROFILE"
+EXPIRED = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+)
+
+
+def client(service: str, region: str) -> Any:
+    """Returns a client; nothing is sent yet."""
+    return boto3.client(service, region_name=region, config=CONFIG)
+
+
+def code_of(error: Exception) -> str:
+    """Returns AWS's name of an error, empty when the request never got an answer."""
+    return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def explain(error: Exception) -> tuple[str, str]:
+    """Returns what went wrong, and its cure."""
+    code = code_of(error)
+    if isinstance(error, (NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError)):
+        return "no AWS credentials", LOGIN
+    if code in EXPIRED or code == "AuthFailure":
+        return f"AWS does not take these credentials ({code})", f"{LOGIN}; a region that has to be enabled must be"
+    if isinstance(error, ClientError):
+        text = error.response["Error"].get("Message", "")
+        if "AccessDenied" in code or code == "UnauthorizedOperation":
+            return f"not allowed: {error.operation_name}", f"ask for the permission; AWS says: {text}"
+        return f"{error.operation_name} failed: {code}: {text}", "see the message"
+    if isinstance(error, EndpointConnectionError):
+        return str(error), "check the region's name and this machine's network"
+    if isinstance(error, ResponseParserError):
+        return "the answer is not from AWS", "check the region's name and this machine's network (a proxy?)"
+    return str(error), "check `aws configure list` and this machine's network"

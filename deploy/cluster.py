@@ -1,0 +1,137 @@
+"""What the scripts have to know of a cluster: Terraform's variables, from the places where Terraform looks for them.
+
+Later places win: defaults in variables.tf, TF_VAR_name, terraform.tfvars, *.auto.tfvars, --var-file, flags.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfvars import DeployError, read_defaults, read_literal, read_tfvars
+
+CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterFlags:
+    """Where the cluster is described, and what a flag says instead."""
+
+    var_file: tuple[Path, ...] = ()
+    """Files of variables, as for `terraform apply -var-file`."""
+    cluster: str | None = None
+    """Name of the cluster (variable `name`)."""
+    region: str | None = None
+    """Region of the cluster."""
+    availability_zone: str | None = None
+    """Zone of all its hosts."""
+    image_version: str | None = None
+    """Version of the images."""
+    replay_instance_type: str | None = None
+    """Instance type of the replay host."""
+    learner_instance_type: str | None = None
+    """Instance type of the learner."""
+    actor_instance_types: tuple[str, ...] | None = None
+    """Instance types of the actor hosts, the preferred one first."""
+    actor_hosts: int | None = None
+    """Number of actor hosts."""
+    actor_on_demand_hosts: int | None = None
+    """How many of them are not spot instances."""
+    replay_volume_gib: int | None = None
+    """Volume of the replay host."""
+    learner_volume_gib: int | None = None
+    """Volume of the learner."""
+    use_placement_group: bool | None = None
+    """Whether replay and learner share a cluster placement group."""
+    operator_cidrs: tuple[str, ...] | None = None
+    """Addresses that may open TensorBoard."""
+    results_bucket: str | None = None
+    """Bucket of checkpoints and event files."""
+    max_hours: int | None = None
+    """Hours after which everything is stopped."""
+
+
+class Cluster(NamedTuple):
+    """The variables that the scripts use; an empty text where Terraform's value is null."""
+
+    name: str
+    region: str
+    availability_zone: str
+    image_version: str
+    replay_instance_type: str
+    learner_instance_type: str
+    actor_instance_types: tuple[str, ...]
+    actor_hosts: int
+    actor_on_demand_hosts: int
+    replay_volume_gib: int
+    learner_volume_gib: int
+    use_placement_group: bool
+    operator_cidrs: tuple[str, ...]
+    results_bucket: str
+    max_hours: int
+
+    @property
+    def on_demand_hosts(self) -> int:
+        """Actor hosts that are not spot instances."""
+        return min(self.actor_on_demand_hosts, self.actor_hosts)
+
+    @property
+    def spot_hosts(self) -> int:
+        """Actor hosts that are spot instances."""
+        return self.actor_hosts - self.on_demand_hosts
+
+
+def read_cluster(flags: ClusterFlags) -> Cluster:
+    """Returns a cluster's variables.
+
+    Raises: DeployError when a file cannot be read, or a variable is unknown or of another type.
+    """
+    values = read_defaults(CONFIGURATION / "variables.tf")
+    files = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
+    files += sorted([*CONFIGURATION.glob("*.auto.tfvars"), *CONFIGURATION.glob("*.auto.tfvars.json")])
+    given = _environment(values)
+    for path in [*(path for path in files if path.exists()), *flags.var_file]:
+        for name, value in read_tfvars(path).items():
+            if name not in values:
+                raise DeployError(f"{path}: there is no variable {name} in {CONFIGURATION / 'variables.tf'}")
+            given[name] = value
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if field.name != "var_file" and value is not None:
+            given["name" if field.name == "cluster" else field.name] = value
+    values |= {name: value for name, value in given.items() if value is not None}
+    return Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
+
+
+def _environment(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns what TF_VAR_ variables say; Terraform takes text as it is where the variable is a text."""
+    given: dict[str, Any] = {}
+    for name in values.keys() & {key.removeprefix("TF_VAR_") for key in os.environ if key.startswith("TF_VAR_")}:
+        text = os.environ[f"TF_VAR_{name}"]
+        given[name] = text if Cluster.__annotations__.get(name, str) is str else read_literal(text, f"TF_VAR_{name}")
+    return given
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """Returns a value as the type that `Cluster` declares.
+
+    Raises: DeployError when it is of another type.
+    """
+    if kind is str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        expected = "a text"
+    elif kind is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        expected = "a whole number"
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        expected = "true or false"
+    else:
+        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        expected = "a list of texts"
+    flag = "--" + ("cluster" if name == "name" else name).replace("_", "-")
+    raise DeployError(f"variable {name} is {value!r}, {expected} was expected: give {flag}, or {name} in a var-file")

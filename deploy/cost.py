@@ -1,0 +1,157 @@
+"""`python deploy/cost.py`: what a cluster costs an hour, until its time limit, and for 200 million frames.
+
+Reads the same variables as Terraform (see cluster.py) and the dated table prices.json; asks nobody.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tyro
+from cluster import Cluster, ClusterFlags, read_cluster
+from tfvars import DeployError, read_defaults
+
+PRICES = Path(__file__).resolve().parent / "prices.json"
+IMAGE = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
+FRAMES = 200_000_000
+HOURS_A_MONTH = 730
+CERTAIN = ("catalog", "multiple")
+
+
+class Row(NamedTuple):
+    """Dollars an hour: everything on demand, and as planned at the lowest and the highest spot price."""
+
+    name: str
+    on_demand: float
+    low: float
+    high: float
+    is_certain: bool = True
+
+
+def read_prices(path: Path) -> dict[str, Any]:
+    """Returns the price table.
+
+    Raises: DeployError when it cannot be read, or names a source that it does not explain.
+    """
+    try:
+        prices = json.loads(path.read_text(encoding="utf-8"))
+        listed = [price for entry in prices["instances"].values() for key, price in entry.items() if key != "vcpus"]
+        unknown = {price[-1] for price in [*listed, prices["public_ipv4_hour"], prices["gp3_gib_month"]]}
+        unknown -= set(prices["sources"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise DeployError(f"{path} is not a table of prices: {error!r}") from error
+    if unknown:
+        raise DeployError(f"{path} does not explain the source {', '.join(sorted(unknown))}")
+    return prices
+
+
+def price_of(prices: dict[str, Any], instance_type: str, kind: str) -> tuple[list[float], bool]:
+    """Returns the numbers of one price, and whether they were looked up.
+
+    Raises: DeployError when the table lacks it.
+    """
+    entry = prices["instances"].get(instance_type, {})
+    if kind not in entry:
+        raise DeployError(f"no {kind} price of {instance_type}: add it to {PRICES}, with its source, or choose another")
+    *numbers, source = entry[kind]
+    return numbers, source in CERTAIN
+
+
+def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
+    """Returns what costs money by the hour.
+
+    Raises: DeployError when a price is missing.
+    """
+    rows = []
+    for role, name in (("replay", cluster.replay_instance_type), ("learner", cluster.learner_instance_type)):
+        (price,), is_certain = price_of(prices, name, "on_demand")
+        rows.append(Row(f"{role}: 1 x {name}", price, price, price, is_certain))
+    rows.append(_actors(cluster, prices))
+    gibibytes = cluster.replay_volume_gib + cluster.learner_volume_gib
+    gibibytes += cluster.actor_hosts * read_defaults(IMAGE)["cpu_volume_gib"]  # an actor's disk is its image
+    per_month, source = prices["gp3_gib_month"]
+    disks = gibibytes * per_month / HOURS_A_MONTH
+    rows.append(Row(f"volumes: {gibibytes} GiB gp3", disks, disks, disks, source in CERTAIN))
+    per_hour, source = prices["public_ipv4_hour"]
+    count = 2 + cluster.actor_hosts
+    addresses = count * per_hour
+    rows.append(Row(f"addresses: {count} public IPv4", addresses, addresses, addresses, source in CERTAIN))
+    return rows
+
+
+def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
+    """The group takes the first type on demand, and whichever has spare capacity on spot."""
+    if not cluster.actor_instance_types:
+        raise DeployError("variable actor_instance_types is empty: give --actor-instance-types")
+    first = cluster.actor_instance_types[0]
+    (each,), is_certain = price_of(prices, first, "on_demand")
+    low = high = cluster.on_demand_hosts * each
+    if cluster.spot_hosts:
+        spots = [price_of(prices, name, "spot") for name in cluster.actor_instance_types]
+        low += cluster.spot_hosts * min(numbers[0] for numbers, _ in spots)
+        high += cluster.spot_hosts * max(numbers[1] for numbers, _ in spots)
+        is_certain = is_certain and all(certain for _, certain in spots)
+    others = f" (or {', '.join(cluster.actor_instance_types[1:])})" if cluster.actor_instance_types[1:] else ""
+    name = f"actors: {cluster.actor_hosts} x {first}{others}"
+    return Row(name, cluster.actor_hosts * each, low, high, is_certain)
+
+
+def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | None) -> list[str]:
+    """Returns the lines of the answer.
+
+    Raises: DeployError when a price is missing.
+    """
+    rows = hourly_rows(cluster, prices)
+    total = Row("an hour", sum(r.on_demand for r in rows), sum(r.low for r in rows), sum(r.high for r in rows))
+    sums = [total, _times(total, cluster.max_hours, f"until the time limit of {cluster.max_hours} h")]
+    if frames_per_second:
+        hours = FRAMES / frames_per_second / 3600
+        sums.append(_times(total, hours, f"200M frames at {frames_per_second:g} frames/s: {hours:.1f} h"))
+    width = max(len(row.name) for row in [*rows, *sums]) + 2
+    planned = f"{cluster.spot_hosts} of {cluster.actor_hosts} actor hosts on spot"
+    lines = [
+        f"{cluster.name}: {prices['currency']}, prices of {prices['region']}, {prices['compiled']}",
+        f"{'':{width}}{'on demand':>12}   {planned}",
+        *(_line(row, width) for row in rows),
+        "-" * (width + 12),
+        *(_line(row, width) for row in sums),
+    ]
+    if not all(row.is_certain for row in rows):
+        lines.append("* from memory: look it up before you rely on it (sources: prices.json)")
+    if cluster.region and cluster.region != prices["region"]:
+        lines.append(f"{cluster.region} is not in the table: its prices differ")
+    if not frames_per_second:
+        lines.append("for the price of 200M frames: --frames-per-second, as measured on such a cluster")
+    lines.append("not counted: S3, CloudWatch logs, the images' snapshots, traffic out of the region")
+    return lines
+
+
+def _times(row: Row, factor: float, name: str) -> Row:
+    return Row(name, row.on_demand * factor, row.low * factor, row.high * factor)
+
+
+def _line(row: Row, width: int) -> str:
+    planned = f"{row.low:.2f}" if f"{row.low:.2f}" == f"{row.high:.2f}" else f"{row.low:.2f} to {row.high:.2f}"
+    return f"{row.name:{width}}{row.on_demand:>12.2f}   {planned}{'' if row.is_certain else ' *'}"
+
+
+def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], frames_per_second: float | None = None) -> int:
+    """Tells what a cluster costs.
+
+    Args:
+      flags: Where the cluster is described.
+      frames_per_second: Environment frames a second of the whole cluster, measured on such a one.
+    """
+    try:
+        if frames_per_second is not None and not 0 < frames_per_second < float("inf"):
+            raise DeployError(f"--frames-per-second {frames_per_second:g}: a positive number is needed")
+        print("\n".join(report(read_cluster(flags), read_prices(PRICES), frames_per_second)))
+    except DeployError as error:
+        print(f"cannot tell the cost: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

@@ -1,0 +1,91 @@
+"""`python deploy/keys.py --cluster NAME --region REGION`: makes a cluster's CURVE keys and stores them in SSM.
+
+Each role gets a pair, /apexrl/NAME/keys/ROLE.public and ROLE.secret, encrypted (SecureString). Values are made here,
+go to AWS and nowhere else: no file, no output. Which role may read which is decided in terraform/cluster/iam.tf.
+"""
+
+import re
+import sys
+from typing import Any
+
+import tyro
+import zmq
+from aws import AwsError, client, code_of, explain
+from tfvars import DeployError
+
+ROLES = ("replay", "learner", "actor")
+CLUSTER_NAME = re.compile(r"[a-z][a-z0-9-]{1,18}[a-z0-9]")
+
+
+def key_names(cluster: str) -> list[str]:
+    """Returns the names of the parameters that a cluster needs."""
+    return [f"/apexrl/{cluster}/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
+
+
+def stored_keys(ssm: Any, cluster: str) -> dict[str, str]:
+    """Returns the types of the parameters that are there, by name; their values stay where they are."""
+    pages = ssm.get_paginator("describe_parameters").paginate(
+        ParameterFilters=[{"Key": "Path", "Option": "Recursive", "Values": [f"/apexrl/{cluster}/keys"]}]
+    )
+    return {found["Name"]: found["Type"] for page in pages for found in page["Parameters"]}
+
+
+def store_keys(ssm: Any, cluster: str, rotate: bool) -> list[str]:
+    """Makes all keys of a cluster and stores them; returns their names.
+
+    Raises: DeployError when there are some already and `rotate` is not set, or only some could be stored.
+    """
+    existing = sorted(stored_keys(ssm, cluster))
+    if existing and not rotate:
+        raise DeployError(
+            f"{existing[0]} exists already ({len(existing)} of {len(key_names(cluster))} are there): use them, "
+            "or make new ones with --rotate and restart all hosts: old and new keys do not know each other"
+        )
+    names = key_names(cluster)
+    tags = [{"Key": "Project", "Value": "apexrl"}, {"Key": "Cluster", "Value": cluster}]
+    stored = 0
+    try:
+        for role in ROLES:
+            for half, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):
+                name = f"/apexrl/{cluster}/keys/{role}.{half}"
+                ssm.put_parameter(Name=name, Value=key.decode(), Type="SecureString", Overwrite=rotate)
+                stored += 1
+                # In a request of its own: AWS refuses tags together with Overwrite.
+                ssm.add_tags_to_resource(ResourceType="Parameter", ResourceId=name, Tags=tags)
+    except AwsError as error:
+        if code_of(error) == "ParameterAlreadyExists":
+            raise DeployError("somebody else is making this cluster's keys: look again in a minute") from error
+        if stored:
+            what, cure = explain(error)
+            raise DeployError(
+                f"{what} after {stored} of {len(names)} keys: {cure}; then again, with --rotate"
+            ) from error
+        raise
+    return names
+
+
+def main(cluster: str, region: str, rotate: bool = False) -> int:
+    """Makes a cluster's CURVE keys and stores them in SSM as SecureStrings.
+
+    Args:
+      cluster: Name of the cluster, the variable `name` of Terraform.
+      region: Region of the cluster.
+      rotate: Replace keys that are there. Hosts that run keep the old ones until they are restarted.
+    """
+    try:
+        if not CLUSTER_NAME.fullmatch(cluster):
+            raise DeployError(f"--cluster {cluster}: 3 to 20 small letters, digits and dashes, first a letter")
+        for name in store_keys(client("ssm", region), cluster, rotate):
+            print(name)
+    except AwsError as error:
+        what, cure = explain(error)
+        print(f"cannot store keys: {what}: {cure}", file=sys.stderr)
+        return 1
+    except DeployError as error:
+        print(f"cannot store keys: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

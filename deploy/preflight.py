@@ -1,0 +1,383 @@
+"""`python deploy/preflight.py`: asks AWS whether `terraform apply` can work, before it costs anything.
+
+Reads the same variables as Terraform (see cluster.py), changes nothing, and reads no key. Every line says PASS or FAIL;
+a FAIL comes with its cure, and makes the exit status 1.
+"""
+
+import ipaddress
+import math
+import re
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tyro
+from aws import AwsError, client, code_of, explain
+from cluster import Cluster, ClusterFlags, read_cluster
+from keys import key_names, stored_keys
+from tfvars import DeployError
+
+ON_DEMAND, SPOT, GPU, GPU_P, VPCS = "L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-417A185B", "L-F678F1CE"
+QUOTA_NAMES = {
+    ON_DEMAND: "vCPUs of on-demand standard instances",
+    SPOT: "vCPUs of spot standard instances",
+    GPU: "vCPUs of on-demand G and VT instances",
+    GPU_P: "vCPUs of on-demand P instances",
+}
+STANDARD_FAMILIES = frozenset(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"))
+GPU_FAMILIES = {"g": GPU, "gr": GPU, "vt": GPU, "p": GPU_P}
+IMAGE_ROLES = {"cpu": "replay and actors", "gpu": "learner"}
+WIDEST_PREFIX = 16
+ADDRESS_SERVICE = "https://checkip.amazonaws.com"
+
+
+class Line(NamedTuple):
+    """What was found out about one thing; with a cure it is a failure."""
+
+    name: str
+    finding: str
+    cure: str = ""
+
+
+def check_credentials(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whose credentials these are."""
+    caller = client("sts", cluster.region).get_caller_identity()
+    yield Line("credentials", f"account {caller['Account']} as {caller['Arn'].rsplit(':', 1)[-1]}")
+
+
+def check_region(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether the account may use the region; a misspelled one does not answer at all."""
+    answer = client("ec2", cluster.region).describe_regions(RegionNames=[cluster.region], AllRegions=True)
+    if any(region["OptInStatus"] == "not-opted-in" for region in answer["Regions"]):
+        yield Line("region", f"{cluster.region} is not enabled", "enable it in the console: Account, AWS Regions")
+    else:
+        yield Line("region", cluster.region)
+
+
+def check_bucket(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether the results bucket is there, ours, and in the region."""
+    bucket = cluster.results_bucket
+    cure = "apply terraform/bootstrap, and give its output results_bucket as --results-bucket or in a var-file"
+    if not bucket:
+        yield Line("bucket", "variable results_bucket is not given", cure)
+        return
+    try:
+        answer = client("s3", cluster.region).head_bucket(Bucket=bucket)
+    except AwsError as error:
+        problems = {"404": "does not exist", "403": "belongs to somebody else, or access to it is denied"}
+        if code_of(error) not in problems:
+            raise
+        yield Line("bucket", f"{bucket} {problems[code_of(error)]}", cure)
+        return
+    region = answer.get("BucketRegion") or cluster.region
+    if region != cluster.region:
+        yield Line("bucket", f"{bucket} is in {region}, not in {cluster.region}", "a bucket in the cluster's region")
+    else:
+        yield Line("bucket", bucket)
+
+
+def instance_types(cluster: Cluster) -> tuple[str, ...]:
+    """Returns the types of all hosts, each once."""
+    return tuple(
+        dict.fromkeys((cluster.replay_instance_type, cluster.learner_instance_type, *cluster.actor_instance_types))
+    )
+
+
+def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Returns what EC2 says of the cluster's instance types, by name; unknown ones are missing."""
+    filters = [{"Name": "instance-type", "Values": list(instance_types(cluster))}]
+    answer = client("ec2", cluster.region).describe_instance_types(Filters=filters)
+    return {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
+
+
+def check_types(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether the instance types are what their roles need."""
+    names = instance_types(cluster)
+    found = describe_types(cluster)
+    pair = (cluster.replay_instance_type, cluster.learner_instance_type)
+    needs_group = cluster.use_placement_group
+    good = True
+    for name in names:
+        entry = found.get(name)
+        problem = ""
+        if entry is None:
+            problem = f"is not offered in {cluster.region}"
+        elif "x86_64" not in entry["ProcessorInfo"]["SupportedArchitectures"]:
+            problem = "is not x86_64, the images are"
+        elif needs_group and name in pair and "cluster" not in entry["PlacementGroupInfo"]["SupportedStrategies"]:
+            problem = "cannot stand in a cluster placement group, where replay and learner are"
+        elif name == cluster.learner_instance_type and not _has_nvidia_gpu(entry):
+            problem = "has no NVIDIA GPU, the learner needs one"
+        if problem:
+            good = False
+            yield Line("instance type", f"{name} {problem}", f"another type in {_variable_of(cluster, name)}")
+    if good:
+        yield Line("instance types", ", ".join(names))
+
+
+def _has_nvidia_gpu(entry: dict[str, Any]) -> bool:
+    return any(gpu["Manufacturer"] == "NVIDIA" for gpu in entry.get("GpuInfo", {}).get("Gpus", []))
+
+
+def _variable_of(cluster: Cluster, name: str) -> str:
+    if name == cluster.replay_instance_type:
+        return "replay_instance_type"
+    return "learner_instance_type" if name == cluster.learner_instance_type else "actor_instance_types"
+
+
+def check_zone(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether one zone offers all types."""
+    names = instance_types(cluster)
+    ec2 = client("ec2", cluster.region)
+    standard = [
+        {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},
+        {"Name": "state", "Values": ["available"]},
+    ]
+    known = {zone["ZoneName"] for zone in ec2.describe_availability_zones(Filters=standard)["AvailabilityZones"]}
+    zones: dict[str, set[str]] = {name: set() for name in names}
+    for page in ec2.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(names)}]
+    ):
+        for offer in page["InstanceTypeOfferings"]:
+            if offer["Location"] in known:
+                zones[offer["InstanceType"]].add(offer["Location"])
+    everywhere = sorted(set.intersection(*zones.values()))
+    chosen = cluster.availability_zone
+    missing = [name for name in names if chosen and chosen not in zones[name]]
+    if missing:
+        choice = f"one of {', '.join(everywhere)}" if everywhere else "no zone offers all types: change the types"
+        yield Line("zone", f"{chosen} does not offer {', '.join(missing)}", f"availability_zone: {choice}")
+    elif not everywhere:
+        offers = "; ".join(f"{name}: {', '.join(sorted(found)) or 'none'}" for name, found in zones.items())
+        yield Line("zone", f"no zone offers all types ({offers})", "leave out or replace the rarest type")
+    else:
+        yield Line("zone", chosen or f"{everywhere[0]} (all types are in {', '.join(everywhere)})")
+
+
+def quota_of(instance_type: str, spot: bool) -> str:
+    """Returns the code of the vCPU quota that an instance counts against; empty when this script knows none."""
+    family = re.match(r"[a-z]+", instance_type)
+    name = family[0] if family else ""
+    if name in STANDARD_FAMILIES:
+        return SPOT if spot else ON_DEMAND
+    return "" if spot else GPU_FAMILIES.get(name, "")
+
+
+def check_quotas(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether the account may start so many vCPUs beside those that run already."""
+    vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
+    actor_vcpus = max((vcpus.get(name, 0) for name in cluster.actor_instance_types), default=0)
+    actor_type = cluster.actor_instance_types[0] if cluster.actor_instance_types else ""
+    wanted: Counter[str] = Counter()
+    for name, count, spot, each in (
+        (cluster.replay_instance_type, 1, False, vcpus.get(cluster.replay_instance_type, 0)),
+        (cluster.learner_instance_type, 1, False, vcpus.get(cluster.learner_instance_type, 0)),
+        (actor_type, cluster.on_demand_hosts, False, actor_vcpus),
+        (actor_type, cluster.spot_hosts, True, actor_vcpus),
+    ):
+        if count:
+            wanted[quota_of(name, spot)] += count * each
+    used = _vcpus_in_use(cluster)
+    for code, needed in wanted.items():
+        if not code:
+            yield Line(
+                "quota", f"{needed} vCPUs of a family whose quota this script does not know; look in the console"
+            )
+            continue
+        limit = _allowed(cluster, "ec2", code)
+        finding = f"{QUOTA_NAMES[code]}: {needed} wanted, {used[code]} in use, {limit:g} allowed"
+        cure = ""
+        if needed + used[code] > limit:
+            cure = (
+                f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
+                f"--desired-value {math.ceil(needed + used[code])} --region {cluster.region} (hours to days)"
+            )
+        yield Line("quota", finding, cure)
+
+
+def _allowed(cluster: Cluster, service: str, code: str) -> float:
+    """Returns a quota of the account: AWS's default where the account has none of its own."""
+    quotas = client("service-quotas", cluster.region)
+    try:
+        return float(quotas.get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"])
+    except AwsError as error:
+        if code_of(error) != "NoSuchResourceException":
+            raise
+    return float(quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"])
+
+
+def _vcpus_in_use(cluster: Cluster) -> Counter[str]:
+    """Counts the vCPUs of the account's other instances by quota."""
+    states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    running: Counter[tuple[str, bool]] = Counter()
+    ec2 = client("ec2", cluster.region)
+    for page in ec2.get_paginator("describe_instances").paginate(Filters=states):
+        for instance in (instance for group in page["Reservations"] for instance in group["Instances"]):
+            tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
+            if (tags.get("Project"), tags.get("Cluster")) != ("apexrl", cluster.name):
+                running[instance["InstanceType"], instance.get("InstanceLifecycle") == "spot"] += 1
+    names = sorted({name for name, _ in running})
+    vcpus: dict[str, int] = {}
+    for start in range(0, len(names), 100):
+        for entry in ec2.describe_instance_types(InstanceTypes=names[start : start + 100])["InstanceTypes"]:
+            vcpus[entry["InstanceType"]] = entry["VCpuInfo"]["DefaultVCpus"]
+    used: Counter[str] = Counter()
+    for (name, spot), count in running.items():
+        used[quota_of(name, spot)] += count * vcpus[name]
+    return used
+
+
+def check_network(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether there is room for one more VPC."""
+    vpcs = client("ec2", cluster.region).describe_vpcs()["Vpcs"]
+    is_there = any({"Key": "Cluster", "Value": cluster.name} in vpc.get("Tags", []) for vpc in vpcs)
+    allowed = _allowed(cluster, "vpc", VPCS)
+    finding = f"{len(vpcs)} in use, {allowed:g} allowed" + (", this cluster's among them" if is_there else "")
+    cure = "" if is_there or len(vpcs) < allowed else "delete one that nobody uses, or ask for a higher quota"
+    yield Line("VPCs", finding, cure)
+
+
+def check_images(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether both images are there, of one version."""
+    images = client("ec2", cluster.region).describe_images(
+        Owners=["self"], Filters=[{"Name": "tag:Project", "Values": ["apexrl"]}]
+    )["Images"]
+    versions = {}
+    for role, hosts in IMAGE_ROLES.items():
+        found = []
+        for image in images:
+            tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
+            right_version = cluster.image_version in ("", tags.get("Version"))
+            if tags.get("Role") == role and right_version and image["State"] == "available":
+                found.append((image["CreationDate"], tags.get("Version", "unknown"), image["ImageId"]))
+        if not found:
+            which = f" of version {cluster.image_version}" if cluster.image_version else ""
+            cure = f"packer build in deploy/packer, in {cluster.region} (deploy/README.md), or another image_version"
+            yield Line("image", f"none for {hosts} (role {role}){which}", cure)
+            continue
+        _, versions[role], identifier = max(found)
+        yield Line("image", f"{identifier}, version {versions[role]}, for {hosts}")
+    if len(set(versions.values())) > 1:
+        both = " and ".join(f"{role} {version}" for role, version in versions.items())
+        yield Line("image", f"the newest versions differ: {both}", "build both, or set image_version to one of them")
+
+
+def check_keys(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether the CURVE keys are stored; their values are not read."""
+    stored = stored_keys(client("ssm", cluster.region), cluster.name)
+    missing = [name for name in key_names(cluster.name) if name not in stored]
+    exposed = [name for name in key_names(cluster.name) if stored.get(name, "SecureString") != "SecureString"]
+    make = f"python deploy/keys.py --cluster {cluster.name} --region {cluster.region}"
+    if missing:
+        rotate = " --rotate" if stored else ""
+        yield Line("keys", f"missing: {', '.join(missing)}", make + rotate)
+    elif exposed:
+        yield Line("keys", f"not encrypted: {', '.join(exposed)}", f"delete them, then {make} --rotate")
+    else:
+        yield Line("keys", f"{len(stored)} under /apexrl/{cluster.name}/keys")
+
+
+def check_spot_role(cluster: Cluster) -> Iterator[Line]:
+    """Finds out whether EC2 has its role for spot instances; without it a group of actors stays empty."""
+    if not cluster.spot_hosts:
+        return
+    path = "/aws-service-role/spot.amazonaws.com/"
+    if client("iam", cluster.region).list_roles(PathPrefix=path)["Roles"]:
+        yield Line("spot", f"{cluster.spot_hosts} hosts; the account has EC2's role for spot instances")
+    else:
+        cure = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+        yield Line("spot", "the account lacks EC2's role for spot instances", cure)
+
+
+def check_addresses(cluster: Cluster, address: str) -> Iterator[Line]:
+    """Finds out whether this machine may open TensorBoard."""
+    if not cluster.operator_cidrs:
+        yield Line("address", "operator_cidrs is empty: TensorBoard through `aws ssm start-session` only")
+        return
+    networks = []
+    for text in cluster.operator_cidrs:
+        try:
+            network = ipaddress.ip_network(text)
+        except ValueError as error:
+            yield Line("address", f"operator_cidrs: {error}", "write networks as 203.0.113.7/32")
+            return
+        if network.version != 4 or network.prefixlen < WIDEST_PREFIX:
+            yield Line("address", f"operator_cidrs: {text} is too wide or not IPv4", "at most a /16, better a /32")
+            return
+        networks.append(network)
+    try:
+        ours = ipaddress.ip_address(address or _public_address())
+    except (OSError, ValueError) as error:
+        yield Line("address", f"this machine's public address is unknown ({error})", "give it with --address")
+        return
+    finding = f"{ours}: operator_cidrs is {', '.join(cluster.operator_cidrs)}"
+    covered = any(ours in network for network in networks)
+    yield Line("address", finding, "" if covered else f"add {ours}/32 to operator_cidrs, or leave it empty")
+
+
+def _public_address() -> str:
+    with urllib.request.urlopen(ADDRESS_SERVICE, timeout=10) as answer:
+        return answer.read(64).decode("ascii", "replace").strip()
+
+
+Check = Callable[[Cluster], Iterator[Line]]
+FIRST: tuple[tuple[str, Check], ...] = (("credentials", check_credentials), ("region", check_region))
+FURTHER: tuple[tuple[str, Check], ...] = (
+    ("bucket", check_bucket),
+    ("instance types", check_types),
+    ("zone", check_zone),
+    ("quotas", check_quotas),
+    ("VPCs", check_network),
+    ("images", check_images),
+    ("keys", check_keys),
+    ("spot", check_spot_role),
+)
+
+
+def run_checks(cluster: Cluster, address: str) -> bool:
+    """Prints a line for each finding; returns whether all passed."""
+    if not all(_passes(name, check, cluster) for name, check in FIRST):  # ends at the first failure
+        print("      the rest can only be asked when that passes")
+        return False
+    last = ("address", lambda cluster: check_addresses(cluster, address))
+    return all([_passes(name, check, cluster) for name, check in (*FURTHER, last)])  # asks for all
+
+
+def _passes(name: str, check: Check, cluster: Cluster) -> bool:
+    """Prints what a check finds; an error of AWS is a finding, too."""
+    passes = True
+    try:
+        lines = list(check(cluster))
+    except AwsError as error:
+        lines = [Line(name, *explain(error))]
+    for line in lines:
+        print(f"{'FAIL' if line.cure else 'PASS'}  {line.name}: {line.finding}", flush=True)
+        if line.cure:
+            print(f"      cure: {line.cure}", flush=True)
+            passes = False
+    return passes
+
+
+def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], address: str = "") -> int:
+    """Asks AWS whether `terraform apply` can work.
+
+    Args:
+      flags: Where the cluster is described.
+      address: This machine's public IPv4 address; asked of checkip.amazonaws.com when it is needed and not given.
+    """
+    try:
+        cluster = read_cluster(flags)
+        if not cluster.region:
+            raise DeployError("variable region is not given: give --region, or region in a var-file")
+        passed = run_checks(cluster, address)
+    except DeployError as error:
+        print(f"cannot look: {error}", file=sys.stderr)
+        return 1
+    print("ready for terraform apply" if passed else "not ready: see the lines with FAIL")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

@@ -1,0 +1,64 @@
+"""The instance metadata service as EC2 serves it to instances that require version 2: no token, no answer."""
+
+import contextlib
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+NOTICE = "/latest/meta-data/spot/instance-action"
+
+
+class MetadataService:
+    """What the service says, and what it was asked. Tokens can be made invalid, and notices given, at any time."""
+
+    def __init__(self) -> None:
+        self.endpoint = ""
+        self.tokens: set[str] = set()
+        self.notice: dict[str, str] | None = None
+        self.asked: list[tuple[str, int]] = []
+
+    def answer(self, method: str, path: str, headers) -> tuple[int, str]:
+        """Returns status and body."""
+        if method == "PUT" and path == "/latest/api/token":
+            if not 1 <= int(headers.get("X-aws-ec2-metadata-token-ttl-seconds", "0")) <= 21600:
+                return 400, ""
+            self.tokens.add(token := secrets.token_urlsafe(32))
+            return 200, token
+        if headers.get("X-aws-ec2-metadata-token") not in self.tokens:
+            return 401, ""
+        if method == "GET" and path == NOTICE and self.notice is not None:
+            return 200, json.dumps(self.notice)
+        return 404, ""
+
+
+@contextlib.contextmanager
+def metadata_service() -> Iterator[MetadataService]:
+    """Serves on this machine; the endpoint is for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
+    service = MetadataService()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = service.answer(self.command, self.path, self.headers)
+            service.asked.append((f"{self.command} {self.path}", status))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_PUT = do_GET  # noqa: N815 - http.server's name
+
+        def log_message(self, *_):
+            """Keeps the output of the tests clean."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    service.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

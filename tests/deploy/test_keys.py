@@ -1,0 +1,96 @@
+"""deploy/keys.py against AWS as moto serves it."""
+
+import re
+import subprocess
+import sys
+
+import zmq
+
+from apexrl.net.keyring import ROLES, read_key
+from tests.system.processes import ROOT
+
+FLAGS = ("--cluster", "catch", "--region", "us-east-1")
+NAMES = [f"/apexrl/catch/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
+
+
+def values_of(aws, names=NAMES):
+    answer = aws.client("ssm").get_parameters(Names=list(names), WithDecryption=True)
+    return {found["Name"]: found["Value"] for found in answer["Parameters"]}
+
+
+def test_stores_a_pair_for_each_role_and_shows_no_value(aws, run_script, tmp_path):
+    result = run_script("keys.py", *FLAGS)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split() == NAMES
+    values = values_of(aws)
+    assert sorted(values) == sorted(NAMES)
+    for role in ROLES:
+        public, secret = (values[f"/apexrl/catch/keys/{role}.{half}"] for half in ("public", "secret"))
+        assert zmq.curve_public(secret.encode()) == public.encode()
+        path = tmp_path / f"{role}.public"
+        path.write_text(public + "\n")
+        assert read_key(path) == public.encode(), "the roles must be able to read it"
+    assert len(set(values.values())) == len(NAMES)
+    assert not any(value in result.stdout for value in values.values())
+
+
+def test_keys_are_encrypted_and_tagged(aws, run_script):
+    assert run_script("keys.py", *FLAGS).returncode == 0
+    ssm = aws.client("ssm")
+    described = ssm.describe_parameters()["Parameters"]
+    assert {found["Type"] for found in described} == {"SecureString"}
+    for name in NAMES:
+        tags = ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
+        assert {tag["Key"]: tag["Value"] for tag in tags} == {"Project": "apexrl", "Cluster": "catch"}
+
+
+def test_existing_keys_are_kept_unless_rotated(aws, run_script):
+    assert run_script("keys.py", *FLAGS).returncode == 0
+    before = values_of(aws)
+    refused = run_script("keys.py", *FLAGS)
+    assert refused.returncode == 1
+    assert re.search(r"replay|learner|actor", refused.stderr) and "--rotate" in refused.stderr
+    assert refused.stdout == "" and "Traceback" not in refused.stderr
+    assert values_of(aws) == before
+    rotated = run_script("keys.py", *FLAGS, "--rotate")
+    assert (rotated.returncode, rotated.stdout.split()) == (0, NAMES)
+    after = values_of(aws)
+    assert all(before[name] != after[name] for name in NAMES)
+
+
+def test_one_left_over_key_is_enough_to_refuse(aws, run_script):
+    aws.client("ssm").put_parameter(Name=NAMES[3], Value="left over", Type="SecureString")
+    result = run_script("keys.py", *FLAGS)
+    assert result.returncode == 1 and NAMES[3] in result.stderr and "1 of 6" in result.stderr
+    assert values_of(aws) == {NAMES[3]: "left over"}
+
+
+def test_clusters_have_keys_of_their_own(aws, run_script):
+    assert run_script("keys.py", *FLAGS).returncode == 0
+    before = values_of(aws)
+    assert run_script("keys.py", "--cluster", "catch-2", "--region", "us-east-1").returncode == 0
+    assert values_of(aws) == before
+    assert len(values_of(aws, [name.replace("catch", "catch-2") for name in NAMES])) == len(NAMES)
+
+
+def test_wrong_names_and_missing_credentials_are_told_with_a_cure(run_script):
+    wrong = run_script("keys.py", "--cluster", "Bad_Name", "--region", "us-east-1")
+    assert wrong.returncode == 1 and "--cluster Bad_Name" in wrong.stderr
+    nobody = run_script("keys.py", *FLAGS, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert nobody.returncode == 1
+    assert "no AWS credentials" in nobody.stderr and "aws configure" in nobody.stderr
+    away = run_script("keys.py", *FLAGS, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert away.returncode == 1 and "Traceback" not in away.stderr and "network" in away.stderr
+
+
+def test_two_at_once_leave_the_pairs_of_one(aws):
+    command = [sys.executable, str(ROOT / "deploy" / "keys.py"), *FLAGS]
+    both = [
+        subprocess.Popen(command, env=aws.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in "12"
+    ]
+    texts = [process.communicate(timeout=100)[1].decode() for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], texts
+    values = values_of(aws)
+    for role in ROLES:
+        public, secret = (values[f"/apexrl/catch/keys/{role}.{half}"] for half in ("public", "secret"))
+        assert zmq.curve_public(secret.encode()) == public.encode()

@@ -1,0 +1,226 @@
+"""deploy/preflight.py against AWS as moto serves it: a ready account, then one wrong thing at a time."""
+
+import json
+import re
+
+import pytest
+
+from tests.deploy.quotas import quota_server
+from tests.system.processes import ROOT
+
+BUCKET = "apexrl-results-123456789012-us-east-1"
+QUOTAS = {"L-1216C47A": 96.0, "L-34B43A08": 128.0, "L-DB2E81BA": 16.0}
+FLAGS = {
+    "--cluster": "catch",
+    "--region": "us-east-1",
+    "--results-bucket": BUCKET,
+    "--replay-instance-type": "r6in.4xlarge",
+    "--learner-instance-type": "g6.4xlarge",
+    "--actor-instance-types": "c7i.8xlarge",
+    "--actor-hosts": "2",
+    "--actor-on-demand-hosts": "0",
+}
+
+
+def make_image(aws, role, version):
+    """An image of ours, tagged as packer tags it."""
+    ec2 = aws.client("ec2")
+    image = ec2.register_image(Name=f"apexrl-{role}-{version}")["ImageId"]
+    tags = {"Project": "apexrl", "Role": role, "Version": version}
+    ec2.create_tags(Resources=[image], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
+    return image
+
+
+@pytest.fixture
+def ready(aws, run_script):
+    """An account in which the cluster `catch` can be applied."""
+    aws.client("s3").create_bucket(Bucket=BUCKET)
+    images = {role: make_image(aws, role, "1.2.3") for role in ("cpu", "gpu")}
+    assert run_script("keys.py", "--cluster", "catch", "--region", "us-east-1").returncode == 0
+    aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
+    return images
+
+
+@pytest.fixture
+def preflight(run_script):
+    """Runs the script with FLAGS; returns the status, the lines by verdict, and the cures."""
+
+    def run(changes=None, quotas=QUOTAS, extra=(), **environment):
+        flags = [word for name, value in (FLAGS | (changes or {})).items() for word in (name, *value.split()) if value]
+        with quota_server(quotas, {"L-F678F1CE": 5.0}) as endpoint:
+            settings = {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint} | environment
+            result = run_script("preflight.py", *flags, *extra, **settings)
+        assert result.stderr == "", result.stderr
+        verdicts = {"PASS": [], "FAIL": []}
+        for verdict, line in re.findall(r"^(PASS|FAIL)  (.*)$", result.stdout, re.MULTILINE):
+            verdicts[verdict].append(line)
+        cures = re.findall(r"^      cure: (.*)$", result.stdout, re.MULTILINE)
+        assert len(cures) == len(verdicts["FAIL"]), "every failure has a cure"
+        assert (result.returncode == 0) == (not cures) == ("ready for terraform apply" in result.stdout)
+        return result.returncode, verdicts, cures
+
+    return run
+
+
+def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
+    status, verdicts, _ = preflight()
+    assert status == 0
+    names = [line.partition(":")[0] for line in verdicts["PASS"]]
+    assert names == [
+        *("credentials", "region", "bucket", "instance types", "zone", "quota", "quota", "quota"),
+        *("VPCs", "image", "image", "keys", "spot", "address"),
+    ]
+    text = "\n".join(verdicts["PASS"])
+    assert "account 123456789012" in text
+    assert "on-demand standard instances: 16 wanted, 0 in use, 96 allowed" in text
+    assert "spot standard instances: 64 wanted, 0 in use, 128 allowed" in text
+    assert "on-demand G and VT instances: 16 wanted, 0 in use, 16 allowed" in text
+    assert all(f"{image}, version 1.2.3" in text for image in ready.values())
+
+
+def test_it_changes_nothing_and_shows_no_key(ready, run_script, preflight, aws):
+    ssm = aws.client("ssm")
+    names = [f"/apexrl/catch/keys/{role}.secret" for role in ("replay", "learner", "actor")]
+    before = ssm.get_parameters(Names=names, WithDecryption=True)["Parameters"]
+    _, verdicts, _ = preflight()
+    assert ssm.get_parameters(Names=names, WithDecryption=True)["Parameters"] == before
+    assert not any(found["Value"] in json.dumps(verdicts) for found in before)
+
+
+def test_without_credentials_it_asks_nothing_else(preflight):
+    status, verdicts, cures = preflight(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert (status, verdicts["FAIL"]) == (1, ["credentials: no AWS credentials"])
+    assert "aws sso login" in cures[0]
+
+
+def test_an_empty_account_fails_with_the_commands_that_cure_it(aws, preflight):
+    _, verdicts, cures = preflight()
+    failed = [line.partition(":")[0] for line in verdicts["FAIL"]]
+    assert failed == ["bucket", "image", "image", "keys", "spot"]
+    assert "does not exist" in verdicts["FAIL"][0] and "terraform/bootstrap" in cures[0]
+    assert "packer build" in cures[1]
+    assert cures[3] == "python deploy/keys.py --cluster catch --region us-east-1"
+    assert cures[4] == "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+
+
+WRONG = [
+    ({"--region": "us-east-7"}, "region: the answer is not from AWS", "the region's name"),
+    ({"--results-bucket": ""}, "results_bucket is not given", "terraform/bootstrap"),
+    ({"--replay-instance-type": "r6im.4xlarge"}, "r6im.4xlarge is not offered", "replay_instance_type"),
+    ({"--replay-instance-type": "t3.2xlarge"}, "cannot stand in a cluster placement group", "replay_instance_type"),
+    ({"--actor-instance-types": "c7i.8xlarge c7g.8xlarge"}, "c7g.8xlarge is not x86_64", "actor_instance_types"),
+    ({"--learner-instance-type": "c7i.4xlarge"}, "has no NVIDIA GPU", "learner_instance_type"),
+    ({"--learner-instance-type": "g4ad.4xlarge"}, "has no NVIDIA GPU", "learner_instance_type"),
+    ({"--image-version": "9.9.9"}, "none for learner (role gpu) of version 9.9.9", "image_version"),
+    ({"--cluster": "pong"}, "missing: /apexrl/pong/keys/replay.public", "keys.py --cluster pong"),
+    ({"--actor-hosts": "5"}, "160 wanted, 0 in use, 128 allowed", "--quota-code L-34B43A08 --desired-value 160"),
+    ({"--operator-cidrs": "0.0.0.0/0"}, "0.0.0.0/0 is too wide", "/32"),
+    ({"--operator-cidrs": "203.0.113.7/24"}, "has host bits set", "203.0.113.7/32"),
+    ({"--operator-cidrs": "198.51.100.0/24"}, "203.0.113.7: operator_cidrs is", "add 203.0.113.7/32"),
+]
+
+
+def test_one_wrong_thing_is_found_and_told_how_to_mend(ready, preflight):
+    for changes, finding, cure in WRONG:
+        _, verdicts, cures = preflight(changes, extra=("--address", "203.0.113.7"))
+        found = [line for line in verdicts["FAIL"] if finding in line]
+        assert len(found) == 1, (changes, verdicts)
+        assert cure in cures[verdicts["FAIL"].index(found[0])], (changes, cures)
+
+
+def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight, aws):
+    names = ["r6in.4xlarge", "g6.4xlarge", "c7i.8xlarge"]
+    offers = aws.client("ec2").describe_instance_type_offerings(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]
+    )["InstanceTypeOfferings"]
+    zones = {name: {offer["Location"] for offer in offers if offer["InstanceType"] == name} for name in names}
+    common = sorted(set.intersection(*zones.values()))
+    without = sorted({f"us-east-1{letter}" for letter in "abcdef"} - set(common))
+    assert common and without, "moto's table has both kinds of zones"
+    _, verdicts, _ = preflight()
+    assert any(line == f"zone: {common[0]} (all types are in {', '.join(common)})" for line in verdicts["PASS"])
+    assert any(line == f"zone: {common[0]}" for line in preflight({"--availability-zone": common[0]})[1]["PASS"])
+    _, verdicts, cures = preflight({"--availability-zone": without[0]})
+    assert verdicts["FAIL"][0].startswith(f"zone: {without[0]} does not offer ")
+    assert cures[0] == f"availability_zone: one of {', '.join(common)}"
+
+
+def test_instances_that_run_already_count_against_the_quota_but_not_the_clusters_own(ready, preflight, aws):
+    ec2 = aws.client("ec2")
+    for cluster in ("other", "catch"):
+        tags = [{"Key": "Project", "Value": "apexrl"}, {"Key": "Cluster", "Value": cluster}]
+        ec2.run_instances(
+            ImageId=ready["cpu"],
+            InstanceType="c7i.16xlarge",
+            MinCount=1,
+            MaxCount=1,
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )
+    _, verdicts, _ = preflight()
+    assert any("standard instances: 16 wanted, 64 in use, 96 allowed" in line for line in verdicts["PASS"]), verdicts
+    _, verdicts, cures = preflight(quotas=QUOTAS | {"L-1216C47A": 79.0})
+    assert any("16 wanted, 64 in use, 79 allowed" in line for line in verdicts["FAIL"])
+    assert "--quota-code L-1216C47A --desired-value 80 --region us-east-1" in cures[0]
+
+
+def test_images_of_different_versions_fail_until_a_version_is_chosen(ready, preflight, aws):
+    newer = make_image(aws, "cpu", "1.3.0")
+    _, verdicts, cures = preflight()
+    assert verdicts["FAIL"] == ["image: the newest versions differ: cpu 1.3.0 and gpu 1.2.3"]
+    assert "image_version" in cures[0] and any(newer in line for line in verdicts["PASS"])
+    assert preflight({"--image-version": "1.2.3"})[0] == 0
+
+
+def test_a_key_in_plain_text_fails(ready, preflight, aws):
+    ssm = aws.client("ssm")
+    ssm.delete_parameter(Name="/apexrl/catch/keys/actor.secret")
+    ssm.put_parameter(Name="/apexrl/catch/keys/actor.secret", Value="x" * 40, Type="String")
+    _, verdicts, cures = preflight()
+    assert verdicts["FAIL"] == ["keys: not encrypted: /apexrl/catch/keys/actor.secret"] and "--rotate" in cures[0]
+
+
+def test_a_full_region_has_no_room_for_a_vpc(ready, preflight, aws):
+    ec2 = aws.client("ec2")
+    for number in range(4):
+        ec2.create_vpc(CidrBlock=f"10.{number}.0.0/16")
+    _, verdicts, _ = preflight()
+    assert verdicts["FAIL"] == ["VPCs: 5 in use, 5 allowed"]
+    ec2.create_tags(Resources=[ec2.describe_vpcs()["Vpcs"][0]["VpcId"]], Tags=[{"Key": "Cluster", "Value": "catch"}])
+    assert preflight()[0] == 0
+
+
+def test_no_spot_hosts_need_no_spot_role(ready, aws, preflight):
+    _, verdicts, _ = preflight({"--actor-on-demand-hosts": "2"}, QUOTAS | {"L-34B43A08": 0.0})
+    text = "\n".join(verdicts["PASS"])
+    assert "spot" not in text and "on-demand standard instances: 80 wanted" in text
+
+
+def test_var_files_say_the_same_as_flags(ready, preflight, tmp_path):
+    path = tmp_path / "catch.tfvars"
+    path.write_text('image_version = "9.9.9" # not built\noperator_cidrs = [\n  "203.0.113.0/24",\n]\n')
+    _, verdicts, _ = preflight(extra=("--var-file", str(path), "--address", "203.0.113.7"))
+    assert [line for line in verdicts["FAIL"] if "version 9.9.9" in line]
+    assert "address: 203.0.113.7: operator_cidrs is 203.0.113.0/24" in verdicts["PASS"]
+    _, verdicts, _ = preflight(
+        {"--image-version": "1.2.3"}, extra=("--var-file", str(path), "--address", "203.0.113.7")
+    )
+    assert not verdicts["FAIL"], "a flag wins"
+
+
+def test_unreadable_variables_are_told_apart(run_script, tmp_path):
+    path = tmp_path / "wrong.tfvars"
+    path.write_text("actor_host = 3\n")
+    result = run_script("preflight.py", "--var-file", str(path))
+    assert result.returncode == 1 and "there is no variable actor_host" in result.stderr
+    path.write_text('actor_hosts = "three"\n')
+    result = run_script("preflight.py", "--var-file", str(path))
+    assert result.returncode == 1 and "variable actor_hosts is 'three', a whole number" in result.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "examples").glob("*.tfvars")), ids=lambda path: path.stem)
+def test_the_examples_name_types_that_one_zone_offers(aws, run_script, path):
+    with quota_server(dict.fromkeys(QUOTAS, 1000.0), {"L-F678F1CE": 5.0}) as endpoint:
+        settings = {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint}
+        result = run_script("preflight.py", "--var-file", str(path), "--region", "us-east-1", **settings)
+    for name in ("instance types", "zone", "quota"):
+        assert f"PASS  {name}: " in result.stdout and f"FAIL  {name}" not in result.stdout, result.stdout

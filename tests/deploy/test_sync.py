@@ -1,0 +1,298 @@
+"""deploy/files/apexrl_host.py as the units start it: a process, against S3 and the Parameter Store over HTTP."""
+
+import datetime
+import fcntl
+import os
+import stat
+
+import pytest
+
+from apexrl.net.keyring import Keyring, public_keys
+from tests.deploy.imds import NOTICE, metadata_service
+from tests.system.processes import ROOT, Process, updates_of, wait_for
+
+HOST = ROOT / "deploy" / "files" / "apexrl_host.py"
+BUCKET = "apexrl-results"
+PREFIX = "catch/run-1/"
+LARGE_BYTES = 20 * 1024 * 1024  # more than one part of an upload
+
+
+@pytest.fixture
+def bucket(aws):
+    """The results bucket, empty; it keeps versions, as bootstrap makes it."""
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket=BUCKET)
+    s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+    return s3
+
+
+@pytest.fixture
+def start(aws, tmp_path):
+    """Starts a command on a host of a role, with the environment that its role.env would give; ends it in the end."""
+    started = []
+
+    def begin(command, *arguments, role="learner", **environment):
+        role_env = {
+            **{"APEXRL_ROLE": role, "APEXRL_CLUSTER": "catch", "APEXRL_KEYS_PATH": "/apexrl/catch/keys"},
+            **{"APEXRL_DEADLINE": "2100-01-01T00:00:00Z", "APEXRL_BUCKET": BUCKET, "APEXRL_RUN": "run-1"},
+        }
+        log = tmp_path / f"{command}-{len(started)}.txt"
+        process = Process([HOST, command, *arguments], log, aws.environment | role_env | environment)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.__exit__()
+
+
+@pytest.fixture
+def finish(start):
+    """Runs a command to its end; returns the status and what it said."""
+
+    def run(command, *arguments, **settings):
+        process = start(command, *arguments, **settings)
+        return process.popen.wait(60), process.text()
+
+    return run
+
+
+@pytest.fixture
+def systemctl(tmp_path):
+    """A systemctl that only notes what it was asked, and when; returns its notes and the PATH that finds it."""
+    notes = tmp_path / "systemctl.txt"
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$(date -u +%s) $*" >>{notes}\n')
+    program.chmod(0o755)
+    return notes, f"{program.parent}:{os.environ['PATH']}"
+
+
+def make_run(directory):
+    """A run directory with a bit of everything, one file large."""
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "tensorboard").mkdir()
+    (directory / "checkpoints" / "latest.safetensors").write_bytes(os.urandom(LARGE_BYTES))
+    (directory / "tensorboard" / "events.out.tfevents.1").write_bytes(b"figures")
+    (directory / "evaluations.csv").write_text("seconds,frames\n1,2\n")
+    (directory / "status.json").write_text("{}")
+
+
+def content_of(directory):
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def stored(s3):
+    """What is in the bucket: the newest version's id by key."""
+    versions = s3.list_object_versions(Bucket=BUCKET).get("Versions", [])
+    return {entry["Key"]: entry["VersionId"] for entry in versions if entry["IsLatest"]}
+
+
+@pytest.mark.parametrize(
+    ("role", "secrets"), [("replay", ["actor", "replay"]), ("learner", ["learner"]), ("actor", ["actor"])]
+)
+def test_a_host_gets_the_keys_of_its_roles_and_no_others(run_script, finish, tmp_path, role, secrets):
+    assert run_script("keys.py", "--cluster", "catch", "--region", "us-east-1").returncode == 0
+    directory = tmp_path / "keys"
+    directory.mkdir(mode=0o700)
+    status, text = finish("keys", directory, role=role)
+    assert status == 0, text
+    names = {path.name for path in directory.iterdir()}
+    assert names == {*(f"{name}.public" for name in ("replay", "learner", "actor")), *(f"{n}.secret" for n in secrets)}
+    for name in secrets:
+        assert stat.S_IMODE((directory / f"{name}.secret").stat().st_mode) == 0o600
+        Keyring(directory, name).close()  # what the role does with them
+    for name in ("replay", "learner", "actor"):
+        assert len(public_keys(directory, name)) == 1
+    assert not any(path.read_text().strip() in text for path in directory.iterdir())
+
+
+def test_a_host_waits_for_keys_that_are_not_there_yet(run_script, start, tmp_path):
+    directory = tmp_path / "keys"
+    directory.mkdir()
+    process = start("keys", directory)
+    cure = "run python deploy/keys.py --cluster catch --region us-east-1"
+    wait_for(lambda: cure in process.text(), 60, "the cure")
+    assert process.popen.poll() is None and not list(directory.iterdir())
+    assert run_script("keys.py", "--cluster", "catch", "--region", "us-east-1").returncode == 0
+    assert process.popen.wait(60) == 0, process.text()
+    Keyring(directory, "learner").close()
+
+
+def test_what_changed_is_uploaded_and_a_new_host_gets_it_back(bucket, finish, tmp_path):
+    run = tmp_path / "run"
+    make_run(run)
+    (run / "checkpoints" / "latest.safetensors.tmp").write_bytes(b"half")
+    assert finish("sync", run)[0] == 0
+    expected = {name for name in content_of(run) if not name.endswith(".tmp")}
+    first = stored(bucket)
+    assert set(first) == {PREFIX + name for name in expected}
+
+    assert finish("sync", run)[0] == 0
+    assert stored(bucket) == first, "nothing changed, nothing goes"
+    (run / "evaluations.csv").write_text("seconds,frames\n1,2\n3,4\n")
+    (run / "checkpoints" / "best.safetensors").write_bytes(b"best")
+    assert finish("sync", run)[0] == 0
+    changed = {key for key, version in stored(bucket).items() if first.get(key) != version}
+    assert changed == {PREFIX + "evaluations.csv", PREFIX + "checkpoints/best.safetensors"}
+
+    another = tmp_path / "another" / "run"
+    another.parent.mkdir()
+    status, text = finish("restore", another)
+    assert status == 0, text
+    (run / "checkpoints" / "latest.safetensors.tmp").unlink()
+    assert content_of(another) == content_of(run)
+    before = stored(bucket)
+    assert finish("sync", another)[0] == 0
+    assert stored(bucket) == before, "what came from S3 does not go back"
+
+
+def test_restoring_leaves_a_run_that_is_there_alone(bucket, finish, tmp_path):
+    run = tmp_path / "run"
+    make_run(run)
+    assert finish("sync", run)[0] == 0
+    (run / "status.json").write_text('{"newer": true}')
+    before = content_of(run)
+    assert finish("restore", run)[0] == 0
+    assert content_of(run) == before
+
+
+def test_a_new_run_has_nothing_to_restore(bucket, finish, tmp_path):
+    bucket.put_object(Bucket=BUCKET, Key="catch/run-10/status.json", Body=b"{}")
+    bucket.put_object(Bucket=BUCKET, Key="pong/run-1/status.json", Body=b"{}")
+    status, text = finish("restore", tmp_path / "run")
+    assert status == 0, text
+    assert not (tmp_path / "run").exists() or not content_of(tmp_path / "run")
+
+
+def test_a_restore_that_was_cut_off_is_done_again_whole(bucket, start, finish, tmp_path):
+    run = tmp_path / "run"
+    make_run(run)
+    assert finish("sync", run)[0] == 0
+    another = tmp_path / "another" / "run"
+    another.parent.mkdir()
+    cut_off = start("restore", another)
+    wait_for(lambda: any(path.is_file() for path in another.parent.rglob("*")), 60, "the first file")
+    cut_off.kill()
+    assert not another.exists() or content_of(another) == content_of(run), "all or nothing"
+    for directory in [path for path in another.parent.rglob("*") if path.is_dir() and path != another]:
+        (directory / "latest.safetensors.0a1B2c3D").write_bytes(b"half")  # as boto3 leaves it, at an unlucky moment
+    assert finish("restore", another)[0] == 0
+    assert content_of(another) == content_of(run)
+
+
+def test_names_that_lead_out_of_the_run_are_refused(bucket, start, tmp_path):
+    bucket.put_object(Bucket=BUCKET, Key=f"{PREFIX}../../outside.txt", Body=b"x")
+    run = tmp_path / "deep" / "run"
+    run.parent.mkdir()
+    process = start("restore", run)
+    wait_for(lambda: "remove it" in process.text(), 60, "a refusal")
+    process.kill()
+    assert not run.exists() and not list(tmp_path.rglob("outside.txt"))
+
+
+def test_a_bucket_that_is_missing_is_told_and_waited_for(aws, start, finish, tmp_path):
+    run = tmp_path / "run"
+    make_run(run)
+    status, text = finish("sync", run)
+    assert status == 1 and "4 of 4 files were not uploaded" in text and "NoSuchBucket" in text
+    new = tmp_path / "new" / "run"
+    new.parent.mkdir()
+    process = start("restore", new)
+    wait_for(lambda: "NoSuchBucket" in process.text(), 60, "the reason")
+    assert process.popen.poll() is None, "a learner must not begin anew because S3 cannot be read"
+    aws.client("s3").create_bucket(Bucket=BUCKET)
+    assert process.popen.wait(60) == 0, process.text()
+    assert finish("sync", run)[0] == 0
+    assert len(stored(aws.client("s3"))) == 4
+
+
+def test_the_last_upload_waits_for_the_one_that_runs(bucket, start, tmp_path):
+    run = tmp_path / "run"
+    make_run(run)
+    with (tmp_path / "run.sync.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = start("sync", run)
+        lock = (tmp_path / "run.sync.lock").stat().st_ino
+        wait_for(lambda: any(_has_open(pid, lock) for pid in [process.popen.pid]), 60, "the second upload")
+        assert process.popen.poll() is None and not stored(bucket)
+    assert process.popen.wait(60) == 0, process.text()
+    assert len(stored(bucket)) == 4
+
+
+def _has_open(pid, inode):
+    try:
+        return any(os.stat(f"/proc/{pid}/fd/{name}").st_ino == inode for name in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(300)
+def test_a_replaced_learner_goes_on_where_the_last_upload_was(bucket, finish, tmp_path, free_ports):
+    ports = dict(
+        zip(("--actor-port", "--batch-port", "--parameter-port", "--metrics-port"), free_ports(4), strict=True)
+    )
+    wires = [str(word) for pair in ports.items() for word in pair]
+    small = ["--preset", "small", *wires]
+    actor = ["actor.py", *small, "--env", "Catch-v0"]
+    run = tmp_path / "run"
+    learner = ["learner.py", *small, "--run-dir", run]
+    with Process(["replay.py", *small], tmp_path / "replay.txt"), Process(actor, tmp_path / "actor.txt"):
+        with Process(learner, tmp_path / "learner.txt") as first:
+            wait_for(lambda: updates_of(run) > 100, 100, "updates")
+            assert finish("sync", run)[0] == 0, "while the learner writes"
+            first.popen.terminate()
+            assert first.popen.wait(30) == 0
+        assert finish("sync", run)[0] == 0, "as at the end of the service"
+        before = updates_of(run)
+        run.rename(tmp_path / "lost")
+        (tmp_path / "run.uploaded.json").unlink()
+        assert finish("restore", run)[0] == 0
+        assert content_of(run) == content_of(tmp_path / "lost")
+        with Process(learner, tmp_path / "learner-2.txt") as second:
+            wait_for(lambda: updates_of(run) > before + 100, 100, "further updates")
+            assert f"continuing from update {before}" in second.text()
+
+
+def test_a_spot_notice_stops_the_actors_and_nothing_else_does(start, systemctl):
+    notes, path = systemctl
+    with metadata_service() as service:
+        settings = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint, "PATH": path}
+        process = start("spot", role="actor", **settings)
+        wait_for(lambda: (f"GET {NOTICE}", 404) in service.asked, 30, "a question")
+        assert process.popen.poll() is None and not notes.exists()
+        service.tokens.clear()  # as after six hours
+        wait_for(lambda: (f"GET {NOTICE}", 401) in service.asked, 30, "a question with the old token")
+        service.notice = {"action": "terminate", "time": "2026-11-21T15:02:00Z"}
+        assert process.popen.wait(60) == 0, process.text()
+        assert all(status != 401 for question, status in service.asked if question.startswith("PUT"))
+    assert notes.read_text().split(maxsplit=1)[1] == "stop apexrl-actor.service\n"
+    assert "taken back" in process.text()
+
+
+def test_a_metadata_service_that_is_away_is_asked_again(start, systemctl, free_ports):
+    notes, path = systemctl
+    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
+    process = start("spot", role="actor", AWS_EC2_METADATA_SERVICE_ENDPOINT=endpoint, PATH=path)
+    wait_for(lambda: "does not answer" in process.text(), 30, "the problem")
+    assert process.popen.poll() is None and not notes.exists()
+
+
+def test_the_host_is_powered_off_at_the_deadline_and_not_before(start, systemctl):
+    notes, path = systemctl
+    deadline = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + datetime.timedelta(seconds=5)
+    start("limit", role="replay", APEXRL_DEADLINE=deadline.strftime("%Y-%m-%dT%H:%M:%SZ"), PATH=path)
+    when, what = wait_for(lambda: notes.exists() and notes.read_text(), 60, "the end").split(maxsplit=1)
+    assert what == "poweroff\n" and int(when) >= deadline.timestamp()
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "2026-01-02 03:04:05"])
+def test_a_deadline_that_cannot_be_read_is_told_and_ends_the_host_anyway(start, systemctl, text):
+    _, path = systemctl
+    process = start("limit", role="actor", APEXRL_DEADLINE=text, PATH=path)
+    lines = wait_for(lambda: "powered off at" in process.text() and process.text(), 30, "its plan")
+    assert "APEXRL_DEADLINE" in lines
+    with open("/proc/uptime") as file:
+        started = datetime.datetime.now(datetime.UTC).timestamp() - float(file.read().split()[0])
+    planned = datetime.datetime.fromisoformat(lines.partition("powered off at ")[2].split()[0]).timestamp()
+    assert abs(planned - (started + 3600)) < 60, "an hour after the start"
