@@ -25,7 +25,7 @@ AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 """Secret keys of a host by its role: the evaluator on the replay's host is an actor."""
 PUBLIC = ("replay", "learner", "actor")
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 120.0
 RETRY_SECONDS = 5.0
 LOCK_SECONDS = 120.0
 

@@ -57,8 +57,9 @@ install_agent() {
   "${curl[@]}" -o "$folder/key" "$CLOUDWATCH_AGENT_URL/assets/amazon-cloudwatch-agent.gpg"
   "${curl[@]}" -o "$package" "$CLOUDWATCH_AGENT_URL/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb"
   "${curl[@]}" -o "$package.sig" "$CLOUDWATCH_AGENT_URL/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb.sig"
-  gpg --homedir "$folder" --batch --quiet --import "$folder/key"
-  gpg --homedir "$folder" --batch --status-fd 1 --verify "$package.sig" "$package" >"$folder/status"
+  local gpg=(gpg --homedir "$folder" --batch --quiet --no-autostart)
+  "${gpg[@]}" --import "$folder/key"
+  "${gpg[@]}" --status-fd 1 --verify "$package.sig" "$package" >"$folder/status"
   grep -q "^\[GNUPG:\] VALIDSIG .*$agent_fingerprint\$" "$folder/status" ||
     { echo "install.sh: the CloudWatch agent is not signed by AWS's key $agent_fingerprint" >&2; exit 1; }
   dpkg --install "$package"

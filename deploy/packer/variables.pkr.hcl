@@ -3,7 +3,7 @@ variable "version" {
   description = "Git tag or commit that the images are made of; it has to be checked out. For example $(git describe --tags --always)."
 
   validation {
-    condition     = can(regex("^[0-9A-Za-z][0-9A-Za-z._-]{0,63}$", var.version))
+    condition     = regex_replace(var.version, "^[0-9A-Za-z][0-9A-Za-z._-]{0,63}$", "valid") == "valid"
     error_message = "The version has to be a git tag or commit: letters, digits, '.', '_' and '-'; give -var version=$(git describe --tags --always)."
   }
 }
@@ -14,7 +14,7 @@ variable "region" {
   description = "AWS region of the build and of the images; the cluster has to run in the same one."
 
   validation {
-    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    condition     = regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "valid") == "valid"
     error_message = "The region has to look like us-east-1; list them with: aws ec2 describe-regions."
   }
 }
