@@ -17,6 +17,7 @@ commit=$(git rev-parse --verify --quiet "$version^{commit}") || fail "git knows 
 [ "$commit" = "$(git rev-parse HEAD)" ] || fail "$version is not what is checked out: git checkout $version"
 [ -z "$(git status --porcelain --untracked-files=no)" ] || fail "there are changes that are not committed: commit or stash them"
 
-git archive --format=tar --output="$file" "$commit" -- \
+# Root owns the files on a host, and nobody else may write to them.
+git -c tar.umask=0022 archive --format=tar --output="$file" "$commit" -- \
   LICENSE apexrl actor.py learner.py replay.py requirements.txt deploy/files deploy/packer
 echo "release.sh: $version ($commit) is in $file"

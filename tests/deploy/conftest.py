@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.system.processes import ROOT
 

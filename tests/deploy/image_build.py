@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -30,12 +29,28 @@ from tests.system.processes import ROOT
 VERSION = "v0.0-test"
 BUILD_SECONDS = 400
 BASES = {
-    "cpu": ("ami-0000000000000c901", "099720109477", "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261101"),
-    "gpu": ("ami-0000000000000c902", "898082745236", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261101"),
+    "cpu": (
+        "ami-0000000000000c901",
+        "099720109477",
+        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261101",
+    ),
+    "gpu": (
+        "ami-0000000000000c902",
+        "898082745236",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261101",
+    ),
 }
 OLD = {
-    "cpu": ("ami-0000000000000c801", "099720109477", "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20240101"),
-    "gpu": ("ami-0000000000000c802", "111111111111", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261201"),
+    "cpu": (
+        "ami-0000000000000c801",
+        "099720109477",
+        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20240101",
+    ),
+    "gpu": (
+        "ami-0000000000000c802",
+        "111111111111",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261201",
+    ),
 }
 TORCH = {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
 
@@ -122,7 +137,9 @@ def put_torch_aside(repository: Path, folder: Path) -> None:
 def trust(repository: Path, fingerprint: str) -> None:
     """Puts the key of the stand-in for the CloudWatch agent in the place of AWS's."""
     script = repository / "deploy/packer/install.sh"
-    text, count = re.subn(r"(?<=^readonly agent_fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M)
+    text, count = re.subn(
+        r"(?<=^readonly agent_fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M
+    )
     assert count == 1
     script.write_text(text)
 
@@ -223,7 +240,12 @@ def run_packer(repository: Path, aws: Aws, agent_url: str, instances: Instances,
     }
     command = ["packer", "build", "-color=false"]
     command += [word for name, value in variables.items() for word in ("-var", f"{name}={value}")]
-    settings = {"CHECKPOINT_DISABLE": "1", "PACKER_LOG": "1", "PACKER_LOG_PATH": f"{log}.debug", "HOME": str(log.parent)}
+    settings = {
+        "CHECKPOINT_DISABLE": "1",
+        "PACKER_LOG": "1",
+        "PACKER_LOG_PATH": f"{log}.debug",
+        "HOME": str(log.parent),
+    }
     with log.open("wb") as output:
         packer = subprocess.Popen(
             [*command, "deploy/packer"], cwd=repository, env=aws.environment | settings, stdout=output, stderr=output

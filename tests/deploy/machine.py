@@ -31,6 +31,7 @@ class Machine:
     def __init__(self, root: Path, popen: subprocess.Popen, log: Path):
         self.root = root
         self.log = log
+        self.address = ""
         self._popen = popen
         self._init = 0
 
@@ -40,7 +41,7 @@ class Machine:
         return self._popen.poll() is None
 
     def wait_for_boot(self) -> None:
-        """Waits until every unit that starts at the boot has started, or failed."""
+        """Waits until the machine is up and cloud-init has done its work."""
 
         def has_init() -> bool:
             assert self.is_running, self.log.read_text(errors="replace")
@@ -49,8 +50,12 @@ class Machine:
             return bool(self._init)
 
         wait_until(has_init, BOOT_SECONDS, "the first process of a machine")
-        answers = lambda: self.run("systemctl", "is-system-running", check=False).stdout.strip()  # noqa: E731
-        wait_until(lambda: answers() in ("running", "degraded"), BOOT_SECONDS, self.describe)
+
+        def has_booted() -> bool:
+            states = self.run("systemctl", "is-active", "multi-user.target", "cloud-final.service", check=False)
+            return states.stdout.split() == ["active", "active"]
+
+        wait_until(has_booted, BOOT_SECONDS, self.describe)
 
     def run(self, *command: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess:
         """Runs a command in the machine."""

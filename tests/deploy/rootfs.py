@@ -92,7 +92,7 @@ def _make(path: Path) -> None:
             "--components=main,universe",
             f"--include={','.join(PACKAGES)}",
             *(SUITE, str(arriving), MIRROR),
-            "/usr/share/debootstrap/scripts/gutsy",  # all of Ubuntu's; Debian's debootstrap may not know the newest name
+            "/usr/share/debootstrap/scripts/gutsy",  # Ubuntu's; Debian's debootstrap may not know the newest name
         ]
         subprocess.run(command, check=True, timeout=DEBOOTSTRAP_SECONDS, stdout=subprocess.DEVNULL)
     (arriving / "etc/hosts").write_text("127.0.0.1 localhost test-host\n")  # a VPC has a name server for this

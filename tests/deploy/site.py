@@ -1,4 +1,4 @@
-"""What a build reaches over the network, from this machine: Ubuntu's packages and the CloudWatch agent, or one like it."""
+"""What a build reaches over the network: Ubuntu's packages, and what stands in for the CloudWatch agent."""
 
 import contextlib
 import hashlib
