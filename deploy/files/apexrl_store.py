@@ -71,8 +71,7 @@ def _fetch_keys(directory: Path, names: list[str]) -> None:
     for name in names:
         path = directory / name
         temporary = directory / f".{name}.tmp"
-        mode = 0o600 if name.endswith(".secret") else 0o644
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(values[name] + "\n")
         temporary.replace(path)
 

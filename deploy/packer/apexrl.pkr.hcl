@@ -155,9 +155,15 @@ build {
       "APEXRL_VERSION=${var.version}",
       "APEXRL_IMAGE=${source.name}",
       "APEXRL_RELEASE=/tmp/apexrl-release.tar",
-      "CLOUDWATCH_AGENT_URL=${var.cloudwatch_agent_url}",
     ]
     timeout = "30m"
+  }
+
+  provisioner "shell" {
+    script           = "${path.root}/agent.sh"
+    execute_command  = "sudo env {{ .Vars }} bash {{ .Path }}"
+    environment_vars = ["CLOUDWATCH_AGENT_URL=${var.cloudwatch_agent_url}"]
+    timeout          = "15m"
   }
 
   provisioner "shell" {

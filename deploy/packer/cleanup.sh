@@ -17,6 +17,6 @@ rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed
 rm -rf /var/lib/dhcp/* /run/systemd/netif/leases/*
 
 apt-get clean
-rm -rf /var/lib/apt/lists/* /root/.cache /var/log/journal/* /var/log/amazon /var/tmp/*
+rm -rf /var/lib/apt/lists/* /root/.cache /home/*/.cache /var/log/journal/* /var/tmp/*
 find /var/log -type f -exec truncate --size=0 {} +
 sync

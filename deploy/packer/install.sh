@@ -1,16 +1,13 @@
 #!/usr/bin/env bash
 # Makes an image of a fresh Ubuntu 24.04. Packer runs it as root with these variables:
-#   APEXRL_VERSION        git tag or commit of the release
-#   APEXRL_IMAGE          cpu or gpu: which torch is installed
-#   APEXRL_RELEASE        tar file of the release (release.sh)
-#   CLOUDWATCH_AGENT_URL  where the CloudWatch agent is published; empty: no agent
+#   APEXRL_VERSION  git tag or commit of the release
+#   APEXRL_IMAGE    cpu or gpu: which torch is installed
+#   APEXRL_RELEASE  tar file of the release (release.sh)
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
 readonly home=/opt/apexrl
 readonly lock=$home/deploy/packer/requirements-$APEXRL_IMAGE.txt
-# https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/verify-CloudWatch-Agent-Package-Signature.html
-readonly agent_fingerprint=937616F3450B7D806CBD9725D58167303B789C72
 
 install_packages() {
   apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update -q
@@ -48,27 +45,6 @@ install_units() {
   systemctl enable apexrl.target
 }
 
-install_agent() {
-  [ -n "$CLOUDWATCH_AGENT_URL" ] || { echo "install.sh: an image without the CloudWatch agent was asked for"; return; }
-  local folder package
-  folder=$(mktemp -d)
-  package=$folder/amazon-cloudwatch-agent.deb
-  local curl=(curl --fail --silent --show-error --location --retry 3 --max-time 300)
-  "${curl[@]}" -o "$folder/key" "$CLOUDWATCH_AGENT_URL/assets/amazon-cloudwatch-agent.gpg"
-  "${curl[@]}" -o "$package" "$CLOUDWATCH_AGENT_URL/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb"
-  "${curl[@]}" -o "$package.sig" "$CLOUDWATCH_AGENT_URL/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb.sig"
-  local gpg=(gpg --homedir "$folder" --batch --quiet --no-autostart)
-  "${gpg[@]}" --import "$folder/key"
-  "${gpg[@]}" --status-fd 1 --verify "$package.sig" "$package" >"$folder/status"
-  grep -q "^\[GNUPG:\] VALIDSIG .*$agent_fingerprint\$" "$folder/status" ||
-    { echo "install.sh: the CloudWatch agent is not signed by AWS's key $agent_fingerprint" >&2; exit 1; }
-  dpkg --install "$package"
-  rm -rf "$folder"
-  # apexrl-logs.service starts it, once it is known which role writes the logs.
-  systemctl disable amazon-cloudwatch-agent.service
-}
-
 install_packages
 install_release
 install_units
-install_agent

@@ -5,7 +5,6 @@ and the agent come from this machine; the base image of both is made with deboot
 instance's private address, as moto has no Session Manager.
 """
 
-import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -56,13 +55,28 @@ TORCH = {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
 
 
 @dataclasses.dataclass(frozen=True)
+class Instance:
+    """What Packer asked EC2 for, as it was while the image was built."""
+
+    description: dict[str, Any]
+    public_key: str
+    volumes: list[dict[str, Any]]
+    open_to: list[dict[str, Any]]
+    policy: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Image:
-    """A built image: its layers, and what Packer asked EC2 for."""
+    """A built image: its layers, the newest first, its entry in EC2, and the instance that it was built on."""
 
     layers: Sequence[Path]
     description: dict[str, Any]
-    instance: dict[str, Any]
-    public_key: str
+    instance: Instance
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags by key."""
+        return {tag["Key"]: tag["Value"] for tag in self.description["Tags"]}
 
     @property
     def changes(self) -> Path:
@@ -136,7 +150,7 @@ def put_torch_aside(repository: Path, folder: Path) -> None:
 
 def trust(repository: Path, fingerprint: str) -> None:
     """Puts the key of the stand-in for the CloudWatch agent in the place of AWS's."""
-    script = repository / "deploy/packer/install.sh"
+    script = repository / "deploy/packer/agent.sh"
     text, count = re.subn(
         r"(?<=^readonly agent_fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M
     )
@@ -164,7 +178,7 @@ class Instances:
     """Plays EC2's part for the instances that moto has: each gets a machine with its address and its key."""
 
     def __init__(self, aws: Aws, directory: Path, address: str, proxy: str, binds: dict[Path, str]):
-        self._ec2 = aws.client("ec2")
+        self._ec2, self._iam = aws.client("ec2"), aws.client("iam")
         self._directory = directory
         self._address = address
         self._proxy = proxy
@@ -172,8 +186,7 @@ class Instances:
         self._base = rootfs.base()
         self._stack = contextlib.ExitStack()
         self.machines: dict[str, Machine] = {}
-        self.descriptions: dict[str, dict[str, Any]] = {}
-        self.public_keys: dict[str, str] = {}
+        self.instances: dict[str, Instance] = {}
 
     def boot_new(self) -> None:
         """Boots a machine for each instance that has none."""
@@ -184,21 +197,36 @@ class Instances:
                     self._boot(image, instance)
 
     def _boot(self, image: str, instance: dict[str, Any]) -> None:
-        attributes = self._ec2.describe_instance_attribute(InstanceId=instance["InstanceId"], Attribute="userData")
-        user_data = base64.b64decode(attributes.get("UserData", {}).get("Value", "")).decode()
         pairs = self._ec2.describe_key_pairs(KeyNames=[instance["KeyName"]], IncludePublicKey=True)
         key = pairs["KeyPairs"][0]["PublicKey"].strip()
         directory = self._directory / image
         root = self._stack.enter_context(rootfs.overlay([self._base], directory))
-        seed(root, user_data or "#cloud-config\n{}\n", **{"public-keys": f"[{key}]"})
+        seed(root, "#cloud-config\n{}\n", **{"public-keys": f"[{key}]"})
         for name, text in self._site(image).items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
         namespace = self._stack.enter_context(network(instance["PrivateIpAddress"], self._address))
         log = self._directory / f"{image}.console"
         self.machines[image] = self._stack.enter_context(booted(root, namespace, log, self._binds))
-        self.descriptions[image] = instance
-        self.public_keys[image] = key.split()[1]
+        self.instances[image] = self._describe(instance, key.split()[1])
+
+    def _describe(self, instance: dict[str, Any], public_key: str) -> Instance:
+        volumes = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
+        groups = [group["GroupId"] for group in instance["SecurityGroups"]]
+        profile = instance["IamInstanceProfile"]["Arn"].rsplit("/", 1)[1]
+        role = self._iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"][0]["RoleName"]
+        (policy,) = self._iam.list_role_policies(RoleName=role)["PolicyNames"]
+        return Instance(
+            instance,
+            public_key,
+            self._ec2.describe_volumes(Filters=volumes)["Volumes"],
+            [
+                rule
+                for group in self._ec2.describe_security_groups(GroupIds=groups)["SecurityGroups"]
+                for rule in group["IpPermissions"]
+            ],
+            self._iam.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"],
+        )
 
     def _site(self, image: str) -> dict[str, str]:
         return {
@@ -285,12 +313,7 @@ def built(directory: Path) -> Iterator[Build]:
         descriptions = aws.client("ec2").describe_images(Owners=["self"])["Images"]
         by_role = {tag["Value"]: image for image in descriptions for tag in image["Tags"] if tag["Key"] == "Role"}
         instances.close()
-        images = {
-            name: Image(
-                instances.layers(name), by_role[name], instances.descriptions[name], instances.public_keys[name]
-            )
-            for name in BASES
-        }
+        images = {name: Image(instances.layers(name), by_role[name], instances.instances[name]) for name in BASES}
         yield Build(images, repository, output, aws)
 
 
