@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -114,6 +115,7 @@ def _restore(run_dir: Path) -> None:
         logger.info("s3://%s/%s is empty: a new run", bucket.name, bucket.prefix)
         return
     arriving = run_dir.with_name(run_dir.name + ".arriving")  # never taken for the run when we are cut off
+    shutil.rmtree(arriving, ignore_errors=True)
     uploaded = Uploaded(run_dir)
     for name in names:
         path = arriving / name

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.server
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from tests.deploy.rootfs import MIRROR, cache
 
+_addresses = itertools.count()
 AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 AGENT_SCRIPT = """#!/bin/sh
 # Does as the agent's control script does, as far as a test can see it: keeps the configuration that it is given.
@@ -31,7 +33,7 @@ AGENT_UNIT = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=mult
 @contextlib.contextmanager
 def host_address() -> Iterator[str]:
     """Gives this machine an address that its test machines reach it by."""
-    address = f"10.213.{os.getpid() % 250}.1"
+    address = f"10.{200 + next(_addresses) % 50}.{os.getpid() % 250}.1"
     subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True, capture_output=True, timeout=30)
     try:
         yield address

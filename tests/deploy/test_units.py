@@ -23,7 +23,8 @@ from tests.deploy.moto_process import moto_server
 from tests.system.processes import ROOT
 
 UNITS = ROOT / "deploy/files/systemd"
-pytestmark = pytest.mark.timeout(400)
+# The first time, a root file system is made and packages are downloaded.
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
