@@ -97,7 +97,7 @@ class Build:
 def copy_repository(directory: Path) -> Path:
     """Returns a repository with one commit and a tag: the files of ours as they are now."""
     names = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         check=True,
         capture_output=True,

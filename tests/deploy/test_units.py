@@ -6,6 +6,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -19,7 +20,7 @@ from apexrl.net.replay_client import ReplayClient
 from tests.deploy import rootfs, site
 from tests.deploy.hosts import BUCKET, CLUSTER, RUN, Metadata, host, interpreter, put_keys, role_env
 from tests.deploy.machine import wait_until
-from tests.deploy.moto_process import moto_server
+from tests.deploy.moto_process import Aws, moto_server
 from tests.system.processes import ROOT
 
 UNITS = ROOT / "deploy/files/systemd"
@@ -85,6 +86,24 @@ def test_the_flags_of_a_unit_are_flags_of_its_script(unit, script, command):
         words.remove("--bind-host"), words.remove("0.0.0.0")
     parsed = parse(command, words[words.index(f"/opt/apexrl/{script}") + 1 :])
     assert parsed.preset == "small" and parsed.wires.keys == "/run/apexrl/keys"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({}, ""),
+        ({"APEXRL_ROLE": "replays"}, "APEXRL_ROLE='replays' in /etc/apexrl/role.env"),
+        ({"APEXRL_DEADLINE": "tomorrow"}, "a time like 2026-01-02T03:04:05Z was expected"),
+        ({"APEXRL_BUCKET": ""}, "APEXRL_BUCKET='' in /etc/apexrl/role.env"),
+        ({"APEXRL_KEYS_PATH": "apexrl keys"}, "APEXRL_KEYS_PATH='apexrl keys'"),
+        ({"APEXRL_FLAGS": "--env 'Catch"}, "APEXRL_FLAGS: No closing quotation"),
+    ],
+)
+def test_what_terraform_says_is_checked_before_anything_starts(change, message):
+    variables = role_env(Aws("http://127.0.0.1:1"), "learner", **change)
+    command = [sys.executable, ROOT / "deploy/files/apexrl_host.py", "check"]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, message in result.stderr) == (int(bool(message)), True), result.stderr
 
 
 def test_a_replay_host(build, cloud, address, tmp_path):
