@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.terraform import BUCKET, Workspace, offline_provider, skip_without_tools
 from tests.system.processes import ROOT

@@ -1,0 +1,213 @@
+"""What a host fetches from AWS and leaves there: its keys from the Parameter Store, the run from and to S3.
+
+Region, endpoint and credentials are boto3's own business: the environment and the instance's profile.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import boto3
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import BotoCoreError, ClientError
+from host_environment import HostError, role, variable
+
+logger = logging.getLogger("apexrl_host")
+
+AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
+SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
+"""Secret keys of a host by its role: the evaluator on the replay's host is an actor."""
+PUBLIC = ("replay", "learner", "actor")
+PATIENCE_SECONDS = 120.0
+RETRY_SECONDS = 5.0
+LOCK_SECONDS = 120.0
+
+
+def until_it_works(attempt: Callable[[], None], patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Calls again and again until no AWS error and no HostError comes; the last one ends it after the patience.
+
+    A host is up before its profile has its rights everywhere, and perhaps before somebody has made the keys.
+    """
+    end = time.monotonic() + patience_seconds
+    told = ""
+    while True:
+        try:
+            return attempt()
+        except (HostError, *AWS_ERRORS) as error:
+            if time.monotonic() >= end:
+                raise HostError(str(error)) from error
+            if str(error) != told:
+                told = str(error)
+                logger.warning("%s (trying again for %.0f s)", told, end - time.monotonic())
+        time.sleep(RETRY_SECONDS)
+
+
+def keys(directory: Path) -> None:
+    """Fetches the secret keys of this host and all public ones into a directory that only we may read."""
+    secrets = [f"{name}.secret" for name in SECRETS[role()]]
+    names = [*secrets, *(f"{name}.public" for name in PUBLIC)]
+    until_it_works(lambda: _fetch_keys(directory, names))
+    logger.info("%d keys are in %s", len(names), directory)
+
+
+def _fetch_keys(directory: Path, names: list[str]) -> None:
+    prefix = variable("APEXRL_KEYS_PATH")
+    answer = boto3.client("ssm").get_parameters(Names=[f"{prefix}/{name}" for name in names], WithDecryption=True)
+    values = {PurePosixPath(entry["Name"]).name: entry["Value"].strip() for entry in answer["Parameters"]}
+    bad = [name for name in names if not re.fullmatch(r"[!-~]{40}", values.get(name, ""))]
+    if bad:
+        cluster, region = os.environ.get("APEXRL_CLUSTER"), os.environ.get("AWS_DEFAULT_REGION")
+        raise HostError(
+            f"the Parameter Store has no key as {', '.join(f'{prefix}/{name}' for name in bad)}: "
+            f"run python deploy/keys.py --cluster {cluster} --region {region}"
+        )
+    for name in names:
+        path = directory / name
+        temporary = directory / f".{name}.tmp"
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(values[name] + "\n")
+        temporary.replace(path)
+
+
+class Bucket:
+    """The run's place in S3: bucket/cluster/run/."""
+
+    def __init__(self) -> None:
+        self.name = variable("APEXRL_BUCKET")
+        self.prefix = f"{variable('APEXRL_CLUSTER')}/{variable('APEXRL_RUN')}/"
+        self.client: Any = boto3.client("s3")
+
+    def files(self) -> Iterator[str]:
+        """Yields the names of all files, below the prefix.
+
+        Raises: HostError for a name that would lead out of the run directory.
+        """
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=self.prefix):
+            for entry in page.get("Contents", []):
+                name = entry["Key"].removeprefix(self.prefix)
+                if name.endswith("/"):  # the "folders" that the console makes
+                    continue
+                if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+                    raise HostError(f"s3://{self.name}/{entry['Key']} is no file of a run: remove it")
+                yield name
+
+
+def restore(run_dir: Path) -> None:
+    """Brings the run so far from S3, all of it or nothing, unless there is something in the directory already."""
+    if run_dir.is_dir() and any(run_dir.iterdir()):
+        logger.info("%s is not empty: the run goes on with what is here", run_dir)
+        return
+    until_it_works(lambda: _restore(run_dir))
+
+
+def _restore(run_dir: Path) -> None:
+    bucket = Bucket()
+    names = list(bucket.files())
+    if not names:
+        logger.info("s3://%s/%s is empty: a new run", bucket.name, bucket.prefix)
+        return
+    arriving = run_dir.with_name(run_dir.name + ".arriving")  # never taken for the run when we are cut off
+    shutil.rmtree(arriving, ignore_errors=True)
+    uploaded = Uploaded(run_dir)
+    for name in names:
+        path = arriving / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        bucket.client.download_file(bucket.name, bucket.prefix + name, str(path))
+        uploaded.add(name, path)
+    uploaded.save()
+    arriving.rename(run_dir)
+    logger.info("%d files of s3://%s/%s are in %s", len(names), bucket.name, bucket.prefix, run_dir)
+
+
+class Uploaded:
+    """Which state of each file S3 has, kept beside the run directory."""
+
+    def __init__(self, run_dir: Path):
+        self._path = run_dir.with_name(run_dir.name + ".uploaded.json")
+        self._states: dict[str, str] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):  # without it everything is uploaded again
+            self._states = json.loads(self._path.read_text())
+
+    def has(self, name: str, path: Path) -> bool:
+        """Returns whether S3 has the file as it is."""
+        return self._states.get(name) == _state(path)
+
+    def add(self, name: str, path: Path) -> None:
+        """Takes note that S3 has the file as it is."""
+        self._states[name] = _state(path)
+
+    def save(self) -> None:
+        """Writes it down."""
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self._states))
+        temporary.replace(self._path)
+
+
+def _state(path: Path) -> str:
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+def sync(run_dir: Path) -> None:
+    """Uploads what has changed since the last time; a file that fails does not keep the others back."""
+    if not run_dir.is_dir():
+        logger.info("%s is not there yet: nothing to upload", run_dir)
+        return
+    with _alone(run_dir.with_name(run_dir.name + ".sync.lock")):
+        bucket, uploaded = Bucket(), Uploaded(run_dir)
+        names = sorted(
+            str(path.relative_to(run_dir))
+            for path in run_dir.rglob("*")
+            if path.is_file() and not path.is_symlink() and path.suffix != ".tmp"
+        )
+        changed = [name for name in names if not uploaded.has(name, run_dir / name)]
+        failures = [failure for name in changed if (failure := _upload(bucket, uploaded, run_dir, name))]
+    if failures:
+        raise HostError(f"{len(failures)} of {len(changed)} files were not uploaded, the first: {failures[0]}")
+    logger.info("%d files went to s3://%s/%s", len(changed), bucket.name, bucket.prefix)
+
+
+def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str:
+    """Uploads one file; returns what went wrong, or nothing."""
+    # A large file is read in parts, each by opening its name again. A second name keeps the checkpoint that it was.
+    steady = run_dir.with_name(run_dir.name + ".uploading")
+    steady.unlink(missing_ok=True)
+    try:
+        os.link(run_dir / name, steady)
+        bucket.client.upload_file(str(steady), bucket.name, bucket.prefix + name)
+        uploaded.add(name, steady)
+        uploaded.save()
+    except FileNotFoundError:  # removed meanwhile
+        return ""
+    except AWS_ERRORS as error:
+        return f"{name}: {error}"
+    finally:
+        steady.unlink(missing_ok=True)
+    return ""
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds a lock, so that the last upload of a learner waits for the timer's.
+
+    Raises: HostError when another one holds it for too long.
+    """
+    end = time.monotonic() + LOCK_SECONDS
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise HostError(f"another upload has held {path} for {LOCK_SECONDS:.0f} s") from None
+            time.sleep(0.2)
+        yield

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Makes an image of a fresh Ubuntu 24.04. Packer runs it as root with these variables:
+#   APEXRL_VERSION  git tag or commit of the release
+#   APEXRL_IMAGE    cpu or gpu: which torch is installed
+#   APEXRL_RELEASE  tar file of the release (release.sh)
+set -euo pipefail
+export DEBIAN_FRONTEND=noninteractive
+
+readonly home=/opt/apexrl
+readonly lock=$home/deploy/packer/requirements-$APEXRL_IMAGE.txt
+
+install_packages() {
+  apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update -q
+  apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install -q -y --no-install-recommends \
+    ca-certificates curl gpg logrotate python3-venv rsyslog
+  # A host lives for days at most and is replaced by one of a newer image. Upgrades at work would restart its services,
+  # and a new kernel would leave the NVIDIA driver behind.
+  systemctl mask apt-daily.timer apt-daily-upgrade.timer
+}
+
+install_release() {
+  useradd --system --home-dir /var/lib/apexrl --shell /usr/sbin/nologin apexrl
+  install -d -m 0755 "$home" /etc/apexrl
+  install -d -m 0750 -o apexrl -g apexrl /var/lib/apexrl
+  tar --extract --no-same-owner --file="$APEXRL_RELEASE" --directory="$home"
+  rm "$APEXRL_RELEASE"
+  echo "$APEXRL_VERSION" >"$home/VERSION"
+  [ -f "$lock" ] || { echo "install.sh: no image is called $APEXRL_IMAGE: $lock is missing" >&2; exit 1; }
+  python3 -m venv "$home/.venv"
+  # --no-deps: what the lock does not name is not installed; `pip check` says whether it names everything.
+  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+    --require-hashes --only-binary :all: --requirement "$lock"
+  "$home/.venv/bin/python" -m pip check
+  # The hosts may not write here, so what Python compiles has to be there already.
+  "$home/.venv/bin/python" -m compileall -q "$home/apexrl" "$home"/*.py "$home/deploy/files"
+  "$home/.venv/bin/python" -c 'import ale_py, boto3, cv2, gymnasium, tensorboard, torch, zmq; assert zmq.has("curve")'
+  "$home/.venv/bin/python" "$home/replay.py" --help >/dev/null
+}
+
+install_units() {
+  install -m 0644 -t /etc/systemd/system "$home"/deploy/files/systemd/*.{service,target,timer}
+  cp -r "$home"/deploy/files/systemd/apexrl-.service.d /etc/systemd/system/
+  install -m 0644 "$home/deploy/files/rsyslog.conf" /etc/rsyslog.d/10-apexrl.conf
+  install -m 0644 "$home/deploy/files/logrotate.conf" /etc/logrotate.d/apexrl
+  systemctl enable apexrl.target
+}
+
+install_packages
+install_release
+install_units

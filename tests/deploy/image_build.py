@@ -1,0 +1,324 @@
+"""A whole `packer build`: EC2's interface is moto's, the instances that it starts are machines of systemd-nspawn.
+
+What differs from a build in AWS: torch is a package without content (it is 200 MB and more); wheels, Ubuntu's packages
+and the agent come from this machine; the base image of both is made with debootstrap; and Packer is connected to the
+instance's private address, as moto has no Session Manager.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy import rootfs, site
+from tests.deploy.machine import Machine, booted, network, seed
+from tests.deploy.moto_process import Aws, moto_server
+from tests.system.processes import ROOT
+
+VERSION = "v0.0-test"
+BUILD_SECONDS = 400
+BASES = {
+    "cpu": (
+        "ami-0000000000000c901",
+        "099720109477",
+        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261101",
+    ),
+    "gpu": (
+        "ami-0000000000000c902",
+        "898082745236",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261101",
+    ),
+}
+OLD = {
+    "cpu": (
+        "ami-0000000000000c801",
+        "099720109477",
+        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20240101",
+    ),
+    "gpu": (
+        "ami-0000000000000c802",
+        "111111111111",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261201",
+    ),
+}
+TORCH = {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """What Packer asked EC2 for, as it was while the image was built."""
+
+    description: dict[str, Any]
+    public_key: str
+    volumes: list[dict[str, Any]]
+    open_to: list[dict[str, Any]]
+    policy: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """A built image: its layers, the newest first, its entry in EC2, and the instance that it was built on."""
+
+    layers: Sequence[Path]
+    description: dict[str, Any]
+    instance: Instance
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags by key."""
+        return {tag["Key"]: tag["Value"] for tag in self.description["Tags"]}
+
+    @property
+    def changes(self) -> Path:
+        """The directory with all that differs from the base image."""
+        return self.layers[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """A finished run of Packer."""
+
+    images: dict[str, Image]
+    repository: Path
+    output: str
+    aws: Aws
+
+
+def copy_repository(directory: Path) -> Path:
+    """Returns a repository with one commit and a tag: the files of ours as they are now."""
+    names = subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name)
+    return directory
+
+
+def commit(repository: Path) -> None:
+    """Makes the commit that is the version."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "init.defaultBranch=main"]
+    for words in (["init"], ["add", "--all"], ["commit", "--message=test"], ["tag", VERSION]):
+        subprocess.run(["git", *identity, *words], cwd=repository, check=True, capture_output=True, timeout=60)
+
+
+def for_this_packer(repository: Path) -> None:
+    """Leaves out what Packer 1.6, the last one in Debian, does not know: what the template marks, nothing else."""
+    version = subprocess.run(["packer", "version"], check=True, capture_output=True, text=True, timeout=30).stdout
+    major, minor = map(int, re.findall(r"v(\d+)\.(\d+)", version)[0])
+    if (major, minor) >= (1, 7):
+        return
+    folder = repository / "deploy/packer"
+    (folder / "plugins.pkr.hcl").unlink()
+    template = folder / "apexrl.pkr.hcl"
+    lines = template.read_text().splitlines(keepends=True)
+    template.write_text("".join(line for line in lines if not line.rstrip().endswith("# packer >= 1.7")))
+
+
+def put_torch_aside(repository: Path, folder: Path) -> None:
+    """Makes packages without content in torch's place, and lets the locks name those."""
+    for image, version in TORCH.items():
+        wheel = folder / image / f"torch-{version}-py3-none-any.whl"
+        wheel.parent.mkdir(parents=True)
+        information = f"torch-{version}.dist-info"
+        with zipfile.ZipFile(wheel, "w") as file:
+            file.writestr("torch/__init__.py", f'"""Stands in for torch."""\n__version__ = "{version}"\n')
+            file.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            file.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr(f"{information}/RECORD", "")
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        lock = repository / f"deploy/packer/requirements-{image}.txt"
+        assert re.search(rf"^torch=={re.escape(version)} ", lock.read_text(), re.MULTILINE), lock
+        lock.write_text(f"-r requirements-common.txt\ntorch=={version} --hash=sha256:{digest}\n")
+
+
+def trust(repository: Path, fingerprint: str) -> None:
+    """Puts the key of the stand-in for the CloudWatch agent in the place of AWS's."""
+    script = repository / "deploy/packer/agent.sh"
+    text, count = re.subn(
+        r"(?<=^readonly agent_fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M
+    )
+    assert count == 1
+    script.write_text(text)
+
+
+def write_amis(path: Path) -> Path:
+    """Writes the images that moto knows: the bases, older ones, and one that only looks like a base."""
+    amis = [
+        {
+            **{"ami_id": ami_id, "owner_id": owner, "name": name, "description": name, "state": "available"},
+            **{"architecture": "x86_64", "root_device_type": "ebs", "virtualization_type": "hvm", "public": True},
+            **{"root_device_name": "/dev/sda1", "sriov": "simple", "hypervisor": "xen", "image_type": "machine"},
+            **{"image_location": f"amazon/{name}", "platform": None},
+            "creation_date": f"{name[-8:-4]}-{name[-4:-2]}-{name[-2:]}T00:00:00.000Z",
+        }
+        for ami_id, owner, name in (*BASES.values(), *OLD.values())
+    ]
+    path.write_text(json.dumps(amis))
+    return path
+
+
+class Instances:
+    """Plays EC2's part for the instances that moto has: each gets a machine with its address and its key."""
+
+    def __init__(self, aws: Aws, directory: Path, address: str, proxy: str, binds: dict[Path, str]):
+        self._ec2, self._iam = aws.client("ec2"), aws.client("iam")
+        self._directory = directory
+        self._address = address
+        self._proxy = proxy
+        self._binds = binds
+        self._base = rootfs.base()
+        self._stack = contextlib.ExitStack()
+        self.machines: dict[str, Machine] = {}
+        self.instances: dict[str, Instance] = {}
+
+    def boot_new(self) -> None:
+        """Boots a machine for each instance that has none."""
+        for reservation in self._ec2.describe_instances()["Reservations"]:
+            for instance in reservation["Instances"]:
+                image = next(name for name, (ami_id, *_) in BASES.items() if ami_id == instance["ImageId"])
+                if image not in self.machines and "KeyName" in instance:
+                    self._boot(image, instance)
+
+    def _boot(self, image: str, instance: dict[str, Any]) -> None:
+        pairs = self._ec2.describe_key_pairs(KeyNames=[instance["KeyName"]], IncludePublicKey=True)
+        key = pairs["KeyPairs"][0]["PublicKey"].strip()
+        directory = self._directory / image
+        root = self._stack.enter_context(rootfs.overlay([self._base], directory))
+        seed(root, "#cloud-config\n{}\n", **{"public-keys": f"[{key}]"})
+        for name, text in self._site(image).items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        namespace = self._stack.enter_context(network(instance["PrivateIpAddress"], self._address))
+        log = self._directory / f"{image}.console"
+        self.machines[image] = self._stack.enter_context(booted(root, namespace, log, self._binds))
+        self.instances[image] = self._describe(instance, key.split()[1])
+
+    def _describe(self, instance: dict[str, Any], public_key: str) -> Instance:
+        volumes = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
+        groups = [group["GroupId"] for group in instance["SecurityGroups"]]
+        profile = instance["IamInstanceProfile"]["Arn"].rsplit("/", 1)[1]
+        role = self._iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"][0]["RoleName"]
+        (policy,) = self._iam.list_role_policies(RoleName=role)["PolicyNames"]
+        return Instance(
+            instance,
+            public_key,
+            self._ec2.describe_volumes(Filters=volumes)["Volumes"],
+            [
+                rule
+                for group in self._ec2.describe_security_groups(GroupIds=groups)["SecurityGroups"]
+                for rule in group["IpPermissions"]
+            ],
+            self._iam.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"],
+        )
+
+    def _site(self, image: str) -> dict[str, str]:
+        return {
+            "etc/apt/apt.conf.d/99test": f'Acquire::http::Proxy "{self._proxy}";\n',
+            "etc/cloud/cloud.cfg.d/99-test.cfg": "apt: {preserve_sources_list: true}\n",
+            "etc/pip.conf": f"[global]\nno-index = true\nfind-links = /mnt/wheels /mnt/torch/{image}\n",
+            "etc/ssh/sshd_config.d/test.conf": "PubkeyAcceptedAlgorithms +ssh-rsa\n",  # all that Packer 1.6 can
+        }
+
+    def stop(self) -> None:
+        """Powers all machines off, and takes away what only the test brought."""
+        for image, machine in self.machines.items():
+            if machine.is_running:
+                machine.wait_for_boot()
+                machine.power_off()
+            for name in self._site(image):
+                (machine.root / name).unlink()
+            for target in self._binds.values():
+                (machine.root / target.lstrip("/")).rmdir()
+
+    def close(self) -> None:
+        """Unmounts everything."""
+        self._stack.close()
+
+    def layers(self, image: str) -> list[Path]:
+        """Returns the layers of a machine's file system."""
+        return [self._directory / image / "upper", self._base]
+
+
+def run_packer(repository: Path, aws: Aws, agent_url: str, instances: Instances, log: Path) -> str:
+    """Runs the build; returns what it printed."""
+    variables = {
+        "version": VERSION,
+        "instance_type": "c7i.xlarge",
+        "ssh_interface": "private_ip",
+        "ssh_cidrs": '["10.213.0.0/16"]',
+        "ec2_endpoint": aws.endpoint,
+        "cloudwatch_agent_url": agent_url,
+    }
+    command = ["packer", "build", "-color=false"]
+    command += [word for name, value in variables.items() for word in ("-var", f"{name}={value}")]
+    settings = {
+        "CHECKPOINT_DISABLE": "1",
+        "PACKER_LOG": "1",
+        "PACKER_LOG_PATH": f"{log}.debug",
+        "HOME": str(log.parent),
+    }
+    with log.open("wb") as output:
+        packer = subprocess.Popen(
+            [*command, "deploy/packer"], cwd=repository, env=aws.environment | settings, stdout=output, stderr=output
+        )
+    deadline = time.monotonic() + BUILD_SECONDS
+    try:
+        while packer.poll() is None and time.monotonic() < deadline:
+            instances.boot_new()
+            time.sleep(0.5)
+    finally:
+        packer.kill()
+    assert packer.wait() == 0, log.read_text()
+    return log.read_text()
+
+
+@contextlib.contextmanager
+def built(directory: Path) -> Iterator[Build]:
+    """Builds both images."""
+    rootfs.require("packer", "git")
+    wheels = rootfs.wheels()
+    repository = copy_repository(directory / "repository")
+    for_this_packer(repository)
+    put_torch_aside(repository, directory / "torch")
+    published = directory / "published"
+    trust(repository, site.publish_agent(published))
+    commit(repository)
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(site.host_address())
+        proxy = stack.enter_context(site.serving(address, published))
+        amis = str(write_amis(directory / "amis.json"))
+        aws = stack.enter_context(moto_server(directory / "moto.log", MOTO_AMIS_PATH=amis))
+        binds = {wheels: "/mnt/wheels", directory / "torch": "/mnt/torch"}
+        instances = Instances(aws, directory / "machines", address, proxy, binds)
+        stack.callback(instances.close)
+        output = run_packer(repository, aws, proxy, instances, directory / "packer.log")
+        instances.stop()
+        descriptions = aws.client("ec2").describe_images(Owners=["self"])["Images"]
+        by_role = {tag["Value"]: image for image in descriptions for tag in image["Tags"] if tag["Key"] == "Role"}
+        instances.close()
+        images = {name: Image(instances.layers(name), by_role[name], instances.instances[name]) for name in BASES}
+        yield Build(images, repository, output, aws)
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    """Both images, built once in a session."""
+    with built(tmp_path_factory.mktemp("build")) as result:
+        yield result

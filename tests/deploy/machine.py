@@ -1,0 +1,161 @@
+"""A host as a machine of systemd-nspawn: a root file system that boots, with a network of its own."""
+
+import contextlib
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+BOOT_SECONDS = 60
+POWEROFF_SECONDS = 60
+_numbers = itertools.count()
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
+    """Waits until a condition holds; fails with `what` was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:.0f} s for {what if isinstance(what, str) else what()}")
+        time.sleep(0.2)
+
+
+class Machine:
+    """A booted machine. Commands run in all its namespaces."""
+
+    def __init__(self, root: Path, popen: subprocess.Popen, log: Path):
+        self.root = root
+        self.log = log
+        self.address = ""
+        self._popen = popen
+        self._init = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not been powered off."""
+        return self._popen.poll() is None
+
+    def wait_for_boot(self) -> None:
+        """Waits until the machine is up and cloud-init has done its work."""
+
+        def has_init() -> bool:
+            assert self.is_running, self.log.read_text(errors="replace")
+            children = psutil.Process(self._popen.pid).children()
+            self._init = children[0].pid if children else 0
+            return bool(self._init)
+
+        wait_until(has_init, BOOT_SECONDS, "the first process of a machine")
+
+        def has_booted() -> bool:
+            states = self.run("systemctl", "is-active", "multi-user.target", "cloud-final.service", check=False)
+            return states.stdout.split() == ["active", "active"]
+
+        wait_until(has_booted, BOOT_SECONDS, self.describe)
+
+    def run(self, *command: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess:
+        """Runs a command in the machine."""
+        result = subprocess.run(
+            ["nsenter", "--all", f"--target={self._init}", *command],
+            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert not check or result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
+        return result
+
+    def show(self, unit: str, name: str) -> str:
+        """Returns a property of a unit."""
+        return self.run("systemctl", "show", "--value", "-p", name, unit).stdout.strip()
+
+    def wait_for_state(self, unit: str, state: str, seconds: float = 30) -> None:
+        """Waits until a unit is active, inactive, activating or failed."""
+        wait_until(
+            lambda: self.show(unit, "ActiveState") == state,
+            seconds,
+            lambda: f"{unit} to be {state}, it is {self.show(unit, 'ActiveState')}:\n{self.journal(unit)}",
+        )
+
+    def journal(self, unit: str) -> str:
+        """Returns what a unit has said."""
+        return self.run("journalctl", "--no-pager", "-o", "short-precise", "-u", unit).stdout
+
+    def describe(self) -> str:
+        """Returns what does not work."""
+        jobs = self.run("systemctl", "list-jobs", "--no-pager", check=False).stdout
+        return f"a machine to boot\n{jobs}\n{self.run('systemctl', '--failed', '--no-pager', check=False).stdout}"
+
+    def wait_for_poweroff(self, seconds: float = POWEROFF_SECONDS) -> None:
+        """Waits until the machine has powered itself off."""
+        wait_until(lambda: not self.is_running, seconds, "a machine to power itself off")
+
+    def power_off(self) -> None:
+        """Shuts it down as a host is shut down."""
+        self.run("systemctl", "poweroff", check=False)
+        self.wait_for_poweroff()
+
+
+@contextlib.contextmanager
+def network(address: str, host_address: str) -> Iterator[str]:
+    """Makes a network namespace with one address, and one at this end. Yields its name."""
+    name = f"apexrl-{os.getpid()}-{next(_numbers)}"
+    here, there = f"ax{os.getpid() % 100000}h{name.rsplit('-', 1)[1]}", "host0"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+        ip("address", "add", f"{host_address}/32", "peer", f"{address}/32", "dev", here)
+        ip("link", "set", here, "up")
+        for words in (
+            ("link", "set", "lo", "up"),
+            ("address", "add", f"{address}/32", "peer", f"{host_address}/32", "dev", there),
+            ("link", "set", there, "up"),
+            ("route", "add", "default", "via", host_address, "dev", there, "src", address),
+        ):
+            ip("-n", name, *words)
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=30)
+
+
+def seed(root: Path, user_data: str, **meta_data: str) -> None:
+    """Leaves user-data and meta-data where cloud-init finds them at the next boot."""
+    directory = root / "var/lib/cloud/seed/nocloud"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "user-data").write_text(user_data)
+    meta_data = {"instance-id": "i-0123456789abcdef0", "local-hostname": "test-host", **meta_data}
+    (directory / "meta-data").write_text("".join(f"{name}: {value}\n" for name, value in meta_data.items()))
+    (directory / "network-config").write_text("network: {config: disabled}\n")
+
+
+@contextlib.contextmanager
+def booted(root: Path, namespace: str, log: Path, binds: Mapping[Path, str] | None = None) -> Iterator[Machine]:
+    """Boots a machine; it is gone at the end."""
+    flags: Sequence[str] = [f"--bind-ro={source}:{target}" for source, target in (binds or {}).items()]
+    command = [
+        *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--link-journal=no"),
+        *("--console=pipe", "--resolv-conf=off", "--timezone=off", f"--network-namespace-path=/run/netns/{namespace}"),
+        *(f"--machine={namespace}", f"--directory={root}", *flags),
+    ]
+    with log.open("wb") as output:
+        popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    machine = Machine(root, popen, log)
+    try:
+        yield machine
+    finally:
+        if popen.poll() is None:
+            popen.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                popen.wait(20)
+            popen.kill()
+        popen.wait()

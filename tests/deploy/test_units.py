@@ -1,0 +1,281 @@
+"""The units, started for real: each host is a machine of the image that Packer built."""
+
+import datetime
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
+from apexrl.errors import PeerError
+from apexrl.flags import parse
+from apexrl.net.keyring import ROLES, load_keyring, make_keys
+from apexrl.net.replay_client import ReplayClient
+from tests.deploy import rootfs, site
+from tests.deploy.hosts import BUCKET, CLUSTER, RUN, Metadata, host, interpreter, put_keys, role_env
+from tests.deploy.machine import wait_until
+from tests.deploy.moto_process import Aws, moto_server
+from tests.system.processes import ROOT
+
+UNITS = ROOT / "deploy/files/systemd"
+# The first time, a root file system is made and packages are downloaded.
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def address():
+    rootfs.require()
+    with site.host_address() as address:
+        yield address
+
+
+@pytest.fixture
+def cloud(address, tmp_path):
+    """AWS, where hosts reach it."""
+    with moto_server(tmp_path / "moto.log", address) as aws:
+        yield aws
+
+
+@pytest.fixture
+def metadata(address):
+    metadata = Metadata(address)
+    yield metadata
+    metadata.close()
+
+
+def answers(client) -> bool:
+    try:
+        client.statistics(1.0)
+    except PeerError:
+        return False
+    return True
+
+
+def test_shell_scripts_are_clean():
+    scripts = [*ROOT.glob("*.sh"), *ROOT.glob("deploy/**/*.sh")]
+    try:
+        result = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=100, check=False)
+    except FileNotFoundError:
+        pytest.skip("not installed: apt-get install shellcheck")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "unit, script, command",
+    [
+        ("replay", "replay.py", ReplayCommand),
+        ("learner", "learner.py", LearnerCommand),
+        ("actor", "actor.py", ActorCommand),
+        ("evaluator", "actor.py", ActorCommand),
+    ],
+)
+def test_the_flags_of_a_unit_are_flags_of_its_script(unit, script, command):
+    line = re.search(r"^ExecStart=(.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE)[1]
+    if line.startswith("/bin/sh"):
+        line = shlex.split(line)[2].replace("$$(nproc)", "3").replace("$$", "$")
+    line = re.sub(r"\$APEXRL_\w*FLAGS", "--preset small --bind-host 0.0.0.0 --keys elsewhere", line)
+    words = shlex.split(line)
+    assert f"/opt/apexrl/{script}" in words
+    if "--bind-host" in words and command is ActorCommand:
+        words.remove("--bind-host"), words.remove("0.0.0.0")
+    parsed = parse(command, words[words.index(f"/opt/apexrl/{script}") + 1 :])
+    assert parsed.preset == "small" and parsed.wires.keys == "/run/apexrl/keys"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({}, ""),
+        ({"APEXRL_ROLE": "replays"}, "APEXRL_ROLE='replays' in /etc/apexrl/role.env"),
+        ({"APEXRL_DEADLINE": "tomorrow"}, "a time like 2026-01-02T03:04:05Z was expected"),
+        ({"APEXRL_BUCKET": ""}, "APEXRL_BUCKET='' in /etc/apexrl/role.env"),
+        ({"APEXRL_KEYS_PATH": "apexrl keys"}, "APEXRL_KEYS_PATH='apexrl keys'"),
+        ({"APEXRL_FLAGS": "--env 'Catch"}, "APEXRL_FLAGS: No closing quotation"),
+    ],
+)
+def test_what_terraform_says_is_checked_before_anything_starts(change, message):
+    variables = role_env(Aws("http://127.0.0.1:1"), "learner", **change)
+    command = [sys.executable, ROOT / "deploy/files/apexrl_host.py", "check"]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, message in result.stderr) == (int(bool(message)), True), result.stderr
+
+
+def test_a_replay_host(build, cloud, address, tmp_path):
+    """From user-data to the end of its time: keys that come late, a kill, an operator's stop, the deadline."""
+    flags = "--preset small --bind-host 0.0.0.0 --learner-host 127.0.0.1"
+    variables = role_env(cloud, "replay", APEXRL_FLAGS=flags)
+    with host(build.images["cpu"].layers, variables, tmp_path / "host", address) as machine:
+        # Nothing that boots waits for keys that nobody has made yet.
+        assert "status: done" in machine.run("cloud-init", "status", "--wait", check=False).stdout
+        machine.wait_for_state("apexrl-keys.service", "activating")
+        wait_until(lambda: "python deploy/keys.py" in machine.journal("apexrl-keys"), 30, "a message about the keys")
+        assert machine.show("apexrl-replay.service", "ActiveState") == "inactive"
+        verify_units(machine)
+
+        # A failure of what fetches the keys does not end the wait of what needs them.
+        machine.run("systemctl", "kill", "--signal=KILL", "apexrl-keys.service")
+        keys = put_keys(cloud, tmp_path / "keys")
+        machine.wait_for_state("apexrl-replay.service", "active", 60)
+        check_keys(machine, keys)
+        check_replay(machine, keys, tmp_path)
+        check_logs(machine)
+
+        first = machine.show("apexrl-replay.service", "MainPID")
+        machine.run("kill", "-KILL", first)
+        wait_until(
+            lambda: machine.show("apexrl-replay.service", "MainPID") not in ("0", first), 30, "the replay to restart"
+        )
+        client = ReplayClient(f"tcp://{machine.address}:51002", "again", keyring=load_keyring(str(keys), "learner"))
+        wait_until(lambda: answers(client), 30, "the replay to answer again")
+
+        machine.run("systemctl", "stop", "apexrl.target")
+        machine.wait_for_state("apexrl-replay.service", "inactive")
+        assert not machine.run("ls", "/run/apexrl", check=False).stdout.strip(), "keys stay when the role is stopped"
+        assert machine.show("apexrl-limit.service", "ActiveState") == "active"
+        assert machine.run("journalctl", "-q", "-p", "warning", "-u", "apexrl-evaluator").stdout == ""
+
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=3)
+        machine.run(
+            "sed", "-i", f"s/^APEXRL_DEADLINE=.*/APEXRL_DEADLINE={soon:%Y-%m-%dT%H:%M:%SZ}/", "/etc/apexrl/role.env"
+        )
+        machine.run("systemctl", "restart", "apexrl-limit.service")
+        machine.wait_for_poweroff()
+    for role in ROLES:  # neither on the disk nor in a log
+        secret = (keys / f"{role}.secret").read_text().strip()
+        assert (
+            subprocess.run(["grep", "-rqF", secret, tmp_path / "host/upper"], check=False, timeout=60).returncode == 1
+        )
+
+
+def verify_units(machine):
+    """Anything that systemd-analyze says is a mistake: a wrong key is no error to it."""
+    names = sorted(path.name for path in UNITS.iterdir() if path.is_file())
+    assert len(names) > 10
+    result = machine.run("systemd-analyze", "verify", "--man=no", *names)
+    assert not result.stdout + result.stderr, result.stdout + result.stderr
+    assert machine.run("systemctl", "is-enabled", "apexrl.target").stdout.strip() == "enabled"
+
+
+def check_keys(machine, keys):
+    """The secrets of this host's roles and all public keys, in memory, for the service only."""
+    assert machine.run("findmnt", "-no", "FSTYPE", "--target", "/run/apexrl/keys").stdout.strip() == "tmpfs"
+    listing = machine.run("find", "/run/apexrl/keys", "-printf", "%U:%G %m %f\n").stdout.split("\n")
+    user = ":".join(machine.run("id", flag, "apexrl").stdout.strip() for flag in ("-u", "-g"))
+    names = ["replay.secret", "actor.secret", *(f"{role}.public" for role in ROLES)]
+    assert set(filter(None, listing)) == {f"{user} 700 keys", *(f"{user} 600 {name}" for name in names)}
+    for name in names:
+        assert machine.run("cat", f"/run/apexrl/keys/{name}").stdout == (keys / name).read_text()
+
+
+def check_replay(machine, keys, tmp_path):
+    """The learner's key opens, an unknown one does not; it runs as nobody special."""
+    endpoint = f"tcp://{machine.address}:51002"
+    client = ReplayClient(endpoint, "test", keyring=load_keyring(str(keys), "learner"))
+    wait_until(lambda: answers(client), 30, "the replay to answer")
+    stranger_keys = make_keys(tmp_path / "strange", ROLES)[0].parent
+    (stranger_keys / "replay.public").write_bytes((keys / "replay.public").read_bytes())
+    assert not answers(ReplayClient(endpoint, "stranger", keyring=load_keyring(str(stranger_keys), "learner")))
+    assert not answers(ReplayClient(endpoint, "naked"))
+    pid = machine.show("apexrl-replay.service", "MainPID")
+    assert machine.run("stat", "-c", "%U", f"/proc/{pid}").stdout.strip() == "apexrl"
+    status = dict(line.split(":", 1) for line in machine.run("cat", f"/proc/{pid}/status").stdout.splitlines())
+    assert status["NoNewPrivs"].strip() == "1" and int(status["CapEff"], 16) == 0
+    assert machine.run("ls", "/var/lib/apexrl/journal").stdout.strip()
+
+
+def check_logs(machine):
+    """What a unit says is in the file that the CloudWatch agent was told to send."""
+    wait_until(lambda: machine.show("apexrl-logs.service", "ActiveState") == "active", 30, "the agent's start")
+    config = json.loads(machine.run("cat", "/var/lib/agent-configuration.json").stdout)
+    sent = config["logs"]["logs_collected"]["files"]["collect_list"][0]
+    assert (sent["log_group_name"], sent["log_stream_name"]) == (f"/apexrl/{CLUSTER}", "replay/{instance_id}")
+    lines = lambda: machine.run("cat", sent["file_path"], check=False).stdout  # noqa: E731
+    wait_until(lambda: "apexrl-keys: " in lines() and "apexrl-limit: " in lines(), 10, lambda: f"logs: {lines()}")
+
+
+def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, address, tmp_path):
+    keys = put_keys(cloud, tmp_path / "keys")
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket=BUCKET)
+    prefix = f"{CLUSTER}/{RUN}/"
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}evaluations.csv", Body=b"of the first life\n")
+    s3.put_object(Bucket=BUCKET, Key=f"{CLUSTER}/other/evaluations.csv", Body=b"of another run\n")
+    variables = role_env(cloud, "learner", APEXRL_FLAGS="--preset small --bind-host 0.0.0.0 --replay-host 127.0.0.1")
+    binds = interpreter(tmp_path)
+    run_dir = "/var/lib/apexrl/run"
+
+    def stored(name: str) -> bytes:
+        names = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+        return s3.get_object(Bucket=BUCKET, Key=prefix + name)["Body"].read() if prefix + name in names else b""
+
+    def learner_listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((machine.address, 52001)) == 0
+
+    with host(build.images["gpu"].layers, variables, tmp_path / "host", address, binds) as machine:
+        machine.wait_for_state("apexrl-learner.service", "active", 60)
+        machine.wait_for_state("apexrl-tensorboard.service", "active")
+        assert machine.run("find", run_dir, "-type", "f").stdout.split() == [f"{run_dir}/evaluations.csv"]
+        secrets = machine.run("find", "/run/apexrl/keys", "-name", "*.secret", "-printf", "%f\n").stdout.split()
+        assert secrets == ["learner.secret"]
+        wait_until(learner_listens, 60, lambda: machine.journal("apexrl-learner"))
+        board = lambda: urllib.request.urlopen(f"http://{machine.address}:6006/", timeout=5).status  # noqa: E731
+        wait_until(lambda: tries(board) == 200, 60, lambda: machine.journal("apexrl-tensorboard"))
+
+        assert machine.show("apexrl-sync.timer", "ActiveState") == "active"
+        machine.run("sh", "-c", f"echo of the second life >> {run_dir}/evaluations.csv")
+        machine.run("systemctl", "start", "apexrl-sync.service")
+        assert stored("evaluations.csv") == b"of the first life\nof the second life\n"
+
+        # What is written last is not lost, neither by a stop nor by the end of the host.
+        machine.run("sh", "-c", f"mkdir {run_dir}/checkpoints; echo 1 > {run_dir}/checkpoints/latest.safetensors")
+        machine.power_off()
+    assert stored("checkpoints/latest.safetensors") == b"1\n"
+    assert {path.name for path in keys.glob("*.secret")} == {f"{role}.secret" for role in ROLES}
+
+
+def tries(call):
+    """Returns what a call returns, None while nobody answers."""
+    try:
+        return call()
+    except OSError:
+        return None
+
+
+def test_an_actor_host_stops_its_actors_when_it_is_taken_back(build, cloud, address, metadata, tmp_path):
+    put_keys(cloud, tmp_path / "keys")
+    flags = "--preset small --env Catch-v0 --replay-host 127.0.0.1 --learner-host 127.0.0.1"
+    endpoint = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint}
+    variables = role_env(cloud, "actor", APEXRL_FLAGS=flags, **endpoint)
+    with host(build.images["cpu"].layers, variables, tmp_path / "host", address, interpreter(tmp_path)) as machine:
+        machine.wait_for_state("apexrl-actor.service", "active", 60)
+        count = ("sh", "-c", "grep -lzs 'worker[-]index' /proc/[0-9]*/cmdline | wc -l")
+        wait_until(
+            lambda: machine.run(*count).stdout == machine.run("nproc").stdout,
+            60,
+            lambda: machine.journal("apexrl-actor"),
+        )
+        wait_until(lambda: metadata.asked > 0, 30, "a question for the spot notice")
+        assert machine.show("apexrl-actor.service", "ActiveState") == "active"
+
+        metadata.notice = json.dumps({"action": "terminate", "time": "2026-01-02T03:04:05Z"})
+        machine.wait_for_state("apexrl-actor.service", "inactive", 60)
+        machine.wait_for_state("apexrl-spot.service", "inactive")
+        assert machine.show("apexrl-actor.service", "Result") == "success", machine.journal("apexrl-actor")
+        time.sleep(3)  # longer than its RestartSec
+        assert machine.show("apexrl-actor.service", "ActiveState") == "inactive"
+
+
+def test_a_host_that_terraform_did_not_mean_starts_nothing_and_still_ends(build, cloud, address, tmp_path):
+    variables = role_env(cloud, "replay") | {"APEXRL_ROLE": "replays"}
+    with host(build.images["cpu"].layers, variables, tmp_path / "host", address) as machine:
+        machine.wait_for_state("apexrl-role.service", "failed")
+        assert "APEXRL_ROLE='replays' in /etc/apexrl/role.env" in machine.journal("apexrl-role")
+        assert machine.show("apexrl-keys.service", "ActiveState") == "inactive"
+        assert machine.show("apexrl-limit.service", "ActiveState") == "active"
