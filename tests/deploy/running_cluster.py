@@ -1,0 +1,99 @@
+"""A cluster on this machine: the hosts of a Terraform state, as machines of the images that Packer built."""
+
+import contextlib
+import dataclasses
+import ipaddress
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.deploy import rootfs
+from tests.deploy.machine import Machine, booted, seed
+from tests.deploy.terraform import resources, user_data
+from tests.deploy.vpc import Vpc
+
+IMAGES = {"replay": "cpu", "learner": "gpu", "actor": "cpu"}
+FIRST_ACTOR_ADDRESS = 20
+DROP_IN = "etc/systemd/system/apexrl-.service.d/aws.conf"
+# Where AWS is, and patience with its metadata service, which shares two cores with everything else. Nothing else is
+# told to a host but by Terraform: its credentials are those of its profile, from the metadata service.
+SETTINGS = """[Service]
+Environment=AWS_ENDPOINT_URL=http://{address}:443
+Environment=AWS_METADATA_SERVICE_TIMEOUT=10 AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a state says of its hosts."""
+
+    state: dict[str, Any]
+    cidr: str
+
+    def address(self, name: str) -> str:
+        """Returns the private address of a host: the plan's, or one as EC2 may give to an actor host."""
+        role, number = role_of(name), name.removeprefix(role_of(name))
+        if role == "actor":
+            return str(ipaddress.ip_network(self.cidr)[FIRST_ACTOR_ADDRESS + int(number)])
+        return str(resources(self.state)[f"aws_instance.{role}"]["private_ip"])
+
+
+def role_of(name: str) -> str:
+    """Returns the role of a host: its name without a number."""
+    return name.rstrip("0123456789")
+
+
+class RunningCluster:
+    """Its hosts by name: replay, learner, actor0, actor1 ...; close it at the end."""
+
+    def __init__(
+        self, plan: Plan, vpc: Vpc, layers: Mapping[str, Sequence[Path]], binds: Mapping[Path, str], directory: Path
+    ):
+        """Takes the network, the layers of both images, and a directory for disks and consoles."""
+        self.plan = plan
+        self.vpc = vpc
+        self.hosts: dict[str, Machine] = {}
+        self._layers = layers
+        self._binds = binds
+        self._directory = directory
+        self._user_data = user_data(plan.state)
+        self._stacks: dict[str, contextlib.ExitStack] = {}
+        self._numbers = itertools.count(1)
+
+    def start(self, *names: str) -> None:
+        """Starts hosts with new disks, and waits until cloud-init has done its work on them."""
+        for name in names:
+            self._stacks[name] = stack = contextlib.ExitStack()
+            self.hosts[name] = self._boot(name, stack)
+        for name in names:
+            self.hosts[name].wait_for_boot()
+
+    def _boot(self, name: str, stack: contextlib.ExitStack) -> Machine:
+        number, role, address = next(self._numbers), role_of(name), self.plan.address(name)
+        host_name = f"ip-{address.replace('.', '-')}"
+        directory = self._directory / f"{number}-{name}"
+        root = stack.enter_context(rootfs.overlay(self._layers[IMAGES[role]], directory))
+        namespace = stack.enter_context(self.vpc.plugged(name, address))
+        seed(root, self._user_data[role], **{"instance-id": f"i-{number:017x}", "local-hostname": host_name})
+        (root / "etc/hosts").write_text(f"127.0.0.1 localhost {host_name}\n")  # a VPC has a name server for this
+        (root / DROP_IN).write_text(SETTINGS.format(address=self.vpc.aws_address))
+        machine = stack.enter_context(booted(root, namespace, directory / "console.log", self._binds))
+        machine.address = address
+        return machine
+
+    def vanish(self, name: str) -> None:
+        """Takes a host away as when its hardware fails: it says goodbye to nobody, and its disk is lost."""
+        self.vpc.cut(name)
+        self.hosts.pop(name).kill()
+        self._stacks.pop(name).close()
+
+    def disks(self) -> list[Path]:
+        """Returns the directories with what each host, also one that is gone, has written to its disk."""
+        return sorted(self._directory.glob("*/upper"))
+
+    def close(self) -> None:
+        """Ends all hosts."""
+        with contextlib.ExitStack() as stack:
+            for own in self._stacks.values():
+                stack.callback(own.close)
