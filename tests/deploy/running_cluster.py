@@ -1,7 +1,6 @@
 """A cluster on this machine: the hosts of a Terraform state, as machines of the images that Packer built."""
 
 import contextlib
-import dataclasses
 import ipaddress
 import itertools
 from collections.abc import Mapping, Sequence
@@ -24,21 +23,6 @@ Environment=AWS_METADATA_SERVICE_TIMEOUT=10 AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a state says of its hosts."""
-
-    state: dict[str, Any]
-    cidr: str
-
-    def address(self, name: str) -> str:
-        """Returns the private address of a host: the plan's, or one as EC2 may give to an actor host."""
-        role, number = role_of(name), name.removeprefix(role_of(name))
-        if role == "actor":
-            return str(ipaddress.ip_network(self.cidr)[FIRST_ACTOR_ADDRESS + int(number)])
-        return str(resources(self.state)[f"aws_instance.{role}"]["private_ip"])
-
-
 def role_of(name: str) -> str:
     """Returns the role of a host: its name without a number."""
     return name.rstrip("0123456789")
@@ -48,16 +32,21 @@ class RunningCluster:
     """Its hosts by name: replay, learner, actor0, actor1 ...; close it at the end."""
 
     def __init__(
-        self, plan: Plan, vpc: Vpc, layers: Mapping[str, Sequence[Path]], binds: Mapping[Path, str], directory: Path
+        self,
+        state: dict[str, Any],
+        vpc: Vpc,
+        layers: Mapping[str, Sequence[Path]],
+        binds: Mapping[Path, str],
+        directory: Path,
     ):
-        """Takes the network, the layers of both images, and a directory for disks and consoles."""
-        self.plan = plan
+        """Takes the state, its network, the layers of both images, and a directory for disks and consoles."""
         self.vpc = vpc
         self.hosts: dict[str, Machine] = {}
         self._layers = layers
         self._binds = binds
         self._directory = directory
-        self._user_data = user_data(plan.state)
+        self._resources = resources(state)
+        self._user_data = user_data(state)
         self._stacks: dict[str, contextlib.ExitStack] = {}
         self._numbers = itertools.count(1)
 
@@ -70,7 +59,7 @@ class RunningCluster:
             self.hosts[name].wait_for_boot()
 
     def _boot(self, name: str, stack: contextlib.ExitStack) -> Machine:
-        number, role, address = next(self._numbers), role_of(name), self.plan.address(name)
+        number, role, address = next(self._numbers), role_of(name), self._address(name)
         host_name = f"ip-{address.replace('.', '-')}"
         directory = self._directory / f"{number}-{name}"
         root = stack.enter_context(rootfs.overlay(self._layers[IMAGES[role]], directory))
@@ -81,6 +70,13 @@ class RunningCluster:
         machine = stack.enter_context(booted(root, namespace, directory / "console.log", self._binds))
         machine.address = address
         return machine
+
+    def _address(self, name: str) -> str:
+        role = role_of(name)
+        if role == "actor":  # EC2 gives it any that is free
+            network = ipaddress.ip_network(self._resources["aws_vpc.this"]["cidr_block"])
+            return str(network[FIRST_ACTOR_ADDRESS + int(name.removeprefix(role))])
+        return str(self._resources[f"aws_instance.{role}"]["private_ip"])
 
     def vanish(self, name: str) -> None:
         """Takes a host away as when its hardware fails: it says goodbye to nobody, and its disk is lost."""

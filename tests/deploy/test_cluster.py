@@ -1,0 +1,346 @@
+"""A cluster on this machine: Packer's images, Terraform's user-data and security groups; it trains, and it breaks.
+
+The tests are in order: all of them work on one cluster, which the last one ends.
+"""
+
+import concurrent.futures
+import datetime
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from apexrl.checkpoint import LATEST, Counters, load_checkpoint
+from apexrl.net.keyring import ROLES, make_keys
+from apexrl.run_record import CURVE_FILE
+from apexrl.status import Status, read_status
+from tests.deploy import rootfs, site
+from tests.deploy.flows import Flow, flows_of
+from tests.deploy.hosts import interpreter
+from tests.deploy.machine import wait_until
+from tests.deploy.moto_process import REGION, moto_server
+from tests.deploy.running_cluster import RunningCluster, role_of
+from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, skip_without_tools, user_data
+from tests.deploy.vpc import OUTSIDE, vpc
+from tests.system.processes import ROOT
+
+# The first time, a root file system is made and packages are downloaded.
+pytestmark = pytest.mark.timeout(1800)
+
+NAME = "one-machine"
+VARIABLES = {
+    "name": NAME,
+    "results_bucket": BUCKET,
+    "env": "CartPole-v1",
+    "preset": "small",
+    "actor_hosts": 2,
+    "actor_workers_per_host": 2,
+    "environments_per_worker": 4,
+    "max_hours": 1,
+    "learner_flags": {"checkpoint_period_seconds": "3"},
+    "evaluator_flags": {"evaluation_period_seconds": "3", "episodes": "5"},
+}
+WORKERS, SLOTS = 4, 16
+GOOD_RETURN = 120.0  # a policy that has learned nothing keeps the pole up for 10 to 25 steps
+SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
+OPERATOR = "203.0.113.7"
+RUN_DIR = "var/lib/apexrl/run"
+PREFIX = f"{NAME}/run-1/"
+PYTHON = ("env", "PYTHONPATH=/opt/apexrl", "OMP_NUM_THREADS=1", "/opt/apexrl/.venv/bin/python", "-c")
+# Tries the doors that are for actors, with each of some directories of keys; the owner's come last.
+ACTING_GUEST = """
+import json, sys
+from apexrl.errors import PeerError
+from apexrl.net.insert_client import InsertClient
+from apexrl.net.keyring import load_keyring
+from apexrl.net.metrics_channel import MetricsClient
+from apexrl.net.parameter_channel import ParameterSubscriber
+replay, learner, directories = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+rings = {name: load_keyring(directory, "actor") for name, directory in directories.items()}
+clients = [MetricsClient(f"tcp://{learner}:52002", f"guest-{name}", ring) for name, ring in rings.items()]
+subscribers = {name: ParameterSubscriber(f"tcp://{learner}:52001", ring) for name, ring in rings.items()}
+for name, client in zip(rings, clients):
+    client.report({f"guest/{name}": 1.0})
+spec = subscribers["own"].fetch(20_000).header.spec
+outcomes = {}
+for name, ring in rings.items():
+    client = InsertClient(f"tcp://{replay}:51001", f"guest-{name}", spec, 1, ring)
+    try:
+        client.connect(4.0)
+        said = ""
+    except PeerError as error:
+        said = str(error)
+    client.close()
+    outcomes[name] = [said, name == "own" or subscribers[name].fetch() is not None]
+print(json.dumps(outcomes))
+"""
+# The door that is for learners.
+LEARNING_GUEST = """
+import json, sys
+from apexrl.errors import PeerError
+from apexrl.net.keyring import load_keyring
+from apexrl.net.replay_client import ReplayClient
+outcomes = {}
+for name, directory in json.loads(sys.argv[2]).items():
+    client = ReplayClient(f"tcp://{sys.argv[1]}:51002", f"guest-{name}", keyring=load_keyring(directory, "learner"))
+    try:
+        client.statistics(4.0)
+        outcomes[name] = ""
+    except PeerError as error:
+        outcomes[name] = str(error)
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture(scope="module")
+def address():
+    rootfs.require()
+    skip_without_tools()
+    with site.host_address() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def cloud(address, tmp_path_factory):
+    """AWS with the results bucket and the cluster's keys."""
+    with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
+        aws.client("s3").create_bucket(Bucket=BUCKET)
+        command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", NAME, "--region", REGION]
+        subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
+        yield aws
+
+
+@pytest.fixture(scope="module")
+def workspace(terraform_environment, tmp_path_factory):
+    workspace = Workspace("cluster", tmp_path_factory.mktemp("plan"), terraform_environment)
+    workspace.must("init")
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def state(workspace):
+    return workspace.apply(VARIABLES)
+
+
+@pytest.fixture(scope="module")
+def running(build, cloud, state, address, tmp_path_factory):
+    """Replay, learner and two actor hosts, and an operator on the internet."""
+    directory = tmp_path_factory.mktemp("cluster")
+    layers = {name: image.layers for name, image in build.images.items()}
+    cidr = resources(state)["aws_vpc.this"]["cidr_block"]
+    with vpc(cidr, address, cloud, rootfs.base()) as network, network.plugged(OUTSIDE, OPERATOR):
+        network.permit(state)
+        cluster = RunningCluster(state, network, layers, interpreter(directory), directory / "hosts")
+        try:
+            cluster.start("replay", "learner", "actor0", "actor1")
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def status(running) -> Status:
+    """What the learner writes to its status file."""
+    return read_status(running.hosts["learner"].root / RUN_DIR) or Status("", 0, Counters(), {}, "")
+
+
+def updates(running) -> int:
+    return status(running).counters.updates
+
+
+def figure(running, tag: str) -> float:
+    return status(running).figures.get(tag, -1.0)
+
+
+def describe(running) -> str:
+    """What happens in the cluster, for a test that has waited in vain."""
+    journals = [f"{name}:\n{host.journal('apexrl-*')[-3000:]}" for name, host in running.hosts.items()]
+    return "\n".join(["the cluster", str(status(running)), *journals])
+
+
+def wait_for(running, condition, seconds=90):
+    wait_until(condition, seconds, lambda: describe(running))
+
+
+def wait_for_training(running, since: int):
+    """Waits until the learner goes on for some time after an update, with all the workers."""
+    wait_for(running, lambda: updates(running) >= since + 300)
+    wait_for(running, lambda: figure(running, "replay/actors") == WORKERS)
+
+
+def stored(cloud) -> dict[str, int]:
+    """The sizes of the run's files in S3, by name."""
+    listed = cloud.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=PREFIX).get("Contents", [])
+    return {entry["Key"].removeprefix(PREFIX): entry["Size"] for entry in listed}
+
+
+def stored_updates(cloud, tmp_path) -> int:
+    """The updates of the checkpoint in S3."""
+    path = tmp_path / LATEST
+    cloud.client("s3").download_file(BUCKET, f"{PREFIX}checkpoints/{LATEST}", str(path))
+    return load_checkpoint(path).header.counters.updates
+
+
+def continued_from(host) -> list[int]:
+    """The updates from which the learner of a host went on."""
+    return [int(found) for found in re.findall(r"continuing from update (\d+)", host.journal("apexrl-learner"))]
+
+
+def secret_keys(cloud) -> list[str]:
+    names = [f"/apexrl/{NAME}/keys/{role}.secret" for role in ROLES]
+    answer = cloud.client("ssm").get_parameters(Names=names, WithDecryption=True)
+    assert len(answer["Parameters"]) == len(names)
+    return [parameter["Value"] for parameter in answer["Parameters"]]
+
+
+def test_returns_rise(running):
+    wait_for(running, lambda: (status(running).counters.best_evaluation_return or 0.0) >= GOOD_RETURN, 150)
+    curve = (running.hosts["learner"].root / RUN_DIR / CURVE_FILE).read_text().splitlines()
+    first = dict(zip(curve[0].split(","), curve[1].split(","), strict=True))
+    assert float(first["mean"]) < GOOD_RETURN / 2
+    wait_for(running, lambda: figure(running, "replay/actors") == WORKERS and figure(running, "replay/slots") == SLOTS)
+
+
+def test_each_host_has_the_keys_of_its_role_in_memory(running, cloud):
+    for name, host in running.hosts.items():
+        wanted = {f"{role}.public" for role in ROLES} | {f"{role}.secret" for role in SECRETS[role_of(name)]}
+        assert set(host.run("ls", "/run/apexrl/keys").stdout.split()) == wanted
+        assert host.run("findmnt", "-no", "FSTYPE", "--target", "/run/apexrl/keys").stdout.strip() == "tmpfs"
+        owned = host.run("sh", "-c", "cat /run/apexrl/keys/*.secret").stdout.split()
+        assert owned and set(owned) <= set(secret_keys(cloud))
+
+
+def test_only_what_the_plan_lets_through_passes(running, state, cloud):
+    allowed = flows_of(state, "ingress") & flows_of(state, "egress")
+    ports = {22, 443, 6006, *(flow.port for flow in allowed)}
+    addresses = {name: host.address for name, host in running.hosts.items()}
+    wanted = {
+        source: {
+            (address, port): "open" if Flow(role_of(source), role_of(target), port) in allowed else "silence"
+            for target, address in addresses.items()
+            if target != source
+            for port in ports
+        }
+        for source in (*addresses, OUTSIDE)
+    }
+    for source in addresses:  # AWS's interfaces, and nothing else outside
+        wanted[source] |= {(running.vpc.aws_address, 443): "open", (running.vpc.aws_address, 80): "silence"}
+    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
+        found = pool.map(lambda source: running.vpc.reach(source, list(wanted[source])), wanted)
+    assert dict(zip(wanted, found, strict=True)) == wanted
+    opened = [outcome for outcomes in wanted.values() for outcome in outcomes.values()].count("open")
+    assert opened == 4 + 2 + 1 + 2 * 3, "AWS; replay to learner; learner to replay; each actor host to both"
+
+
+def test_operators_reach_tensorboard_when_the_plan_names_them(running, workspace, state):
+    opened = workspace.apply(VARIABLES | {"operator_cidrs": [f"{OPERATOR}/32"]})
+    assert user_data(opened) == user_data(state), "no host is replaced for it"
+    board = (running.hosts["learner"].address, 6006)
+    others = [(host.address, port) for host in running.hosts.values() for port in (22, 6006, 51002, 52001)]
+    running.vpc.permit(opened)
+    try:
+        wait_for(running, lambda: running.vpc.reach(OUTSIDE, [board])[board] == "open")
+        outcomes = running.vpc.reach(OUTSIDE, others)
+        assert {target for target, outcome in outcomes.items() if outcome != "silence"} == {board}
+        assert running.vpc.reach("actor0", [board])[board] == "silence"
+    finally:
+        running.vpc.permit(state)
+    assert running.vpc.reach(OUTSIDE, [board])[board] == "silence"
+
+
+def test_strangers_without_keys_of_the_cluster_are_refused(running):
+    """Where the network lets them: on an actor host and on the learner's."""
+    replay, learner, actor = (running.hosts[name] for name in ("replay", "learner", "actor0"))
+    kinds = {"none": "", "strange": "/root/strange", "own": "/run/apexrl/keys"}
+    for host in (learner, actor):
+        make_keys(host.root / "root/strange", ROLES)
+        for name in ("replay", "learner"):  # the public keys are no secret
+            host.run("cp", f"/run/apexrl/keys/{name}.public", "/root/strange/")
+    acting = (*PYTHON, ACTING_GUEST, replay.address, learner.address, json.dumps(kinds))
+    learning = (*PYTHON, LEARNING_GUEST, replay.address, json.dumps(kinds))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        acted, learned = (pool.submit(host.run, *words) for host, words in ((actor, acting), (learner, learning)))
+    inserted = json.loads(acted.result().stdout)
+    read = json.loads(learned.result().stdout)
+    assert inserted["own"] == ["", True] and read["own"] == ""
+    for kind, reason in (("none", "is it running"), ("strange", "does not accept our key")):
+        assert reason in inserted[kind][0] and inserted[kind][1] is False, inserted
+        assert reason in read[kind], read
+    wait_for(running, lambda: figure(running, "guest/own") == 1.0)
+    assert figure(running, "guest/none") == figure(running, "guest/strange") == -1.0
+
+
+def test_an_actor_host_that_vanishes_is_replaced_and_its_slots_are_leased_again(running):
+    wait_for(running, lambda: figure(running, "replay/actors") == WORKERS)
+    before = updates(running)
+    running.vanish("actor0")
+    wait_for(running, lambda: figure(running, "replay/actors") == WORKERS / 2)
+    assert updates(running) > before, "the other host goes on"
+    running.start("actor2")
+    wait_for(running, lambda: figure(running, "replay/actors") == WORKERS)
+    assert figure(running, "replay/slots") == SLOTS
+    wait_for_training(running, updates(running))
+
+
+def test_a_learner_that_is_killed_continues_from_its_checkpoint_and_leaves_it_in_s3(running, cloud, tmp_path):
+    learner = running.hosts["learner"]
+    kept = load_checkpoint(learner.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates
+    before = updates(running)
+    learner.run("kill", "-KILL", learner.show("apexrl-learner.service", "MainPID"))
+    wait_for(running, lambda: continued_from(learner))
+    assert continued_from(learner)[0] >= kept > 0
+    wait_for_training(running, before)
+    names = stored(cloud)
+    assert {f"checkpoints/{LATEST}", CURVE_FILE, "status.json"} <= names.keys()
+    assert any(name.startswith("tensorboard/events.") and size for name, size in names.items())
+    assert stored_updates(cloud, tmp_path) >= kept
+
+
+def test_a_replay_that_is_killed_has_its_journal(running):
+    replay = running.hosts["replay"]
+    before, size = updates(running), figure(running, "replay/size")
+    replay.run("kill", "-KILL", replay.show("apexrl-replay.service", "MainPID"))
+    found = lambda: re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay.journal("apexrl-replay"))  # noqa: E731
+    wait_for(running, found)
+    assert int(found()[0]) >= 0.9 * size > 0
+    wait_for_training(running, before)
+
+
+def test_a_learner_host_that_vanishes_is_replaced_and_continues_from_s3(running, cloud, tmp_path):
+    running.hosts["learner"].run("systemctl", "start", "apexrl-sync.service")  # the timer's turn
+    games = status(running).counters.evaluation_episodes
+    before = updates(running)
+    running.vanish("learner")
+    kept = stored_updates(cloud, tmp_path)
+    assert kept > 0
+    running.start("learner")
+    learner = running.hosts["learner"]
+    wait_for(running, lambda: continued_from(learner))
+    assert continued_from(learner) == [kept]
+    wait_for_training(running, max(before, kept))
+    # Who listens only has to notice too that it listens to a host that is gone.
+    wait_for(running, lambda: status(running).counters.evaluation_episodes > games)
+    wait_for(running, lambda: figure(running, "actor/params_version") > max(before, kept))
+
+
+def test_at_the_time_limit_all_hosts_are_off_and_the_last_checkpoint_is_in_s3(running, state, cloud, tmp_path):
+    planned = datetime.datetime.fromisoformat(role_environment(user_data(state)["replay"])["APEXRL_DEADLINE"])
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
+    for host in running.hosts.values():
+        assert f"this host is powered off at {planned.isoformat()}" in host.journal("apexrl-limit")
+        edit = f"s/^APEXRL_DEADLINE=.*/APEXRL_DEADLINE={soon:%Y-%m-%dT%H:%M:%SZ}/"
+        host.run("sed", "-i", edit, "/etc/apexrl/role.env")
+        host.run("systemctl", "restart", "apexrl-limit.service")
+    before = updates(running)
+    for host in running.hosts.values():
+        host.wait_for_poweroff(90)
+    assert stored_updates(cloud, tmp_path) >= before > 0
+
+    s3 = cloud.client("s3")
+    texts = [s3.get_object(Bucket=BUCKET, Key=PREFIX + name)["Body"].read() for name in stored(cloud)]
+    for secret in secret_keys(cloud):
+        assert not any(secret.encode() in text for text in texts)
+        assert len(running.disks()) == 6
+        search = subprocess.run(["grep", "-rqF", secret, *running.disks()], check=False, timeout=60)
+        assert search.returncode == 1, "a secret key is on a disk"
