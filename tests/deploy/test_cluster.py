@@ -108,8 +108,7 @@ def cloud(address, tmp_path_factory):
     """AWS with the results bucket and the cluster's keys."""
     with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
         aws.client("s3").create_bucket(Bucket=BUCKET)
-        command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", NAME, "--region", REGION]
-        subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
+        run_keys(aws)
         yield aws
 
 
@@ -139,6 +138,11 @@ def running(build, cloud, state, address, tmp_path_factory):
             yield cluster
         finally:
             cluster.close()
+
+
+def run_keys(aws, *flags: str):
+    command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", NAME, "--region", REGION, *flags]
+    subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
 
 
 def status(running) -> Status:
@@ -340,6 +344,16 @@ def test_a_learner_host_that_vanishes_is_replaced_and_continues_from_s3(running,
     # Who listens only has to notice too that it listens to a host that is gone.
     wait_for(running, lambda: status(running).counters.evaluation_episodes > games)
     wait_for(running, lambda: figure(running, "actor/params_version") > max(before, kept))
+
+
+def test_new_keys_are_taken_by_a_running_cluster(running, cloud):
+    before, old = updates(running), secret_keys(cloud)
+    run_keys(cloud, "--rotate")
+    for host in running.hosts.values():
+        host.run("systemctl", "restart", "apexrl-keys.service")
+        owned = host.run("sh", "-c", "cat /run/apexrl/keys/*.secret").stdout.split()
+        assert owned and set(owned) <= set(secret_keys(cloud)) - set(old)
+    wait_for_training(running, before)
 
 
 def test_at_the_time_limit_all_hosts_are_off_and_the_last_checkpoint_is_in_s3(running, state, cloud, tmp_path):
