@@ -183,7 +183,9 @@ class ActorLoop:
             if rounds % period == 0:
                 self._fetch(agent)
             self._climb_ladder(sender)
-            for group in self._groups:
+            for index, group in enumerate(self._groups):
+                if rounds < index * self.spec.unroll_starts // len(self._groups):
+                    continue  # begins later, so that the groups' unrolls are not complete at one time
                 complete = self._advance(group, agent, rng)
                 while complete is not None and not sender.offer(complete) and not stop.is_set():
                     self._report_when_due(agent, sender)

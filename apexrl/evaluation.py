@@ -38,37 +38,38 @@ class Games(NamedTuple):
 
 def play_games(
     agent: ApexActor,
-    envs: VectorEnvironment,
-    num_envs: int,
+    envs: list[VectorEnvironment],
     config: EvaluationConfig,
     seed: int,
     recorder: Recorder,
     stop: Stop,
 ) -> Games | None:
-    """Plays games to their end; None when stopped before.
+    """Plays games to their end in environments of one game each; None when stopped before.
 
     The recorder gets the pictures of the first game. Each environment plays the same number of games (the first ones
-    one more), however long they last: taking the games that end first would favour short ones.
+    one more), however long they last: taking the games that end first would favour short ones. One that has played its
+    games rests, for a last game may take ten times as long as the others.
     """
-    quota = np.full(num_envs, config.episodes // num_envs)
-    quota[: config.episodes % num_envs] += 1
-    games: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
+    num_envs = len(envs)
+    quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
+    games: list[list[tuple[float, int]]] = [[] for _ in envs]
     rng = np.random.default_rng(seed)
     epsilons = np.full(num_envs, config.evaluation_epsilon)
-    frames, starts = envs.reset(seed=seed), np.ones(num_envs, bool)
+    frames = np.concatenate([env.reset((seed + i) % 2**31) for i, env in enumerate(envs)])
+    starts = np.ones(num_envs, bool)
     state = agent.initial_state(num_envs)
-    while any(len(played) < wanted for played, wanted in zip(games, quota, strict=True)):
+    while playing := [i for i in range(num_envs) if len(games[i]) < quota[i]]:
         if stop.is_set():
             return None
-        picture = None if games[0] else envs.render()
+        picture = None if games[0] else envs[0].render()
         if picture is not None:
             recorder.add(picture)
         actions, _ = agent.act(frames, starts, epsilons, state, rng)
-        seen = take_step(envs, actions)
-        frames, starts = seen.frames, seen.starts
-        for stream in np.flatnonzero(seen.episode_steps):
-            if len(games[stream]) < quota[stream]:
-                games[stream].append((float(seen.episode_returns[stream]), int(seen.episode_steps[stream])))
+        for i in playing:
+            seen = take_step(envs[i], actions[i : i + 1])
+            frames[i], starts[i] = seen.frames[0], seen.starts[0]
+            if seen.episode_steps[0]:
+                games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
     played = [game for stream in games for game in stream]
     return Games([game[0] for game in played], [game[1] for game in played])
 
@@ -82,9 +83,10 @@ class Evaluator:
         Raises: ConfigError when the environment cannot be made.
         """
         self._command = command
-        self._num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
-        self._envs = make_environment(command.env, self._num_envs, evaluate=True, render=True)
-        self.spec: StreamSpec = make_spec(command.env, self._envs, command.agent.unroll_starts, command.agent.n_steps)
+        num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
+        self._envs = [make_environment(command.env, 1, evaluate=True, render=i == 0) for i in range(num_envs)]
+        agent = command.agent
+        self.spec: StreamSpec = make_spec(command.env, self._envs[0], agent.unroll_starts, agent.n_steps)
 
     def evaluate(self, parameters: Parameters, stop: Stop) -> Evaluation | None:
         """Plays the configured number of games; None when stopped before they end."""
@@ -96,7 +98,7 @@ class Evaluator:
         directory = config.record_dir
         video = Path(directory) / f"game-{version:08d}.mp4" if directory else None
         recorder = Recorder(video, 60 / self.spec.frames_per_step)
-        games = play_games(agent, self._envs, self._num_envs, config, seed % 2**31, recorder, stop)
+        games = play_games(agent, self._envs, config, seed, recorder, stop)
         picture = recorder.close()
         if games is None:
             return None
@@ -106,7 +108,8 @@ class Evaluator:
 
     def close(self) -> None:
         """Closes the environments."""
-        self._envs.close()
+        for env in self._envs:
+            env.close()
 
 
 def follow(command: ActorCommand, stop: Stop) -> None:

@@ -80,6 +80,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
                 "a run that is resumed keeps its preset and its directory: leave out --preset and --run-dir"
             )
     machine = Machine.here(asked.learning.device)
+    choose_device(asked.actor_device)
     environment = make_environment(asked.env, 1)
     spec = make_spec(asked.env, environment, asked.agent.unroll_starts, asked.agent.n_steps)
     environment.close()

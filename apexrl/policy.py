@@ -13,6 +13,7 @@ from torch import Tensor
 
 from apexrl.config import NetworkConfig
 from apexrl.device import fastest_dtype
+from apexrl.lane import wait
 from apexrl.networks import DuelingNetwork, make_network
 from apexrl.screens import blocks, channels, stored_shape
 from apexrl.types import StreamSpec
@@ -170,11 +171,14 @@ class _CapturedCalls:
         self._host_values = torch.empty(num_envs, spec.num_actions, pin_memory=True)
         self._frames = torch.empty_like(self._host_frames, device=policy.device)
         self._starts = torch.empty_like(self._host_starts, device=policy.device)
-        self._done = torch.cuda.Event(blocking=True)
+        self._done = torch.cuda.Event()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, frames: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Returns [E, A] values; waits for the GPU, leaving the core to the emulator."""
+        """Returns [E, A] values; waits for the GPU, leaving the core to the emulator.
+
+        Raises: ApexError when the GPU does not get there in time.
+        """
         self._host_frames.numpy()[...] = frames
         self._host_starts.numpy()[...] = starts
         position = self._stack.newest
@@ -182,7 +186,7 @@ class _CapturedCalls:
             self._graphs[position] = self._capture()
         self._graphs[position].replay()
         self._done.record()
-        self._done.synchronize()
+        wait(self._done)
         return self._host_values.numpy().copy()
 
     def _capture(self) -> torch.cuda.CUDAGraph:

@@ -10,9 +10,11 @@ from benchmarks.actor_process import Played, cpu_seconds, play
 
 
 def test_cpu_time_of_a_process_is_the_schedulers():
-    before = time.process_time()
-    counted = cpu_seconds(psutil.Process())
-    assert before <= counted <= time.process_time()
+    used = time.process_time()
+    while time.process_time() < used + 0.5:
+        pass
+    # The kernel's sum over threads may step back by some milliseconds on a virtual machine.
+    assert cpu_seconds(psutil.Process()) == pytest.approx(time.process_time(), abs=0.2)
 
 
 def test_the_real_actor_is_measured_and_says_where_its_time_goes():
