@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.system.processes import ROOT
@@ -55,41 +55,41 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
 
 
+@settings(deadline=None)  # the first reading makes the parser
 @given(values)
 def test_every_value_comes_back(value):
     assert read_literal(as_hcl(value), "test") == value
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_a_value_or_a_clear_error(text):
     try:
         read_literal(text, "test")
     except DeployError as error:
-        assert str(error).startswith("test, about line ")
+        assert str(error).startswith("test: ")
 
 
 @pytest.mark.parametrize(
     ("text", "finding"),
     [
-        ("hosts = 2 * 3", "'*' was not expected: only literals"),
-        ("hosts = max(1, 2)", "a literal was expected, not max"),
-        ("hosts = var.other", "a literal was expected, not var"),
-        ('name = "a-${var.other}"', "a template"),
-        ("name = <<EOT\nx\nEOT", "'<' was not expected"),
-        ('name = "open', "only literals"),
-        ("hosts = [1 2]", ", or ] was expected"),
-        ("hosts = [1,\n2", ", or ] was expected"),
-        ("a = 1 b = 2", "one variable a line"),
-        ("a = 1\na = 2", "a is given twice"),
-        ("hosts 3", "= was expected"),
-        ("flags = {a = 1 b = 2}", ", or } was expected"),
-        ("hosts =", "a literal was expected, not the end"),
+        ("hosts = 2 * 3", "hosts: ${2 * 3} is not a literal"),
+        ("hosts = max(1, 2)", "is not a literal"),
+        ("hosts = var.other", "is not a literal"),
+        ("hosts = other", "other is not a literal"),
+        ('name = "a-${var.other}"', "templates"),
+        ("name = <<EOT\nx\nEOT", "heredocs"),
+        (r'name = "\q"', "is not a string"),
+        ('name = "open', "line 2"),
+        ("hosts = [1 2]", "line 2"),
+        ("hosts 3", "line 2"),
+        ("hosts =", "line 2"),
     ],
 )
-def test_more_than_literals_is_refused_with_the_line(tmp_path, text, finding):
+def test_more_than_literals_is_refused_with_its_place(tmp_path, text, finding):
     path = tmp_path / "wrong.tfvars"
     path.write_text(f"\n{text}\n")
-    with pytest.raises(DeployError, match=r"about line [2-5]: ") as error:
+    with pytest.raises(DeployError, match="wrong.tfvars: ") as error:
         read_tfvars(path)
     assert finding in str(error.value)
 
