@@ -72,7 +72,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 
 def _literal(value: Any, source: str) -> Any:
-    """Returns what hcl2 has read as a value: it gives strings with their quotes, and what is not a literal as ${...}."""
+    """Returns the value of what hcl2 has read: strings come with their quotes, what is no literal as ${...}."""
     match value:
         case dict():
             return {

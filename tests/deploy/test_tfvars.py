@@ -89,7 +89,7 @@ def test_any_text_is_a_value_or_a_clear_error(text):
 def test_more_than_literals_is_refused_with_its_place(tmp_path, text, finding):
     path = tmp_path / "wrong.tfvars"
     path.write_text(f"\n{text}\n")
-    with pytest.raises(DeployError, match="wrong.tfvars: ") as error:
+    with pytest.raises(DeployError, match=r"wrong\.tfvars: ") as error:
         read_tfvars(path)
     assert finding in str(error.value)
 
