@@ -63,8 +63,15 @@ source "amazon-ebs" "base" {
   encrypt_boot = true
   kms_key_id   = var.kms_key_id
 
-  run_tags        = merge(local.tags, { Name = "apexrl image build" })
-  run_volume_tags = merge(local.tags, { Name = "apexrl image build" })
+  # Packer tags its temporary IAM profile with these too, and IAM refuses the parentheses in a base image's name.
+  run_tags        = { Project = "apexrl", Version = var.version, Name = "apexrl image build" }
+  run_volume_tags = { Project = "apexrl", Version = var.version, Name = "apexrl image build" }
+
+  # The encrypted copy of a large image may take longer than the half hour that is Packer's own patience.
+  aws_polling {         # packer >= 1.7
+    delay_seconds = 30  # packer >= 1.7
+    max_attempts  = 240 # packer >= 1.7
+  }                     # packer >= 1.7
 }
 
 build {

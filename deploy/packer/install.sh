@@ -10,7 +10,11 @@ readonly home=/opt/apexrl
 readonly lock=$home/deploy/packer/requirements-$APEXRL_IMAGE.txt
 
 install_packages() {
-  apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update -q
+  # DPkg::Lock::Timeout does not cover the lock of the lists, which Ubuntu's own update may hold at the first boot.
+  for _ in $(seq 30); do
+    apt-get -o Acquire::Retries=3 update -q && break
+    sleep 10
+  done
   apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install -q -y --no-install-recommends \
     ca-certificates curl gpg logrotate python3-venv rsyslog
   # A host lives for days at most and is replaced by one of a newer image. Upgrades at work would restart its services,

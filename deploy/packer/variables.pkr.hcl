@@ -50,7 +50,7 @@ variable "gpu_volume_gib" {
 variable "kms_key_id" {
   type        = string
   default     = ""
-  description = "KMS key that encrypts the images; empty: the account's default key for EBS."
+  description = "KMS key that encrypts the images; empty: the account's default key for EBS. A key of your own has to let AWSServiceRoleForAutoScaling use it, or no actor host starts."
 }
 
 variable "subnet_id" {

@@ -93,6 +93,7 @@ resource "aws_autoscaling_group" "actor" {
     preferences {
       min_healthy_percentage = 50
       instance_warmup        = 60
+      skip_matching          = true # hosts that the same update has just launched
     }
   }
 
@@ -108,5 +109,6 @@ resource "aws_autoscaling_group" "actor" {
 
   depends_on = [
     aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
+    aws_vpc_security_group_egress_rule.aws, aws_ec2_subnet_cidr_reservation.fixed,
   ]
 }

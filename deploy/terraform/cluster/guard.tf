@@ -26,14 +26,18 @@ resource "aws_autoscaling_schedule" "limit" {
   desired_capacity       = 0
 }
 
-# One for each host: a request for several does nothing when one of them is long gone.
-resource "aws_scheduler_schedule" "limit" {
-  #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
-  for_each = { replay = aws_instance.replay.id, learner = aws_instance.learner.id }
+locals {
+  terminate_at  = "at(${trimsuffix(timeadd(terraform_data.deadline.output, "10m"), "Z")})"
+  terminate_arn = "arn:${local.partition}:scheduler:::aws-sdk:ec2:terminateInstances"
+}
 
-  name                         = "${var.name}-limit-${each.key}"
-  description                  = "Terminates the ${each.key} host of the cluster ${var.name} when its time is over"
-  schedule_expression          = "at(${trimsuffix(timeadd(terraform_data.deadline.output, "10m"), "Z")})"
+# Two resources, not one for both: a host that cannot be started must not keep the other from its limit. And a request
+# for both would do nothing when one of them is long gone.
+resource "aws_scheduler_schedule" "replay_limit" {
+  #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
+  name                         = "${var.name}-limit-replay"
+  description                  = "Terminates the replay host of the cluster ${var.name} when its time is over"
+  schedule_expression          = local.terminate_at
   schedule_expression_timezone = "UTC"
   action_after_completion      = "NONE"
 
@@ -42,9 +46,33 @@ resource "aws_scheduler_schedule" "limit" {
   }
 
   target {
-    arn      = "arn:${local.partition}:scheduler:::aws-sdk:ec2:terminateInstances"
+    arn      = local.terminate_arn
     role_arn = aws_iam_role.limit.arn
-    input    = jsonencode({ InstanceIds = [each.value] })
+    input    = jsonencode({ InstanceIds = [aws_instance.replay.id] })
+
+    retry_policy {
+      maximum_event_age_in_seconds = 3600
+      maximum_retry_attempts       = 20
+    }
+  }
+}
+
+resource "aws_scheduler_schedule" "learner_limit" {
+  #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
+  name                         = "${var.name}-limit-learner"
+  description                  = "Terminates the learner host of the cluster ${var.name} when its time is over"
+  schedule_expression          = local.terminate_at
+  schedule_expression_timezone = "UTC"
+  action_after_completion      = "NONE"
+
+  flexible_time_window {
+    mode = "OFF"
+  }
+
+  target {
+    arn      = local.terminate_arn
+    role_arn = aws_iam_role.limit.arn
+    input    = jsonencode({ InstanceIds = [aws_instance.learner.id] })
 
     retry_policy {
       maximum_event_age_in_seconds = 3600

@@ -27,13 +27,14 @@ resource "aws_instance" "learner" {
     volume_size           = var.learner_volume_gib
     encrypted             = true
     delete_on_termination = true
-    tags                  = merge(local.tags, { Name = "${var.name}-learner", Role = "learner" })
+    tags                  = { Name = "${var.name}-learner", Role = "learner" } # beside the provider's default tags
   }
 
   tags = { Name = "${var.name}-learner", Role = "learner" }
 
+  # Destroyed before these: its last upload still needs its rights and its way to S3.
   depends_on = [
     aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.results, aws_iam_role_policy.session,
-    aws_route_table_association.this,
+    aws_route_table_association.this, aws_vpc_endpoint.s3, aws_vpc_security_group_egress_rule.aws,
   ]
 }

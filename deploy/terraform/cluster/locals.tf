@@ -59,7 +59,7 @@ locals {
     })
     learner = merge(local.shared_environment, {
       APEXRL_ROLE   = "learner"
-      APEXRL_FLAGS  = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.learner}"
+      APEXRL_FLAGS  = "${local.shared_flags} --device cuda --bind-host 0.0.0.0${local.further_flags.learner}" # never a slow learner at a GPU's price
       APEXRL_BUCKET = var.results_bucket
       APEXRL_RUN    = var.run
     })

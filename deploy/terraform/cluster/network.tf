@@ -32,6 +32,16 @@ resource "aws_subnet" "this" {
   }
 }
 
+# AWS gives a reserved address to nobody by itself: otherwise an actor might sit on one of these when its host is made anew.
+resource "aws_ec2_subnet_cidr_reservation" "fixed" {
+  for_each = { replay = local.replay_address, learner = local.learner_address }
+
+  subnet_id        = aws_subnet.this.id
+  cidr_block       = "${each.value}/32"
+  reservation_type = "explicit"
+  description      = "The ${each.key} host"
+}
+
 resource "aws_internet_gateway" "this" {
   vpc_id = aws_vpc.this.id
 

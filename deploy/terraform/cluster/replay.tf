@@ -35,11 +35,14 @@ resource "aws_instance" "replay" {
     volume_size           = var.replay_volume_gib
     encrypted             = true
     delete_on_termination = true
-    tags                  = merge(local.tags, { Name = "${var.name}-replay", Role = "replay" })
+    tags                  = { Name = "${var.name}-replay", Role = "replay" } # beside the provider's default tags
   }
 
   tags = { Name = "${var.name}-replay", Role = "replay" }
 
   # A host that starts before it may read its keys would only wait for them.
-  depends_on = [aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this]
+  depends_on = [
+    aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
+    aws_vpc_security_group_egress_rule.aws,
+  ]
 }

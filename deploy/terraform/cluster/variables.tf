@@ -331,8 +331,8 @@ variable "operator_cidrs" {
   nullable    = false
 
   validation {
-    condition     = alltrue([for cidr in var.operator_cidrs : can(cidrhost(cidr, 0)) && can(regex("^[0-9.]+/[0-9]+$", cidr))])
-    error_message = "operator_cidrs has to hold IPv4 networks, such as [\"203.0.113.7/32\"] for one address; `curl https://checkip.amazonaws.com` tells yours."
+    condition     = alltrue([for cidr in var.operator_cidrs : can(regex("^[0-9.]+/[0-9]+$", cidr)) && try(cidrhost(cidr, 0) == split("/", cidr)[0], false)])
+    error_message = "operator_cidrs has to hold IPv4 networks, each given by its first address, such as [\"203.0.113.7/32\"] for one address; `curl https://checkip.amazonaws.com` tells yours."
   }
 
   validation {
