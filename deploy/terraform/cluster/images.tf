@@ -168,7 +168,7 @@ resource "terraform_data" "zone" {
 
     precondition {
       condition     = data.aws_s3_bucket.results.bucket_region == var.region
-      error_message = "results_bucket ${data.aws_s3_bucket.results.bucket} is in ${data.aws_s3_bucket.results.bucket_region}, the cluster in ${var.region}: use the region of ../bootstrap, or apply ../bootstrap in ${var.region}."
+      error_message = "results_bucket ${data.aws_s3_bucket.results.bucket} is in ${data.aws_s3_bucket.results.bucket_region}, the cluster in ${var.region}: use the region of deploy/terraform/bootstrap, or apply that in ${var.region}."
     }
   }
 }
