@@ -13,7 +13,6 @@ from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
 RANGES = {
     "actor_hosts": (0, 200),
-    "actor_on_demand_hosts": (0, 200),
     "replay_volume_gib": (8, 16384),
     "learner_volume_gib": (8, 16384),
     "max_hours": (1, 168),
@@ -107,9 +106,9 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
     for name, (least, most) in RANGES.items():
         if not least <= getattr(cluster, name) <= most:
             raise DeployError(f"variable {name} is {getattr(cluster, name)}: it has to be from {least} to {most}")
-    if cluster.spot_hosts < 0:
-        both = f"{cluster.actor_on_demand_hosts}, actor_hosts is {cluster.actor_hosts}"
-        raise DeployError(f"variable actor_on_demand_hosts is {both}: it has to be from 0 to actor_hosts")
+    if not 0 <= cluster.actor_on_demand_hosts <= cluster.actor_hosts:
+        wrong, most = cluster.actor_on_demand_hosts, cluster.actor_hosts
+        raise DeployError(f"variable actor_on_demand_hosts is {wrong}: it has to be from 0 to actor_hosts ({most})")
     return cluster
 
 

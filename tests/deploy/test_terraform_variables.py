@@ -78,7 +78,7 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
         ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
     ],
 ]
-"""Values of another type, and such as are wrong beside another variable's or beside what AWS has; one plan for a list."""
+"""Values of another type, or wrong beside another variable's or beside what AWS has; one plan for a list."""
 
 WRONG_REGIONS = [
     ("us-west-2", {}, "There is no image with the tags Project=apexrl, Role=cpu"),
