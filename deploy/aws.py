@@ -1,5 +1,6 @@
 """How the scripts talk to AWS: the SDK's own credential chain, short deadlines, errors with their cure."""
 
+import functools
 from typing import Any
 
 import boto3
@@ -8,26 +9,36 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     EndpointConnectionError,
+    InvalidRegionError,
     NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
     TokenRetrievalError,
-    UnauthorizedSSOTokenError,
 )
 from botocore.parsers import ResponseParserError
 
 AwsError = (BotoCoreError, ClientError, ResponseParserError)
 CONFIG = Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "max_attempts": 4})
 LOGIN = "log in with `aws sso login` or `aws configure`, or set AWS_PROFILE"
-EXPIRED = (
+NOT_LOGGED_IN = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOError, TokenRetrievalError)
+REFUSED = (
+    "AuthFailure",
     "ExpiredToken",
     "ExpiredTokenException",
-    "RequestExpired",
+    "InvalidAccessKeyId",
     "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
+"""AWS's names for credentials that it does not know, or no longer."""
 
 
+@functools.cache
 def client(service: str, region: str) -> Any:
-    """Returns a client; nothing is sent yet."""
+    """Returns a client, one for each service and region; nothing is sent yet."""
     return boto3.client(service, region_name=region, config=CONFIG)
 
 
@@ -39,15 +50,17 @@ def code_of(error: Exception) -> str:
 def explain(error: Exception) -> tuple[str, str]:
     """Returns what went wrong, and its cure."""
     code = code_of(error)
-    if isinstance(error, (NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError)):
-        return "no AWS credentials", LOGIN
-    if code in EXPIRED or code == "AuthFailure":
+    if isinstance(error, NOT_LOGGED_IN):
+        return f"no AWS credentials ({error})", LOGIN
+    if code in REFUSED:
         return f"AWS does not take these credentials ({code})", f"{LOGIN}; a region that has to be enabled must be"
     if isinstance(error, ClientError):
         text = error.response["Error"].get("Message", "")
         if "AccessDenied" in code or code == "UnauthorizedOperation":
             return f"not allowed: {error.operation_name}", f"ask for the permission; AWS says: {text}"
         return f"{error.operation_name} failed: {code}: {text}", "see the message"
+    if isinstance(error, InvalidRegionError):
+        return str(error), "check the region's name: `aws ec2 describe-regions` lists them"
     if isinstance(error, EndpointConnectionError):
         return str(error), "check the region's name and this machine's network"
     if isinstance(error, ResponseParserError):

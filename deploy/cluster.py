@@ -11,6 +11,13 @@ from typing import Any, NamedTuple
 from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 
 CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
+RANGES = {
+    "actor_hosts": (0, 200),
+    "replay_volume_gib": (8, 16384),
+    "learner_volume_gib": (8, 16384),
+    "max_hours": (1, 168),
+}
+"""What the validations in variables.tf let through."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +78,15 @@ class Cluster(NamedTuple):
     max_hours: int
 
     @property
-    def on_demand_hosts(self) -> int:
-        """Actor hosts that are not spot instances."""
-        return min(self.actor_on_demand_hosts, self.actor_hosts)
-
-    @property
     def spot_hosts(self) -> int:
         """Actor hosts that are spot instances."""
-        return self.actor_hosts - self.on_demand_hosts
+        return self.actor_hosts - self.actor_on_demand_hosts
 
 
 def read_cluster(flags: ClusterFlags) -> Cluster:
     """Returns a cluster's variables.
 
-    Raises: DeployError when a file cannot be read, or a variable is unknown or of another type.
+    Raises: DeployError when a file cannot be read, or a variable is unknown, of another type or out of its range.
     """
     values = read_defaults(CONFIGURATION / "variables.tf")
     files = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
@@ -100,7 +102,14 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
         if field.name != "var_file" and value is not None:
             given["name" if field.name == "cluster" else field.name] = value
     values |= {name: value for name, value in given.items() if value is not None}
-    return Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
+    cluster = Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
+    for name, (least, most) in RANGES.items():
+        if not least <= getattr(cluster, name) <= most:
+            raise DeployError(f"variable {name} is {getattr(cluster, name)}: it has to be from {least} to {most}")
+    if not 0 <= cluster.actor_on_demand_hosts <= cluster.actor_hosts:
+        wrong, most = cluster.actor_on_demand_hosts, cluster.actor_hosts
+        raise DeployError(f"variable actor_on_demand_hosts is {wrong}: it has to be from 0 to actor_hosts ({most})")
+    return cluster
 
 
 def _environment(values: dict[str, Any]) -> dict[str, Any]:

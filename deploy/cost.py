@@ -86,7 +86,7 @@ def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
         raise DeployError("variable actor_instance_types is empty: give --actor-instance-types")
     first = cluster.actor_instance_types[0]
     (each,), is_certain = price_of(prices, first, "on_demand")
-    low = high = cluster.on_demand_hosts * each
+    low = high = cluster.actor_on_demand_hosts * each
     if cluster.spot_hosts:
         spots = [price_of(prices, name, "spot") for name in cluster.actor_instance_types]
         low += cluster.spot_hosts * min(numbers[0] for numbers, _ in spots)

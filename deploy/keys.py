@@ -18,7 +18,7 @@ CLUSTER_NAME = re.compile(r"[a-z][a-z0-9-]{1,18}[a-z0-9]")
 
 
 def key_names(cluster: str) -> list[str]:
-    """Returns the names of the parameters that a cluster needs."""
+    """Returns the names of the parameters that a cluster needs: of each role the public key, then the secret one."""
     return [f"/apexrl/{cluster}/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
 
 
@@ -45,13 +45,11 @@ def store_keys(ssm: Any, cluster: str, rotate: bool) -> list[str]:
     tags = [{"Key": "Project", "Value": "apexrl"}, {"Key": "Cluster", "Value": cluster}]
     stored = 0
     try:
-        for role in ROLES:
-            for half, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):
-                name = f"/apexrl/{cluster}/keys/{role}.{half}"
-                ssm.put_parameter(Name=name, Value=key.decode(), Type="SecureString", Overwrite=rotate)
-                stored += 1
-                # In a request of its own: AWS refuses tags together with Overwrite.
-                ssm.add_tags_to_resource(ResourceType="Parameter", ResourceId=name, Tags=tags)
+        for name, key in zip(names, (key for _ in ROLES for key in zmq.curve_keypair()), strict=True):
+            ssm.put_parameter(Name=name, Value=key.decode(), Type="SecureString", Overwrite=rotate)
+            stored += 1
+            # In a request of its own: AWS refuses tags together with Overwrite.
+            ssm.add_tags_to_resource(ResourceType="Parameter", ResourceId=name, Tags=tags)
     except AwsError as error:
         if code_of(error) == "ParameterAlreadyExists":
             raise DeployError("somebody else is making this cluster's keys: look again in a minute") from error

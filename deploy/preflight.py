@@ -4,6 +4,7 @@ Reads the same variables as Terraform (see cluster.py), changes nothing, and rea
 a FAIL comes with its cure, and makes the exit status 1.
 """
 
+import functools
 import ipaddress
 import math
 import re
@@ -59,7 +60,7 @@ def check_region(cluster: Cluster) -> Iterator[Line]:
 def check_bucket(cluster: Cluster) -> Iterator[Line]:
     """Finds out whether the results bucket is there, ours, and in the region."""
     bucket = cluster.results_bucket
-    cure = "apply terraform/bootstrap, and give its output results_bucket as --results-bucket or in a var-file"
+    cure = "apply deploy/terraform/bootstrap, and give its output results_bucket as --results-bucket or in a var-file"
     if not bucket:
         yield Line("bucket", "variable results_bucket is not given", cure)
         return
@@ -85,6 +86,7 @@ def instance_types(cluster: Cluster) -> tuple[str, ...]:
     )
 
 
+@functools.cache
 def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """Returns what EC2 says of the cluster's instance types, by name; unknown ones are missing."""
     filters = [{"Name": "instance-type", "Values": list(instance_types(cluster))}]
@@ -167,24 +169,11 @@ def quota_of(instance_type: str, spot: bool) -> str:
 
 def check_quotas(cluster: Cluster) -> Iterator[Line]:
     """Finds out whether the account may start so many vCPUs beside those that run already."""
-    vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
-    actor_vcpus = max((vcpus.get(name, 0) for name in cluster.actor_instance_types), default=0)
-    actor_type = cluster.actor_instance_types[0] if cluster.actor_instance_types else ""
-    wanted: Counter[str] = Counter()
-    for name, count, spot, each in (
-        (cluster.replay_instance_type, 1, False, vcpus.get(cluster.replay_instance_type, 0)),
-        (cluster.learner_instance_type, 1, False, vcpus.get(cluster.learner_instance_type, 0)),
-        (actor_type, cluster.on_demand_hosts, False, actor_vcpus),
-        (actor_type, cluster.spot_hosts, True, actor_vcpus),
-    ):
-        if count:
-            wanted[quota_of(name, spot)] += count * each
     used = _vcpus_in_use(cluster)
-    for code, needed in wanted.items():
-        if not code:
-            yield Line(
-                "quota", f"{needed} vCPUs of a family whose quota this script does not know; look in the console"
-            )
+    for code, needed in _vcpus_wanted(cluster).items():
+        if code not in QUOTA_NAMES:
+            cure = "look for its quota in the console (Service Quotas, Amazon EC2), or choose types of other families"
+            yield Line("quota", f"not checked: this script knows no quota of {code}", cure)
             continue
         limit = _allowed(cluster, "ec2", code)
         finding = f"{QUOTA_NAMES[code]}: {needed} wanted, {used[code]} in use, {limit:g} allowed"
@@ -195,6 +184,27 @@ def check_quotas(cluster: Cluster) -> Iterator[Line]:
                 f"--desired-value {math.ceil(needed + used[code])} --region {cluster.region} (hours to days)"
             )
         yield Line("quota", finding, cure)
+
+
+def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
+    """Counts the cluster's vCPUs by quota; of what no quota is known, by type.
+
+    The group may start its hosts of any of its types: each quota that one of them counts against has to do.
+    """
+    vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
+    wanted: Counter[str] = Counter()
+    for types, hosts, spot in (
+        ((cluster.replay_instance_type,), 1, False),
+        ((cluster.learner_instance_type,), 1, False),
+        (cluster.actor_instance_types, cluster.actor_on_demand_hosts, False),
+        (cluster.actor_instance_types, cluster.spot_hosts, True),
+    ):
+        largest: Counter[str] = Counter()
+        for name in types if hosts else ():
+            code = quota_of(name, spot) or f"{name}{' on spot' if spot else ''}"
+            largest[code] = max(largest[code], hosts * vcpus.get(name, 0))
+        wanted += largest
+    return wanted
 
 
 def _allowed(cluster: Cluster, service: str, code: str) -> float:

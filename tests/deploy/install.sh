@@ -6,9 +6,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
+# Programs of this machine and their Debian packages. gpg cannot make a key without its agent.
 declare -A packages=(
-  [packer]=packer [cloud-init]=cloud-init [shellcheck]=shellcheck [debootstrap]=debootstrap [nft]=nftables
-  [systemd-nspawn]=systemd-container [systemd-analyze]=systemd [ip]=iproute2 [ssh-keygen]=openssh-client
+  [packer]=packer [cloud-init]=cloud-init [shellcheck]=shellcheck [debootstrap]=debootstrap [git]=git
+  [systemd-nspawn]=systemd-container [ip]=iproute2 [gpg]=gpg [gpg-agent]=gpg-agent
 )
 
 missing=()
@@ -27,10 +28,17 @@ elif [ ${#missing[@]} -gt 0 ]; then
   echo "install.sh: missing: ${missing[*]} (as root on Debian or Ubuntu: apt-get install ${missing[*]})" >&2
 fi
 
-command -v terraform >/dev/null \
-  || echo "install.sh: terraform is missing; its tests are skipped: https://developer.hashicorp.com/terraform/install" >&2
+# In no package of Debian or Ubuntu; nor is every machine's own one new enough.
+has_terraform() { "$1" version 2>/dev/null | grep -E '^Terraform v1\.(1[1-9]|[2-9][0-9])\.' >/dev/null; }
+if ! has_terraform .venv/bin/terraform && ! has_terraform terraform; then
+  .venv/bin/python -m tests.deploy.terraform_release || {
+    echo "install.sh: Terraform cannot be had here, and its tests are skipped: put version 1.11 or newer into PATH" \
+      "(https://developer.hashicorp.com/terraform/install)" >&2
+  }
+fi
 
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-deploy.txt
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-deploy.txt \
+  || echo "install.sh: requirements-deploy.txt cannot be installed here; the tests of deploy/ are skipped" >&2
 .venv/bin/python -m tests.deploy.offline_provider.wheel >/dev/null \
   || echo "install.sh: the schema of hashicorp/aws cannot be fetched; tests of Terraform are skipped" >&2
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
 import subprocess
@@ -11,6 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from tests.deploy.needed import require_packages
 
 REGION = "us-east-1"
 START_SECONDS = 60
@@ -21,15 +25,14 @@ class Aws:
     """Where the server listens, and what a process has to be told to talk to it instead of AWS."""
 
     endpoint: str
-    region: str = REGION
 
     @property
     def environment(self) -> dict[str, str]:
-        """An environment without a trace of the real user's AWS configuration."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        """An environment without a trace of the real user's AWS configuration, and of his cluster's variables."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TF_"))}
         return kept | {
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_DEFAULT_REGION": self.region,
+            "AWS_DEFAULT_REGION": REGION,
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_CONFIG_FILE": os.devnull,
@@ -37,12 +40,9 @@ class Aws:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def client(self, service: str, region: str = ""):
+    def client(self, service: str) -> Any:
         """Returns a boto3 client of the server."""
-        import boto3
-
-        session = boto3.Session("testing", "testing", region_name=region or self.region)
-        return session.client(service, endpoint_url=self.endpoint)
+        return _client(self.endpoint, service)
 
     def reset(self) -> None:
         """Forgets everything. Not for a server that was started with MOTO_AMIS_PATH: it breaks (moto 5.2)."""
@@ -50,9 +50,17 @@ class Aws:
         urllib.request.urlopen(request, timeout=30).close()
 
 
+@functools.cache
+def _client(endpoint: str, service: str) -> Any:
+    import boto3
+
+    return boto3.Session("testing", "testing", region_name=REGION).client(service, endpoint_url=endpoint)
+
+
 @contextlib.contextmanager
 def moto_server(log: Path, host: str = "127.0.0.1", **environment: str) -> Iterator[Aws]:
     """Runs a server; it is gone at the end. Instance types and AMIs are checked as EC2 checks them."""
+    require_packages()
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]

@@ -1,7 +1,8 @@
 """Terraform in tests: the unmodified configurations, in a copy with a local state, and the offline provider."""
 
+import copy
+import fnmatch
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -15,12 +16,15 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.needed import find_terraform, require_packages
 from tests.system.processes import ROOT
 
 TERRAFORM = ROOT / "deploy" / "terraform"
+USERS_OWN = (".venv", ".terraform", "*.tfstate*", "*.tfvars", "*.tfvars.json", "backend.hcl", "__pycache__")
+"""What the steps of deploy/README.md leave in deploy/: a user's own cluster, and nothing to test."""
+GIVEN = "test.auto.tfvars.json"
 BUCKET = "apexrl-results-123456789012-us-east-1"
 LOCAL_STATE = 'terraform {\n  backend "local" {}\n}\n'
-MODULES = {"grpc": "grpcio", "msgpack": "msgpack", "botocore": "boto3", "moto": "moto"}
 SECONDS = 100
 
 Variables = dict[str, Any]
@@ -28,17 +32,24 @@ Variables = dict[str, Any]
 
 def skip_without_tools() -> None:
     """Skips a test, saying how to get what is missing."""
-    if shutil.which("terraform") is None:
-        pytest.skip("terraform 1.11 or newer is missing: https://developer.hashicorp.com/terraform/install")
-    missing = [package for module, package in MODULES.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: pip install -r requirements-deploy.txt")
+    require_packages()
+    find_terraform()
     from tests.deploy.offline_provider.wheel import CURE, find_wheel
 
     try:
         find_wheel()
     except FileNotFoundError:
         pytest.skip(f"the schema of hashicorp/aws is missing (59 MB): {CURE}")
+
+
+def copy_of(directory: Path, target: Path) -> Path:
+    """Copies a directory of deploy/ without what belongs to a user's cluster; returns the copy."""
+
+    def own(folder: str, names: list[str]) -> list[str]:
+        is_example = Path(folder).name == "examples"
+        return [name for name in names if not is_example and any(fnmatch.fnmatch(name, own) for own in USERS_OWN)]
+
+    return Path(shutil.copytree(directory, target, ignore=own))
 
 
 @contextmanager
@@ -60,21 +71,24 @@ class Workspace:
     """A copy of one configuration, where Terraform can write."""
 
     def __init__(self, configuration: str, directory: Path, environment: dict[str, str], local_state: bool = True):
-        self.directory = directory / configuration
+        self.directory = copy_of(TERRAFORM / configuration, directory / configuration)
         self._environment = environment
-        ignored = shutil.ignore_patterns(
-            ".terraform*", "*.tfstate*", "*.auto.tfvars", "terraform.tfvars", "backend.hcl"
-        )
-        shutil.copytree(TERRAFORM / configuration, self.directory, ignore=ignored)
         if local_state and configuration == "cluster":
             (self.directory / "backend_override.tf").write_text(LOCAL_STATE)
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    def copy(self, directory: Path) -> "Workspace":
+        """Returns another one in the same state, with no variable set."""
+        other = copy.copy(self)
+        other.directory = directory / self.directory.name
+        shutil.copytree(self.directory, other.directory, ignore=shutil.ignore_patterns(GIVEN, "plan"))
+        return other
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
         """Runs Terraform; what it prints is in one line an error, so that texts can be found in it."""
         result = subprocess.run(
-            ["terraform", *arguments, *(["-no-color"] if arguments[0] != "output" else [])],
+            [find_terraform(), *arguments, *(["-no-color"] if arguments[0] != "output" else [])],
             cwd=self.directory,
-            env=self._environment | environment,
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -84,24 +98,24 @@ class Workspace:
         result.stderr = re.sub(r"\s+", " ", result.stderr)
         return result
 
-    def must(self, *arguments: str, **environment: str) -> str:
+    def must(self, *arguments: str) -> str:
         """Runs Terraform, which has to succeed; returns its output."""
-        result = self.run(*arguments, **environment)
+        result = self.run(*arguments)
         assert result.returncode == 0, f"terraform {' '.join(arguments)}\n{result.stdout[-3000:]}\n{result.stderr}"
         return result.stdout
 
     def give(self, variables: Variables) -> None:
         """Sets the variables of what is run from now on."""
-        (self.directory / "test.auto.tfvars.json").write_text(json.dumps(variables, indent=1))
+        (self.directory / GIVEN).write_text(json.dumps(variables, indent=1))
 
     def plan(self, variables: Variables, *arguments: str) -> subprocess.CompletedProcess:
         """Plans with these variables."""
         self.give(variables)
         return self.run("plan", "-input=false", "-lock=false", *arguments)
 
-    def planned(self, variables: Variables, *arguments: str) -> dict[str, Any]:
+    def planned(self, variables: Variables) -> dict[str, Any]:
         """Plans with these variables, which has to succeed; returns the plan as `terraform show -json` gives it."""
-        result = self.plan(variables, "-out=plan", *arguments)
+        result = self.plan(variables, "-out=plan")
         assert result.returncode == 0, result.stderr
         return json.loads(self.must("show", "-json", "plan"))
 
@@ -109,6 +123,10 @@ class Workspace:
         """Applies with these variables; returns the state as `terraform show -json` gives it."""
         self.give(variables)
         self.must("apply", "-input=false", "-auto-approve", *arguments)
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """Returns what there is, as `terraform show -json` gives it."""
         return json.loads(self.must("show", "-json"))
 
 

@@ -1,12 +1,14 @@
 """deploy/cost.py: every number again by hand, from the table."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.deploy.terraform import copy_of
 from tests.system.processes import ROOT
 
 PRICES = json.loads((ROOT / "deploy" / "prices.json").read_text())
@@ -14,9 +16,17 @@ SMALL = ("--replay-instance-type", "r7i.4xlarge", "--learner-instance-type", "g6
 SMALL += ("--learner-volume-gib", "200", "--max-hours", "10")
 
 
-def cost(*arguments):
-    command = [sys.executable, str(ROOT / "deploy" / "cost.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def tell(directory, *arguments, **environment):
+    """Runs the script in a copy of deploy/."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    command = [sys.executable, str(directory / "cost.py"), *arguments]
+    return subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="session")
+def cost(deploy):
+    """The script where no cluster is described; further variables of its environment by name."""
+    return lambda *arguments, **environment: tell(deploy, *arguments, **environment)
 
 
 def columns(text, name):
@@ -26,7 +36,7 @@ def columns(text, name):
     return tuple(float(number) for number in (found[1], found[2], found[3] or found[2]))
 
 
-def test_rows_and_sums_are_those_of_the_table():
+def test_rows_and_sums_are_those_of_the_table(cost):
     types = ("--actor-instance-types", "c7i.8xlarge", "m7a.8xlarge")
     hosts = ("--actor-hosts", "7", "--actor-on-demand-hosts", "2")
     result = cost(*SMALL, *types, *hosts, "--frames-per-second", "20000")
@@ -51,27 +61,27 @@ def test_rows_and_sums_are_those_of_the_table():
     assert "5 of 7 actor hosts on spot" in result.stdout
 
 
-def test_without_a_measured_rate_there_is_no_price_of_frames():
+def test_without_a_measured_rate_there_is_no_price_of_frames(cost):
     result = cost()
     assert result.returncode == 0
     assert "200M frames at" not in result.stdout and "--frames-per-second, as measured" in result.stdout
     assert cost("--frames-per-second", "0").returncode == 1
 
 
-def test_what_was_not_looked_up_is_marked():
+def test_what_was_not_looked_up_is_marked(cost):
     text = cost("--learner-instance-type", "g6.2xlarge").stdout
     assert PRICES["compiled"] in text and "* from memory" in text
     assert re.search(r"^learner: .*\*$", text, re.MULTILINE)
     assert re.search(r"^learner: .*\d$", cost("--learner-instance-type", "g6.4xlarge").stdout, re.MULTILINE)
 
 
-def test_another_region_and_unknown_types_are_told():
+def test_another_region_and_unknown_types_are_told(cost):
     assert "eu-west-1 is not in the table" in cost("--region", "eu-west-1").stdout
     result = cost("--actor-instance-types", "c7q.8xlarge")
     assert result.returncode == 1 and "no on_demand price of c7q.8xlarge" in result.stderr
     result = cost("--actor-instance-types", "r7i.4xlarge")
     assert result.returncode == 1 and "no spot price of r7i.4xlarge" in result.stderr
-    assert cost("--actor-instance-types", "r7i.4xlarge", "--actor-on-demand-hosts", "99").returncode == 0
+    assert cost("--actor-instance-types", "r7i.4xlarge", "--actor-on-demand-hosts", "6").returncode == 0
 
 
 def test_the_table_names_its_sources_and_agrees_with_ec2_on_sizes(aws):
@@ -87,7 +97,48 @@ def test_the_table_names_its_sources_and_agrees_with_ec2_on_sizes(aws):
             assert entry["spot"][1] <= entry["on_demand"][0], name
 
 
-def test_the_examples_are_plans_with_a_price():
-    for path in sorted((ROOT / "deploy" / "examples").glob("*.tfvars")):
-        result = cost("--var-file", str(path))
+WRONG = [
+    (("--actor-hosts", "-1"), "actor_hosts is -1: it has to be from 0 to 200"),
+    (("--actor-hosts", "201"), "actor_hosts is 201: it has to be from 0 to 200"),
+    (("--actor-on-demand-hosts", "-2"), "actor_on_demand_hosts is -2: it has to be from 0 to actor_hosts (6)"),
+    (("--actor-on-demand-hosts", "7"), "actor_on_demand_hosts is 7: it has to be from 0 to actor_hosts (6)"),
+    (("--replay-volume-gib", "0"), "replay_volume_gib is 0: it has to be from 8 to 16384"),
+    (("--learner-volume-gib", "-8"), "learner_volume_gib is -8: it has to be from 8 to 16384"),
+    (("--max-hours", "0"), "max_hours is 0: it has to be from 1 to 168"),
+]
+
+
+@pytest.mark.parametrize(("flags", "finding"), WRONG)
+def test_what_terraform_refuses_has_no_price(cost, flags, finding):
+    result = cost(*flags)
+    assert (result.returncode, result.stdout) == (1, "") and finding in result.stderr, result.stderr
+    name = finding.partition(" ")[0]
+    declared = (ROOT / "deploy/terraform/cluster/variables.tf").read_text().partition(f'variable "{name}" {{')[2]
+    assert re.search(r"from \S+ to \w+", finding)[0] in declared.partition("\n}\n")[0], "as Terraform says it"
+
+
+def test_later_places_of_variables_win(tmp_path):
+    """As Terraform reads them: defaults, the environment, terraform.tfvars, *.auto.tfvars, named files, flags."""
+    directory = copy_of(ROOT / "deploy", tmp_path / "deploy")
+    cluster = directory / "terraform" / "cluster"
+    given, environment = [], {}
+
+    def hosts() -> str:
+        result = tell(directory, *given, **environment)
         assert result.returncode == 0, result.stderr
+        return re.search(r"^actors: (\d+) x ", result.stdout, re.MULTILINE)[1]
+
+    assert hosts() == "6"
+    environment["TF_VAR_actor_hosts"] = "11"
+    assert hosts() == "11"
+    (cluster / "terraform.tfvars").write_text("actor_hosts = 12\n")
+    assert hosts() == "12"
+    (cluster / "a.auto.tfvars").write_text("actor_hosts = 13\n")
+    assert hosts() == "13"
+    (cluster / "b.auto.tfvars.json").write_text('{"actor_hosts": 14}')
+    assert hosts() == "14"
+    (tmp_path / "named.tfvars").write_text("actor_hosts = 15\n")
+    given += ["--var-file", str(tmp_path / "named.tfvars")]
+    assert hosts() == "15"
+    given += ["--actor-hosts", "16"]
+    assert hosts() == "16"

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import zmq
 
 from apexrl.net.keyring import ROLES, read_key
@@ -94,3 +95,16 @@ def test_two_at_once_leave_the_pairs_of_one(aws):
     for role in ROLES:
         public, secret = (values[f"/apexrl/catch/keys/{role}.{half}"] for half in ("public", "secret"))
         assert zmq.curve_public(secret.encode()) == public.encode()
+
+
+@pytest.mark.parametrize(
+    "code", ["SignatureDoesNotMatch", "InvalidSignatureException", "InvalidAccessKeyId", "ExpiredTokenException"]
+)
+def test_credentials_that_aws_does_not_take_have_their_cure(monkeypatch, code):
+    from botocore.exceptions import ClientError
+
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from aws import explain
+
+    what, cure = explain(ClientError({"Error": {"Code": code, "Message": "no"}}, "PutParameter"))
+    assert code in what and "aws sso login" in cure

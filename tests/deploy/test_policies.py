@@ -71,16 +71,14 @@ NOBODY_MAY = [
 
 @pytest.fixture(scope="module")
 def policies(applied):
-    """The statements of each role: its own and those of policies that are attached to it."""
-    from moto.iam.aws_managed_policies import aws_managed_policies_data
-
+    """The statements of each role; none has policies of another kind."""
     found = {}
     for address, values in resources(applied).items():
+        assert not address.startswith(("aws_iam_role_policy_attachment", "aws_iam_policy_attachment")), address
         if address.startswith("aws_iam_role_policy."):
             found.setdefault(values["role"], []).extend(statements(values["policy"]))
-        elif address.startswith("aws_iam_role_policy_attachment."):
-            managed = json.loads(aws_managed_policies_data)[values["policy_arn"].rpartition("/")[2]]
-            found.setdefault(values["role"], []).extend(statements(json.dumps(managed["Document"])))
+        elif address.startswith("aws_iam_role."):
+            assert not values["managed_policy_arns"] and not values["inline_policy"], address
     return {name.removeprefix("apexrl-us-east-1-"): given for name, given in found.items()}
 
 
@@ -146,11 +144,16 @@ def test_who_may_take_a_role(applied):
     for address, values in resources(applied).items():
         if address.startswith("aws_iam_role."):
             [statement] = json.loads(values["assume_role_policy"])["Statement"]
-            trusted[values["name"]] = (statement["Action"], statement["Principal"])
-    of_hosts = ("sts:AssumeRole", {"Service": "ec2.amazonaws.com"})
-    expected = {f"apexrl-us-east-1-{role}": of_hosts for role in ROLES}
-    expected["apexrl-us-east-1-limit"] = ("sts:AssumeRole", {"Service": "scheduler.amazonaws.com"})
-    assert trusted == expected
+            trusted[values["name"]] = statement
+    assume = {"Effect": "Allow", "Action": "sts:AssumeRole"}
+    of_hosts = assume | {"Principal": {"Service": "ec2.amazonaws.com"}}
+    of_schedules = assume | {
+        "Principal": {"Service": "scheduler.amazonaws.com"},
+        "Condition": {"StringEquals": {"aws:SourceAccount": "123456789012"}},  # not for schedules of another account
+    }
+    assert trusted == {f"apexrl-us-east-1-{role}": of_hosts for role in ROLES} | {
+        "apexrl-us-east-1-limit": of_schedules
+    }
 
 
 def test_each_host_has_the_profile_of_its_role(applied):
@@ -193,7 +196,8 @@ def test_the_evaluator_of_policies_denies_and_allows():
 
 def test_aws_own_policy_for_hosts_would_give_the_keys_away():
     """Why AmazonSSMManagedInstanceCore is not attached (iam.tf)."""
-    moto = pytest.importorskip("moto.iam.aws_managed_policies", reason="pip install -r requirements-deploy.txt")
-    managed = json.loads(moto.aws_managed_policies_data)["AmazonSSMManagedInstanceCore"]
+    from moto.iam.aws_managed_policies import aws_managed_policies_data
+
+    managed = json.loads(aws_managed_policies_data)["AmazonSSMManagedInstanceCore"]
     given = statements(json.dumps(managed["Document"]))
     assert allows(given, "ssm:GetParameter", f"{KEYS}/learner.secret")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import urllib.request
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.system.processes import ROOT
 
 BUCKET = "apexrl-results-123456789012-us-east-1"
 QUOTAS = {"L-1216C47A": 96.0, "L-34B43A08": 128.0, "L-DB2E81BA": 16.0}
+KEYS = [f"/apexrl/catch/keys/{role}.{half}" for role in ("replay", "learner", "actor") for half in ("public", "secret")]
 FLAGS = {
     "--cluster": "catch",
     "--region": "us-east-1",
@@ -32,11 +34,12 @@ def make_image(aws, role, version):
 
 
 @pytest.fixture
-def ready(aws, run_script):
+def ready(aws):
     """An account in which the cluster `catch` can be applied."""
     aws.client("s3").create_bucket(Bucket=BUCKET)
     images = {role: make_image(aws, role, "1.2.3") for role in ("cpu", "gpu")}
-    assert run_script("keys.py", "--cluster", "catch", "--region", "us-east-1").returncode == 0
+    for name in KEYS:
+        aws.client("ssm").put_parameter(Name=name, Value=f"the value of {name}", Type="SecureString")
     aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
     return images
 
@@ -78,18 +81,43 @@ def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
     assert all(f"{image}, version 1.2.3" in text for image in ready.values())
 
 
-def test_it_changes_nothing_and_shows_no_key(ready, run_script, preflight, aws):
-    ssm = aws.client("ssm")
-    names = [f"/apexrl/catch/keys/{role}.secret" for role in ("replay", "learner", "actor")]
-    before = ssm.get_parameters(Names=names, WithDecryption=True)["Parameters"]
+def test_it_changes_nothing_and_shows_no_key(ready, preflight, aws):
+    def everything() -> dict:
+        """All that moto holds, of every service."""
+        with urllib.request.urlopen(f"{aws.endpoint}/moto-api/data.json", timeout=30) as answer:
+            return json.load(answer)
+
+    before = everything()
+    assert before["ec2"] and before["ssm"] and before["s3"]
     _, verdicts, _ = preflight()
-    assert ssm.get_parameters(Names=names, WithDecryption=True)["Parameters"] == before
-    assert not any(found["Value"] in json.dumps(verdicts) for found in before)
+    assert everything() == before
+    assert "the value of" not in json.dumps(verdicts)
+
+
+SSO = "sso_account_id = 1\nsso_role_name = x\n"
+PORTAL = "sso_region = us-east-1\nsso_start_url = https://x.awsapps.com/start\n"
+NOT_LOGGED_IN = {
+    "nothing": ("", "could not be found"),
+    "session": (f"[profile mine]\nsso_session = us\n{SSO}[sso-session us]\n{PORTAL}", "SSO"),
+    "portal": (f"[profile mine]\n{SSO}{PORTAL}", "SSO"),
+    "half": ("[profile mine]\naws_access_key_id = AKIA\n", "Partial credentials"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_LOGGED_IN)
+def test_who_has_not_logged_in_is_told_how(preflight, tmp_path, name):
+    config, finding = NOT_LOGGED_IN[name]
+    (tmp_path / "config").write_text(config)
+    none = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "")
+    settings = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "mine", "HOME": str(tmp_path)}
+    _, verdicts, cures = preflight(**none, **settings)
+    [failed] = verdicts["FAIL"]
+    assert failed.startswith("credentials: no AWS credentials (") and finding in failed and "aws sso login" in cures[0]
 
 
 def test_without_credentials_it_asks_nothing_else(preflight):
     status, verdicts, cures = preflight(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-    assert (status, verdicts["FAIL"]) == (1, ["credentials: no AWS credentials"])
+    assert (status, verdicts["FAIL"]) == (1, ["credentials: no AWS credentials (Unable to locate credentials)"])
     assert "aws sso login" in cures[0]
 
 
@@ -105,12 +133,12 @@ def test_an_empty_account_fails_with_the_commands_that_cure_it(aws, preflight):
 
 WRONG = [
     ({"--region": "us-east-7"}, "region: the answer is not from AWS", "the region's name"),
+    ({"--region": "us_east_1"}, "credentials: Provided region_name 'us_east_1' doesn't match", "the region's name"),
     ({"--results-bucket": ""}, "results_bucket is not given", "terraform/bootstrap"),
     ({"--replay-instance-type": "r6im.4xlarge"}, "r6im.4xlarge is not offered", "replay_instance_type"),
     ({"--replay-instance-type": "t3.2xlarge"}, "cannot stand in a cluster placement group", "replay_instance_type"),
     ({"--actor-instance-types": "c7i.8xlarge c7g.8xlarge"}, "c7g.8xlarge is not x86_64", "actor_instance_types"),
     ({"--learner-instance-type": "c7i.4xlarge"}, "has no NVIDIA GPU", "learner_instance_type"),
-    ({"--learner-instance-type": "g4ad.4xlarge"}, "has no NVIDIA GPU", "learner_instance_type"),
     ({"--image-version": "9.9.9"}, "none for learner (role gpu) of version 9.9.9", "image_version"),
     ({"--cluster": "pong"}, "missing: /apexrl/pong/keys/replay.public", "keys.py --cluster pong"),
     ({"--actor-hosts": "5"}, "160 wanted, 0 in use, 128 allowed", "--quota-code L-34B43A08 --desired-value 160"),
@@ -120,12 +148,25 @@ WRONG = [
 ]
 
 
-def test_one_wrong_thing_is_found_and_told_how_to_mend(ready, preflight):
-    for changes, finding, cure in WRONG:
-        _, verdicts, cures = preflight(changes, extra=("--address", "203.0.113.7"))
-        found = [line for line in verdicts["FAIL"] if finding in line]
-        assert len(found) == 1, (changes, verdicts)
-        assert cure in cures[verdicts["FAIL"].index(found[0])], (changes, cures)
+@pytest.mark.parametrize(("changes", "finding", "cure"), WRONG)
+def test_one_wrong_thing_is_found_and_told_how_to_mend(ready, preflight, changes, finding, cure):
+    _, verdicts, cures = preflight(changes, extra=("--address", "203.0.113.7"))
+    found = [line for line in verdicts["FAIL"] if finding in line]
+    assert len(found) == 1, verdicts
+    assert cure in cures[verdicts["FAIL"].index(found[0])], cures
+
+
+def test_each_type_that_an_actor_host_may_be_counts_against_its_quota(ready, preflight):
+    types = "c7i.8xlarge m7i.16xlarge g6.8xlarge inf2.8xlarge"
+    _, verdicts, cures = preflight({"--actor-instance-types": types, "--actor-on-demand-hosts": "1"})
+    assert "quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed" in verdicts["FAIL"]
+    unknown = {line.rpartition("knows no quota of ")[2] for line in verdicts["FAIL"] if "knows no quota" in line}
+    assert unknown == {"g6.8xlarge on spot", "inf2.8xlarge", "inf2.8xlarge on spot"}
+    assert sum("Service Quotas" in cure for cure in cures) == 3
+    assert [line for line in verdicts["PASS"] if line.startswith("quota")] == [
+        "quota: vCPUs of on-demand standard instances: 80 wanted, 0 in use, 96 allowed",
+        "quota: vCPUs of spot standard instances: 64 wanted, 0 in use, 128 allowed",
+    ]
 
 
 def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight, aws):

@@ -1,5 +1,7 @@
 """deploy/README.md says what the files beside it say."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -12,10 +14,29 @@ README = (ROOT / "deploy" / "README.md").read_text()
 CLUSTER = ROOT / "deploy" / "terraform" / "cluster"
 
 
+@pytest.fixture(scope="session")
+def cost(deploy):
+    """Returns what the script prints where no cluster is described."""
+
+    def tell(example: str, *arguments: str) -> str:
+        file = deploy / "examples" / f"{example}.tfvars"
+        command = [sys.executable, str(deploy / "cost.py"), "--var-file", str(file), *arguments]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+        return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    return tell
+
+
+def test_the_printed_cost_is_what_the_script_prints(cost):
+    [shown] = re.findall(r"^```\n(apexrl-192: US dollars.*?)\n\.\.\.\n```$", README, re.MULTILINE | re.DOTALL)
+    printed = cost("192-actors").splitlines()
+    assert shown.splitlines() == printed[: len(shown.splitlines())]
+    assert printed[len(shown.splitlines()) - 1].startswith("until the time limit")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "examples").glob("*.tfvars")), ids=lambda path: path.stem)
-def test_the_cost_table_is_what_the_script_says(path):
-    command = [sys.executable, str(ROOT / "deploy" / "cost.py"), "--var-file", str(path)]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+def test_the_cost_table_is_what_the_script_says(cost, path):
+    text = cost(path.stem)
     price, planned = re.search(r"^an hour +(\S+) +(.*)$", text, re.MULTILINE).groups()
     row = next(line for line in README.splitlines() if line.startswith(f"| `{path.stem}` |"))
     assert f"| {price} | {planned} |" in row
@@ -25,17 +46,15 @@ def test_the_cost_table_is_what_the_script_says(path):
         assert f"| {float(price):.0f} | {float(low):.0f} to {float(high):.0f} |" in row
 
 
-def test_the_price_of_the_papers_rate_is_what_the_script_says():
-    command = [sys.executable, str(ROOT / "deploy" / "cost.py"), "--frames-per-second", "50000"]
-    command += ["--var-file", str(ROOT / "deploy" / "examples" / "360-actors.tfvars")]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+def test_the_price_of_the_papers_rate_is_what_the_script_says(cost):
+    text = cost("360-actors", "--frames-per-second", "50000")
     hours, price, low, high = re.search(r"^200M frames at .*: (\S+) h +(\S+) +(\S+) to (\S+)$", text, re.M).groups()
     dollars = f"{float(price):.0f} dollars on demand, {float(low):.0f} to {float(high):.0f} with actors on spot"
     assert f"they take {hours} hours: {dollars}" in README
 
 
 def test_outputs_paths_and_links_exist():
-    declared = set(re.findall(r'^output "(\w+)"', (CLUSTER / "outputs.tf").read_text(), re.MULTILINE))
+    declared = names_in("output", CLUSTER / "outputs.tf")
     watched = README.partition("## Watch")[2].partition("\n## ")[0]
     named = set(re.findall(r"^\| `(\w+)` \|", watched, re.MULTILINE))
     assert named and named <= declared
@@ -48,8 +67,30 @@ def test_outputs_paths_and_links_exist():
         assert anchor in headings, anchor
 
 
-def test_variables_are_those_of_the_configuration():
-    declared = set(re.findall(r'^variable "(\w+)"', (CLUSTER / "variables.tf").read_text(), re.MULTILINE))
-    for path in (ROOT / "deploy" / "examples").glob("*.tfvars"):
-        assert set(re.findall(r"^(\w+) +=", path.read_text(), re.MULTILINE)) <= declared, path
-    assert {"actor_hosts", "max_hours", "operator_cidrs", "image_version", "run", "name"} <= declared
+def names_in(kind: str, *paths) -> set[str]:
+    """Returns what configurations declare as a variable or an output."""
+    return {name for path in paths for name in re.findall(rf'^{kind} "(\w+)"', path.read_text(), re.MULTILINE)}
+
+
+def test_names_in_the_text_are_those_of_the_configurations():
+    """Words with an underscore in code, alone or before a value, are variables, outputs or flags of a role."""
+    bootstrap = CLUSTER.parent / "bootstrap"
+    packer = ROOT / "deploy" / "packer" / "variables.pkr.hcl"
+    known = names_in("output", CLUSTER / "outputs.tf", bootstrap / "outputs.tf")
+    known |= names_in("variable", CLUSTER / "variables.tf", bootstrap / "variables.tf", packer)
+    known |= {name for flags in json.loads((CLUSTER / "flags.json").read_text()).values() for name in flags}
+    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`([a-z]+_[a-z_]+)(?: = [^`]*)?`", prose))
+    named |= set(re.findall(r"-var '?([a-z_]+)=", README))
+    assert len(named) > 10 and named <= known, named - known
+
+
+def test_each_command_that_takes_a_region_names_one():
+    """All but those that read it from the variables."""
+    commands = re.findall(
+        r"(?:^|`)((?:aws (?:ssm|ec2|autoscaling)|python deploy/keys\.py) [^`\n]*)", README, re.MULTILINE
+    )
+    commands = [command for command in commands if command != "aws ssm start-session"]
+    assert len(commands) >= 6
+    assert not [command for command in commands if "--region " not in command]
+    assert not re.findall(r"`terraform (?!-chdir=deploy/terraform/)[^`]*`", README.partition("## Watch")[2])

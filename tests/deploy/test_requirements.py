@@ -4,7 +4,10 @@ import re
 
 from tests.system.processes import ROOT
 
-FILES = ("requirements.txt", "deploy/requirements.txt", "deploy/packer/requirements.in", "requirements-deploy.txt")
+FILES = (
+    *("requirements.txt", "requirements-dev.txt", "requirements-deploy.txt", "deploy/requirements.txt"),
+    *("deploy/packer/requirements.in", "deploy/packer/requirements-common.txt"),
+)
 
 
 def pins_of(path):
@@ -15,8 +18,7 @@ def pins_of(path):
 def test_a_package_has_one_version_everywhere():
     versions: dict[str, dict[str, str]] = {}
     for name in FILES:
-        if (ROOT / name).exists():
-            for package, version in pins_of(ROOT / name).items():
-                versions.setdefault(package.lower(), {})[name] = version
-    assert {"boto3", "pyzmq", "tyro"} <= pins_of(ROOT / "deploy" / "requirements.txt").keys()
+        for package, version in pins_of(ROOT / name).items():
+            versions.setdefault(package.lower(), {})[name] = version
+    assert len(versions["boto3"]) >= 3 and len(versions["pyzmq"]) >= 3, versions
     assert not {package: found for package, found in versions.items() if len(set(found.values())) > 1}

@@ -1,6 +1,7 @@
 """Who may talk to whom by the plan, against who does talk to whom: the roles run, each on an address of its own."""
 
 import ipaddress
+import os
 import time
 
 import psutil
@@ -10,7 +11,8 @@ from tests.deploy.flows import Flow, flows_of, rules_of
 from tests.deploy.terraform import BUCKET, resources
 from tests.system.processes import Process
 
-ADDRESSES = {"replay": "127.83.0.10", "learner": "127.83.0.11"}
+OURS = f"127.{1 + os.getpid() // 250 % 250}.{os.getpid() % 250}"  # not those of another run of these tests
+ADDRESSES = {"replay": f"{OURS}.10", "learner": f"{OURS}.11"}
 TENSORBOARD_PORT = 6006
 START_SECONDS = 90
 

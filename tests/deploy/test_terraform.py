@@ -3,30 +3,25 @@
 import datetime
 import json
 import re
+import shlex
 import subprocess
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import zmq
-from zmq.utils import z85
 
 from tests.deploy.moto_process import Aws
-from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, resources, skip_without_tools, user_data
+from tests.deploy.needed import find_terraform
+from tests.deploy.terraform import BUCKET, Workspace, copy_of, resources
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {
     *("aws_instance", "aws_launch_template", "aws_autoscaling_group", "aws_vpc", "aws_subnet", "aws_vpc_endpoint"),
     *("aws_cloudwatch_log_group", "aws_security_group", "aws_iam_role", "aws_s3_bucket", "aws_budgets_budget"),
 }
-SECRET_TYPES = re.compile(
-    r'"(aws_ssm_parameters?(_by_path)?|aws_secretsmanager\w+|aws_iam_access_key|aws_key_pair|tls_\w+|random_\w+)"'
-)
+GIVEN = {"results_bucket": BUCKET}
 
 
-def test_files_are_formatted():
-    skip_without_tools()
-    command = ["terraform", "fmt", "-check", "-recursive", "-diff", str(TERRAFORM)]
+def test_files_are_formatted(deploy):
+    command = [find_terraform(), "fmt", "-check", "-recursive", "-diff", str(deploy)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -34,13 +29,9 @@ def test_files_are_formatted():
 def test_a_cluster_from_init_to_destroy(terraform_environment, aws_process: Aws, tmp_path):
     """With the real backend: the state lies in S3, as moto serves it."""
     aws_process.client("s3").create_bucket(Bucket=STATE_BUCKET)
-    workspace = Workspace("cluster", tmp_path, terraform_environment | _aws_environment(aws_process), local_state=False)
-    (workspace.directory / "backend.hcl").write_text(f'bucket = "{STATE_BUCKET}"\nregion = "us-east-1"\n')
-    checks = ("skip_credentials_validation", "skip_requesting_account_id", "use_path_style")
-    workspace.must("init", "-backend-config=backend.hcl", *[f"-backend-config={check}=true" for check in checks])
+    workspace = with_remote_state(aws_process, terraform_environment, tmp_path)
     workspace.must("validate")
-    state = workspace.apply({"results_bucket": BUCKET})
-    assert len(resources(state)) > 50
+    assert len(resources(workspace.apply(GIVEN))) > 50
     again = workspace.run("plan", "-input=false", "-detailed-exitcode")
     assert again.returncode == 0, again.stdout
     stored = aws_process.client("s3").list_objects_v2(Bucket=STATE_BUCKET)["Contents"]
@@ -60,35 +51,35 @@ def test_a_state_that_somebody_else_changes_is_waited_for(terraform_environment,
         "Created": "2026-01-01T00:00:00Z",
     }
     store.put_object(Bucket=STATE_BUCKET, Key="cluster/apexrl.tfstate.tflock", Body=json.dumps(lock))
-    workspace = Workspace("cluster", tmp_path, terraform_environment | _aws_environment(aws_process), local_state=False)
-    checks = ("skip_credentials_validation", "skip_requesting_account_id", "use_path_style")
-    backend = [f"bucket={STATE_BUCKET}", "region=us-east-1", *[f"{check}=true" for check in checks]]
-    workspace.must("init", *[f"-backend-config={setting}" for setting in backend])
-    workspace.give({"results_bucket": BUCKET})
+    workspace = with_remote_state(aws_process, terraform_environment, tmp_path)
+    workspace.give(GIVEN)
     refused = workspace.run("apply", "-auto-approve", "-input=false")
     assert refused.returncode == 1 and "Error acquiring the state lock" in refused.stderr
     assert "somebody@elsewhere" in refused.stderr
     store.delete_object(Bucket=STATE_BUCKET, Key="cluster/apexrl.tfstate.tflock")
 
 
-def _aws_environment(aws: Aws) -> dict[str, str]:
-    return {name: value for name, value in aws.environment.items() if name.startswith("AWS_")}
+def with_remote_state(aws: Aws, environment: dict[str, str], directory) -> Workspace:
+    """Returns a cluster whose state is in a bucket, initialized as the README says."""
+    settings = {name: value for name, value in aws.environment.items() if name.startswith("AWS_")}
+    workspace = Workspace("cluster", directory, environment | settings, local_state=False)
+    (workspace.directory / "backend.hcl").write_text(f'bucket = "{STATE_BUCKET}"\nregion = "us-east-1"\n')
+    for_moto = ("skip_credentials_validation", "skip_requesting_account_id", "use_path_style")
+    workspace.must("init", "-backend-config=backend.hcl", *[f"-backend-config={name}=true" for name in for_moto])
+    return workspace
 
 
 @pytest.mark.parametrize("configuration", ["bootstrap", "cluster"])
-def test_the_configurations_own_tests(terraform_environment, tmp_path, configuration):
-    workspace = Workspace(configuration, tmp_path, terraform_environment)
-    workspace.must("init")
-    result = workspace.run("test")
+def test_the_configurations_own_tests(request, tmp_path, configuration):
+    result = request.getfixturevalue(configuration).copy(tmp_path).run("test")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"Success! [1-9]\d* passed, 0 failed", result.stdout), result.stdout
 
 
-def test_what_bootstrap_makes_outlives_destroy(terraform_environment, tmp_path):
-    workspace = Workspace("bootstrap", tmp_path, terraform_environment)
-    workspace.must("init")
+def test_what_bootstrap_makes_outlives_destroy(applied_bootstrap):
+    workspace = applied_bootstrap
     workspace.must("validate")
-    found = resources(workspace.apply({"budget_emails": ["you@example.com"]}))
+    found = resources(workspace.state())
     assert workspace.run("plan", "-detailed-exitcode").returncode == 0
     for purpose in ("state", "results"):
         key = f'["{purpose}"]'
@@ -105,21 +96,15 @@ def test_what_bootstrap_makes_outlives_destroy(terraform_environment, tmp_path):
     assert f'results_bucket = "{BUCKET}"' in variables and 'region         = "us-east-1"' in variables
 
 
-def test_what_bootstrap_prints_is_what_the_cluster_wants(terraform_environment, tmp_path):
-    bootstrap = Workspace("bootstrap", tmp_path, terraform_environment)
-    bootstrap.must("init")
-    bootstrap.apply({"budget_emails": ["you@example.com"]})
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
-    workspace.must("init")
-    (workspace.directory / "bootstrap.auto.tfvars").write_text(bootstrap.must("output", "-raw", "cluster_tfvars"))
+def test_what_bootstrap_prints_is_what_the_cluster_wants(applied_bootstrap, cluster, tmp_path):
+    workspace = cluster.copy(tmp_path)
+    printed = applied_bootstrap.must("output", "-raw", "cluster_tfvars")
+    (workspace.directory / "bootstrap.auto.tfvars").write_text(printed)
     workspace.must("plan", "-input=false")
 
 
-def test_new_flags_replace_only_the_hosts_of_their_role(terraform_environment, tmp_path):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
-    workspace.must("init")
-    given = {"results_bucket": BUCKET}
-    workspace.apply(given)
+def test_new_flags_replace_only_the_hosts_of_their_role(applied_cluster, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
     learner_limit, replay_limit = (f'aws_scheduler_schedule.limit["{role}"]' for role in ("learner", "replay"))
     changed = {
         "learner_flags": {"aws_instance.learner": ["delete", "create"], learner_limit: ["update"]},
@@ -134,15 +119,14 @@ def test_new_flags_replace_only_the_hosts_of_their_role(terraform_environment, t
         "actor_hosts": 12,
     }
     for name, expected in changed.items():
-        plan = workspace.planned(given | {name: values[name]})
+        plan = workspace.planned(GIVEN | {name: values[name]})
         actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
         assert {address: what for address, what in actions.items() if what != ["no-op"]} == expected, name
 
 
-def test_the_time_limit_passes_and_starts_again(terraform_environment, tmp_path):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
-    workspace.must("init")
-    given = {"results_bucket": BUCKET, "max_hours": 5}
+def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
+    workspace = cluster.copy(tmp_path)
+    given = GIVEN | {"max_hours": 5}
     before = datetime.datetime.now(datetime.UTC)
     state = workspace.apply(given)
     found = resources(state)
@@ -168,7 +152,7 @@ def test_the_time_limit_passes_and_starts_again(terraform_environment, tmp_path)
     (workspace.directory / "terraform.tfstate").write_text(past)
     refused = workspace.plan(given)
     assert refused.returncode == 1 and "The time limit of max_hours passed at 2026-01-01T00:00:00Z" in refused.stderr
-    assert "terraform apply -replace=terraform_data.deadline" in refused.stderr
+    assert "terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.deadline" in refused.stderr
     state = workspace.apply(given, "-replace=terraform_data.deadline")
     again = datetime.datetime.fromisoformat(resources(state)["terraform_data.deadline"]["output"])
     assert again >= deadline
@@ -185,33 +169,42 @@ def is_call_of_ec2(arn: str, parameters: dict) -> bool:
     return parameters.keys() <= service.operation_model(call[0].upper() + call[1:]).input_shape.members.keys()
 
 
-def test_a_cluster_whose_images_are_gone_can_be_destroyed(terraform_environment, tmp_path):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
-    workspace.must("init")
-    given = {"results_bucket": BUCKET}
-    workspace.apply(given)
-    workspace.give(given | {"image_version": "7.0.0"})
+def test_a_cluster_whose_images_are_gone_can_be_destroyed(applied_cluster, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
+    workspace.give(GIVEN | {"image_version": "7.0.0"})
     workspace.must("destroy", "-auto-approve")
 
 
-def test_a_cluster_whose_bucket_is_gone_can_be_destroyed(terraform_environment, tmp_path):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
-    workspace.must("init")
-    workspace.apply({"results_bucket": BUCKET})
+def test_a_cluster_whose_bucket_is_gone_can_be_destroyed(applied_cluster, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
     workspace.give({"results_bucket": "deleted"})
     workspace.must("destroy", "-auto-approve", "-refresh=false")
 
 
-def test_the_zone_is_kept(terraform_environment, tmp_path):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
-    workspace.must("init")
-    given = {"results_bucket": BUCKET}
-    assert resources(workspace.apply(given))["aws_subnet.this"]["availability_zone"] == "us-east-1a"
+def test_the_zone_is_kept(applied_cluster, applied, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
+    assert resources(applied)["aws_subnet.this"]["availability_zone"] == "us-east-1a"
     state = (workspace.directory / "terraform.tfstate").read_text()
     (workspace.directory / "terraform.tfstate").write_text(state.replace("us-east-1a", "us-east-1e"))
-    refused = workspace.plan(given)  # as if AWS offered less there than before
+    refused = workspace.plan(GIVEN)  # as if AWS offered less there than before
     assert refused.returncode == 1 and "The cluster is in us-east-1e, which does not offer" in refused.stderr
-    assert "terraform apply -replace=terraform_data.zone" in refused.stderr
+    assert "terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone" in refused.stderr
+
+
+def test_a_copy_leaves_out_what_belongs_to_a_users_cluster(tmp_path):
+    users = [
+        "deploy/.venv/bin/python.py",
+        "deploy/terraform/cluster/.terraform/modules/x.tf",
+        "deploy/terraform/x.tfvars",
+    ]
+    users += [f"deploy/terraform/cluster/{name}" for name in ("a.auto.tfvars", "b.auto.tfvars.json", "backend.hcl")]
+    users += [f"deploy/terraform/bootstrap/terraform.tfstate{suffix}" for suffix in ("", ".backup")]
+    ours = ["deploy/examples/smoke.tfvars", "deploy/terraform/cluster/main.tf", "deploy/cost.py"]
+    for name in users + ours:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    copied = copy_of(tmp_path / "deploy", tmp_path / "copy")
+    assert {f"deploy/{path.relative_to(copied)}" for path in copied.rglob("*") if path.is_file()} == set(ours)
 
 
 def test_everything_that_costs_money_is_tagged(applied):
@@ -235,37 +228,22 @@ def test_everything_that_costs_money_is_tagged(applied):
     assert all(tag["propagate_at_launch"] for tag in group.values())
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """Yields every text in JSON, also the names."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield name
-            yield from texts_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from texts_in(item)
-    elif isinstance(value, str):
-        yield value
+def test_the_tunnel_to_tensorboard_is_a_command_that_aws_knows(applied):
+    """The document and its parameters are Session Manager's own; the rest is checked against the service."""
+    import botocore
+    import botocore.session
 
-
-def keys_in(value: Any) -> list[str]:
-    """Returns what could be a CURVE key: a word of 40 characters of Z85, also behind a name and an equals sign."""
-    words = {word for text in texts_in(value) for word in text.split()}
-    words |= {word.partition("=")[2] for word in words}
-    return [word for word in words if len(word) == 40 and set(word.encode()) <= set(z85.Z85CHARS)]
-
-
-def test_no_secret_is_in_configuration_state_plan_or_user_data(applied, cluster):
-    assert not keys_in(applied)
-    assert not keys_in(cluster.planned({"results_bucket": BUCKET}))
-    assert not keys_in(list(user_data(applied).values()))
-    for path in TERRAFORM.rglob("*.tf"):
-        assert not SECRET_TYPES.search(path.read_text()), path
-        assert not re.search(r'^variable "\w*(secret|password|access_key|token)\w*"', path.read_text(), re.M), path
-
-
-def test_a_secret_would_be_noticed():
-    for _ in range(20):
-        public, secret = (key.decode() for key in zmq.curve_keypair())
-        found = keys_in({"a": [f"x --key {public} y", {"b": f"APEXRL_KEY={secret}\n"}]})
-        assert {public, secret} <= set(found)
+    words = shlex.split(applied["values"]["outputs"]["tensorboard_command"]["value"])
+    assert words[:3] == ["aws", "ssm", "start-session"]
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    learner = resources(applied)["aws_instance.learner"]["id"]
+    assert given == {
+        "--region": "us-east-1",
+        "--target": learner,
+        "--document-name": "AWS-StartPortForwardingSession",
+        "--parameters": "portNumber=6006,localPortNumber=6006",
+    }
+    ssm = botocore.session.get_session().get_service_model("ssm")
+    members = ssm.operation_model("StartSession").input_shape.members
+    options = {f"--{botocore.xform_name(name, '-')}" for name in members}
+    assert given.keys() - {"--region"} <= options

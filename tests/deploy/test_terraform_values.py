@@ -1,13 +1,13 @@
 """What the schema cannot check: values that AWS takes, metadata of hosts, disks, user-data, and the checker itself."""
 
-import shutil
+import itertools
 import subprocess
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.deploy.terraform import BUCKET, Workspace, resources, user_data
+from tests.deploy.needed import require_tool
+from tests.deploy.terraform import BUCKET, resources, user_data
 
 TOP_LEVEL_KEYS = {"write_files", "runcmd"}
 """cloud-init warns of nothing when it does not know a key, so that a misspelled one would be ignored."""
@@ -68,22 +68,26 @@ PLANTED = [
 
 
 def rounds() -> list[list[tuple[str, str, str, str]]]:
-    """Returns the mistakes in rounds of at most one a file: what a first one hides would be missed."""
+    """Returns the mistakes in rounds of at most one a file: what a first one hides would be missed.
+
+    Those in policies and in the time limit are alone: nothing is looked at before what it depends on is right, which is
+    the policies for hosts, and hosts for the limit.
+    """
     by_file: dict[str, list[tuple[str, str, str, str]]] = {}
     for mistake in PLANTED:
         by_file.setdefault(mistake[0], []).append(mistake)
-    longest = max(map(len, by_file.values()))
-    return [[mistakes[number] for mistakes in by_file.values() if number < len(mistakes)] for number in range(longest)]
+    alone = [by_file.pop("iam.tf"), by_file.pop("guard.tf")]
+    together = itertools.zip_longest(*by_file.values())
+    return [*([mistake for mistake in one if mistake] for one in together), *alone]
 
 
 @pytest.mark.parametrize("mistakes", rounds())
-def test_planted_mistakes_are_found(terraform_environment, tmp_path, mistakes):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
+def test_planted_mistakes_are_found(cluster, tmp_path, mistakes):
+    workspace = cluster.copy(tmp_path)
     for file, right, wrong, _ in mistakes:
         text = (workspace.directory / file).read_text()
         assert right in text, f"{file} has changed: plant the mistake elsewhere"
         (workspace.directory / file).write_text(text.replace(right, wrong))
-    workspace.must("init")
     result = workspace.run("validate")
     assert result.returncode == 1
     for _, _, wrong, message in mistakes:
@@ -97,22 +101,20 @@ def test_planted_mistakes_are_found(terraform_environment, tmp_path, mistakes):
         ("actors.tf", "base64encode(local.user_data.actor)", "local.user_data.actor", "a launch template wants base64"),
     ],
 )
-def test_a_mistake_that_only_shows_with_values_is_found(terraform_environment, tmp_path, file, right, wrong, message):
-    workspace = Workspace("cluster", tmp_path, terraform_environment)
+def test_a_mistake_that_only_shows_with_values_is_found(cluster, tmp_path, file, right, wrong, message):
+    workspace = cluster.copy(tmp_path)
     path = workspace.directory / file
+    assert right in path.read_text(), f"{file} has changed: plant the mistake elsewhere"
     path.write_text(path.read_text().replace(right, wrong))
-    workspace.must("init")
     workspace.give({"results_bucket": BUCKET})
     result = workspace.run("apply", "-auto-approve", "-input=false")
     assert result.returncode == 1 and message in result.stderr, result.stderr
 
 
-def test_each_text_argument_is_checked_or_free(applied, terraform_environment, tmp_path):
+def test_each_text_argument_is_checked_or_free(applied, applied_bootstrap):
     from tests.deploy.offline_provider.aws_values import VALUES
 
-    bootstrap = Workspace("bootstrap", tmp_path, terraform_environment)
-    bootstrap.must("init")
-    found = resources(applied) | resources(bootstrap.apply({"budget_emails": ["you@example.com"]}))
+    found = resources(applied) | resources(applied_bootstrap.state())
     unknown = set()
     for address, values in found.items():
         if address.startswith(("data.", "terraform_data.")):
@@ -168,6 +170,8 @@ def test_actors_are_spot_instances_of_several_types(applied, cluster):
     [policy] = group["mixed_instances_policy"]
     [distribution] = policy["instances_distribution"]
     assert (distribution["on_demand_base_capacity"], distribution["on_demand_percentage_above_base_capacity"]) == (0, 0)
+    assert distribution["spot_allocation_strategy"] == "price-capacity-optimized"
+    assert distribution["on_demand_allocation_strategy"] == "prioritized"
     assert group["capacity_rebalance"] and (group["min_size"], group["max_size"], group["desired_capacity"]) == (
         0,
         6,
@@ -206,6 +210,8 @@ def test_no_host_takes_an_ssh_key(applied):
 
 
 def test_user_data_says_only_the_role(applied):
+    import yaml
+
     for role, text in user_data(applied).items():
         assert text.startswith("#cloud-config\n"), role
         content = yaml.safe_load(text)
@@ -215,8 +221,7 @@ def test_user_data_says_only_the_role(applied):
 
 
 def test_cloud_init_accepts_the_user_data(applied, tmp_path):
-    if shutil.which("cloud-init") is None:
-        pytest.skip("cloud-init is missing: apt-get install cloud-init")
+    require_tool("cloud-init", "cloud-init")
     for role, text in user_data(applied).items():
         path = tmp_path / f"{role}.yaml"
         path.write_text(text)

@@ -1,6 +1,7 @@
 """Variables: each wrong value gets an error that names the variable and what to do; each flag reaches its role."""
 
 import dataclasses
+import itertools
 import json
 import typing
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from apexrl import flags
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from tests.deploy import flag_patterns
-from tests.deploy.terraform import BUCKET, role_environment, user_data, variable_names
+from tests.deploy.terraform import BUCKET, Workspace, role_environment, user_data, variable_names
 from tests.system.processes import ROOT
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -21,8 +22,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("preset", "auto", "paper, two-cores or small"),
     ("seed", -1, "0 to 4294967295"),
     ("run", "../x", "letters, digits"),
-    ("results_bucket", None, "terraform -chdir=../bootstrap output -raw cluster_tfvars > bootstrap.auto.tfvars"),
-    ("results_bucket", "A_bucket", "terraform -chdir=../bootstrap"),
+    ("results_bucket", None, "cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"),
+    ("results_bucket", "A_bucket", "terraform -chdir=deploy/terraform/bootstrap output -raw"),
     ("image_version", "a b", "leave it out for the newest"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
@@ -53,23 +54,31 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 """Variable, value, words of the error. Terraform tells all errors of this kind at once: see `rounds`."""
 
-WRONG_TOGETHER: list[tuple[str, Any, str]] = [
-    ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
-    ("availability_zone", "us-east-1e", "zones that offer all instance types: us-east-1a, us-east-1b"),
-    ("results_bucket", "apexrl-results-123456789012-us-west-2", "use the region of ../bootstrap"),
-    ("image_version", "7.0.0", "`packer build`"),
-    ("replay_instance_type", "t3.micro", "use_placement_group = false"),
-    ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
-    ("actor_instance_types", ["c7q.8xlarge"], "No zone of us-east-1 offers c7q.8xlarge"),
-    ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
-    ("actor_hosts", 1.5, "0 to 200"),
-    ("actor_hosts", "many", "a number is required"),
-    ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
-    ("replay_volume_gib", 10, "the cpu image's 16 GiB"),
-    ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
-    ("use_placement_group", "maybe", "a bool is required"),
+WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
+    [
+        ("actor_hosts", "many", "a number is required"),
+        ("use_placement_group", "maybe", "a bool is required"),
+    ],
+    [
+        ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
+        ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
+    ],
+    [("actor_hosts", 1.5, "0 to 200")],
+    [
+        ("image_version", "7.0.0", "`packer build`"),
+        ("actor_instance_types", ["c7q.8xlarge"], "No zone of us-east-1 offers c7q.8xlarge"),
+    ],
+    [("availability_zone", "us-east-1e", "zones that offer all instance types: us-east-1a, us-east-1b")],
+    [
+        ("results_bucket", "apexrl-results-123456789012-us-west-2", "use the region of deploy/terraform/bootstrap"),
+        ("replay_instance_type", "t3.micro", "use_placement_group = false"),
+        ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
+        ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
+        ("replay_volume_gib", 10, "the cpu image's 16 GiB"),
+        ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
+    ],
 ]
-"""Values that are wrong beside another variable's, beside what AWS has, or of another type."""
+"""Values of another type, or wrong beside another variable's or beside what AWS has; one plan for a list."""
 
 WRONG_REGIONS = [
     ("us-west-2", {}, "There is no image with the tags Project=apexrl, Role=cpu"),
@@ -103,24 +112,27 @@ def rounds(cases: list[tuple[str, Any, str]]) -> list[dict[str, tuple[Any, str]]
     return made
 
 
-@pytest.mark.parametrize("cases", rounds(WRONG))
-def test_a_wrong_value_is_named_with_its_cure(cluster, cases):
-    result = cluster.plan({"results_bucket": BUCKET} | {name: value for name, (value, _) in cases.items()})
+def refused_with_cures(workspace: Workspace, right: dict[str, Any], cases: dict[str, tuple[Any, str]]) -> None:
+    """Plans with the values of a round, each of which has to get an error with its name and cure."""
+    result = workspace.plan(right | {name: value for name, (value, _) in cases.items()})
     assert result.returncode == 1, result.stdout
     errors = result.stderr.split("Error: ")
     for name, (_, cure) in cases.items():
         assert [error for error in errors if name in error and cure in error], (name, cure, result.stderr)
 
 
-@pytest.mark.parametrize(("name", "value", "cure"), WRONG_TOGETHER)
-def test_a_value_that_is_wrong_beside_others_is_named_with_its_cure(cluster, name, value, cure):
-    result = cluster.plan({"results_bucket": BUCKET, name: value})
-    assert result.returncode == 1, result.stdout
-    assert name in result.stderr and cure in result.stderr, result.stderr
+@pytest.mark.parametrize("cases", rounds(WRONG))
+def test_a_wrong_value_is_named_with_its_cure(cluster, cases):
+    refused_with_cures(cluster, {"results_bucket": BUCKET}, cases)
+
+
+@pytest.mark.parametrize("cases", [rounds(cases)[0] for cases in WRONG_TOGETHER])
+def test_a_value_that_is_wrong_beside_others_is_named_with_its_cure(cluster, cases):
+    refused_with_cures(cluster, {"results_bucket": BUCKET}, cases)
 
 
 def test_a_wrong_value_is_tried_for_each_variable():
-    assert {name for name, _, _ in WRONG + WRONG_TOGETHER} == set(variable_names("cluster"))
+    assert {name for name, _, _ in itertools.chain(WRONG, *WRONG_TOGETHER)} == set(variable_names("cluster"))
     assert {name for name, _, _ in WRONG_BOOTSTRAP} == set(variable_names("bootstrap"))
 
 
@@ -131,10 +143,9 @@ def test_a_region_that_lacks_something_is_named_with_the_cure(cluster, region, o
     assert result.returncode == 1 and cure in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(("name", "value", "cure"), WRONG_BOOTSTRAP)
-def test_a_wrong_value_for_bootstrap_is_named_with_its_cure(bootstrap, name, value, cure):
-    result = bootstrap.plan({"budget_emails": ["you@example.com"], name: value})
-    assert result.returncode == 1 and name in result.stderr and cure in result.stderr, result.stderr
+@pytest.mark.parametrize("cases", rounds(WRONG_BOOTSTRAP))
+def test_a_wrong_value_for_bootstrap_is_named_with_its_cure(bootstrap, cases):
+    refused_with_cures(bootstrap, {"budget_emails": ["you@example.com"]}, cases)
 
 
 def test_more_hosts_than_addresses_are_refused(cluster):

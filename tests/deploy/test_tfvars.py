@@ -1,7 +1,7 @@
 """deploy/tfvars.py against Terraform itself, and with hypothesis."""
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 
@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.deploy.needed import PACKAGES_CURE, find_terraform
 from tests.system.processes import ROOT
 
 sys.path.insert(0, str(ROOT / "deploy"))
+pytest.importorskip("hcl2", reason=f"python-hcl2 not installed: {PACKAGES_CURE}")
 from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 
 TRICKY = r"""
@@ -106,17 +108,18 @@ def test_json_files_and_their_errors(tmp_path):
         read_tfvars(tmp_path / "missing.tfvars")
 
 
-@pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform not installed: .ci/run installs it")
 def test_terraform_reads_the_same_from_a_file_of_variables(tmp_path):
+    terraform = find_terraform()
     (tmp_path / "terraform.tfvars").write_text(TRICKY)
     ours = read_tfvars(tmp_path / "terraform.tfvars")
     assert len(ours) == 11
     names = "".join(f'variable "{name}" {{\n  type = any\n}}\n' for name in ours)
     everything = ", ".join(f"{name} = var.{name}" for name in ours)
     (tmp_path / "main.tf").write_text(f'{names}output "all" {{\n  value = jsonencode({{ {everything} }})\n}}\n')
-    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
-    subprocess.run(["terraform", "apply", "-auto-approve", "-no-color"], check=True, **run)
-    shown = subprocess.run(["terraform", "output", "-raw", "all"], check=True, **run).stdout
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    run = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
+    subprocess.run([terraform, "apply", "-auto-approve", "-no-color"], check=True, **run)
+    shown = subprocess.run([terraform, "output", "-raw", "all"], check=True, **run).stdout
     assert ours == json.loads(shown)
 
 

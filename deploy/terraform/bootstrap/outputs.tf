@@ -9,7 +9,7 @@ output "state_bucket" {
 }
 
 output "cluster_backend" {
-  description = "terraform output -raw cluster_backend > ../cluster/backend.hcl"
+  description = "terraform -chdir=deploy/terraform/bootstrap output -raw cluster_backend > deploy/terraform/cluster/backend.hcl"
   value       = <<-EOT
     bucket = "${aws_s3_bucket.this["state"].bucket}"
     region = "${var.region}"
@@ -17,7 +17,7 @@ output "cluster_backend" {
 }
 
 output "cluster_tfvars" {
-  description = "terraform output -raw cluster_tfvars > ../cluster/bootstrap.auto.tfvars"
+  description = "terraform -chdir=deploy/terraform/bootstrap output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"
   value       = <<-EOT
     region         = "${var.region}"
     results_bucket = "${aws_s3_bucket.this["results"].bucket}"

@@ -5,7 +5,7 @@ resource "aws_launch_template" "actor" {
   #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM and CloudWatch; no group lets anything in to it.
   name                                 = "${var.name}-actor"
   description                          = "Actor hosts of the cluster ${var.name}"
-  image_id                             = data.aws_ami.role["cpu"].id
+  image_id                             = local.image_id.cpu
   instance_initiated_shutdown_behavior = "terminate"
   update_default_version               = true
   user_data                            = base64encode(local.user_data.actor)
@@ -28,7 +28,7 @@ resource "aws_launch_template" "actor" {
   }
 
   block_device_mappings {
-    device_name = data.aws_ami.role["cpu"].root_device_name
+    device_name = local.image_disk.cpu
 
     ebs {
       volume_type           = "gp3"

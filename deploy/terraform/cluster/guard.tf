@@ -12,7 +12,7 @@ resource "terraform_data" "deadline" {
 
     postcondition {
       condition     = timecmp(self.output, plantimestamp()) > 0
-      error_message = "The time limit of max_hours passed at ${self.output}. `terraform destroy` ends the cluster; `terraform apply -replace=terraform_data.deadline` starts it again, and the learner goes on with its checkpoint."
+      error_message = "The time limit of max_hours passed at ${self.output}. `terraform -chdir=deploy/terraform/cluster destroy` ends the cluster; `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.deadline` starts it again, and the learner goes on with its checkpoint."
     }
   }
 }

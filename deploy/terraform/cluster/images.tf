@@ -98,6 +98,8 @@ data "aws_ami" "role" {
 
 # `try`, because `terraform destroy` evaluates this too, and has to work when the images are gone.
 locals {
+  image_id     = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].id, "none") }
+  image_disk   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].root_device_name, "none") }
   version_of   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].tags["Version"], "none") }
   architecture = try(data.aws_ami.role["cpu"].architecture, "none")
 
@@ -105,7 +107,7 @@ locals {
   image_gib = {
     for role in ["cpu", "gpu"] : role => max(1, try([
       for device in data.aws_ami.role[role].block_device_mappings : tonumber(device.ebs["volume_size"])
-      if device.device_name == data.aws_ami.role[role].root_device_name
+      if device.device_name == local.image_disk[role]
     ], [])...)
   }
 
@@ -168,7 +170,7 @@ resource "terraform_data" "zone" {
 
     precondition {
       condition     = data.aws_s3_bucket.results.bucket_region == var.region
-      error_message = "results_bucket ${data.aws_s3_bucket.results.bucket} is in ${data.aws_s3_bucket.results.bucket_region}, the cluster in ${var.region}: use the region of ../bootstrap, or apply ../bootstrap in ${var.region}."
+      error_message = "results_bucket ${data.aws_s3_bucket.results.bucket} is in ${data.aws_s3_bucket.results.bucket_region}, the cluster in ${var.region}: use the region of deploy/terraform/bootstrap, or apply that in ${var.region}."
     }
   }
 }

@@ -1,7 +1,7 @@
 resource "aws_instance" "learner" {
   #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM, S3 and CloudWatch; only operator_cidrs get in, and only to TensorBoard.
   #checkov:skip=CKV_AWS_126:Detailed monitoring costs money; the roles report their own figures every few seconds.
-  ami                         = data.aws_ami.role["gpu"].id
+  ami                         = local.image_id.gpu
   instance_type               = var.learner_instance_type
   subnet_id                   = aws_subnet.this.id
   private_ip                  = local.learner_address

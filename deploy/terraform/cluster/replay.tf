@@ -8,7 +8,7 @@ resource "aws_placement_group" "this" {
 resource "aws_instance" "replay" {
   #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM, S3 and CloudWatch; no group lets anything in to it.
   #checkov:skip=CKV_AWS_126:Detailed monitoring costs money; the roles report their own figures every few seconds.
-  ami                         = data.aws_ami.role["cpu"].id
+  ami                         = local.image_id.cpu
   instance_type               = var.replay_instance_type
   subnet_id                   = aws_subnet.this.id
   private_ip                  = local.replay_address

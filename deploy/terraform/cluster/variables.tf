@@ -96,13 +96,13 @@ variable "run" {
 }
 
 variable "results_bucket" {
-  description = "Bucket for checkpoints and event files, in the same region; made by ../bootstrap, outlives the cluster."
+  description = "Bucket for checkpoints and event files, in the same region; made by deploy/terraform/bootstrap, outlives the cluster."
   type        = string
   default     = null
 
   validation {
     condition     = can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.results_bucket))
-    error_message = "results_bucket has to name the bucket for checkpoints. Make it with `terraform apply` in ../bootstrap, then: terraform -chdir=../bootstrap output -raw cluster_tfvars > bootstrap.auto.tfvars"
+    error_message = "results_bucket has to name the bucket for checkpoints. Make it with `terraform -chdir=deploy/terraform/bootstrap apply`, then: terraform -chdir=deploy/terraform/bootstrap output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"
   }
 }
 

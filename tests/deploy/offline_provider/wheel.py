@@ -4,18 +4,16 @@ It is read, never installed: what it depends on is at odds with our own requirem
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.deploy.offline_provider.schema import WHEEL
-from tests.system.processes import ROOT
+from tests.deploy.rootfs import cache
 
 REQUIREMENT = "cdktf-cdktf-provider-aws==21.22.1"
 SHA256 = "603c647c4de622ed0a2b5e0f1518d81a89b31eed84b67d23410840041e7df924"
-DIRECTORY = Path(os.environ.get("APEXRL_TEST_CACHE", ROOT / ".venv" / "deploy-tests"))
-CURE = "python -m tests.deploy.offline_provider.wheel"
+CURE = "bash tests/deploy/install.sh, or .venv/bin/python -m tests.deploy.offline_provider.wheel"
 
 
 def find_wheel() -> Path:
@@ -23,7 +21,7 @@ def find_wheel() -> Path:
 
     Raises: FileNotFoundError when it was not fetched.
     """
-    path = DIRECTORY / WHEEL
+    path = cache() / WHEEL
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: {CURE}")
     return path
@@ -34,10 +32,9 @@ def fetch() -> Path:
 
     Raises: RuntimeError when it is not the one whose hash stands here.
     """
-    path = DIRECTORY / WHEEL
+    path = cache() / WHEEL
     if not path.exists():
-        DIRECTORY.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(DIRECTORY), REQUIREMENT]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache()), REQUIREMENT]
         subprocess.run(pip, check=True, timeout=600)
     if hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
         path.unlink()

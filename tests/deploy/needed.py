@@ -1,0 +1,67 @@
+"""What the tests of deploy/ need, where they find it, and what a skipped test says. install.sh beside it gets all."""
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.deploy.terraform_release import PROGRAM
+
+PACKAGES = {
+    "boto3": "boto3",
+    "flask": "moto[server]",
+    "grpc": "grpcio",
+    "hcl2": "python-hcl2",
+    "moto": "moto[server]",
+    "msgpack": "msgpack",
+    "policyuniverse": "policyuniverse",
+    "yaml": "pyyaml",
+}
+"""Packages of requirements-deploy.txt by the module that tells whether they are there."""
+PACKAGES_CURE = "bash tests/deploy/install.sh, or .venv/bin/python -m pip install -r requirements-deploy.txt"
+TERRAFORM_CURE = "bash tests/deploy/install.sh, or https://developer.hashicorp.com/terraform/install"
+OLDEST_TERRAFORM = (1, 11)
+
+
+def require_packages() -> None:
+    """Skips a test unless the packages of requirements-deploy.txt are there."""
+    missing = {package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None}
+    if missing:
+        pytest.skip(f"{', '.join(sorted(missing))} not installed: {PACKAGES_CURE}")
+
+
+def require_tool(name: str, package: str) -> None:
+    """Skips a test unless a program is there."""
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is missing: bash tests/deploy/install.sh, or apt-get install {package}")
+
+
+def find_terraform() -> str:
+    """Returns the program, that of .venv before another; skips the test where it is missing or too old."""
+    program, reason = _look_for_terraform()
+    if reason:
+        pytest.skip(f"{reason}: {TERRAFORM_CURE}")
+    return program
+
+
+@functools.cache
+def _look_for_terraform() -> tuple[str, str]:
+    """Returns the program, and why it cannot be used, empty if it can."""
+    found = str(PROGRAM) if PROGRAM.exists() else shutil.which("terraform")
+    if found is None:
+        return "", "terraform 1.11 or newer is missing"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    answer = subprocess.run(
+        [found, "version", "-json"],
+        env=environment | {"CHECKPOINT_DISABLE": "1"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    version = json.loads(answer.stdout)["terraform_version"]
+    is_old = tuple(map(int, version.split(".")[:2])) < OLDEST_TERRAFORM
+    return found, f"{found} is {version}, 1.11 or newer is needed" if is_old else ""
