@@ -152,7 +152,7 @@ def trust(repository: Path, fingerprint: str) -> None:
     """Puts the key of the stand-in for the CloudWatch agent in the place of AWS's."""
     script = repository / "deploy/packer/agent.sh"
     text, count = re.subn(
-        r"(?<=^readonly agent_fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M
+        r"(?<=^readonly fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M
     )
     assert count == 1
     script.write_text(text)
