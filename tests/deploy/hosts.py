@@ -2,10 +2,8 @@
 
 import contextlib
 import datetime
-import http.server
 import itertools
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -86,44 +84,3 @@ def host(
             machine.address = own
             machine.wait_for_boot()
             yield machine
-
-
-class Metadata:
-    """The instance metadata service: tokens, and a spot notice once `notice` is set. Version 1 is refused."""
-
-    def __init__(self, address: str):
-        metadata = self
-        self.notice = ""
-        self.asked = 0
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                known = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-                self._answer(200 if known else 400, "the-token" if known else "")
-
-            def do_GET(self) -> None:
-                metadata.asked += 1
-                if self.headers["X-aws-ec2-metadata-token"] != "the-token":
-                    self._answer(401, "")
-                elif self.path == "/latest/meta-data/spot/instance-action" and metadata.notice:
-                    self._answer(200, metadata.notice)
-                else:
-                    self._answer(404, "")
-
-            def _answer(self, status: int, text: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer((address, 0), Handler)
-        self.endpoint = f"http://{address}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        """Ends it."""
-        self._server.shutdown()
-        self._server.server_close()

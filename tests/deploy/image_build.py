@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 import zipfile
@@ -50,6 +52,11 @@ OLD = {
         "111111111111",
         "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261201",
     ),
+}
+# Whose build it is: easily found where it should not be.
+BUILDER = {
+    "AWS_ACCESS_KEY_ID": "AKIATHEBUILDERSOWNID",
+    "AWS_SECRET_ACCESS_KEY": "the/builders+own/secret+key/for+the/test",
 }
 TORCH = {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
 
@@ -118,11 +125,42 @@ def commit(repository: Path) -> None:
         subprocess.run(["git", *identity, *words], cwd=repository, check=True, capture_output=True, timeout=60)
 
 
+def packer(*words: str, cwd: Path = ROOT, seconds: float = 100) -> subprocess.CompletedProcess:
+    """Runs a command of Packer; skips the test where there is no Packer."""
+    if shutil.which("packer") is None:
+        pytest.skip("not installed: apt-get install packer")
+    return subprocess.run(
+        ["packer", *words],
+        cwd=cwd,
+        env=os.environ | packer_environment(),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def packer_environment() -> dict[str, str]:
+    """Returns what Packer is told: to ask nobody for newer versions, and where its plugins are kept."""
+    plugins = os.environ.get("PACKER_PLUGIN_PATH", str(rootfs.cache() / "packer-plugins"))
+    return {"CHECKPOINT_DISABLE": "1", "PACKER_PLUGIN_PATH": plugins}
+
+
 def for_this_packer(repository: Path) -> None:
-    """Leaves out what Packer 1.6, the last one in Debian, does not know: what the template marks, nothing else."""
-    version = subprocess.run(["packer", "version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    major, minor = map(int, re.findall(r"v(\d+)\.(\d+)", version)[0])
+    """Gets the plugins that the template needs, which are part of Packer 1.6, the last one in Debian.
+
+    Of that one's template it leaves out what it does not know: what the template marks, nothing else. Skips the test
+    where the plugins cannot be had.
+    """
+    major, minor = map(int, re.findall(r"v(\d+)\.(\d+)", packer("version").stdout)[0])
     if (major, minor) >= (1, 7):
+        result = packer("init", "deploy/packer", cwd=repository, seconds=300)
+        if result.returncode != 0:
+            problem = " ".join((result.stdout + result.stderr).split())[-300:]
+            pytest.skip(
+                f"packer init cannot get its plugins ({problem}): let it reach github.com, or set PACKER_PLUGIN_PATH "
+                "to a folder that has them"
+            )
         return
     folder = repository / "deploy/packer"
     (folder / "plugins.pkr.hcl").unlink()
@@ -151,9 +189,7 @@ def put_torch_aside(repository: Path, folder: Path) -> None:
 def trust(repository: Path, fingerprint: str) -> None:
     """Puts the key of the stand-in for the CloudWatch agent in the place of AWS's."""
     script = repository / "deploy/packer/agent.sh"
-    text, count = re.subn(
-        r"(?<=^readonly agent_fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M
-    )
+    text, count = re.subn(r"(?<=^readonly fingerprint=)[0-9A-F]{40}$", fingerprint, script.read_text(), flags=re.M)
     assert count == 1
     script.write_text(text)
 
@@ -190,6 +226,8 @@ class Instances:
 
     def boot_new(self) -> None:
         """Boots a machine for each instance that has none."""
+        if len(self.machines) == len(BASES):
+            return
         for reservation in self._ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:
                 image = next(name for name, (ami_id, *_) in BASES.items() if ami_id == instance["ImageId"])
@@ -266,26 +304,27 @@ def run_packer(repository: Path, aws: Aws, agent_url: str, instances: Instances,
         "ec2_endpoint": aws.endpoint,
         "cloudwatch_agent_url": agent_url,
     }
-    command = ["packer", "build", "-color=false"]
-    command += [word for name, value in variables.items() for word in ("-var", f"{name}={value}")]
-    settings = {
-        "CHECKPOINT_DISABLE": "1",
-        "PACKER_LOG": "1",
-        "PACKER_LOG_PATH": f"{log}.debug",
-        "HOME": str(log.parent),
-    }
+    words = ["packer", "build", "-color=false"]
+    words += [word for name, value in variables.items() for word in ("-var", f"{name}={value}")]
+    settings = {"PACKER_LOG": "1", "PACKER_LOG_PATH": f"{log}.debug", "HOME": str(log.parent), **BUILDER}
     with log.open("wb") as output:
-        packer = subprocess.Popen(
-            [*command, "deploy/packer"], cwd=repository, env=aws.environment | settings, stdout=output, stderr=output
+        process = subprocess.Popen(
+            [*words, "deploy/packer"],
+            cwd=repository,
+            env=aws.environment | packer_environment() | settings,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     deadline = time.monotonic() + BUILD_SECONDS
     try:
-        while packer.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and time.monotonic() < deadline:
             instances.boot_new()
             time.sleep(0.5)
     finally:
-        packer.kill()
-    assert packer.wait() == 0, log.read_text()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its plugins are processes of their own
+    assert process.wait() == 0, log.read_text()
     return log.read_text()
 
 
@@ -319,6 +358,10 @@ def built(directory: Path) -> Iterator[Build]:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
-    """Both images, built once in a session."""
-    with built(tmp_path_factory.mktemp("build")) as result:
-        yield result
+    """Both images, built once in a session; pytest would keep all that of the last three sessions."""
+    directory = tmp_path_factory.mktemp("build")
+    try:
+        with built(directory) as result:
+            yield result
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

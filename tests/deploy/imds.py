@@ -34,7 +34,7 @@ class MetadataService:
 
 
 @contextlib.contextmanager
-def metadata_service() -> Iterator[MetadataService]:
+def metadata_service(address: str = "127.0.0.1") -> Iterator[MetadataService]:
     """Serves on this machine; the endpoint is for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
     service = MetadataService()
 
@@ -52,8 +52,8 @@ def metadata_service() -> Iterator[MetadataService]:
         def log_message(self, *_):
             """Keeps the output of the tests clean."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    service.endpoint = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer((address, 0), Handler)
+    service.endpoint = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

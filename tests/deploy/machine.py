@@ -57,7 +57,7 @@ class Machine:
 
         wait_until(has_booted, BOOT_SECONDS, self.describe)
 
-    def run(self, *command: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess:
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
         """Runs a command in the machine."""
         result = subprocess.run(
             ["nsenter", "--all", f"--target={self._init}", *command],
@@ -65,7 +65,7 @@ class Machine:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=60,
             check=False,
         )
         assert not check or result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"

@@ -36,6 +36,7 @@ TOOLS = {
     "gpg": "gpg",
 }
 DEBOOTSTRAP_SECONDS = 1200
+PRIVILEGED = "root with CAP_SYS_ADMIN is needed: a machine of your own, or a container with --privileged"
 
 
 def cache() -> Path:
@@ -70,7 +71,7 @@ def base() -> Path:
         check=False,
     )
     if probe.returncode != 0:
-        pytest.skip(f"systemd-nspawn does not work here ({probe.stderr.strip()}): run on a machine of your own")
+        pytest.skip(f"systemd-nspawn does not work here ({probe.stderr.strip()}): {PRIVILEGED}")
     return path
 
 
@@ -80,7 +81,8 @@ def _make(path: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         package = Path(directory) / "keyring.deb"
         try:
-            urllib.request.urlretrieve(f"{MIRROR}/{KEYRING}", package)
+            with urllib.request.urlopen(f"{MIRROR}/{KEYRING}", timeout=30) as answer:
+                package.write_bytes(answer.read())
         except OSError as error:
             pytest.skip(f"{MIRROR} cannot be reached ({error}): name another mirror with APEXRL_TEST_MIRROR")
         assert hashlib.sha256(package.read_bytes()).hexdigest() == KEYRING_SHA256, f"{MIRROR}/{KEYRING} was changed"
@@ -118,7 +120,11 @@ def wheels() -> Path:
     command += ["--requirement", str(lock), "--dest", str(arriving)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if result.returncode != 0:
-        pytest.skip(f"the wheels of the images cannot be downloaded: {result.stderr.strip().splitlines()[-1]}")
+        problem = " ".join(result.stderr.split())[-300:] or f"pip ended with status {result.returncode}"
+        pytest.skip(
+            f"the wheels of the images cannot be downloaded ({problem}): connect to PyPI, or name an index of the same "
+            "files with PIP_INDEX_URL"
+        )
     arriving.rename(path)
     return path
 

@@ -7,6 +7,7 @@ import concurrent.futures
 import datetime
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -138,6 +139,7 @@ def running(build, cloud, state, address, tmp_path_factory):
             yield cluster
         finally:
             cluster.close()
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def run_keys(aws, *flags: str):
@@ -197,6 +199,13 @@ def secret_keys(cloud) -> list[str]:
     answer = cloud.client("ssm").get_parameters(Names=names, WithDecryption=True)
     assert len(answer["Parameters"]) == len(names)
     return [parameter["Value"] for parameter in answer["Parameters"]]
+
+
+def all_secret_keys(cloud) -> set[str]:
+    """Those of today, and those before the keys were changed."""
+    names = [f"/apexrl/{NAME}/keys/{role}.secret" for role in ROLES]
+    histories = [cloud.client("ssm").get_parameter_history(Name=name, WithDecryption=True) for name in names]
+    return {entry["Value"] for history in histories for entry in history["Parameters"]}
 
 
 def is_on_a_disk(running, text: str) -> bool:
@@ -371,7 +380,9 @@ def test_at_the_time_limit_all_hosts_are_off_and_the_last_checkpoint_is_in_s3(ru
 
     s3 = cloud.client("s3")
     texts = [s3.get_object(Bucket=BUCKET, Key=PREFIX + name)["Body"].read() for name in stored(cloud)]
-    for secret in secret_keys(cloud):
+    secrets = all_secret_keys(cloud)
+    assert len(secrets) == 2 * len(ROLES) and set(secret_keys(cloud)) < secrets
+    for secret in secrets:
         assert not any(secret.encode() in text for text in texts)
         assert not is_on_a_disk(running, secret)
     assert is_on_a_disk(running, f"APEXRL_CLUSTER={NAME}")

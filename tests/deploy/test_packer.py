@@ -1,6 +1,7 @@
 """The images: the template, a whole build of both, and what is in them."""
 
 import contextlib
+import ipaddress
 import json
 import re
 import shutil
@@ -9,7 +10,17 @@ import subprocess
 import pytest
 
 from tests.deploy import rootfs, site
-from tests.deploy.image_build import BASES, OLD, TORCH, VERSION, commit, copy_repository, for_this_packer
+from tests.deploy.image_build import (
+    BASES,
+    BUILDER,
+    OLD,
+    TORCH,
+    VERSION,
+    commit,
+    copy_repository,
+    for_this_packer,
+    packer,
+)
 from tests.system.processes import ROOT
 
 PACKER = ROOT / "deploy/packer"
@@ -17,18 +28,11 @@ PACKER = ROOT / "deploy/packer"
 pytestmark = pytest.mark.timeout(1800)
 
 
-def packer(*words, cwd=ROOT):
-    if shutil.which("packer") is None:
-        pytest.skip("not installed: apt-get install packer")
-    return subprocess.run(["packer", *words], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
-
-
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """A copy of deploy/ with the template as this Packer can read it."""
     directory = tmp_path_factory.mktemp("template")
     shutil.copytree(ROOT / "deploy", directory / "deploy")
-    packer("version")
     for_this_packer(directory)
     return directory
 
@@ -62,6 +66,16 @@ def test_a_wrong_value_is_named_with_its_cure(template, variables, message):
     words = [word for variable in variables for word in ("-var", variable)]
     result = packer("validate", *words, "deploy/packer", cwd=template)
     assert result.returncode != 0 and message in " ".join((result.stdout + result.stderr).split())
+
+
+def test_a_build_is_closed_unless_it_is_opened(monkeypatch):
+    pytest.importorskip("hcl2", reason="pip install -r requirements-deploy.txt")
+    monkeypatch.syspath_prepend(ROOT / "deploy")
+    from tfvars import read_defaults
+
+    defaults = read_defaults(PACKER / "variables.pkr.hcl")
+    assert defaults["ssh_interface"] == "session_manager"
+    assert defaults["ssh_cidrs"] and all(ipaddress.ip_network(cidr).is_loopback for cidr in defaults["ssh_cidrs"])
 
 
 def test_a_misspelled_argument_is_found(template, tmp_path):
@@ -199,6 +213,26 @@ def test_nothing_of_one_machine_is_in_an_image(build, opened):
             check=False,
         )
         assert found.returncode == 1, found.stdout
+
+
+def test_no_secret_is_in_an_image(build):
+    """Whole lines of 40 characters are what the CURVE keys of the clusters look like."""
+    patterns = {
+        "a private key": "-----BEGIN [A-Z ]*PRIVATE KEY-----",
+        "an SSH key": "(ssh-(rsa|dss|ed25519)|ecdsa-sha2-nistp[0-9]+) AAAA",
+        "a key of AWS": "A(KIA|SIA)[0-9A-Z]{16}",
+        "a secret of AWS": re.escape(BUILDER["AWS_SECRET_ACCESS_KEY"]),
+        "a CURVE key": r"^[]0-9a-zA-Z.:+=^!/*?&<>()[{}@%$#-]{40}$",
+    }
+    for image in build.images.values():
+        folders = [image.changes / name for name in ("etc", "var", "opt/apexrl", "root", "home")]
+        places = [folder for folder in folders if folder.is_dir()]
+        assert len(places) >= 3
+        assert not [path for folder in places for path in folder.rglob("*.secret")]
+        for what, pattern in patterns.items():
+            command = ["grep", "-rlE", "--exclude-dir=.venv", pattern, *places]
+            found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            assert found.returncode == 1, f"{what}: {found.stdout}{found.stderr}"
 
 
 def test_an_image_holds_the_release_and_its_locked_packages(build, opened):

@@ -19,6 +19,7 @@ import pytest
 from tests.deploy.flows import rules_of
 from tests.deploy.machine import network
 from tests.deploy.moto_process import Aws
+from tests.deploy.rootfs import PRIVILEGED
 
 METADATA = "169.254.169.254"
 UPLINK = "host0"
@@ -160,6 +161,6 @@ def vpc(cidr: str, address: str, aws: Aws, root: Path) -> Iterator[Vpc]:
         forward = ["ip", "netns", "exec", router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
         result = subprocess.run(forward, capture_output=True, text=True, timeout=30, check=False)
         if result.returncode != 0:
-            pytest.skip(f"no router can be made here ({result.stderr.strip()}): run on a machine of your own")
+            pytest.skip(f"no router can be made here ({result.stderr.strip()}): {PRIVILEGED}")
         ip("-n", router, "route", "add", "blackhole", cidr)  # what goes to a host that is not there stays in here
         yield Vpc(router, cidr, address, int(aws.endpoint.rsplit(":", 1)[1]), root)
