@@ -40,7 +40,7 @@ VARIABLES = {
     "actor_workers_per_host": 2,
     "environments_per_worker": 4,
     "max_hours": 1,
-    "learner_flags": {"checkpoint_period_seconds": "3"},
+    "learner_flags": {"checkpoint_period_seconds": "3", "device": "cpu"},
     "evaluator_flags": {"evaluation_period_seconds": "3", "episodes": "5"},
 }
 WORKERS, SLOTS = 4, 16

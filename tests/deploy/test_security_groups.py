@@ -3,10 +3,12 @@
 import ipaddress
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from apexrl.status import read_status
 from tests.deploy.flows import Flow, flows_of, rules_of
 from tests.deploy.terraform import BUCKET, resources
 from tests.system.processes import Process
@@ -38,24 +40,23 @@ def spoken(tmp_path_factory):
         for name, (_, command) in commands.items():
             running[name] = Process(command, directory / f"{name}.log")
         hosts = {name: (host, running[name]) for name, (host, _) in commands.items()}
-        yield _watch(hosts)
+        yield _watch(hosts, directory / "run")
     finally:
         for process in running.values():
             process.__exit__()
 
 
-def _watch(hosts: dict[str, tuple[str, Process]]) -> tuple[set[Flow], set[tuple[str, int]]]:
-    """Looks at the processes' sockets until each has spoken, and nothing new was seen for three seconds."""
+def _watch(hosts: dict[str, tuple[str, Process]], run_dir: Path) -> tuple[set[Flow], set[tuple[str, int]]]:
+    """Looks at the processes' sockets until each has done its work, and nothing new was seen for three seconds."""
     names = {address: role for role, address in ADDRESSES.items()}
     flows: set[Flow] = set()
     ports: set[tuple[str, int]] = set()
-    makers: set[str] = set()
     deadline = time.monotonic() + START_SECONDS
     quiet_since = time.monotonic()
-    while time.monotonic() - quiet_since < 3 or makers != {"replay", "learner", "actor", "evaluator"} or len(ports) < 5:
+    while time.monotonic() - quiet_since < 3 or not _has_learned(run_dir) or len(ports) < 5:
         assert time.monotonic() < deadline, (flows, ports, [process.log.read_text() for _, process in hosts.values()])
         before = len(flows) + len(ports)
-        for name, (host, process) in hosts.items():
+        for host, process in hosts.values():
             assert process.popen.poll() is None, process.log.read_text()
             for child in [psutil.Process(process.popen.pid), *process.descendants()]:
                 for socket in _sockets(child):
@@ -65,11 +66,18 @@ def _watch(hosts: dict[str, tuple[str, Process]]) -> tuple[set[Flow], set[tuple[
                         if socket.laddr.ip == socket.raddr.ip:  # the server's end of the connection
                             continue
                         flows.add(Flow(host, names[socket.raddr.ip], socket.raddr.port))
-                        makers.add(name)
         if len(flows) + len(ports) > before:
             quiet_since = time.monotonic()
         time.sleep(0.2)
     return flows, ports
+
+
+def _has_learned(run_dir: Path) -> bool:
+    """Whether there were updates, an evaluation, and figures of the actors and the replay server."""
+    status = read_status(run_dir)
+    if status is None or not status.counters.updates or status.counters.best_evaluation_return is None:
+        return False
+    return status.figures.get("replay/actors", 0) > 0 and any(name.startswith("actor/") for name in status.figures)
 
 
 def _sockets(process: psutil.Process):

@@ -230,9 +230,11 @@ def test_every_flag_reaches_the_role_it_is_for(apply_cluster):
 
 def test_what_is_not_given_is_the_presets(applied):
     hosts = {"replay_host": "10.79.0.10", "learner_host": "10.79.0.11"}
+    bound = {"bind_host": "0.0.0.0"}
+    own = {"replay": bound, "learner": bound | {"device": "cuda"}}
     for role, command in commands_of(applied).items():
-        bound = {"bind_host": "0.0.0.0"} if role in ("replay", "learner") else {}
-        assert values_of(command) == values_of(flags.parse(COMMANDS[role], ["--preset", "paper"])) | hosts | bound, role
+        preset = values_of(flags.parse(COMMANDS[role], ["--preset", "paper"]))
+        assert values_of(command) == preset | hosts | own.get(role, {}), role
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -64,6 +64,7 @@ VALUES: dict[str, dict[str, Rule]] = {
         ),
         "mixed_instances_policy.launch_template.override.instance_type": Shape("ec2", "InstanceType"),
     },
+    "aws_ec2_subnet_cidr_reservation": {"reservation_type": Shape("ec2", "SubnetCidrReservationType")},
     "aws_autoscaling_schedule": {"start_time": UTC_TIME},
     "aws_scheduler_schedule": {
         "name": Shape("scheduler", "Name"),

@@ -132,7 +132,7 @@ class Provider:
             "ValidateResourceConfig": self._validate_resource,
             "ValidateDataResourceConfig": self._validate_data,
             "UpgradeResourceState": self._upgrade,
-            "ReadResource": lambda request: message("ReadResourceResponse", new_state=request.current_state),
+            "ReadResource": self._read,
             "PlanResourceChange": self._plan,
             "ApplyResourceChange": self._apply,
             "ReadDataSource": self._read_data,
@@ -172,6 +172,15 @@ class Provider:
 
     def _upgrade(self, request: Any) -> Any:
         return message("UpgradeResourceStateResponse", upgraded_state=encode(json.loads(request.raw_state.json)))
+
+    def _read(self, request: Any) -> Any:
+        """Returns the state as it is; like the real provider without its default tags among the tags of a disk."""
+        state = decode(request.current_state) or {}
+        for disk in state.get("root_block_device") or []:
+            if disk["tags"]:
+                own = disk["tags"].items() - self._default_tags.items()
+                disk["tags"] = dict(own)
+        return message("ReadResourceResponse", new_state=encode(state) if state else request.current_state)
 
     def _plan(self, request: Any) -> Any:
         planned, prior = decode(request.proposed_new_state), decode(request.prior_state)
