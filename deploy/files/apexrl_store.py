@@ -187,7 +187,7 @@ def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str
         uploaded.save()
     except FileNotFoundError:  # removed meanwhile
         return ""
-    except AWS_ERRORS as error:
+    except (*AWS_ERRORS, OSError) as error:  # OSError: such as a file of root's, which we may not give a second name
         return f"{name}: {error}"
     finally:
         steady.unlink(missing_ok=True)

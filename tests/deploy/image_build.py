@@ -231,7 +231,8 @@ class Instances:
         for reservation in self._ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:
                 image = next(name for name, (ami_id, *_) in BASES.items() if ami_id == instance["ImageId"])
-                if image not in self.machines and "KeyName" in instance:
+                # An instance of moto is listed before it has its volume and its profile, which comes last.
+                if image not in self.machines and "IamInstanceProfile" in instance:
                     self._boot(image, instance)
 
     def _boot(self, image: str, instance: dict[str, Any]) -> None:
@@ -324,7 +325,8 @@ def run_packer(repository: Path, aws: Aws, agent_url: str, instances: Instances,
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # its plugins are processes of their own
-    assert process.wait() == 0, log.read_text()
+        status = process.wait()
+    assert status == 0, log.read_text()
     return log.read_text()
 
 
@@ -364,4 +366,4 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
         with built(directory) as result:
             yield result
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        subprocess.run(["rm", "-rf", directory], check=False, timeout=100)  # faster than shutil.rmtree

@@ -13,6 +13,7 @@ import pytest
 
 BOOT_SECONDS = 60
 POWEROFF_SECONDS = 60
+KILL_SECONDS = 10
 _numbers = itertools.count()
 
 
@@ -45,14 +46,17 @@ class Machine:
 
         def has_init() -> bool:
             assert self.is_running, self.log.read_text(errors="replace")
-            children = psutil.Process(self._popen.pid).children()
-            self._init = children[0].pid if children else 0
+            # Before it is systemd it is a copy of systemd-nspawn, which is not in all its namespaces yet.
+            found = [child.pid for child in psutil.Process(self._popen.pid).children() if child.name() == "systemd"]
+            self._init = found[0] if found else 0
             return bool(self._init)
 
         wait_until(has_init, BOOT_SECONDS, "the first process of a machine")
 
         def has_booted() -> bool:
-            states = self.run("systemctl", "is-active", "multi-user.target", "cloud-final.service", check=False)
+            states = self.run(
+                *("timeout", "5", "systemctl", "is-active", "multi-user.target", "cloud-final.service"), check=False
+            )
             return states.stdout.split() == ["active", "active"]
 
         wait_until(has_booted, BOOT_SECONDS, self.describe)
@@ -143,6 +147,18 @@ def seed(root: Path, user_data: str, **meta_data: str) -> None:
     (directory / "network-config").write_text("network: {config: disabled}\n")
 
 
+def _kill(popen: subprocess.Popen) -> None:
+    """Kills a machine's first process, at which systemd-nspawn ends; killed itself it would leave the machine alone."""
+    nspawn = psutil.Process(popen.pid)
+    deadline = time.monotonic() + KILL_SECONDS
+    while popen.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in nspawn.children():
+                child.kill()
+        time.sleep(0.05)
+    popen.kill()
+
+
 @contextlib.contextmanager
 def booted(root: Path, namespace: str, log: Path, binds: Mapping[Path, str] | None = None) -> Iterator[Machine]:
     """Boots a machine; it is gone at the end."""
@@ -159,8 +175,5 @@ def booted(root: Path, namespace: str, log: Path, binds: Mapping[Path, str] | No
         yield machine
     finally:
         if popen.poll() is None:
-            popen.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                popen.wait(20)
-            popen.kill()
+            _kill(popen)
         popen.wait()

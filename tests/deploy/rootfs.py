@@ -136,6 +136,7 @@ def overlay(layers: Sequence[Path], directory: Path) -> Iterator[Path]:
         (directory / name).mkdir(parents=True, exist_ok=True)
     root = directory / "root"
     options = f"lowerdir={':'.join(map(str, layers))},upperdir={directory / 'upper'},workdir={directory / 'work'}"
+    options += ",volatile"  # nothing waits for the disk
     command = ["mount", "-t", "overlay", "overlay", "-o", options, str(root)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if result.returncode != 0:

@@ -18,6 +18,7 @@ _addresses = itertools.count()
 AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 AGENT_SCRIPT = """#!/bin/sh
 # Does as the agent's control script does, as far as a test can see it: keeps the configuration that it is given.
+[ "$2" = fetch-config ] || exit 0
 for last; do :; done
 cp "${last#file:}" /var/lib/agent-configuration.json
 """
