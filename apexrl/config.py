@@ -153,7 +153,7 @@ class LearningConfig:
     table: str = "transitions"
     """Table of the replay that batches come from; of the kind priority."""
     learner_threads: int = 1
-    """CPU threads of the learner's tensor operations."""
+    """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
     prefetch_batches: int = 8
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25

@@ -120,7 +120,7 @@ class LearnerLoop:
         published_updates, published_at = agent.num_updates, now
         while not stop.is_set() and not self._is_complete(agent, replica, spec):
             item = self._next_batch(replica, waiter)
-            pending = agent.update(item[1]) if item is not None else None
+            pending = agent.update(item[1], replica.upcoming_batch()) if item is not None else None
             if item is not None and pending is not None:
                 self._expect(pending, item[0], agent.num_updates, replica)
             self._arrivals.collect(self._lane.depth)

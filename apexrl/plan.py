@@ -119,7 +119,7 @@ def _sizes(machine: Machine, spec: StreamSpec) -> dict[str, Any]:
     if machine.device.type == "cuda":
         return {"num_workers": max(machine.cores - 3, 1), "learner_threads": 2, "prefetch_batches": 16}
     workers = max(machine.cores // 2, 1)
-    return {"num_workers": workers, "learner_threads": max(machine.cores - workers, 1)}
+    return {"num_workers": workers, "learner_threads": max((machine.cores - workers) // 2, 1)}
 
 
 def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:

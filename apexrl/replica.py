@@ -95,6 +95,11 @@ class Replica:
         self._outgoing.put(None)
         return item
 
+    def upcoming_batch(self) -> Batch | None:
+        """Returns what `next_batch` will return next, where it is there already. Call it from the same thread."""
+        with self._batches.mutex:
+            return self._batches.queue[0][1] if self._batches.queue else None
+
     def update_priorities(self, life: int, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sends new priorities of a batch soon, unless the log has begun another life."""
         self._outgoing.put((life, keys, priorities))

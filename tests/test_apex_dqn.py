@@ -5,7 +5,7 @@ import torch
 from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner, make_optimizer
 from apexrl.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 from apexrl.config import NetworkConfig, UpdateConfig
-from apexrl.frame_store import TransitionBatch
+from apexrl.frame_store import FrameStore, TransitionBatch
 from apexrl.parameters import decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, Unroll
 from tests.lockstep import AGENT, NETWORK, UPDATE, train
@@ -108,3 +108,31 @@ def test_paper_optimizer_is_centered_rmsprop():
     assert isinstance(optimizer, torch.optim.RMSprop)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["alpha"], group["eps"], group["centered"]) == (6.25e-5, 0.95, 1.5e-7, True)
+
+
+def test_values_computed_ahead_change_nothing(make_unroll):
+    """Also where the target network is copied in between, and where the batch announced is not the next."""
+    spec = StreamSpec("Screens-v0", (36, 36), "uint8", 3, 4, 1, unroll_starts=8, n_steps=3)
+    store = FrameStore(spec, 6, AGENT.gamma, torch.device("cpu"), 100)
+    for number in range(6):
+        store.apply(number, make_unroll(spec, number))
+    rng = np.random.default_rng(3)
+    weights = np.ones(16, np.float32)
+    batches = [store.gather(rng.integers(0, 48, 16), weights) for _ in range(20)]
+    update = UpdateConfig(16, "adam", 1e-3, 1e-5, 40.0, target_period_updates=3)
+
+    def fresh():
+        torch.manual_seed(9)
+        return ApexLearner(AGENT, update, NETWORK, spec, torch.device("cpu"))
+
+    ahead, plain = fresh(), fresh()
+    restored = plain.state_dict()
+    restored = {name: tensor.clone() for name, tensor in restored.items()}
+    for i, batch in enumerate(batches):
+        upcoming = batches[(i + (2 if i % 5 == 4 else 1)) % len(batches)]
+        found, wanted = ahead.update(batch, upcoming), plain.update(batch)
+        assert np.array_equal(found.result()[0], wanted.result()[0])
+        if i == 13:
+            ahead.load_state_dict(restored, ahead.num_updates)
+            plain.load_state_dict(restored, plain.num_updates)
+    assert equal(ahead.state_dict(), plain.state_dict())

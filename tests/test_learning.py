@@ -32,6 +32,9 @@ class Replica:
             return None
         return 5, self.left
 
+    def upcoming_batch(self):
+        return self.left - 1
+
     def update_priorities(self, life, keys, priorities):
         self.sent.append((life, int(keys[0]), float(priorities[0])))
 
@@ -43,7 +46,8 @@ class Agent:
         self.num_updates, self.spec, self.lane, self.replica, self.finite = 0, spec, lane, replica, finite
         self.most_in_flight = 0
 
-    def update(self, batch):
+    def update(self, batch, upcoming):
+        assert upcoming == batch - 1
         if batch % 10 == 3:
             return None
         self.num_updates += 1

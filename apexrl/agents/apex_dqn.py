@@ -18,6 +18,7 @@ from apexrl.frame_store import Batch, KeyBatch, TransitionBatch
 from apexrl.lane import DONE, Lane, Mark, wait
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
 from apexrl.networks import make_network
+from apexrl.next_values import NextValues
 from apexrl.parameters import Parameters, ParametersHeader
 from apexrl.policy import FrameStack, Policy
 from apexrl.types import StreamSpec, Unroll
@@ -127,15 +128,19 @@ class ApexLearner:
             self._target = copy.deepcopy(self._online).requires_grad_(False)
             self._optimizer = make_optimizer(update, self._online)
         self._graph: UpdateGraph | None = None
+        self._next_values = None if device.type == "cuda" else NextValues(self._online, self._target, self._precision)
         self.num_updates = 0
 
-    def update(self, batch: Batch) -> Pending | None:
+    def update(self, batch: Batch, upcoming: Batch | None = None) -> Pending | None:
         """Takes one optimizer step; returns what comes of it, None when nothing of the batch is left to learn from.
+
+        `upcoming` is the batch of the next call, where it is known: on a CPU its values are begun with.
 
         Source: arXiv:1803.00933, algorithm 2. The loss is the mean over the batch of weight * Huber(TD error).
         """
-        if self._lane.stream is None and isinstance(batch, TransitionBatch):
-            pending: Pending | None = Pending(batch.keys, self._step(batch), FIGURES, DONE)
+        if self._next_values is not None and isinstance(batch, TransitionBatch):
+            next_values = self._next_values.begin(batch, upcoming if isinstance(upcoming, TransitionBatch) else None)
+            pending: Pending | None = Pending(batch.keys, self._step(batch, next_values), FIGURES, DONE)
         else:
             with self._lane.turn():
                 pending = self._update_by_graph(batch)
@@ -143,6 +148,7 @@ class ApexLearner:
             return None
         self.num_updates += 1
         if self.num_updates % self._config.target_period_updates == 0:
+            self._networks_change()
             with self._lane.turn(), torch.no_grad():
                 torch._foreach_copy_(list(self._target.parameters()), list(self._online.parameters()))
         return pending
@@ -164,14 +170,20 @@ class ApexLearner:
             self._graph = UpdateGraph(lane, inputs, self._step, FIGURES, trained)
         return self._graph.update(batch)
 
-    def _step(self, batch: TransitionBatch) -> Tensor:
-        """Takes one optimizer step; returns the priorities [B] and then the figures. Nothing here waits for a GPU."""
+    def _step(self, batch: TransitionBatch, next_values: Callable[[], tuple[Tensor, Tensor]] | None = None) -> Tensor:
+        """Takes one optimizer step; returns the priorities [B] and then the figures. Nothing here waits for a GPU.
+
+        `next_values` gives the online and the target network's values of the next observations, computed elsewhere.
+        """
         with self._precision():
             q_tm1 = self._online(batch.observation).float()
-            with torch.no_grad():
-                prepared = self._online.prepare(batch.next_observation)
-                q_online_t = self._online.values(prepared).float()
-                q_target_t = self._target.values(prepared).float()
+            if next_values is not None:
+                q_online_t, q_target_t = next_values()
+            else:
+                with torch.no_grad():
+                    prepared = self._online.prepare(batch.next_observation)
+                    q_online_t = self._online.values(prepared).float()
+                    q_target_t = self._target.values(prepared).float()
         errors = double_q_errors(
             q_tm1,
             batch.action,
@@ -228,10 +240,15 @@ class ApexLearner:
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
         if others:
             raise RuntimeError(f"networks or optimizer are not those of this learner: {sorted(others)[:5]} differ")
+        self._networks_change()
         with self._lane.turn(), torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
         self.num_updates = num_updates
+
+    def _networks_change(self) -> None:
+        if self._next_values is not None:
+            self._next_values.forget()
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"online.{name}": tensor for name, tensor in self._online.state_dict().items()}
