@@ -15,6 +15,20 @@ from apexrl.types import StreamSpec, Unroll
 torch.set_num_threads(1)
 
 
+# What is slow to make, and shared by several files: their tests run in one process.
+SHARED = ("build", "terraform_environment")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--numprocesses 2 --dist loadgroup` tests of a file stay together, and files that share what is slow."""
+    needs: dict[str, set[str]] = {}
+    for item in items:
+        needs.setdefault(str(item.path), set()).update(getattr(item, "fixturenames", ()))
+    for item in items:
+        group = next((name for name in SHARED if name in needs[str(item.path)]), str(item.path))
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def spec() -> StreamSpec:
     """Frames of two numbers, stacks of 3, unrolls of 8 starts and 2 more steps."""
