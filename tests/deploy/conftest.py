@@ -1,5 +1,6 @@
 """What the tests of deploy/ share: AWS as moto serves it, the scripts as a user starts them, Terraform without AWS."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,16 @@ from tests.system.processes import ROOT
 
 
 @pytest.fixture(scope="session", autouse=True)
-def packages() -> None:
-    """Skips all of these tests where nobody has installed what they need."""
+def surroundings() -> Iterator[None]:
+    """Skips all of these tests where nobody has installed what they need; hides the user's own account and cluster."""
     require_packages()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "TF_")):
+                patch.delenv(name)
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        yield
 
 
 @pytest.fixture(scope="session")
