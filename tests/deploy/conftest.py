@@ -16,10 +16,14 @@ from tests.deploy.terraform import BUCKET, Workspace, copy_of, offline_provider,
 from tests.system.processes import ROOT
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips all of these tests where nobody has installed what they need; from here it is one line of the summary."""
+    require_packages()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def surroundings() -> Iterator[None]:
-    """Skips all of these tests where nobody has installed what they need; hides the user's own account and cluster."""
-    require_packages()
+    """Hides the user's own account and cluster."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(("AWS_", "TF_")):
