@@ -1,5 +1,6 @@
 """What the tests of deploy/ share: AWS as moto serves it, the scripts as a user starts them, Terraform without AWS."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +16,21 @@ from tests.deploy.terraform import BUCKET, Workspace, copy_of, offline_provider,
 from tests.system.processes import ROOT
 
 
-@pytest.fixture(scope="session", autouse=True)
-def packages() -> None:
-    """Skips all of these tests where nobody has installed what they need."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips all of these tests where nobody has installed what they need; from here it is one line of the summary."""
     require_packages()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def surroundings() -> Iterator[None]:
+    """Hides the user's own account and cluster."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "TF_")):
+                patch.delenv(name)
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -54,14 +54,8 @@ def _look_for_terraform() -> tuple[str, str]:
     found = str(PROGRAM) if PROGRAM.exists() else shutil.which("terraform")
     if found is None:
         return "", "terraform 1.11 or newer is missing"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    answer = subprocess.run(
-        [found, "version", "-json"],
-        env=environment | {"CHECKPOINT_DISABLE": "1"},
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
+    quietly = os.environ | {"CHECKPOINT_DISABLE": "1"}
+    answer = subprocess.run([found, "version", "-json"], env=quietly, capture_output=True, timeout=60, check=True)
     version = json.loads(answer.stdout)["terraform_version"]
     is_old = tuple(map(int, version.split(".")[:2])) < OLDEST_TERRAFORM
     return found, f"{found} is {version}, 1.11 or newer is needed" if is_old else ""

@@ -59,8 +59,9 @@ def offline_provider() -> Iterator[dict[str, str]]:
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None and server.stdin is not None
-            kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "AWS_"))}
-            yield kept | json.loads(server.stdout.readline()) | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
+            yield (
+                os.environ | json.loads(server.stdout.readline()) | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
+            )
             server.stdin.close()
             server.wait(10)
         finally:

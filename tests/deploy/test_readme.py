@@ -1,7 +1,6 @@
 """deploy/README.md says what the files beside it say."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,8 +20,7 @@ def cost(deploy):
     def tell(example: str, *arguments: str) -> str:
         file = deploy / "examples" / f"{example}.tfvars"
         command = [sys.executable, str(deploy / "cost.py"), "--var-file", str(file), *arguments]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-        return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     return tell
 

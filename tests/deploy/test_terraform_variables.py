@@ -11,6 +11,7 @@ import pytest
 from apexrl import flags
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from tests.deploy import flag_patterns
+from tests.deploy.rounds import rounds
 from tests.deploy.terraform import BUCKET, Workspace, role_environment, user_data, variable_names
 from tests.system.processes import ROOT
 
@@ -101,23 +102,12 @@ EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.tfvars"))
 COMMANDS = {"replay": ReplayCommand, "learner": LearnerCommand, "actor": ActorCommand, "evaluator": ActorCommand}
 
 
-def rounds(cases: list[tuple[str, Any, str]]) -> list[dict[str, tuple[Any, str]]]:
-    """Returns the cases in rounds, in each of which a variable has one value."""
-    made: list[dict[str, tuple[Any, str]]] = []
-    for name, value, cure in cases:
-        fitting = next((one for one in made if name not in one), None)
-        if fitting is None:
-            made.append(fitting := {})
-        fitting[name] = (value, cure)
-    return made
-
-
-def refused_with_cures(workspace: Workspace, right: dict[str, Any], cases: dict[str, tuple[Any, str]]) -> None:
+def refused_with_cures(workspace: Workspace, right: dict[str, Any], cases: list[tuple[str, Any, str]]) -> None:
     """Plans with the values of a round, each of which has to get an error with its name and cure."""
-    result = workspace.plan(right | {name: value for name, (value, _) in cases.items()})
+    result = workspace.plan(right | {name: value for name, value, _ in cases})
     assert result.returncode == 1, result.stdout
     errors = result.stderr.split("Error: ")
-    for name, (_, cure) in cases.items():
+    for name, _, cure in cases:
         assert [error for error in errors if name in error and cure in error], (name, cure, result.stderr)
 
 
@@ -126,7 +116,7 @@ def test_a_wrong_value_is_named_with_its_cure(cluster, cases):
     refused_with_cures(cluster, {"results_bucket": BUCKET}, cases)
 
 
-@pytest.mark.parametrize("cases", [rounds(cases)[0] for cases in WRONG_TOGETHER])
+@pytest.mark.parametrize("cases", WRONG_TOGETHER)
 def test_a_value_that_is_wrong_beside_others_is_named_with_its_cure(cluster, cases):
     refused_with_cures(cluster, {"results_bucket": BUCKET}, cases)
 

@@ -1,7 +1,7 @@
 """deploy/tfvars.py against Terraform itself, and with hypothesis."""
 
 import json
-import os
+import re
 import subprocess
 import sys
 
@@ -52,7 +52,10 @@ def as_hcl(value) -> str:
     return json.dumps(value)
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+# Of what Terraform knows, python-hcl2 cannot read one thing: an escaped ${ or %{ without its }.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(
+    lambda text: not re.search(r"\{[^}]*$", text)
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
 
@@ -116,8 +119,7 @@ def test_terraform_reads_the_same_from_a_file_of_variables(tmp_path):
     names = "".join(f'variable "{name}" {{\n  type = any\n}}\n' for name in ours)
     everything = ", ".join(f"{name} = var.{name}" for name in ours)
     (tmp_path / "main.tf").write_text(f'{names}output "all" {{\n  value = jsonencode({{ {everything} }})\n}}\n')
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    run = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
+    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
     subprocess.run([terraform, "apply", "-auto-approve", "-no-color"], check=True, **run)
     shown = subprocess.run([terraform, "output", "-raw", "all"], check=True, **run).stdout
     assert ours == json.loads(shown)
