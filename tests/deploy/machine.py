@@ -54,6 +54,7 @@ class Machine:
         wait_until(has_init, BOOT_SECONDS, "the first process of a machine")
 
         def has_booted() -> bool:
+            assert self.is_running, self.log.read_text(errors="replace")
             states = self.run(
                 *("timeout", "5", "systemctl", "is-active", "multi-user.target", "cloud-final.service"), check=False
             )

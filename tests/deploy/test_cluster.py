@@ -37,13 +37,13 @@ VARIABLES = {
     "env": "CartPole-v1",
     "preset": "small",
     "actor_hosts": 2,
-    "actor_workers_per_host": 2,
+    "actor_workers_per_host": 1,
     "environments_per_worker": 4,
     "max_hours": 1,
     "learner_flags": {"checkpoint_period_seconds": "3", "device": "cpu"},
     "evaluator_flags": {"evaluation_period_seconds": "3", "episodes": "5"},
 }
-WORKERS, SLOTS = 4, 16
+WORKERS, SLOTS = 2, 8
 GOOD_RETURN = 120.0  # a policy that has learned nothing keeps the pole up for 10 to 25 steps
 UNITS = {"replay": {"replay", "evaluator"}, "learner": {"learner", "tensorboard"}, "actor": {"actor", "spot"}}
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
@@ -209,7 +209,7 @@ def all_secret_keys(cloud) -> set[str]:
 
 
 def is_on_a_disk(running, text: str) -> bool:
-    search = subprocess.run(["grep", "-rqF", text, *running.disks()], check=False, timeout=60)
+    search = subprocess.run(["grep", "-rqF", "-e", text, *running.disks()], check=False, timeout=60)
     assert search.returncode in (0, 1)
     return search.returncode == 0
 
