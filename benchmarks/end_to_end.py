@@ -41,6 +41,7 @@ SYSTEMS = {
     "ours-nature": System("ours, Nature's size", NATURE),
     "equal": System("ours, 8 samples", AS_SB3),
     "equal-nature": System("ours, 8 samples, Nature's size", (*AS_SB3, *NATURE)),
+    "equal-nature-512": System("ours, 8 samples, Nature's size, 512", (*AS_SB3, *NATURE, "--batch-size", "512")),
     "sb3": System("SB3 DQN, 1 env", peer_envs=1, threads=(1, 0)),
     "sb3-8": System("SB3 DQN, 8 envs", peer_envs=8, threads=(1, 0)),
 }
@@ -59,7 +60,7 @@ class Options:
     game: str = "Pong"
     """Atari game."""
     systems: tuple[str, ...] = tuple(SYSTEMS)
-    """ours, ours-nature, equal, equal-nature, sb3, sb3-8."""
+    """ours, ours-nature, equal, equal-nature, equal-nature-512 (Ape-X's batch), sb3, sb3-8."""
     flags: tuple[str, ...] = ()
     """More flags of run.sh, for all of ours: `--flags=--no-evaluator`."""
     json: str = ""
@@ -123,10 +124,10 @@ def summarize(measurements: list[dict[str, Any]], systems: list[System]) -> list
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as text; beside each rate its ratio to the best peer's."""
-    header = f"{'system':32}" + "".join(f" {name + '/s':>10} {'x peer':>6}" for name in RATES)
+    header = f"{'system':36}" + "".join(f" {name + '/s':>10} {'x peer':>6}" for name in RATES)
     lines = [f"{header} {'samples/transition':>18} {'memory MB':>9} {'transitions held':>16} {'threads':>7}"]
     for row in rows:
-        line = f"{row['system']:32}"
+        line = f"{row['system']:36}"
         for name in RATES:
             ratio = f"{row['to_best_peer'][name]:.2f}" if "to_best_peer" in row else "-"
             line += f" {row[f'{name}_per_second']:10,.1f} {ratio:>6}"
