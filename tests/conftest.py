@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 SHARED = ("build", "terraform_environment")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `--numprocesses 2 --dist loadgroup` tests of a file stay together, and files that share what is slow."""
     needs: dict[str, set[str]] = {}

@@ -56,11 +56,17 @@ def require(*further_tools: str) -> None:
         pytest.skip(f"not installed: apt-get install {' '.join(missing)}")
 
 
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def base() -> Path:
     """Returns the root file system; made when it is not there. Skips where it cannot be made."""
     path = cache() / "ubuntu-24.04"
-    with (cache() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _one_at_a_time():
         if not path.is_dir():
             _make(path)
     probe = subprocess.run(
@@ -108,9 +114,15 @@ def wheels() -> Path:
     """
     lock = ROOT / "deploy/packer/requirements-common.txt"
     path = cache() / f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
-    if path.is_dir():
-        return path
+    with _one_at_a_time():
+        if not path.is_dir():
+            _download_wheels(lock, path)
+    return path
+
+
+def _download_wheels(lock: Path, path: Path) -> None:
     arriving = path.with_name(path.name + ".arriving")
+    shutil.rmtree(arriving, ignore_errors=True)
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64", "any"]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
@@ -126,7 +138,6 @@ def wheels() -> Path:
             "files with PIP_INDEX_URL"
         )
     arriving.rename(path)
-    return path
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -100,19 +101,21 @@ def publish_agent(directory: Path) -> str:
     (tree / AGENT).chmod(0o755)
     package = directory / "ubuntu/amd64/latest/amazon-cloudwatch-agent.deb"
     key = directory / "assets/amazon-cloudwatch-agent.gpg"
-    home = directory / "gnupg"
     for path in (package.parent, key.parent):
         path.mkdir(parents=True)
-    home.mkdir(mode=0o700)
 
     def run(*command: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
-    gpg = ("gpg", "--homedir", str(home), "--batch", "--passphrase", "")
     run("dpkg-deb", "--build", "--root-owner-group", str(tree), str(package))
-    run(*gpg, "--quick-generate-key", "Test <test@example.com>", "ed25519", "sign", "never")
-    run(*gpg, "--armor", "--output", str(key), "--export")
-    run(*gpg, "--output", f"{package}.sig", "--detach-sign", str(package))
-    lines = run(*gpg, "--with-colons", "--list-keys").splitlines()
-    run("gpgconf", "--homedir", str(home), "--kill", "gpg-agent")
+    # Not below `directory`: the name of the agent's socket can be 108 characters long.
+    with tempfile.TemporaryDirectory() as home:
+        gpg = ("gpg", "--homedir", home, "--batch", "--passphrase", "")
+        try:
+            run(*gpg, "--quick-generate-key", "Test <test@example.com>", "ed25519", "sign", "never")
+            run(*gpg, "--armor", "--output", str(key), "--export")
+            run(*gpg, "--output", f"{package}.sig", "--detach-sign", str(package))
+            lines = run(*gpg, "--with-colons", "--list-keys").splitlines()
+        finally:
+            run("gpgconf", "--homedir", home, "--kill", "gpg-agent")
     return next(line.split(":")[9] for line in lines if line.startswith("fpr:"))

@@ -95,8 +95,10 @@ def test_only_the_newer_lines_are_left_out(template):
         "http_endpoint": "enabled",
         "http_tokens": "required",
         "http_put_response_hop_limit": "1",
+        "delay_seconds": "30",
+        "max_attempts": "240",
     }
-    assert len(newer) == len(values) + 2  # the block's two ends
+    assert len(newer) == len(values) + 4  # the ends of two blocks
 
 
 def test_the_locks_name_everything_with_hashes():
