@@ -15,19 +15,27 @@ from apexrl.types import StreamSpec, Unroll
 torch.set_num_threads(1)
 
 
-# What is slow to make, and shared by several files: their tests run in one process.
-SHARED = ("build", "terraform_environment")
+# Files that share what is slow to make: the images, an applied cluster.
+TOGETHER = {name: "images" for name in ("test_cluster.py", "test_packer.py", "test_units.py")} | {
+    name: "plans"
+    for name in (
+        *("test_terraform.py", "test_terraform_values.py", "test_terraform_variables.py"),
+        *("test_checkov.py", "test_policies.py", "test_secrets.py", "test_security_groups.py"),
+    )
+}
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--numprocesses 2 --dist loadgroup` tests of a file stay together, and files that share what is slow."""
-    needs: dict[str, set[str]] = {}
-    for item in items:
-        needs.setdefault(str(item.path), set()).update(getattr(item, "fixturenames", ()))
-    for item in items:
-        group = next((name for name in SHARED if name in needs[str(item.path)]), str(item.path))
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--numprocesses 2` a process takes whole files, and those together that share what is slow to make."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return TOGETHER.get(path.rsplit("/", 1)[-1], path)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture
