@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes requirements-common.txt, requirements-cpu.txt and requirements-gpu.txt: every package of the images with its
-# hashes. Needs uv, PyPI and download.pytorch.org; run it after a change of requirements.in or ../../requirements.txt.
+# hashes. Needs uv and the internet; run it after a change of requirements.in or ../../requirements.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 # Ubuntu 24.04: Python 3.12, glibc 2.39.
 compile() {
   uv pip compile --quiet --no-config --generate-hashes --no-header --no-annotate --python-version 3.12 \
-    --python-platform x86_64-manylinux_2_39 --default-index https://pypi.org/simple "$@"
+    --python-platform x86_64-manylinux_2_39 "$@"
 }
 
 stanzas() { # stanzas FILE PATTERN: the packages whose line begins so, each with its hashes
