@@ -19,7 +19,7 @@ import tyro
 from apexrl.agents import apex_dqn
 from apexrl.config import PRESETS, LearnerCommand, ReplayConfig, TableConfig
 from apexrl.flags import with_defaults
-from apexrl.frame_store import FrameStore, TransitionBatch
+from apexrl.frame_store import Batch, FrameStore, TransitionBatch
 from apexrl.lane import Arrivals, Lane
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.losses.value_learning import double_q_errors, huber
@@ -92,12 +92,16 @@ def make_step(setting: Setting, spec: StreamSpec, store: FrameStore, lane: Lane)
     if setting.kind == "ours-eager":  # what the graph repeats, one kernel after the other
         return in_turn(lane, lambda sample: learner._step(store.gather(sample.keys, sample.weights)).cpu())
     arrivals = Arrivals()
+    batches: list[Batch] = []
 
     def step(sample: Sample) -> None:
-        """As `learning.LearnerLoop` does it, with as many updates on the way."""
+        """As `learning.LearnerLoop` does it, with as many updates on the way, and a batch ahead."""
         batch = store.batch(sample.keys, sample.weights)
         assert batch is not None, "the store holds all that was drawn"
-        pending = learner.update(batch)
+        batches.append(batch)
+        if len(batches) < 2:
+            return
+        pending = learner.update(batches.pop(0), batches[0])
         assert pending is not None, "the store holds all that was drawn"
         arrivals.expect(pending.mark, pending.result)
         arrivals.collect(lane.depth)
