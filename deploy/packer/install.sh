@@ -10,16 +10,19 @@ readonly home=/opt/apexrl
 readonly lock=$home/deploy/packer/requirements-$APEXRL_IMAGE.txt
 
 install_packages() {
+  # A host lives for days at most and is replaced by one of a newer image. Upgrades at work would restart its services,
+  # and a new kernel would leave the NVIDIA driver behind. Session Manager's agent is a snap: its refresh would cut off
+  # the connection of this build.
+  systemctl mask apt-daily.timer apt-daily-upgrade.timer
+  if command -v snap >/dev/null; then snap refresh --hold; fi
   # DPkg::Lock::Timeout does not cover the lock of the lists, which Ubuntu's own update may hold at the first boot.
-  for _ in $(seq 30); do
+  for attempt in $(seq 30); do
     apt-get -o Acquire::Retries=3 update -q && break
+    [ "$attempt" -lt 30 ] || { echo "install.sh: the lists of packages cannot be fetched" >&2; exit 1; }
     sleep 10
   done
   apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install -q -y --no-install-recommends \
     ca-certificates curl gpg logrotate python3-venv rsyslog
-  # A host lives for days at most and is replaced by one of a newer image. Upgrades at work would restart its services,
-  # and a new kernel would leave the NVIDIA driver behind.
-  systemctl mask apt-daily.timer apt-daily-upgrade.timer
 }
 
 install_release() {
