@@ -94,6 +94,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(header, tensors)
 
 
+def all_finite(tensors: dict[str, Tensor]) -> bool:
+    """Returns whether no tensor holds NaN or an infinity."""
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+
+
 def random_state() -> dict[str, Tensor]:
     """Returns the state of torch's random generators as tensors."""
     state = {"random.cpu": torch.get_rng_state()}

@@ -121,8 +121,14 @@ class Arrivals:
         return len(self._queue)
 
     def expect(self, mark: Mark, then: Callable[[], None]) -> None:
-        """Calls `then` in a later `collect`, once the mark is reached."""
-        self._queue.append((mark, then))
+        """Calls `then` once the mark is reached: now where nothing is owed, else in a later `collect`.
+
+        On a CPU it is always now, so that `then` sees the tensors before the next update changes them in place.
+        """
+        if not self._queue and mark.query():
+            then()
+        else:
+            self._queue.append((mark, then))
 
     def collect(self, most: int) -> None:
         """Takes what has arrived, and waits until no more than `most` are missing.

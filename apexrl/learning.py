@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.checkpoint import Checkpoint
+from apexrl.checkpoint import Checkpoint, all_finite
 from apexrl.config import LearnerCommand
 from apexrl.device import choose_device
 from apexrl.errors import ApexError, ConfigError, PeerError
@@ -36,6 +36,7 @@ ARRIVAL_WAIT_SECONDS = 1e-3
 LEAST_PUBLISH_SECONDS = 0.2  # actors look less often; a GPU makes 25 updates in less
 NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
+MOST_UNUSABLE_BATCHES = 20  # one after the other, without a single finite error: then it is the network
 
 
 class LearnerLoop:
@@ -51,6 +52,8 @@ class LearnerLoop:
         self._lane = Lane(self._device)
         self._arrivals = Arrivals()
         self._figures: dict[str, float] = {}  # of the newest update that arrived
+        self._num_unusable = 0  # transitions whose errors were not finite
+        self._unusable_batches = 0  # one after the other, up to now
         wires, learning = command.wires, command.learning
         self._keyring = load_keyring(wires.keys, "learner")
         self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
@@ -122,7 +125,7 @@ class LearnerLoop:
             item = self._next_batch(replica, waiter)
             pending = agent.update(item[1], replica.upcoming_batch()) if item is not None else None
             if item is not None and pending is not None:
-                self._expect(pending, item[0], agent.num_updates, replica)
+                self._expect(pending, item[0], agent, replica)
             self._arrivals.collect(self._lane.depth)
             now = time.monotonic()
             is_old = agent.num_updates - published_updates >= learning.publish_period_updates
@@ -141,16 +144,29 @@ class LearnerLoop:
                 next_checkpoint = now + learning.checkpoint_period_seconds
         self._arrivals.collect(0)
 
-    def _expect(self, pending: Pending, life: int, number: int, replica: Replica) -> None:
+    def _expect(self, pending: Pending, life: int, agent: ApexLearner, replica: Replica) -> None:
         """Sends the priorities of an update when they are there."""
 
         def arrived() -> None:
             priorities, self._figures = pending.result()
-            if not np.isfinite(priorities).all():
-                raise ApexError(f"update {number} gave errors that are not finite: lower --learning-rate")
-            replica.update_priorities(life, pending.keys, priorities)
+            finite = np.isfinite(priorities)
+            self._unusable_batches = 0 if finite.any() else self._unusable_batches + 1
+            if not finite.all():
+                self._check_network(agent)
+                unusable = np.unique(pending.keys[~finite])
+                self._num_unusable += len(unusable)
+                logger.warning("transitions %s give no finite errors: they get priority 0", unusable.tolist())
+            replica.update_priorities(life, pending.keys, np.where(finite, priorities, np.float32(0)))
 
         self._arrivals.expect(pending.mark, arrived)
+
+    def _check_network(self, agent: ApexLearner) -> None:
+        """Raises ApexError when it is the network, not its experience, that gives no finite errors."""
+        if self._unusable_batches > MOST_UNUSABLE_BATCHES or not all_finite(agent.state_dict()):
+            raise ApexError(
+                f"the network has diverged at update {agent.num_updates}: lower --learning-rate; "
+                "the run can go on from its last checkpoint (--resume)"
+            )
 
     def _publish_soon(self, agent: ApexLearner) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
@@ -191,6 +207,7 @@ class LearnerLoop:
             "learner/updates_per_second": rate,
             "learner/updates_total": float(agent.num_updates),
             "learner/undecodable_unrolls_total": float(replica.num_undecodable),
+            "learner/unusable_transitions_total": float(self._num_unusable),
             "actor/params_lag_updates": agent.num_updates - sum(versions) / max(len(versions), 1),
             "system/learner_memory_bytes": float(resident_bytes()),
             "system/cpu_share": psutil.cpu_percent() / 100,

@@ -12,6 +12,8 @@ import zstandard
 from apexrl.errors import WireError
 from apexrl.types import StreamSpec, TimeSteps, Unroll
 
+LARGEST_VALUE = 1e12  # of a frame or reward: far from where a sound network's sums and squares leave float32
+
 
 class UnrollBuilder:
     """Collects the steps of E streams that advance together; owns the buffers, which the next `add` overwrites.
@@ -129,7 +131,11 @@ class UnrollCodec:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def encode(self, unroll: Unroll) -> bytes:
-        """Returns the compressed block of one stream's unroll."""
+        """Returns the compressed block of one stream's unroll.
+
+        Raises: WireError when a learner would refuse its content.
+        """
+        check_content(unroll, self._spec)
         # Array by array: a copy of all of them would cost more than the compression.
         stream = self._compressor.compressobj(size=self._spec.unroll_bytes)
         pieces = [stream.compress(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in unroll]
@@ -161,11 +167,20 @@ class UnrollCodec:
             rest[4 * steps * i : 4 * steps * (i + 1)].view(dtype) for i, dtype in enumerate(("<i4", "<f4", "<f4"))
         )
         unroll = Unroll(frames, actions, rewards, discounts, rest[12 * steps :] != 0)
-        if not (0 <= actions.min() and actions.max() < spec.num_actions):
-            raise WireError(f"an unroll of {spec.env} names an action outside 0..{spec.num_actions - 1}")
-        if not (np.isfinite(rewards).all() and np.isfinite(discounts).all()):
-            raise WireError(f"an unroll of {spec.env} holds a reward or discount that is not finite")
+        check_content(unroll, spec)
         return unroll
+
+
+def check_content(unroll: Unroll, spec: StreamSpec) -> None:
+    """Raises WireError when an unroll holds numbers that no environment of the spec can give."""
+    if not (0 <= unroll.actions.min() and unroll.actions.max() < spec.num_actions):
+        raise WireError(f"an unroll of {spec.env} names an action outside 0..{spec.num_actions - 1}")
+    floats = {"reward": unroll.rewards} | ({"frame": unroll.frames} if spec.frame_dtype == "float32" else {})
+    for name, values in floats.items():
+        if not np.abs(values).max() <= LARGEST_VALUE:  # NaN is no number and no less
+            raise WireError(f"an unroll of {spec.env} holds a {name} that is not finite, or beyond {LARGEST_VALUE:g}")
+    if not (unroll.discounts.min() >= 0 and unroll.discounts.max() <= 1):
+        raise WireError(f"an unroll of {spec.env} holds a discount outside 0..1")
 
 
 def _fill(reader: zstandard.ZstdDecompressionReader, array: np.ndarray) -> bool:

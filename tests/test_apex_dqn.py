@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner, make_optimizer
-from apexrl.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
+from apexrl.checkpoint import CheckpointHeader, Counters, all_finite, load_checkpoint, save_checkpoint
 from apexrl.config import NetworkConfig, UpdateConfig
 from apexrl.frame_store import FrameStore, TransitionBatch
 from apexrl.parameters import decode_parameters, encode_parameters
@@ -108,6 +108,22 @@ def test_paper_optimizer_is_centered_rmsprop():
     assert isinstance(optimizer, torch.optim.RMSprop)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["alpha"], group["eps"], group["centered"]) == (6.25e-5, 0.95, 1.5e-7, True)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_transition_without_finite_errors_changes_nothing(optimizer):
+    learner, batches = train("CartPole-v1", 30, seed=0)
+    spec = learner.parameters().header.spec
+    learner = ApexLearner(AGENT, UpdateConfig(16, optimizer, 1e-3, 1e-5, 40.0, 7), NETWORK, spec, torch.device("cpu"))
+    learner.update(batches[0])
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    poisoned = batches[-1].observation.clone()
+    poisoned[5, 0, 2] = torch.inf
+    priorities, _ = learner.update(batches[-1]._replace(observation=poisoned)).result()
+    assert np.flatnonzero(~np.isfinite(priorities)).tolist() == [5]
+    assert equal(learner.state_dict(), before) and all_finite(before)
+    assert np.isfinite(learner.update(batches[-1]).result()[0]).all()
+    assert not equal(learner.state_dict(), before)
 
 
 def test_values_computed_ahead_change_nothing(make_unroll):

@@ -6,7 +6,7 @@ import torch
 
 from apexrl.config import LearnerCommand, LearningConfig, NetworkConfig
 from apexrl.errors import ApexError
-from apexrl.learning import LearnerLoop
+from apexrl.learning import MOST_UNUSABLE_BATCHES, LearnerLoop
 from apexrl.lifecycle import Stop
 from apexrl.parameters import Parameters, ParametersHeader, decode_parameters
 from apexrl.types import LogPosition
@@ -42,22 +42,28 @@ class Replica:
 class Agent:
     """Answers through a slow device; some batches have nothing left."""
 
-    def __init__(self, spec, lane, replica, finite=True):
-        self.num_updates, self.spec, self.lane, self.replica, self.finite = 0, spec, lane, replica, finite
+    def __init__(self, spec, lane, replica, unusable=lambda number: False):
+        self.num_updates, self.spec, self.lane, self.replica, self.unusable = 0, spec, lane, replica, unusable
         self.most_in_flight = 0
+        self.weights = torch.zeros(1)
 
     def update(self, batch, upcoming):
         assert upcoming == batch - 1
         if batch % 10 == 3:
             return None
         self.num_updates += 1
+        self.weights += 1
         self.most_in_flight = max(self.most_in_flight, self.num_updates - len(self.replica.sent))
-        values = torch.tensor([self.num_updates if self.finite else np.inf, 0.5])
+        values = torch.tensor([np.nan if self.unusable(self.num_updates) else self.num_updates, 0.5])
         return Pending(np.array([self.num_updates]), values, ("loss",), self.lane.mark())
 
     def fetch_parameters(self):
+        """On a CPU the network's own tensors, which the next update changes in place."""
         header = ParametersHeader(self.num_updates, self.spec, NetworkConfig())
-        return Parameters(header, {"a": torch.ones(1)}), self.lane.mark()
+        return Parameters(header, self.lane.fetch({"a": self.weights})[0]), self.lane.mark()
+
+    def state_dict(self):
+        return {"online.a": self.weights}
 
 
 @pytest.fixture
@@ -83,9 +89,33 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
     assert loop._figures == {"loss": 0.5}
 
 
-def test_errors_that_are_not_finite_end_the_learner(loop, spec):
+def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):
+    monkeypatch.setattr("apexrl.learning.LEAST_PUBLISH_SECONDS", 0.0)
+    stop, published = Stop(), []
+    loop._publisher.publish = published.append
+    replica = Replica(stop, 60)
+    loop._update(Agent(spec, loop._lane, replica), replica, mock.MagicMock(), spec, stop)
+    versions = [decode_parameters(encoded) for encoded in published]
+    assert [(v.header.params_version, v.tensors["a"].item()) for v in versions] == [(25, 25.0), (50, 50.0)]
+
+
+def test_transitions_without_finite_errors_are_not_sampled_again(loop, spec, caplog):
     stop = Stop()
     replica = Replica(stop, 60)
-    with pytest.raises(ApexError, match="update 1 gave errors that are not finite"):
-        loop._update(Agent(spec, loop._lane, replica, finite=False), replica, mock.MagicMock(), spec, stop)
-    assert replica.sent == []
+    agent = Agent(spec, loop._lane, replica, unusable=lambda number: number % 3 == 0)
+    loop._update(agent, replica, mock.MagicMock(), spec, stop)
+    assert replica.sent == [(5, number, float(number) if number % 3 else 0.0) for number in range(1, 55)]
+    assert loop._num_unusable == 18
+    assert "[3]" in caplog.text and "priority 0" in caplog.text
+
+
+@pytest.mark.parametrize("weights", [0.0, np.nan])
+def test_a_network_that_has_diverged_ends_the_learner(loop, spec, weights):
+    """It holds NaN, or gives nothing finite however often it is asked."""
+    stop = Stop()
+    replica = Replica(stop, 600)
+    agent = Agent(spec, loop._lane, replica, unusable=lambda number: True)
+    agent.weights += weights
+    with pytest.raises(ApexError, match="lower --learning-rate"):
+        loop._update(agent, replica, mock.MagicMock(), spec, stop)
+    assert len(replica.sent) == (0 if np.isnan(weights) else MOST_UNUSABLE_BATCHES)

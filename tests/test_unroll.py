@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from apexrl.errors import WireError
 from apexrl.types import StreamSpec, TimeSteps
-from apexrl.unroll import UnrollBuilder, UnrollCodec, n_step_windows, valid_starts
+from apexrl.unroll import LARGEST_VALUE, UnrollBuilder, UnrollCodec, n_step_windows, valid_starts
 
 
 def windows_of(rewards, terminated=(), truncated=(), gamma=0.9, n=3):
@@ -132,17 +132,34 @@ def test_codec_refuses_damage(spec, make_unroll):
             codec.decode(damaged)
 
 
-def test_codec_refuses_an_action_that_does_not_exist(spec, make_unroll):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("actions", 4, "action outside 0..3"),
+        ("actions", -1, "action outside 0..3"),
+        *((name, value, name[:-1]) for name in ("frames", "rewards") for value in (np.nan, np.inf, -np.inf, 3e38, -2e12)),
+        *(("discounts", value, "discount outside 0..1") for value in (np.nan, np.inf, -0.01, 1.01, 3e38)),
+    ],
+)
+def test_codec_refuses_content_that_cannot_be(spec, make_unroll, name, value, message):
     unroll = make_unroll(spec)
-    unroll.actions[3] = spec.num_actions
-    codec = UnrollCodec(spec)
-    with pytest.raises(WireError, match="action"):
-        codec.decode(codec.encode(unroll))
+    good = UnrollCodec(spec).encode(unroll)
+    getattr(unroll, name).flat[3] = value
+    with pytest.raises(WireError, match=message):  # an actor hears of it before it sends
+        UnrollCodec(spec).encode(unroll)
+    with pytest.raises(WireError, match=message):
+        UnrollCodec(spec).decode(compressed(spec, unroll))
+    assert UnrollCodec(spec).decode(good).rewards.any()
 
 
-def test_codec_refuses_a_reward_that_is_not_finite(spec, make_unroll):
+def compressed(spec, unroll):
+    """Compresses an unroll as a peer would that checks nothing."""
+    return zstandard.ZstdCompressor().compress(b"".join(array.tobytes() for array in unroll))
+
+
+def test_no_window_of_content_that_is_taken_overflows(spec, make_unroll):
     unroll = make_unroll(spec)
-    unroll.rewards[0] = np.nan
-    codec = UnrollCodec(spec)
-    with pytest.raises(WireError, match="finite"):
-        codec.decode(codec.encode(unroll))
+    unroll.rewards[:] = LARGEST_VALUE
+    unroll = UnrollCodec(spec).decode(UnrollCodec(spec).encode(unroll))
+    returns, _, _ = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, 1.0, spec.n_steps)
+    assert np.isfinite(returns * returns).all()

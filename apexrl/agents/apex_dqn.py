@@ -197,6 +197,8 @@ class ApexLearner:
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         gradient_norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
+        # With a gradient that is not finite the step changes nothing: the batch is at fault, as its priorities say.
+        self._optimizer.found_inf = (~gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
         self._optimizer.step()
         with torch.no_grad():
             magnitude, q_tm1 = errors.abs(), q_tm1.detach()
