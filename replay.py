@@ -38,6 +38,8 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
             if now >= next_report:
                 next_report = now + REPORT_PERIOD_SECONDS
                 figures = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
+                replay = server.service.replay
+                metrics.run = "" if replay is None else replay.identity.log  # the learner follows this log
                 metrics.report(figures | {"system/replay_memory_bytes": float(resident_bytes())})
         await serving
     finally:

@@ -172,6 +172,7 @@ class ActorLoop:
 
     def _play(self, parameters: Parameters, sender: UnrollSender, stop: Stop) -> None:
         agent = ApexActor(self._command.agent, parameters, self._device)
+        self._metrics.run = parameters.header.run
         # The slots are ours alone in the whole cluster, so no other actor plays the same games.
         seeds = np.random.SeedSequence([self._command.seed, sender.ladder[0][0]])
         rng = np.random.default_rng(seeds)
@@ -213,6 +214,7 @@ class ActorLoop:
         if parameters is not None:
             check_spec(parameters, self.spec)
             agent.load(parameters)
+            self._metrics.run = parameters.header.run
 
     def _climb_ladder(self, sender: UnrollSender) -> None:
         """Takes the epsilons of our slots when the lease or the size of the ladder has changed."""

@@ -3,8 +3,6 @@
 Loading reads tensors and JSON and nothing else: no code of a file is ever run.
 """
 
-import contextlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
+from apexrl.files import replacing
 from apexrl.parameters import Parameters, ParametersHeader
 from apexrl.types import LogPosition, StreamSpec
 
@@ -47,6 +46,7 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
     spec: StreamSpec
     network: NetworkConfig
     counters: Counters
+    run: str = ""  # the run's id, which its parameters and reports carry
 
 
 class Checkpoint(NamedTuple):
@@ -57,25 +57,35 @@ class Checkpoint(NamedTuple):
 
     def parameters(self) -> Parameters:
         """Returns the online network, as an actor uses it."""
-        header = ParametersHeader(self.header.counters.updates, self.header.spec, self.header.network)
+        header = ParametersHeader(self.header.counters.updates, self.header.spec, self.header.network, self.header.run)
         tensors = {n.removeprefix("online."): t for n, t in self.tensors.items() if n.startswith("online.")}
         return Parameters(header, tensors)
 
 
 def save_checkpoint(path: Path, header: CheckpointHeader, tensors: dict[str, Tensor]) -> None:
-    """Writes a checkpoint beside `path` and renames it: the file is the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    """Replaces a checkpoint: the file is the old one or the new one, never a part.
+
+    Raises: OSError when the disk does not take it.
+    """
     metadata = {"header": msgspec.json.encode(header).decode()}
     cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        try:
+            safetensors.torch.save_file(cpu, temporary, metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def load_header(path: Path) -> CheckpointHeader:
+    """Reads the header of a checkpoint, without its tensors.
+
+    Raises: WireError when it is no checkpoint of ours.
+    """
     try:
-        safetensors.torch.save_file(cpu, temporary, metadata)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        with safetensors.safe_open(path, framework="pt") as file:
+            return _header(file)
+    except _MALFORMED as error:
+        raise WireError(f"{path} is not a checkpoint of this program: {error}") from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -87,11 +97,18 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise ConfigError(f"no checkpoint at {path}")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            header = msgspec.json.decode((file.metadata() or {})["header"], type=CheckpointHeader)
+            header = _header(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError) as error:
+    except _MALFORMED as error:
         raise WireError(f"{path} is not a checkpoint of this program: {error}") from error
     return Checkpoint(header, tensors)
+
+
+_MALFORMED = (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError)
+
+
+def _header(file: safetensors.safe_open) -> CheckpointHeader:
+    return msgspec.json.decode((file.metadata() or {})["header"], type=CheckpointHeader)
 
 
 def all_finite(tensors: dict[str, Tensor]) -> bool:

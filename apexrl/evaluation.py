@@ -17,7 +17,7 @@ from apexrl.envs import VectorEnvironment, make_environment, make_spec, take_ste
 from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import Evaluation, MetricsClient
+from apexrl.net.metrics_channel import Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.parameters import Parameters, decode_parameters
@@ -144,7 +144,11 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             check_spec(parameters, evaluator.spec)
             outcome = evaluator.evaluate(parameters, stop)
             if outcome is not None:
-                metrics.evaluation(msgspec.structs.replace(outcome, parameters=encoded))
+                metrics.evaluation(
+                    msgspec.structs.replace(
+                        outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
+                    )
+                )
                 logger.info("update %d: %s", outcome.params_version, describe(outcome))
             stop.wait(max(0.0, started + command.evaluation.evaluation_period_seconds - time.monotonic()))
             heard = time.monotonic()

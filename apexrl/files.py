@@ -1,28 +1,47 @@
-"""Small files that others read while they are written."""
+"""Files that others read while they are replaced, and that a kill or a power cut leaves whole.
 
+A file is written beside its place under one fixed name, made durable, and renamed. A kill can leave that one temporary
+file; the next writing of the same file uses it again.
+"""
+
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+TEMPORARY = ".tmp"
 
-def write_json(path: Path, value: object) -> None:
-    """Replaces a JSON file; readers see the old one or the new one."""
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the path of a temporary file; what is written there replaces the file, whole and durable, or not at all.
+
+    Raises: OSError when the disk does not take it; the temporary file is gone then, and the old file stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    temporary.replace(path)
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        yield temporary
+        sync_file(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
 
 
 def write_durably(path: Path, data: bytes) -> None:
     """Replaces a file; after a power cut it is the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replaces a JSON file."""
+    write_durably(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def sync_directory(directory: Path) -> None:

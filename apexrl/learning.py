@@ -5,6 +5,7 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import torch
@@ -13,7 +14,7 @@ from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.checkpoint import Checkpoint, all_finite
 from apexrl.config import LearnerCommand
 from apexrl.device import choose_device
-from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.errors import ApexError, ConfigError, JournalError, PeerError
 from apexrl.frame_store import Batch
 from apexrl.lane import Arrivals, Lane
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
@@ -23,7 +24,7 @@ from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
-from apexrl.parameters import encode_parameters
+from apexrl.parameters import Parameters, encode_parameters
 from apexrl.replica import Replica
 from apexrl.run_record import RunRecord, latest_checkpoint
 from apexrl.types import LogPosition, StreamSpec
@@ -36,6 +37,7 @@ ARRIVAL_WAIT_SECONDS = 1e-3
 LEAST_PUBLISH_SECONDS = 0.2  # actors look less often; a GPU makes 25 updates in less
 NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
+RETRY_SECONDS = 10.0  # after a checkpoint that the disk did not take
 MOST_UNUSABLE_BATCHES = 20  # one after the other, without a single finite error: then it is the network
 
 
@@ -52,6 +54,7 @@ class LearnerLoop:
         self._lane = Lane(self._device)
         self._arrivals = Arrivals()
         self._figures: dict[str, float] = {}  # of the newest update that arrived
+        self._run = ""  # as it is in the run's checkpoints
         self._num_unusable = 0  # transitions whose errors were not finite
         self._unusable_batches = 0  # one after the other, up to now
         wires, learning = command.wires, command.learning
@@ -106,10 +109,16 @@ class LearnerLoop:
         try:
             if checkpoint is not None:
                 record.restore(agent, checkpoint)
-            self._publisher.publish(encode_parameters(*agent.parameters()))
+            record.checkpoint(agent)  # from now on a run without one has lost it
+            self._run = record.run
+            self._take_reports(replica)
+            self._publish(agent.parameters())
             self._update(agent, replica, record, spec, stop)
             self._report(agent, replica, record, 0.0)
-            record.checkpoint(agent)
+            if not record.checkpoint(agent):
+                raise JournalError(
+                    f"the last checkpoint could not be written to {command.run_dir}: an older one is there"
+                )
             logger.info("stopped at update %d, %d frames", agent.num_updates, record.frames)
         finally:
             record.close()
@@ -140,8 +149,9 @@ class LearnerLoop:
             if now >= next_checkpoint:
                 self._arrivals.collect(0)
                 record.count(agent.num_updates, self._command.update.batch_size, replica.counted, 0)
-                record.checkpoint(agent)
-                next_checkpoint = now + learning.checkpoint_period_seconds
+                is_kept = record.checkpoint(agent)
+                period = learning.checkpoint_period_seconds
+                next_checkpoint = now + (period if is_kept else min(period, RETRY_SECONDS))
         self._arrivals.collect(0)
 
     def _expect(self, pending: Pending, life: int, agent: ApexLearner, replica: Replica) -> None:
@@ -171,7 +181,17 @@ class LearnerLoop:
     def _publish_soon(self, agent: ApexLearner) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
         parameters, mark = agent.fetch_parameters()
-        self._arrivals.expect(mark, lambda: self._publisher.publish(encode_parameters(*parameters)))
+        self._arrivals.expect(mark, lambda: self._publish(parameters))
+
+    def _publish(self, parameters: Parameters) -> None:
+        header = msgspec.structs.replace(parameters.header, run=self._run)
+        encoded = encode_parameters(header, parameters.tensors)
+        self._metrics.published(header.params_version, encoded)
+        self._publisher.publish(encoded)
+
+    def _take_reports(self, replica: Replica) -> None:
+        """Takes the reports of those who have our parameters, and of the replay whose log we follow."""
+        self._metrics.runs = frozenset({self._run, replica.counted.log} - {""})
 
     def _next_batch(self, replica: Replica, waiter: "Waiter") -> tuple[int, Batch] | None:
         asked = time.monotonic()
@@ -200,7 +220,8 @@ class LearnerLoop:
         for evaluation in self._metrics.evaluations():
             record.evaluated(evaluation)
         versions = list(replica.params_versions)
-        scalars = self._metrics.figures() | returns_by_epsilon(episodes)
+        self._take_reports(replica)
+        scalars = self._metrics.figures()
         scalars |= {f"learner/{name}": value for name, value in self._figures.items()}
         scalars |= self._stopwatch.shares("learner/waits_for/")
         scalars |= {
@@ -214,7 +235,7 @@ class LearnerLoop:
         }
         if self._device.type == "cuda":
             scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
-        record.report(scalars, replica.waits_for)
+        record.report(scalars, returns_by_epsilon(episodes), replica.waits_for)
 
 
 @dataclasses.dataclass

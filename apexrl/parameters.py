@@ -9,7 +9,7 @@ import torch
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import WireError
-from apexrl.types import StreamSpec
+from apexrl.types import Name, StreamSpec
 
 _LENGTH = struct.Struct("<I")
 
@@ -20,6 +20,7 @@ class ParametersHeader(msgspec.Struct, frozen=True):
     params_version: int  # learner updates
     spec: StreamSpec
     network: NetworkConfig
+    run: Name = ""  # the learner's run, which reports and evaluations repeat
 
 
 class Parameters(NamedTuple):

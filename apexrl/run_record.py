@@ -1,11 +1,14 @@
 """What a run leaves behind: counters, checkpoints, event files, the status file and the evaluation curve.
 
-Owned by the learner. Everything is written so that a reader, or a later start of the run, never sees a half of it.
+Owned by the learner. Everything is written so that a reader, or a later start of the run, never sees a half of it. A
+disk that takes nothing ends no run: training goes on, the fault is said and counted, and writing is tried again.
 """
 
 import logging
 import math
+import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,15 +20,17 @@ from apexrl.checkpoint import (
     Checkpoint,
     CheckpointHeader,
     Counters,
+    all_finite,
     load_checkpoint,
+    load_header,
     random_state,
     save_checkpoint,
     set_random_state,
 )
 from apexrl.config import NetworkConfig
-from apexrl.errors import ConfigError, WireError
-from apexrl.files import write_json
-from apexrl.metrics import Board
+from apexrl.errors import ApexError, ConfigError
+from apexrl.event_file import EventFile
+from apexrl.files import TEMPORARY, write_durably, write_json
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.parameters import decode_parameters
 from apexrl.status import STATUS_FILE, Status
@@ -33,31 +38,81 @@ from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"
 CURVE_FILE = "evaluations.csv"
 CURVE_COLUMNS = "seconds,frames,updates,episodes,mean,median,min,max"
+FAULT_SAID_SECONDS = 30.0
 
 
 def latest_checkpoint(directory: Path) -> Checkpoint | None:
     """Returns what a run directory continues from, None when it is new.
 
-    Raises: WireError when it cannot be read.
+    Raises: ConfigError when the directory has results but no checkpoint, or one that holds no numbers; WireError when
+      the checkpoint cannot be read.
     """
-    path = directory / "checkpoints" / LATEST
-    return load_checkpoint(path) if path.exists() else None
+    path = directory / CHECKPOINTS / LATEST
+    if path.exists():
+        checkpoint = load_checkpoint(path)
+        if not all_finite(checkpoint.tensors):
+            raise ConfigError(f"{path} holds values that are not finite: {FROM_SCRATCH}")
+        return checkpoint
+    results = [name for name in (f"{CHECKPOINTS}/{BEST}", CURVE_FILE) if (directory / name).exists()]
+    if results:
+        raise ConfigError(f"{directory} has {' and '.join(results)}, but no {CHECKPOINTS}/{LATEST}: {FROM_SCRATCH}")
+    return None
+
+
+FROM_SCRATCH = (
+    "put the checkpoint back, or begin a new network (run.sh: --from-scratch; "
+    f"by hand: move {CHECKPOINTS} and {CURVE_FILE} elsewhere)"
+)
+
+
+class Disk:
+    """Tries to write, and says and counts what the disk does not take. One owner."""
+
+    def __init__(self) -> None:
+        self.num_faults = 0
+        self._said = -math.inf
+
+    def tries(self, write: Callable[[], None]) -> bool:
+        """Returns whether something was written."""
+        try:
+            write()
+        except OSError as error:
+            self.num_faults += 1
+            if time.monotonic() >= self._said + FAULT_SAID_SECONDS:
+                self._said = time.monotonic()
+                logger.error("%s: training goes on and writing is tried again; free some space", error)
+            return False
+        return True
 
 
 class RunRecord:
     """Counters and files of one run. Used from one thread."""
 
     def __init__(self, directory: Path, spec: StreamSpec, network: NetworkConfig):
-        """Opens the run directory; what is in it is continued."""
-        self.counters = Counters()
+        """Takes the run directory; the results in it are continued.
+
+        Raises: ConfigError when it cannot be written, or holds the best network of another environment or network;
+          WireError when that network cannot be read.
+        """
+        self.run = secrets.token_hex(8)
         self._directory = directory
         self._spec = spec
         self._network = network
-        self._board = Board(directory / "tensorboard")
-        self._figures: dict[str, float] = {}
-        self._start = Counters()  # as they were when this process began
+        self._disk = Disk()
+        try:
+            _tidy(directory)
+            curve = directory / CURVE_FILE
+            self._curve = curve.read_text() if curve.exists() else f"{CURVE_COLUMNS}\n"
+        except OSError as error:
+            raise ConfigError(f"the run directory {directory} cannot be used: {error}") from error
+        self._is_curve_written = True
+        self._events = EventFile(directory / "tensorboard")
+        self._unsaved_best: Evaluation | None = None
+        self._results: dict[str, float] = {}  # the newest of games, which stay true when nobody plays
+        self.counters = self._start = Counters(best_evaluation_return=self._best_return())
         self._started = time.monotonic()
 
     @property
@@ -66,13 +121,16 @@ class RunRecord:
         return self.counters.transitions_inserted * self._spec.frames_per_step
 
     def restore(self, agent: ApexLearner, checkpoint: Checkpoint) -> None:
-        """Continues from a checkpoint.
+        """Continues from a checkpoint; the best return is the one that the best network's own file says.
 
-        Raises: ConfigError when it is of another environment or network.
+        Raises: ConfigError when it is of another environment, network or optimizer.
         """
-        if (checkpoint.header.spec, checkpoint.header.network) != (self._spec, self._network):
-            raise ConfigError(f"the checkpoint is of {checkpoint.header}, not of this run: choose another --run-dir")
-        self.counters = self._start = checkpoint.header.counters
+        header = checkpoint.header
+        if (header.spec, header.network) != (self._spec, self._network):
+            raise ConfigError(f"the checkpoint is of {header}, not of this run: choose another --run-dir")
+        self.run = header.run or self.run
+        best = self.counters.best_evaluation_return
+        self.counters = self._start = msgspec.structs.replace(header.counters, best_evaluation_return=best)
         agent.load_state_dict(checkpoint.tensors, self.counters.updates)
         set_random_state(checkpoint.tensors)
         logger.info("continuing from update %d, %d frames", self.counters.updates, self.frames)
@@ -88,25 +146,31 @@ class RunRecord:
             seconds=self._start.seconds + time.monotonic() - self._started,
         )
 
-    def report(self, figures: dict[str, float], waits_for: str) -> None:
-        """Writes figures by tag to TensorBoard, and the newest of every tag to the status file."""
-        figures = {tag: value for tag, value in figures.items() if math.isfinite(value)}
-        self._board.scalars(figures, self.frames)
-        self._figures |= figures
-        write_json(
-            self._directory / STATUS_FILE,
-            Status(self._spec.env, self.frames, self.counters, self._figures, waits_for),
-        )
+    def report(self, living: dict[str, float], games: dict[str, float], waits_for: str) -> None:
+        """Writes metrics by tag to TensorBoard and the status file.
+
+        Args:
+          living: of processes that run now; a tag that is missing is not shown any more.
+          games: of games that have ended; the newest of each tag stays.
+        """
+        living = living | {"learner/disk_faults_total": float(self._disk.num_faults)}
+        living, games = ({t: v for t, v in metrics.items() if math.isfinite(v)} for metrics in (living, games))
+        self._results |= games
+        self._events.scalars(living | games, self.frames)
+        status = Status(self._spec.env, self.frames, self.counters, living | self._results, waits_for)
+        self._disk.tries(lambda: write_json(self._directory / STATUS_FILE, status))
+        self._write_results()
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Takes an evaluation: figures, picture, curve, and the parameters when they are the best so far."""
-        figures = evaluation.figures()
-        self._figures |= figures
-        self._board.scalars(figures, self.frames)
+        """Takes an evaluation: metrics, picture, curve, and the parameters when they are the best so far."""
+        metrics = evaluation.figures()
+        self._results |= metrics
+        self._events.scalars(metrics, self.frames)
         if evaluation.picture:
-            self._board.png("evaluation/game", evaluation.picture, self.frames)
-        self._extend_curve(evaluation, figures)
-        mean, best = figures["evaluation/return_mean"], self.counters.best_evaluation_return
+            self._events.png("evaluation/game", evaluation.picture, self.frames)
+        self._curve += f"{self._curve_row(evaluation, metrics)}\n"
+        self._is_curve_written = False
+        mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return
         is_best = best is None or mean > best
         self.counters = msgspec.structs.replace(
             self.counters,
@@ -115,34 +179,71 @@ class RunRecord:
             best_evaluation_return=mean if is_best else best,
         )
         if is_best and evaluation.parameters:
-            self._keep(evaluation.parameters)
+            self._unsaved_best = evaluation
+        self._write_results()
 
-    def checkpoint(self, agent: ApexLearner) -> None:
-        """Writes everything that a later start needs."""
-        header = CheckpointHeader(self._spec, self._network, self.counters)
-        save_checkpoint(self._directory / "checkpoints" / LATEST, header, agent.state_dict() | random_state())
+    def checkpoint(self, agent: ApexLearner) -> bool:
+        """Writes everything that a later start needs; returns whether the disk took it.
+
+        Raises: ApexError when a value is not finite: the last checkpoint stays.
+        """
+        tensors = agent.state_dict()
+        if not all_finite(tensors):
+            raise ApexError(
+                f"the network has diverged by update {agent.num_updates}: lower --learning-rate; "
+                "the run can go on from its last checkpoint (--resume)"
+            )
+        header = CheckpointHeader(self._spec, self._network, self.counters, self.run)
+        tensors |= random_state()
+        return self._disk.tries(lambda: save_checkpoint(self._directory / CHECKPOINTS / LATEST, header, tensors))
 
     def close(self) -> None:
-        """Flushes the event file."""
-        self._board.close()
+        """Writes the results that the disk has not taken yet."""
+        self._write_results()
 
-    def _extend_curve(self, evaluation: Evaluation, figures: dict[str, float]) -> None:
-        path = self._directory / CURVE_FILE
+    def _best_return(self) -> float | None:
+        """Returns the return of the best network, as its own file says it; None when there is none."""
+        path = self._directory / CHECKPOINTS / BEST
+        if not path.exists():
+            return None
+        best = load_header(path)
+        if (best.spec, best.network) != (self._spec, self._network):
+            raise ConfigError(f"{path} is of {best}, not of this run: choose another --run-dir")
+        return best.counters.best_evaluation_return
+
+    def _curve_row(self, evaluation: Evaluation, metrics: dict[str, float]) -> str:
         seconds = self._start.seconds + time.monotonic() - self._started
-        values = ",".join(f"{figures[f'evaluation/return_{name}']:.2f}" for name in ("mean", "median", "min", "max"))
-        with path.open("a") as file:
-            if file.tell() == 0:
-                file.write(f"{CURVE_COLUMNS}\n")
-            file.write(f"{seconds:.0f},{self.frames},{evaluation.params_version},{len(evaluation.returns)},{values}\n")
+        values = ",".join(f"{metrics[f'evaluation/return_{name}']:.2f}" for name in ("mean", "median", "min", "max"))
+        return f"{seconds:.0f},{self.frames},{evaluation.params_version},{len(evaluation.returns)},{values}"
 
-    def _keep(self, encoded: bytes) -> None:
+    def _write_results(self) -> None:
+        """Writes events, curve and best network, where the disk has not taken them yet."""
+        self._disk.tries(self._events.flush)
+        if not self._is_curve_written:
+            curve = self._curve.encode()
+            self._is_curve_written = self._disk.tries(lambda: write_durably(self._directory / CURVE_FILE, curve))
+        best = self._unsaved_best
+        if best is not None and self._disk.tries(lambda: self._save_best(best)):
+            self._unsaved_best = None
+
+    def _save_best(self, evaluation: Evaluation) -> None:
         """Writes evaluated parameters as the best ones: the network alone, in the precision in which it was played."""
-        try:
-            parameters = decode_parameters(encoded)
-        except WireError as error:
-            logger.warning("an evaluation came with parameters that cannot be read: %s", error)
-            return
-        counters = msgspec.structs.replace(self.counters, updates=parameters.header.params_version)
-        header = CheckpointHeader(parameters.header.spec, parameters.header.network, counters)
+        parameters = decode_parameters(evaluation.parameters)  # published by us: their checksum was compared
+        mean = evaluation.figures()["evaluation/return_mean"]
+        counters = msgspec.structs.replace(
+            self.counters, updates=evaluation.params_version, best_evaluation_return=mean
+        )
+        header = CheckpointHeader(self._spec, self._network, counters, self.run)
         tensors = {f"online.{name}": tensor for name, tensor in parameters.tensors.items()}
-        save_checkpoint(self._directory / "checkpoints" / BEST, header, tensors)
+        save_checkpoint(self._directory / CHECKPOINTS / BEST, header, tensors)
+
+
+def _tidy(directory: Path) -> None:
+    """Makes the run directory, and removes the temporary files that a killed learner left."""
+    (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    written = (
+        *(directory / CHECKPOINTS).glob(f"latest.*{TEMPORARY}"),
+        *(directory / CHECKPOINTS).glob(f"best.*{TEMPORARY}"),
+    )
+    for left in (*written, *(directory / f"{name}{TEMPORARY}" for name in (STATUS_FILE, CURVE_FILE))):
+        left.unlink(missing_ok=True)

@@ -137,7 +137,11 @@ def test_codec_refuses_damage(spec, make_unroll):
     [
         ("actions", 4, "action outside 0..3"),
         ("actions", -1, "action outside 0..3"),
-        *((name, value, name[:-1]) for name in ("frames", "rewards") for value in (np.nan, np.inf, -np.inf, 3e38, -2e12)),
+        *(
+            (name, value, name[:-1])
+            for name in ("frames", "rewards")
+            for value in (np.nan, np.inf, -np.inf, 3e38, -2e12)
+        ),
         *(("discounts", value, "discount outside 0..1") for value in (np.nan, np.inf, -0.01, 1.01, 3e38)),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
 from apexrl.device import fastest_dtype
+from apexrl.errors import ConfigError
 from apexrl.exploration import epsilon_greedy
 from apexrl.frame_store import Batch, KeyBatch, TransitionBatch
 from apexrl.lane import DONE, Lane, Mark, wait
@@ -235,13 +236,16 @@ class ApexLearner:
     def load_state_dict(self, state: dict[str, Tensor], num_updates: int) -> None:
         """Restores what `state_dict` returned, in place: a captured update goes on with it.
 
-        Raises: RuntimeError when networks or optimizer are of another kind or size.
+        Raises: ConfigError when networks or optimizer are of another kind or size.
         """
         own = self._tensors()
         state = {name: tensor for name, tensor in state.items() if name.split(".")[0] in LEARNER_PARTS}
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
         if others:
-            raise RuntimeError(f"networks or optimizer are not those of this learner: {sorted(others)[:5]} differ")
+            raise ConfigError(
+                f"the checkpoint is of another network or optimizer ({sorted(others)[:3]} differ): "
+                "go on with the flags with which it was begun, such as --optimizer"
+            )
         self._networks_change()
         with self._lane.turn(), torch.no_grad():
             for name, tensor in own.items():

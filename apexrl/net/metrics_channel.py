@@ -1,9 +1,16 @@
-"""Figures of all roles on their way to the learner: the messages, the sending and the receiving end. No torch."""
+"""Metrics of all roles on their way to the learner: the messages, the sending and the receiving end. No torch.
+
+A message names the run that it is of: actors and evaluators say the run of the parameters they use, the replay says its
+log. The learner drops the reports of other runs, so two runs may use one port by mistake. An evaluation also brings the
+checksum of the parameters that were played, and counts only when the learner has published just these.
+"""
 
 import collections
+import hashlib
 import logging
 import threading
 import time
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -11,65 +18,88 @@ import zmq
 
 from apexrl.net.keyring import Keyring
 from apexrl.net.sockets import bind, connect, make_socket, receive
-from apexrl.net.wire import MALFORMED
+from apexrl.net.wire import MALFORMED, MAX_MESSAGE_BYTES
+from apexrl.types import Count, Finite, Name, Share
 
 logger = logging.getLogger(__name__)
 
 REPORT_PERIOD_SECONDS = 5.0
 FORGET_SECONDS = 30.0  # a process that has not reported for so long is gone
 ADDED_UP = ("_per_second", "_bytes", "_steps", "_total")
+MAX_REPORT_BYTES = 16_384
+MAX_SENDERS = 8_192
+MAX_TAGS = 512  # that are known at one time
+MAX_PICTURE_BYTES = 2**20
+MAX_GAMES = 10_000
+MAX_EVALUATIONS = 8  # that wait for the learner to take them
+MAX_VERSIONS = 4_096  # published versions whose evaluation is waited for
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+WARN_SECONDS = 60.0
+
+Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+Games = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class Report(msgspec.Struct, tag=True, frozen=True):
-    """The figures of one process, by tag."""
+    """The metrics of one process, by tag."""
 
-    sender: str
-    scalars: dict[str, float]
+    sender: Name
+    run: Name  # of the parameters in use, or the replay's log
+    scalars: Annotated[dict[Tag, float], msgspec.Meta(max_length=MAX_TAGS)]
 
 
 class Evaluation(msgspec.Struct, tag=True, frozen=True):
     """Whole games played with one version of the parameters."""
 
-    params_version: int
-    epsilon: float
-    returns: tuple[float, ...]
-    steps: tuple[int, ...]
-    seconds: float
-    parameters: bytes = b""  # the ones that were played, so that the learner can keep the best
-    picture: bytes = b""  # PNG
+    params_version: Count
+    epsilon: Share
+    returns: Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
+    steps: Annotated[tuple[Games, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    run: Name = ""
+    checksum: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # of the parameters as they were published
+    parameters: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)] = b""  # so that the best can be kept
+    picture: Annotated[bytes, msgspec.Meta(max_length=MAX_PICTURE_BYTES)] = b""  # PNG
 
     def figures(self) -> dict[str, float]:
         """Returns the scalars of this evaluation by tag."""
         returns = np.array(self.returns)
-        return {
-            "evaluation/return_mean": float(returns.mean()),
-            "evaluation/return_median": float(np.median(returns)),
-            "evaluation/return_min": float(returns.min()),
-            "evaluation/return_max": float(returns.max()),
-            "evaluation/game_steps": float(np.mean(self.steps)),
-            "evaluation/seconds": self.seconds,
-            "evaluation/params_version": float(self.params_version),
-        }
+        values = (returns.mean(), np.median(returns), returns.min(), returns.max(), np.mean(self.steps))
+        return dict(zip(EVALUATION_TAGS, map(float, (*values, self.seconds, self.params_version)), strict=True))
 
 
+EVALUATION_TAGS = (
+    *(f"evaluation/return_{name}" for name in ("mean", "median", "min", "max")),
+    *("evaluation/game_steps", "evaluation/seconds", "evaluation/params_version"),
+)
 _decoder = msgspec.msgpack.Decoder(Report | Evaluation)
+
+
+def checksum(encoded: bytes) -> bytes:
+    """Returns the checksum of parameters as they were published; nobody finds others with the same one."""
+    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 class MetricsClient:
     """Sends reports and never waits: while the learner is away a few are kept, the rest dropped. Of one thread."""
 
     def __init__(self, endpoint: str, sender: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
+        self.run = ""  # reports begin when their run is known
         self._sender = sender
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PUSH)
         self._socket.sndhwm = 16
         connect(self._socket, endpoint, keyring, "learner")
 
     def report(self, scalars: dict[str, float]) -> None:
-        """Sends the newest figures of this process."""
-        self._send(Report(self._sender, {tag: float(value) for tag, value in scalars.items()}))
+        """Sends the newest metrics of this process."""
+        if self.run:
+            self._send(Report(self._sender, self.run, {tag: float(value) for tag, value in scalars.items()}))
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Sends the outcome of an evaluation."""
+        """Sends the outcome of an evaluation; a picture that is too large stays behind."""
+        if len(evaluation.picture) > MAX_PICTURE_BYTES:
+            logger.warning("a picture of %d bytes is left out: %d at most", len(evaluation.picture), MAX_PICTURE_BYTES)
+            evaluation = msgspec.structs.replace(evaluation, picture=b"")
         self._send(evaluation)
 
     def close(self) -> None:
@@ -84,45 +114,58 @@ class MetricsClient:
 
 
 class MetricsServer:
-    """Receives the reports of all processes in a thread of its own."""
+    """Receives the reports of all processes in a thread of its own, and drops by reason those that do not fit."""
 
     def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
         """Binds the port; with a keyring only actors and the replay may report.
 
         Raises: ConfigError when it cannot be had.
         """
+        self.runs: frozenset[str] = frozenset()  # whose reports are taken: none before the learner knows its own
+        self.dropped: collections.Counter[str] = collections.Counter()
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PULL)
-        self._socket.rcvhwm = 1000
+        self._socket.rcvhwm = 8  # of each sender
         self.endpoint = bind(self._socket, host, port, keyring, ("actor", "replay"))
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
+        self._tags: dict[str, str] = {}  # of the living
         self._evaluations: list[Evaluation] = []
-        self._num_malformed = 0
+        self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_VERSIONS)
+        self._published: collections.OrderedDict[int, bytes] = collections.OrderedDict()  # checksums by version
+        self._warned = 0.0
         self._closed = threading.Event()
 
     def run(self) -> None:
         """Receives until closed; the body of the thread."""
         while not self._closed.is_set():
             frames = receive(self._socket, 200)
+            self._sum_up()
             if frames is None:
                 continue
             try:
                 message = _decoder.decode(b"".join(frames))
             except MALFORMED as error:
-                self._num_malformed += 1
-                logger.debug("a malformed report: %s", error)
+                self._drop("malformed", str(error))
                 continue
-            self.take(message)
+            self.take(message, sum(map(len, frames)))
         self._socket.close()
 
-    def take(self, message: Report | Evaluation) -> None:
-        """Takes one report."""
-        with self._lock:
-            if isinstance(message, Evaluation):
-                if message.returns and len(message.returns) == len(message.steps) and len(self._evaluations) < 100:
-                    self._evaluations.append(message)
-                return
-            self._latest[message.sender] = (time.monotonic(), message.scalars)
+    def published(self, params_version: int, encoded: bytes) -> None:
+        """Says which parameters an evaluation of a version has to have played."""
+        self._fresh.append((params_version, encoded))
+
+    def take(self, message: Report | Evaluation, num_bytes: int = 0) -> None:
+        """Takes one message of so many bytes, or drops it by reason."""
+        if not self.runs:
+            return  # too early
+        if message.run not in self.runs:
+            reason = "foreign"
+        elif isinstance(message, Evaluation):
+            reason = self._take_evaluation(message)
+        else:
+            reason = self._take_report(message, num_bytes)
+        if reason:
+            self._drop(reason, f"of run {message.run[:40]!r}")
 
     def evaluations(self) -> list[Evaluation]:
         """Returns the evaluations that came since the last call."""
@@ -131,17 +174,74 @@ class MetricsServer:
         return evaluations
 
     def figures(self) -> dict[str, float]:
-        """Returns the latest figures of the living processes, combined by tag."""
+        """Returns the latest metrics of the living processes, combined by tag, and counts of what was dropped."""
         values = collections.defaultdict(list)
         with self._lock:
-            now = time.monotonic()
-            self._latest = {s: (t, v) for s, (t, v) in self._latest.items() if now - t < FORGET_SECONDS}
+            self._forget_the_dead()
             for _, scalars in self._latest.values():
                 for tag, value in scalars.items():
                     values[tag].append(value)
         figures = {tag: sum(v) if tag.endswith(ADDED_UP) else sum(v) / len(v) for tag, v in values.items()}
-        return figures | {"system/malformed_reports_total": float(self._num_malformed)}
+        return figures | {f"system/dropped_reports/{reason}": float(n) for reason, n in self.dropped.items()}
 
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
+
+    def _take_evaluation(self, evaluation: Evaluation) -> str:
+        if len(evaluation.returns) != len(evaluation.steps):
+            return "malformed"
+        if evaluation.picture and not evaluation.picture.startswith(PNG_MAGIC):
+            return "malformed"
+        self._sum_up()
+        published = self._published.get(evaluation.params_version)
+        if published is None or published != evaluation.checksum:
+            return "unpublished"
+        if evaluation.parameters and checksum(evaluation.parameters) != published:
+            return "unpublished"
+        with self._lock:
+            if len(self._evaluations) >= MAX_EVALUATIONS:
+                return "crowded"
+            self._evaluations.append(evaluation)
+        return ""
+
+    def _take_report(self, report: Report, num_bytes: int) -> str:
+        if num_bytes > MAX_REPORT_BYTES:
+            return "too large"
+        if any(tag.startswith("learner/") or tag in EVALUATION_TAGS for tag in report.scalars):
+            return "malformed"  # the learner alone says these
+        with self._lock:
+            if report.sender not in self._latest and len(self._latest) >= MAX_SENDERS:
+                self._forget_the_dead()
+                if len(self._latest) >= MAX_SENDERS:
+                    return "crowded"
+            new = report.scalars.keys() - self._tags.keys()
+            if len(self._tags) + len(new) > MAX_TAGS:
+                return "crowded"
+            self._tags |= {tag: tag for tag in new}
+            scalars = {self._tags[tag]: value for tag, value in report.scalars.items()}  # one string for all senders
+            self._latest[report.sender] = (time.monotonic(), scalars)
+        return ""
+
+    def _forget_the_dead(self) -> None:
+        now = time.monotonic()
+        self._latest = {s: (t, v) for s, (t, v) in self._latest.items() if now - t < FORGET_SECONDS}
+        self._tags = {tag: tag for _, scalars in self._latest.values() for tag in scalars}
+
+    def _sum_up(self) -> None:
+        """Replaces published parameters by their checksums, in this thread instead of the learner's."""
+        while self._fresh:
+            params_version, encoded = self._fresh.popleft()
+            self._published.pop(params_version, None)
+            self._published[params_version] = checksum(encoded)
+            if len(self._published) > MAX_VERSIONS:
+                self._published.popitem(last=False)
+
+    def _drop(self, reason: str, details: str) -> None:
+        self.dropped[reason] += 1
+        if self.runs and time.monotonic() >= self._warned + WARN_SECONDS:
+            self._warned = time.monotonic()
+            logger.warning(
+                "reports are dropped, %s so far; the last %s: does another run use this --metrics-port?",
+                dict(self.dropped), details,
+            )  # fmt: skip

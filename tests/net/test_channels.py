@@ -3,13 +3,24 @@
 import threading
 import time
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 import zmq
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
-from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
+from apexrl.net import metrics_channel as channel
+from apexrl.net.metrics_channel import (
+    MAX_PICTURE_BYTES,
+    PNG_MAGIC,
+    Evaluation,
+    MetricsClient,
+    MetricsServer,
+    Report,
+    checksum,
+)
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber, relay
 from apexrl.net.sockets import make_socket
 from apexrl.parameters import ParametersHeader, decode_parameters, encode_parameters
@@ -97,25 +108,137 @@ def test_a_relay_passes_the_newest_on(publisher, spec):
     worker.close()
 
 
-def test_figures_are_added_up_or_averaged_and_garbage_counted():
+RUN, PLAYED = "run-1", b"the parameters of version 5"
+GAMES = Evaluation(5, 0.0, (1.0, 3.0), (10, 20), 1.0, RUN, checksum(PLAYED))
+
+
+@pytest.fixture
+def metrics():
     server = MetricsServer("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    clients = [MetricsClient(server.endpoint, f"actor-{i}") for i in range(2)]
-    for i, client in enumerate(clients):
-        client.report({"actor/frames_per_second": 100.0, "actor/lag": float(i), "actor/agent_steps_total": 10.0})
-    clients[0].evaluation(Evaluation(5, 0.0, (1.0, 3.0), (10, 20), 1.0))
-    stranger = make_socket(zmq.Context.instance(), zmq.PUSH)
-    stranger.connect(server.endpoint)
-    stranger.send(b"\xc1garbage")
-    wait_for(lambda: server.figures().get("actor/frames_per_second") == 200, 10, "both reports")
-    wait_for(lambda: server.figures()["system/malformed_reports_total"] == 1, 10, "the garbage")
-    figures = server.figures()
-    assert figures["actor/lag"] == 0.5 and figures["actor/agent_steps_total"] == 20
-    (evaluation,) = wait_for(server.evaluations, 10, "the evaluation")
-    assert evaluation.figures()["evaluation/return_mean"] == 2.0
+    server.runs = frozenset({RUN, "log-1"})
+    server.published(5, PLAYED)
+    yield server
     server.close()
+    server.run()  # closes the socket
+
+
+def test_figures_are_added_up_or_averaged_and_garbage_counted(metrics):
+    thread = threading.Thread(target=metrics.run)
+    thread.start()
+    clients = [MetricsClient(metrics.endpoint, f"actor-{i}") for i in range(2)]
+    for i, client in enumerate(clients):
+        client.report({"actor/too_early": 1.0})
+        client.run = RUN
+        client.report({"actor/frames_per_second": 100.0, "actor/lag": float(i), "actor/agent_steps_total": 10.0})
+    clients[0].evaluation(GAMES)
+    stranger = make_socket(zmq.Context.instance(), zmq.PUSH)
+    stranger.connect(metrics.endpoint)
+    stranger.send(b"\xc1garbage")
+    wait_for(lambda: metrics.figures().get("actor/frames_per_second") == 200, 10, "both reports")
+    wait_for(lambda: metrics.figures().get("system/dropped_reports/malformed") == 1, 10, "the garbage")
+    figures = metrics.figures()
+    assert figures["actor/lag"] == 0.5 and figures["actor/agent_steps_total"] == 20
+    assert "actor/too_early" not in figures
+    (evaluation,) = wait_for(metrics.evaluations, 10, "the evaluation")
+    assert evaluation.figures()["evaluation/return_mean"] == 2.0
+    metrics.close()
     thread.join(5)
     for client in clients:
         client.close()
     stranger.close()
+
+
+def changed(**changes):
+    return msgspec.structs.replace(GAMES, **changes)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (changed(run="run-2"), "foreign"),
+        (Report("replay", "log-2", {"replay/fill": 1.0}), "foreign"),
+        (changed(params_version=6), "unpublished"),
+        (changed(checksum=b""), "unpublished"),
+        (changed(checksum=checksum(b"evil"), parameters=b"evil"), "unpublished"),
+        (changed(parameters=b"evil"), "unpublished"),
+        (changed(steps=(1,)), "malformed"),
+        (changed(picture=b"MZ" * 100), "malformed"),
+        (Report("actor", RUN, {"learner/loss": 1.0}), "malformed"),
+        (Report("actor", RUN, {"evaluation/return_mean": 1e9}), "malformed"),
+    ],
+)
+def test_a_message_that_is_not_of_this_run_is_dropped_by_reason(metrics, message, reason):
+    metrics.take(message)
+    assert metrics.dropped == {reason: 1}
+    assert metrics.evaluations() == []
+    assert metrics.figures() == {f"system/dropped_reports/{reason}": 1.0}
+
+
+def test_an_evaluation_of_published_parameters_is_taken(metrics):
+    for evaluation in (GAMES, changed(parameters=PLAYED)):
+        metrics.take(evaluation)
+        assert metrics.evaluations() == [evaluation]
+    metrics.published(5, b"others, after the learner came back from a checkpoint")
+    metrics.take(GAMES)
+    assert metrics.dropped == {"unpublished": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"returns": (np.nan, 1.0)},
+        {"returns": (np.inf, 1.0)},
+        {"returns": (), "steps": ()},
+        {"steps": (0, 5)},
+        {"seconds": np.nan},
+        {"picture": PNG_MAGIC + bytes(MAX_PICTURE_BYTES)},
+        {"run": "r" * 201},
+    ],
+)
+def test_what_no_evaluation_can_hold_is_malformed(changes):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(changed(**changes)), type=Evaluation)
+
+
+def test_senders_and_tags_are_bounded(metrics, monkeypatch):
+    monkeypatch.setattr(channel, "MAX_SENDERS", 3)
+    for i in range(5):
+        metrics.take(Report(f"actor-{i}", RUN, {f"actor/{i}": 1.0}))
+    assert metrics.dropped == {"crowded": 2}
+    metrics.take(Report("actor-0", RUN, {"actor/0": 2.0}))  # who is known goes on
+    assert metrics.figures()["actor/0"] == 2.0
+    many = {f"actor/{i}": 1.0 for i in range(channel.MAX_TAGS)}
+    metrics.take(Report("actor-1", RUN, {f"actor/other/{i}": 1.0 for i in range(channel.MAX_TAGS)}))
+    assert metrics.dropped == {"crowded": 3}
+    monkeypatch.setattr(channel, "FORGET_SECONDS", 0.0)
+    assert "actor/0" not in metrics.figures()  # the dead are forgotten, and make room
+    metrics.take(Report("actor-7", RUN, many), num_bytes=channel.MAX_REPORT_BYTES)
+    assert metrics.dropped == {"crowded": 3}
+    metrics.take(Report("actor-7", RUN, {"actor/0": 1.0}), num_bytes=channel.MAX_REPORT_BYTES + 1)
+    assert metrics.dropped == {"crowded": 3, "too large": 1}
+
+
+def test_evaluations_that_nobody_takes_are_bounded(metrics):
+    for _ in range(channel.MAX_EVALUATIONS + 2):
+        metrics.take(GAMES)
+    assert metrics.dropped == {"crowded": 2}
+
+
+def test_checksums_of_old_versions_are_forgotten(metrics, monkeypatch):
+    monkeypatch.setattr(channel, "MAX_VERSIONS", 2)
+    for version in (6, 7):
+        metrics.published(version, b"more")
+    metrics.take(GAMES)
+    assert metrics.dropped == {"unpublished": 1}
+
+
+def test_a_picture_too_large_stays_behind(metrics):
+    thread = threading.Thread(target=metrics.run)
+    thread.start()
+    client = MetricsClient(metrics.endpoint, "evaluator")
+    client.evaluation(changed(picture=PNG_MAGIC + bytes(MAX_PICTURE_BYTES)))
+    (evaluation,) = wait_for(metrics.evaluations, 10, "the evaluation")
+    assert evaluation.picture == b"" and evaluation.returns == GAMES.returns
+    metrics.close()
+    thread.join(5)
+    client.close()

@@ -1,0 +1,68 @@
+import struct
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from apexrl import event_file
+from apexrl.event_file import EventFile
+from tests.full_disk import full_disk
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(1000)
+
+
+def read(directory):
+    accumulator = EventAccumulator(str(directory), size_guidance={"images": 0, "scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    events = EventFile(tmp_path / "tensorboard")
+    for frames in (10, 20):
+        events.scalars({"learner/loss": frames / 8, "actor/lag": 1.0}, frames)
+        events.flush()
+    events.png("evaluation/game", PICTURE, 20)
+    events.flush()
+    events.flush()
+    found = read(tmp_path / "tensorboard")
+    assert [(event.step, event.value) for event in found.Scalars("learner/loss")] == [(10, 1.25), (20, 2.5)]
+    assert [event.encoded_image_string for event in found.Images("evaluation/game")] == [PICTURE]
+    assert found.Tensors("custom_scalars__config__")
+
+
+def test_a_full_disk_costs_no_record(tmp_path, monkeypatch):
+    """The file never ends in a half of a record, and goes on when there is space again."""
+    events = EventFile(tmp_path)
+    events.scalars({"a": 1.0}, 1)
+    events.flush()
+    (path,) = tmp_path.iterdir()
+    size = path.stat().st_size
+    events.scalars({"a": 2.0}, 2)
+    with full_disk(monkeypatch, free_bytes=7), pytest.raises(OSError):
+        events.flush()
+    assert path.stat().st_size == size
+    events.scalars({"a": 3.0}, 3)
+    events.flush()
+    assert [event.value for event in read(tmp_path).Scalars("a")] == [1.0, 2.0, 3.0]
+
+
+def test_records_that_wait_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(event_file, "MAX_PENDING_BYTES", 1500)
+    events = EventFile(tmp_path)
+    for frames in range(100):
+        events.scalars({"a": float(frames)}, frames)
+    events.flush()
+    values = [event.value for event in read(tmp_path).Scalars("a")]
+    assert values == list(range(len(values))) and len(values) + events.num_dropped == 100 and events.num_dropped > 50
+
+
+def test_records_have_the_lengths_that_they_say(tmp_path):
+    events = EventFile(tmp_path)
+    events.scalars({"a": 1.0}, 1)
+    events.flush()
+    (path,) = tmp_path.iterdir()
+    data, count = path.read_bytes(), 0
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        data, count = data[16 + length :], count + 1
+    assert count == 3
