@@ -63,12 +63,10 @@ replay, learner, directories = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 rings = {name: load_keyring(directory, "actor") for name, directory in directories.items()}
 clients = [MetricsClient(f"tcp://{learner}:52002", f"guest-{name}", ring) for name, ring in rings.items()]
 subscribers = {name: ParameterSubscriber(f"tcp://{learner}:52001", ring) for name, ring in rings.items()}
-for name, client in zip(rings, clients):
-    client.report({f"guest/{name}": 1.0})
-spec = subscribers["own"].fetch(20_000).header.spec
+header = subscribers["own"].fetch(20_000).header
 outcomes = {}
 for name, ring in rings.items():
-    client = InsertClient(f"tcp://{replay}:51001", f"guest-{name}", spec, 1, ring)
+    client = InsertClient(f"tcp://{replay}:51001", f"guest-{name}", header.spec, 1, ring)
     try:
         client.connect(20.0 if name == "own" else 2.0)
         said = ""
@@ -76,6 +74,10 @@ for name, ring in rings.items():
         said = str(error)
     client.close()
     outcomes[name] = [said, name == "own" or subscribers[name].fetch() is not None]
+for name, client in zip(rings, clients):
+    client.run = header.run
+    client.report({f"guest/{name}": 1.0})
+    client.close()
 print(json.dumps(outcomes))
 """
 # The door that is for learners.

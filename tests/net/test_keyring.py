@@ -236,6 +236,7 @@ def test_parameters_go_to_actors_only_and_figures_come_from_known_roles(keys, st
     keyring = Keyring(keys, "learner")
     publisher = ParameterPublisher("127.0.0.1", 0, keyring, servers)
     metrics = MetricsServer("127.0.0.1", 0, keyring, servers)
+    metrics.runs = frozenset({"run"})
     threads = [threading.Thread(target=part.run) for part in (publisher, metrics)]
     for thread in threads:
         thread.start()
@@ -251,6 +252,7 @@ def test_parameters_go_to_actors_only_and_figures_come_from_known_roles(keys, st
     got, deadline = set(), time.monotonic() + 2
     while time.monotonic() < deadline:
         for name, client in clients.items():
+            client.run = "run"
             client.report({f"x/{name}": 1.0})
         got |= {name for name, subscriber in subscribers.items() if subscriber.fetch_encoded(20)}
     assert got == {"actor"}
