@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from apexrl.config import NetworkConfig
-from apexrl.errors import WireError
+from apexrl.errors import ApexError, WireError
 from apexrl.types import Name, StreamSpec
 
 _LENGTH = struct.Struct("<I")
@@ -31,8 +31,17 @@ class Parameters(NamedTuple):
 
 
 def encode_parameters(header: ParametersHeader, tensors: dict[str, torch.Tensor]) -> bytes:
-    """Returns header and tensors as bytes; floating-point tensors travel as float16."""
+    """Returns header and tensors as bytes; floating-point tensors travel as float16.
+
+    Raises: ApexError when a value is not finite in float16: nobody could act with it.
+    """
     halves = {name: t.detach().to("cpu", torch.float16, copy=True).contiguous() for name, t in tensors.items()}
+    beyond = [name for name, tensor in halves.items() if not tensor.isfinite().all()]
+    if beyond:
+        raise ApexError(
+            f"the network has diverged by update {header.params_version} ({beyond[0]} holds values beyond float16): "
+            "lower --learning-rate; the run can go on from its last checkpoint (--resume)"
+        )
     encoded = msgspec.msgpack.encode(header)
     return _LENGTH.pack(len(encoded)) + encoded + safetensors.torch.save(halves)
 

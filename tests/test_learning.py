@@ -119,3 +119,16 @@ def test_a_network_that_has_diverged_ends_the_learner(loop, spec, weights):
     with pytest.raises(ApexError, match="lower --learning-rate"):
         loop._update(agent, replica, mock.MagicMock(), spec, stop)
     assert len(replica.sent) == (0 if np.isnan(weights) else MOST_UNUSABLE_BATCHES)
+
+
+@pytest.mark.parametrize("weights", [1e5, np.inf])
+def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, monkeypatch, weights):
+    monkeypatch.setattr("apexrl.learning.LEAST_PUBLISH_SECONDS", 0.0)
+    stop, published = Stop(), []
+    loop._publisher.publish = published.append
+    replica = Replica(stop, 60)
+    agent = Agent(spec, loop._lane, replica)
+    agent.weights += weights
+    with pytest.raises(ApexError, match="diverged by update 25 .*lower --learning-rate"):
+        loop._update(agent, replica, mock.MagicMock(), spec, stop)
+    assert not published
