@@ -83,7 +83,7 @@ class UpdateConfig:
     learning_rate: float = 0.00025 / 4
     """Step size (Ape-X)."""
     optimizer_epsilon: float = 1.5e-7
-    """Added to the denominator (Ape-X)."""
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root (Ape-X)."""
     max_gradient_norm: float = 40.0
     """Gradients are scaled down to this norm (Ape-X)."""
     target_period_updates: int = 2500
