@@ -44,18 +44,17 @@ class CenteredRMSprop(torch.optim.Optimizer):
     def _move(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         slots = [self.state[parameter] for parameter in parameters]
         steps, squares, means = ([slot[name] for slot in slots] for name in ("step", "square_avg", "grad_avg"))
-        taken: Tensor | float = 1.0  # steps
-        decay: Tensor | float = group["alpha"]
+        decays, ones = ([number] * len(parameters) for number in (group["alpha"], 1.0))
         if self.found_inf is not None:
             is_lost = self.found_inf > 0
-            taken = 1 - self.found_inf
-            decay = torch.full_like(self.found_inf, group["alpha"]).masked_fill_(is_lost, 1)
+            ones = [1 - self.found_inf] * len(parameters)
+            decays = [torch.full_like(self.found_inf, group["alpha"]).masked_fill_(is_lost, 1)] * len(parameters)
             for gradient in gradients:
                 gradient.masked_fill_(is_lost, 0)
-        torch._foreach_add_(steps, taken)
-        torch._foreach_mul_(squares, decay)
+        torch._foreach_add_(steps, ones)
+        torch._foreach_mul_(squares, decays)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
-        torch._foreach_mul_(means, decay)
+        torch._foreach_mul_(means, decays)
         torch._foreach_add_(means, gradients, alpha=1 - group["alpha"])
         roots = torch._foreach_addcmul(squares, means, means, -1)
         torch._foreach_clamp_min_(roots, 0)
