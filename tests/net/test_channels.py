@@ -1,5 +1,6 @@
 """The learner's channels, parameters and figures, over real sockets, in one process."""
 
+import itertools
 import threading
 import time
 
@@ -9,6 +10,7 @@ import zmq
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
+from apexrl.net import parameter_channel
 from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber, relay
 from apexrl.net.sockets import make_socket
@@ -76,6 +78,34 @@ def test_a_subscriber_that_comes_before_the_first_value_gets_it(publisher, spec)
     publisher.publish(make_parameters(spec, 1))
     assert wait_for(lambda: newest(subscriber), 10, "the first value") == 1
     subscriber.close()
+
+
+def test_without_a_new_value_the_last_is_sent_again(monkeypatch, publisher, spec):
+    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
+    subscriber = ParameterSubscriber(publisher.endpoint)
+    publisher.publish(make_parameters(spec, 4))
+    for _ in range(3):
+        assert wait_for(lambda: newest(subscriber), 100, "the value") == 4
+    subscriber.close()
+
+
+def test_who_is_gone_is_forgotten_and_no_more_than_a_bound_are_served(monkeypatch, publisher, spec, caplog):
+    monkeypatch.setattr(parameter_channel, "MAX_SUBSCRIBERS", 2)
+    publisher.publish(make_parameters(spec, 1))
+    first, second = (ParameterSubscriber(publisher.endpoint) for _ in range(2))
+    for subscriber in (first, second):
+        wait_for(lambda: newest(subscriber), 100, "the value")
+    third = ParameterSubscriber(publisher.endpoint)
+    wait_for(lambda: newest(third) is not False or "takes no more" in caplog.text, 100, "a refusal")
+    assert len(publisher._told) == 2
+    first.close()
+    for version in itertools.count(2):
+        publisher.publish(make_parameters(spec, version))
+        if newest(third):
+            break
+    assert len(publisher._told) == 2
+    for subscriber in (second, third):
+        subscriber.close()
 
 
 def test_a_relay_passes_the_newest_on(publisher, spec):
