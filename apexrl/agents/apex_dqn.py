@@ -47,7 +47,7 @@ class ApexActor:
     def load(self, parameters: Parameters) -> None:
         """Replaces the network's parameters, and the network when the learner came back with another one.
 
-        Raises: RuntimeError when the tensors are not those that the header describes.
+        Raises: WireError when the tensors are not those that the header describes; the old ones stay.
         """
         header = parameters.header
         if header.network == self._header.network:

@@ -25,6 +25,7 @@ MAX_HEARD_AT_ONCE = 1000  # messages, before values are sent again
 MAX_SUBSCRIBERS = 16_384  # connections; others have to wait until one of them ends
 REPEAT_SECONDS = 30.0  # without a new value the last one is sent again: a sign of life
 POLL_MILLISECONDS = 20
+WARNING_SECONDS = 10.0
 
 
 class ParameterPublisher:
@@ -107,6 +108,8 @@ class ParameterSubscriber:
     def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
         """Connects and waits for nobody."""
         self.endpoint = endpoint
+        self.num_dropped = 0
+        self._warned = -WARNING_SECONDS
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.DEALER)
         self._socket.setsockopt(zmq.CONFLATE, 1)
@@ -136,8 +139,16 @@ class ParameterSubscriber:
         try:
             return decode_parameters(encoded)
         except WireError as error:
-            logger.warning("parameters from %s are dropped: %s", self.endpoint, error)
+            self.drop(error)
             return None
+
+    def drop(self, error: WireError) -> None:
+        """Counts parameters that cannot be used, and says so now and then."""
+        self.num_dropped += 1
+        now = time.monotonic()
+        if now >= self._warned + WARNING_SECONDS:
+            self._warned = now
+            logger.warning("parameters from %s are dropped (%d so far): %s", self.endpoint, self.num_dropped, error)
 
     def close(self) -> None:
         """Closes the socket."""

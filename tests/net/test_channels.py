@@ -34,7 +34,9 @@ def test_parameters_travel_in_half_precision(spec):
     parameters = decode_parameters(encoded)
     assert parameters.header.params_version == 3 and parameters.header.spec == spec
     assert parameters.tensors["w"].dtype == torch.float32 and (parameters.tensors["w"] == 0.375).all()
-    for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40]):
+    wide = encoded.replace(b'"F16"', b'"I16"')  # of the same size
+    assert wide != encoded
+    for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40], wide):
         with pytest.raises(WireError):
             decode_parameters(damaged)
 
