@@ -11,7 +11,7 @@ from apexrl.agents.apex_dqn import ApexActor
 from apexrl.config import ActorCommand
 from apexrl.device import choose_device
 from apexrl.envs import VectorEnvironment, make_environment, make_spec
-from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.errors import ApexError, ConfigError, PeerError, WireError
 from apexrl.exploration import epsilon_ladder
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.net.insert_client import InsertClient
@@ -143,9 +143,9 @@ class ActorLoop:
             codec = UnrollCodec(self.spec, self._command.acting.compression_level)
             sender = UnrollSender(self._client, codec, patience, stop)
             sending = stop.thread(sender.run, "sender")
-            parameters = self._wait_for_parameters(stop)
-            if parameters is not None:
-                self._play(parameters, sender, stop)
+            agent = self._wait_for_agent(stop)
+            if agent is not None:
+                self._play(agent, sender, stop)
         finally:
             stop.set()
             if sending is not None:
@@ -155,14 +155,18 @@ class ActorLoop:
             for group in self._groups:
                 group.close()
 
-    def _wait_for_parameters(self, stop: Stop) -> Parameters | None:
+    def _wait_for_agent(self, stop: Stop) -> ApexActor | None:
+        """Returns an agent with the first parameters that fit, None when stopped."""
         deadline = time.monotonic() + self._command.wires.patience_seconds
         said = time.monotonic()
         while not stop.is_set():
             parameters = self._parameters.fetch(200)
             if parameters is not None:
                 check_spec(parameters, self.spec)
-                return parameters
+                try:
+                    return ApexActor(self._command.agent, parameters, self._device)
+                except WireError as error:
+                    self._parameters.drop(error)
             if time.monotonic() > deadline:
                 raise PeerError(f"no parameters from {self._parameters.endpoint} in time: is the learner running?")
             if time.monotonic() - said > 10:
@@ -170,9 +174,8 @@ class ActorLoop:
                 logger.info("waiting for parameters at %s", self._parameters.endpoint)
         return None
 
-    def _play(self, parameters: Parameters, sender: UnrollSender, stop: Stop) -> None:
-        agent = ApexActor(self._command.agent, parameters, self._device)
-        self._metrics.run = parameters.header.run
+    def _play(self, agent: ApexActor, sender: UnrollSender, stop: Stop) -> None:
+        self._metrics.run = agent.run
         # The slots are ours alone in the whole cluster, so no other actor plays the same games.
         seeds = np.random.SeedSequence([self._command.seed, sender.ladder[0][0]])
         rng = np.random.default_rng(seeds)
@@ -210,11 +213,17 @@ class ActorLoop:
         return complete
 
     def _fetch(self, agent: ApexActor) -> None:
+        """Takes newer parameters; those that do not fit are dropped, and the old ones stay in use."""
         parameters = self._parameters.fetch()
-        if parameters is not None:
-            check_spec(parameters, self.spec)
+        if parameters is None:
+            return
+        try:
+            if parameters.header.spec != self.spec:
+                raise WireError(f"they are for {parameters.header.spec}, we play {self.spec}")
             agent.load(parameters)
-            self._metrics.run = parameters.header.run
+            self._metrics.run = agent.run
+        except WireError as error:
+            self._parameters.drop(error)
 
     def _climb_ladder(self, sender: UnrollSender) -> None:
         """Takes the epsilons of our slots when the lease or the size of the ladder has changed."""
@@ -249,6 +258,7 @@ class ActorLoop:
                 "actor/agent_steps_per_second": steps_per_second,
                 "actor/agent_steps_total": steps,
                 "actor/params_version": float(agent.params_version),
+                "actor/dropped_parameters_total": float(self._parameters.num_dropped),
                 "system/actors_memory_bytes": float(resident_bytes()),
                 "actor/sent_bytes_total": float(sender.bytes_sent),
                 "actor/time/sending": sending,

@@ -83,7 +83,7 @@ class UpdateConfig:
     learning_rate: float = 0.00025 / 4
     """Step size (Ape-X)."""
     optimizer_epsilon: float = 1.5e-7
-    """Added to the denominator (Ape-X)."""
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root (Ape-X)."""
     max_gradient_norm: float = 40.0
     """Gradients are scaled down to this norm (Ape-X)."""
     target_period_updates: int = 2500
@@ -154,6 +154,8 @@ class LearningConfig:
     """Table of the replay that batches come from; of the kind priority."""
     learner_threads: int = 1
     """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
+    memory_gb: float = 0.0
+    """Gigabytes that experience may take on this host; 0: what is free, of the machine and of its control group."""
     prefetch_batches: int = 8
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25

@@ -136,14 +136,21 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             try:
                 parameters = decode_parameters(encoded)
             except WireError as error:
-                logger.warning("parameters from %s are dropped: %s", subscriber.endpoint, error)
+                subscriber.drop(error)
                 continue
             if parameters.header.params_version == played:  # a sign of life, nothing new
                 continue
-            played = parameters.header.params_version
+            if played >= 0 and parameters.header.spec != evaluator.spec:
+                subscriber.drop(WireError(f"they are for {parameters.header.spec}, we play {evaluator.spec}"))
+                continue
             check_spec(parameters, evaluator.spec)
-            outcome = evaluator.evaluate(parameters, stop)
+            try:
+                outcome = evaluator.evaluate(parameters, stop)
+            except WireError as error:
+                subscriber.drop(error)
+                continue
             if outcome is not None:
+                played = outcome.params_version
                 metrics.evaluation(
                     msgspec.structs.replace(
                         outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded

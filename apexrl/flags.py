@@ -59,7 +59,7 @@ def parse_onto(default: T, arguments: list[str] | None = None) -> T:
 MAY_BE_ZERO = {
     *("samples_per_insert", "priority_exponent", "importance_exponent", "gamma", "noop_max", "seed", "max_restarts"),
     *("epsilon_exponent", "evaluation_epsilon", "evaluation_period_seconds", "total_updates", "total_frames"),
-    *("max_seconds", "journal_flush_seconds"),
+    *("max_seconds", "journal_flush_seconds", "memory_gb"),
 }
 AT_MOST_ONE = {"gamma", "epsilon_base", "evaluation_epsilon", "priority_exponent", "importance_exponent"}
 

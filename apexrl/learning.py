@@ -73,8 +73,9 @@ class LearnerLoop:
         """
         checkpoint = latest_checkpoint(Path(self._command.run_dir))
         counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
-        prefetch_batches = self._command.learning.prefetch_batches
-        replica = Replica(self._client, self._command.agent.gamma, self._lane, prefetch_batches, counted, stop)
+        gamma, learning = self._command.agent.gamma, self._command.learning
+        ahead, memory_gb = learning.prefetch_batches, learning.memory_gb
+        replica = Replica(self._client, gamma, self._lane, ahead, counted, stop, memory_gb)
         stop.thread(self._metrics.run, "metrics")
         stop.thread(self._publisher.run, "parameters")
         following = stop.thread(replica.run, "replica")

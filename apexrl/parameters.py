@@ -65,4 +65,6 @@ def decode_parameters(data: bytes) -> Parameters:
         RecursionError,
     ) as error:
         raise WireError(f"malformed parameters: {error}") from error
+    if any(tensor.dtype != torch.float16 for tensor in tensors.values()):
+        raise WireError("malformed parameters: every tensor has to be float16")
     return Parameters(header, {name: tensor.float() for name, tensor in tensors.items()})

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 from apexrl.config import PRESETS, RunCommand, WireConfig
@@ -16,6 +15,7 @@ from apexrl.envs import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, parse_onto, with_defaults
 from apexrl.frame_store import DEVICE_RESERVE_BYTES, FrameStore
+from apexrl.memory import free_memory_bytes
 from apexrl.networks import make_network
 from apexrl.replay.replay import ring_unrolls
 from apexrl.types import StreamSpec
@@ -45,13 +45,13 @@ class Machine(NamedTuple):
     device_memory_bytes: int  # of the GPU, else as memory_bytes
 
     @classmethod
-    def here(cls, device: str) -> "Machine":
-        """Looks at this machine.
+    def here(cls, device: str, memory_gb: float = 0.0) -> "Machine":
+        """Looks at this machine, but for its memory where `memory_gb` is not 0.
 
         Raises: ConfigError when the device cannot be used.
         """
         chosen = choose_device(device)
-        free = psutil.virtual_memory().available
+        free = free_memory_bytes(memory_gb)
         gpu = torch.cuda.mem_get_info(chosen)[0] if chosen.type == "cuda" else free
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(cores, free, chosen, gpu)
@@ -79,7 +79,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
             raise ConfigError(
                 "a run that is resumed keeps its preset and its directory: leave out --preset and --run-dir"
             )
-    machine = Machine.here(asked.learning.device)
+    machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
     environment = make_environment(asked.env, 1)
     spec = make_spec(asked.env, environment, asked.agent.unroll_starts, asked.agent.n_steps)
@@ -136,7 +136,7 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
                 memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
             raise ConfigError(
                 f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): "
-                f"the largest that does is --capacity {max(largest, 0)}"
+                f"the largest that does is --capacity {max(largest, 0)}; --memory-gb says how much may be taken"
             )
         replay = dataclasses.replace(replay, capacity=largest)
     return dataclasses.replace(command, replay=replay)

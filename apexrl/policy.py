@@ -13,6 +13,7 @@ from torch import Tensor
 
 from apexrl.config import NetworkConfig
 from apexrl.device import fastest_dtype
+from apexrl.errors import WireError
 from apexrl.lane import wait
 from apexrl.networks import DuelingNetwork, make_network
 from apexrl.screens import blocks, channels, stored_shape
@@ -21,6 +22,7 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 CHECKED_OBSERVATIONS = 32
+LARGEST_LAYER = 65_536  # channels or units
 # Of the greatest value. Rounding to bfloat16 makes up to 2 %; hardware that computes it wrongly makes more.
 TOLERANCE = 0.05
 
@@ -67,9 +69,11 @@ class Policy:
     def __init__(self, spec: StreamSpec, config: NetworkConfig, device: torch.device, tensors: dict[str, Tensor]):
         """Makes the network and checks its precision on this machine.
 
-        Raises: RuntimeError when the tensors are not those of the network.
+        Raises: WireError when the tensors are not those of the network, or not finite.
         """
+        check_tensors(spec, config, tensors)
         self.spec = spec
+        self._config = config
         self.device = device
         self._exact = make_network(spec, config).to(device).eval().requires_grad_(False)
         self._exact.load_state_dict(tensors)
@@ -79,10 +83,11 @@ class Policy:
             self._use(torch.float32)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Replaces the parameters in place.
+        """Replaces the parameters in place, or leaves them as they are when it raises.
 
-        Raises: RuntimeError when they are of another network.
+        Raises: WireError when they are of another network, or not finite.
         """
+        check_tensors(self.spec, self._config, tensors)
         self._exact.load_state_dict(tensors)
         self._freeze()
 
@@ -156,6 +161,24 @@ class Policy:
             stack.write(frames, nothing)
         exact = self._exact(observations.to(self.device))
         return bool((self.values(stack) - exact).abs().max() <= TOLERANCE * exact.abs().max())
+
+
+def check_tensors(spec: StreamSpec, config: NetworkConfig, tensors: dict[str, Tensor]) -> None:
+    """Compares tensors with the network that a peer describes; a network takes no memory before it is known to fit.
+
+    Raises: WireError when names, shapes or sizes are others, or a number is not finite.
+    """
+    if not all(1 <= size <= LARGEST_LAYER for size in (*config.channels, config.hidden_size)):
+        raise WireError(f"a network of {config} makes no sense: sizes are 1 to {LARGEST_LAYER}")
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in make_network(spec, config).state_dict().items()}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    others = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if others:
+        raise WireError(f"parameters do not fit the network of {config}: {others[:5]} differ")
+    strange = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if strange:
+        raise WireError(f"parameters are not finite: {strange[:5]}; has the learner diverged?")
 
 
 class _CapturedCalls:

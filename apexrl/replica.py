@@ -9,13 +9,13 @@ import queue
 import time
 
 import numpy as np
-import psutil
 import torch
 
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.frame_store import DEVICE_RESERVE_BYTES, Batch, FrameStore
 from apexrl.lane import Lane
 from apexrl.lifecycle import Stop
+from apexrl.memory import free_memory_bytes
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.types import Episode, LogPosition, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
@@ -41,6 +41,7 @@ class Replica:
         prefetch_batches: int,
         counted: LogPosition,
         stop: Stop,
+        memory_gb: float = 0.0,
     ):
         """Makes a replica; unrolls that were `counted` by an earlier life of the learner are not counted again."""
         self.spec: StreamSpec | None = None
@@ -54,6 +55,7 @@ class Replica:
         self._lane = lane
         self._num_batches = prefetch_batches + 2 + lane.depth
         self._stop = stop
+        self._memory_gb = memory_gb
         # The server sends only what was demanded, so that a put never waits.
         self._batches: queue.Queue[tuple[int, Batch]] = queue.Queue()
         self._outgoing: queue.SimpleQueue[tuple[int, np.ndarray, np.ndarray] | None] = queue.SimpleQueue()
@@ -159,7 +161,7 @@ class Replica:
                 )  # fmt: skip
                 device = torch.device("cpu")
         if device.type == "cpu":
-            free = psutil.virtual_memory().available
+            free = free_memory_bytes(self._memory_gb)
             if needed > free:
                 raise ConfigError(
                     f"the frame store needs {needed / 1e9:.1f} GB on {device}, {free / 1e9:.1f} GB are free: "

@@ -17,6 +17,7 @@ import torch
 import tyro
 
 from apexrl.agents import apex_dqn
+from apexrl.agents.optimizers import make_optimizer
 from apexrl.config import PRESETS, LearnerCommand, ReplayConfig, TableConfig
 from apexrl.flags import with_defaults
 from apexrl.frame_store import Batch, FrameStore, TransitionBatch
@@ -126,7 +127,7 @@ class EagerLearner:
         self._config = command.update
         self._online = make_network(spec, command.network).to(device).to(memory_format=torch.channels_last)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
-        self._optimizer = apex_dqn.make_optimizer(command.update, self._online)
+        self._optimizer = make_optimizer(command.update, self._online)
 
     def update(self, batch: TransitionBatch) -> np.ndarray:
         """Takes one optimizer step; returns |TD|."""

@@ -1,5 +1,6 @@
 """What all tests share: one thread, small specs, and streams whose every number is known."""
 
+import collections
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +37,30 @@ def pytest_xdist_make_scheduler(config, log):
             return TOGETHER.get(path.rsplit("/", 1)[-1], path)
 
     return Scheduling(config, log)
+
+
+# By a part of the reason why a test was skipped: how to get it to run.
+CURES = {
+    "not installed": "bash tests/deploy/install.sh",
+    "is missing": "bash tests/deploy/install.sh",
+    "requirements-deploy": "bash tests/deploy/install.sh",
+    "needs a GPU": "run it on a machine with an NVIDIA GPU",
+    "not permitted": "run it as root",
+    "needs root": "run it as root",
+}
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says why tests were skipped, the most frequent reason first, and how to get them to run."""
+    reasons = collections.Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section(f"{reasons.total()} tests were skipped")
+    for reason, count in reasons.most_common():
+        cure = next((cure for part, cure in CURES.items() if part in reason and cure not in reason), "")
+        terminalreporter.line(f"{count:5} {reason}" + (f": {cure}" if cure else ""))
 
 
 @pytest.fixture

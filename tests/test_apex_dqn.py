@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner, make_optimizer
+from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner
 from apexrl.checkpoint import CheckpointHeader, Counters, all_finite, load_checkpoint, save_checkpoint
 from apexrl.config import NetworkConfig, UpdateConfig
 from apexrl.frame_store import FrameStore, TransitionBatch
@@ -101,13 +101,6 @@ def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
     assert actor.params_version == 40
     assert (actions == q_values.argmax(1)).mean() > 0.9
     assert extras["q_max"] == pytest.approx(q_values.max(1), abs=0.02)
-
-
-def test_paper_optimizer_is_centered_rmsprop():
-    optimizer = make_optimizer(UpdateConfig(), torch.nn.Linear(2, 2))
-    assert isinstance(optimizer, torch.optim.RMSprop)
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["alpha"], group["eps"], group["centered"]) == (6.25e-5, 0.95, 1.5e-7, True)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])

@@ -129,6 +129,6 @@ def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, mon
     replica = Replica(stop, 60)
     agent = Agent(spec, loop._lane, replica)
     agent.weights += weights
-    with pytest.raises(ApexError, match="diverged by update 25 .*lower --learning-rate"):
+    with pytest.raises(ApexError, match=r"diverged by update 25 .*lower --learning-rate"):
         loop._update(agent, replica, mock.MagicMock(), spec, stop)
     assert not published

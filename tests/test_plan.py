@@ -29,3 +29,7 @@ def test_the_host_is_the_bound_where_the_gpu_holds_less():
 
 def test_the_server_of_a_great_gpu_has_to_fit_the_host():
     assert largest("cuda", 8, 10_000) == int((0.85 * 8 - 0.4 * 12) * GB / 300)
+
+
+def test_memory_that_is_given_is_what_the_plan_is_made_for():
+    assert Machine.here("cpu", 2.5).memory_bytes == 2_500_000_000

@@ -6,6 +6,7 @@ import torch
 
 from apexrl import policy
 from apexrl.config import NetworkConfig
+from apexrl.errors import WireError
 from apexrl.networks import make_network
 from apexrl.policy import Policy
 from apexrl.types import StreamSpec, TimeSteps
@@ -97,12 +98,43 @@ def test_new_parameters_are_used_from_the_next_call_on(device):
         assert np.array_equal(values, expected) == (t >= 6)
 
 
-def test_parameters_of_another_network_are_refused():
-    acting = Policy(
-        spec_of((84, 84)), CONFIG, torch.device("cpu"), make_network(spec_of((84, 84)), CONFIG).state_dict()
-    )
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        acting.load(make_network(spec_of((84, 84)), NetworkConfig()).state_dict())
+SCREEN = spec_of((84, 84))
+
+
+def damaged(**changes):
+    return make_network(SCREEN, CONFIG).state_dict() | changes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        (make_network(SCREEN, NetworkConfig()).state_dict(), "do not fit"),
+        ({}, "do not fit"),
+        (damaged(evil=torch.zeros(1)), "evil"),
+        (damaged(**{"value.bias": torch.zeros(2)}), "value.bias"),
+        (damaged(**{"value.bias": torch.full((1,), torch.nan)}), "not finite"),
+        (damaged(**{"value.bias": torch.full((1,), torch.inf)}), "not finite"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused_and_the_old_ones_stay(tensors, complaint, device):
+    acting, old = (Policy(SCREEN, CONFIG, torch.device(device), damaged(**{"value.bias": torch.ones(1)})) for _ in "ab")
+    old.load({name: tensor.clone() for name, tensor in acting._exact.state_dict().items()})
+    with pytest.raises(WireError, match=complaint):
+        acting.load(tensors)
+    with pytest.raises(WireError, match=complaint):
+        Policy(SCREEN, CONFIG, torch.device(device), tensors)
+    frames, starts, _ = next(stream(SCREEN, 1))
+    values = [policy.q_values(frames, starts, policy.frame_stack(NUM_ENVS)) for policy in (acting, old)]
+    assert np.array_equal(*values)
+
+
+@pytest.mark.parametrize(
+    "sizes", [((65_536, 65_536, 65_536), 65_536), ((2**40, 8, 8), 8), ((8, 8, 8), 0), ((-1, 8, 8), 8)]
+)
+def test_a_description_of_an_absurd_network_takes_no_memory(sizes):
+    with pytest.raises(WireError):
+        Policy(SCREEN, NetworkConfig(*sizes), torch.device("cpu"), damaged())
 
 
 def test_a_precision_that_computes_something_else_is_not_used(monkeypatch, caplog):

@@ -55,7 +55,7 @@ def sending(client, spec):
     thread = stop.thread(sender.run, "sender")
     yield sender, stop, thread
     stop.set()
-    thread.join(10)
+    thread.join(100)
     assert not thread.is_alive() and client.closed
 
 
@@ -75,7 +75,7 @@ def test_every_stream_is_sent_in_order_with_its_own_header(client, sending, spec
         while not sender.offer(round_):
             pass
     stop.set()
-    thread.join(10)
+    thread.join(100)
     assert len(client.inserted) == 10
     for i, (header, block) in enumerate(client.inserted):
         number, stream = divmod(i, 2)
@@ -102,5 +102,5 @@ def test_no_more_is_queued_than_the_bound_while_the_replay_takes_nothing(client,
 def test_a_replay_that_is_silent_for_too_long_ends_the_actor(client, sending):
     _, stop, thread = sending
     client.error = PeerError("the replay server is silent")
-    thread.join(10)
+    thread.join(100)
     assert stop.is_set() and isinstance(stop.error, PeerError)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apexrl.agents.optimizers import make_optimizer
 from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
 from apexrl.device import fastest_dtype
 from apexrl.errors import ConfigError
@@ -44,10 +45,15 @@ class ApexActor:
         """The learner's updates that made the parameters in use."""
         return self._header.params_version
 
+    @property
+    def run(self) -> str:
+        """The run whose learner made the parameters in use."""
+        return self._header.run
+
     def load(self, parameters: Parameters) -> None:
         """Replaces the network's parameters, and the network when the learner came back with another one.
 
-        Raises: RuntimeError when the tensors are not those that the header describes.
+        Raises: WireError when the tensors are not those that the header describes; the old ones stay.
         """
         header = parameters.header
         if header.network == self._header.network:
@@ -269,27 +275,6 @@ def precision_for(device: torch.device, spec: StreamSpec) -> Callable[[], torch.
     """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
     enabled = fastest_dtype(device, spec) == torch.bfloat16
     return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled)
-
-
-def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Optimizer:
-    """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step."""
-    parameters = list(network.parameters())
-    on_gpu = parameters[0].device.type == "cuda"
-    rate, epsilon = config.learning_rate, config.optimizer_epsilon
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "adam":
-        slots = ("exp_avg", "exp_avg_sq")
-        optimizer = torch.optim.Adam(parameters, rate, eps=epsilon, fused=True, capturable=on_gpu)
-    else:
-        slots = ("square_avg", "grad_avg")
-        optimizer = torch.optim.RMSprop(
-            parameters, rate, alpha=0.95, eps=epsilon, centered=True, foreach=on_gpu, capturable=on_gpu
-        )
-    for parameter in parameters:
-        # As the optimizers make it themselves in their first step, which a captured graph would repeat each time.
-        zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in slots}
-        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **zeros}
-    return optimizer
 
 
 def _shape(tensors: dict[str, Tensor], name: str) -> torch.Size | None:

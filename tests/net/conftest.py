@@ -43,13 +43,13 @@ def run_server(actor_port=0, learner_port=0, journal_dir=None, keyring=None, **c
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(100)
     try:
         yield servers[0]
     finally:
         loop, ended = loops[0]
         loop.call_soon_threadsafe(ended.set)
-        thread.join(10)
+        thread.join(100)
         assert not thread.is_alive()
 
 
@@ -72,5 +72,5 @@ def context():
     yield context
     ending = threading.Thread(target=context.term, daemon=True)
     ending.start()
-    ending.join(5)
+    ending.join(50)
     assert not ending.is_alive(), "a socket was left open"

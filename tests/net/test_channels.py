@@ -1,5 +1,6 @@
 """The learner's channels, parameters and figures, over real sockets, in one process."""
 
+import itertools
 import threading
 import time
 
@@ -12,6 +13,7 @@ import zmq
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import metrics_channel as channel
+from apexrl.net import parameter_channel
 from apexrl.net.metrics_channel import (
     MAX_PICTURE_BYTES,
     PNG_MAGIC,
@@ -43,7 +45,9 @@ def test_parameters_travel_in_half_precision(spec):
     parameters = decode_parameters(encoded)
     assert parameters.header.params_version == 3 and parameters.header.spec == spec
     assert parameters.tensors["w"].dtype == torch.float32 and (parameters.tensors["w"] == 0.375).all()
-    for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40]):
+    wide = encoded.replace(b'"F16"', b'"I16"')  # of the same size
+    assert wide != encoded
+    for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40], wide):
         with pytest.raises(WireError):
             decode_parameters(damaged)
 
@@ -55,7 +59,7 @@ def publisher():
     thread.start()
     yield publisher
     publisher.close()
-    thread.join(5)
+    thread.join(50)
 
 
 def newest(subscriber):
@@ -75,8 +79,10 @@ def test_a_late_subscriber_gets_the_last_value_and_a_slow_one_the_newest(publish
     for version in range(6, 40):
         publisher.publish(make_parameters(spec, version))
         time.sleep(0.03)
-    time.sleep(0.3)
-    assert newest(late) == 39 and newest(late) is False  # one message was kept, the newest
+    wait_for(lambda: newest(early) == 39, 10, "the last of them")
+    got = []
+    wait_for(lambda: got.append(newest(late)) or got[-1] == 39, 10, "the newest value")
+    assert len([version for version in got if version]) < 10  # of 34: the socket keeps one
     early.close()
     late.close()
 
@@ -87,6 +93,34 @@ def test_a_subscriber_that_comes_before_the_first_value_gets_it(publisher, spec)
     publisher.publish(make_parameters(spec, 1))
     assert wait_for(lambda: newest(subscriber), 10, "the first value") == 1
     subscriber.close()
+
+
+def test_without_a_new_value_the_last_is_sent_again(monkeypatch, publisher, spec):
+    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
+    subscriber = ParameterSubscriber(publisher.endpoint)
+    publisher.publish(make_parameters(spec, 4))
+    for _ in range(3):
+        assert wait_for(lambda: newest(subscriber), 100, "the value") == 4
+    subscriber.close()
+
+
+def test_who_is_gone_is_forgotten_and_no_more_than_a_bound_are_served(monkeypatch, publisher, spec, caplog):
+    monkeypatch.setattr(parameter_channel, "MAX_SUBSCRIBERS", 2)
+    publisher.publish(make_parameters(spec, 1))
+    first, second = (ParameterSubscriber(publisher.endpoint) for _ in range(2))
+    for subscriber in (first, second):
+        wait_for(lambda: newest(subscriber), 100, "the value")
+    third = ParameterSubscriber(publisher.endpoint)
+    wait_for(lambda: newest(third) is not False or "takes no more" in caplog.text, 100, "a refusal")
+    assert len(publisher._told) == 2
+    first.close()
+    for version in itertools.count(2):
+        publisher.publish(make_parameters(spec, version))
+        if newest(third):
+            break
+    assert len(publisher._told) == 2
+    for subscriber in (second, third):
+        subscriber.close()
 
 
 def test_a_relay_passes_the_newest_on(publisher, spec):
@@ -104,7 +138,7 @@ def test_a_relay_passes_the_newest_on(publisher, spec):
     stop.set()
     downstream.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(50)
     worker.close()
 
 

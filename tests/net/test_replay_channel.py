@@ -23,7 +23,7 @@ def follow(client, until):
     """Takes events until the condition holds, which sees those of each kind."""
     starts, appends, batches = [], [], []
     kinds = {LogStart: starts, LogAppend: appends, LogBatch: batches}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while not until(starts, appends, batches):
         assert time.monotonic() < deadline, (starts, appends, batches)
         event = client.poll(100)

@@ -26,8 +26,8 @@ from tests.system.numbering_actor import SPEC, numbered_insert
 from tests.system.processes import ROOT, Process, wait_for
 
 SCALE = os.environ.get("APEXRL_FAULT_SCALE", "1")
-TIMEOUT_SECONDS = 3600 if SCALE == "full" else 120
-DEADLINE_SECONDS = 90
+TIMEOUT_SECONDS = 3600 if SCALE == "full" else 1200
+DEADLINE_SECONDS = 900
 BATCH_SIZE = 32
 UPDATE_SECONDS = 0.005  # that a reader pretends to learn from a batch
 TABLE = "transitions"

@@ -345,7 +345,7 @@ class Enemy:
         question = wire.AskStatistics(number)
         if self.role == "actor":  # a greeting in a protocol that nobody speaks: the refusal names it
             question = wire.Hello(number, self.fuzzer.name, 2, SPEC, 0)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             self._send([wire.encode(question)], deadline)
             while self._socket.poll(100):  # an answer is lost when too many others are on the way

@@ -60,7 +60,8 @@ class Process:
 
 
 def wait_for(condition, seconds, what):
-    """Returns the first true value of the condition; fails when there is none in time."""
+    """Returns the first true value of the condition; a deadline of ten times the seconds only ends what hangs."""
+    seconds *= 10
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()

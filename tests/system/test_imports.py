@@ -12,7 +12,7 @@ def modules_after(code):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     return set(result.stdout.split())

@@ -73,7 +73,7 @@ def settled_mb(server):
     return last[-1]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(18000)
 def test_a_million_malformed_messages_neither_crash_nor_grow_the_server(tmp_path, free_ports):
     ports = free_ports(2)
     count = scaled(20_000, 1_000_000) // 2
@@ -138,7 +138,7 @@ def flood(kind, ports, seconds):
     context.destroy(linger=0)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_peer_that_floods_and_never_reads_costs_bounded_memory(tmp_path, free_ports, kind):
     ports = free_ports(2)
@@ -268,7 +268,7 @@ def throw_garbage(port, rng):
         pass
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(3000)
 def test_garbage_without_any_protocol_is_ignored(tmp_path, free_ports):
     ports = free_ports(2)
     rng = random.Random(5)
@@ -288,7 +288,7 @@ def test_garbage_without_any_protocol_is_ignored(tmp_path, free_ports):
     assert after < before + GROWTH_MB
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(3000)
 def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_ports):
     ports = free_ports(2)
     count = scaled(1_000, 10_000)
@@ -327,7 +327,7 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
 def make_keys(directory):
     """Keys as a person makes them."""
     command = [sys.executable, "-m", "apexrl.keys", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
     return directory
 
 
@@ -388,7 +388,7 @@ def test_a_server_without_good_keys_ends_with_a_cure(tmp_path, free_ports, key_d
             arguments = ["replay.py", "--keys", keys, "--actor-port", ports[0], "--batch-port", ports[1]]
             servers[name] = stack.enter_context(Process(arguments, tmp_path / f"{name}.txt"))
         for name, server in servers.items():
-            assert server.popen.wait(60) == 1, name
+            assert server.popen.wait(600) == 1, name
             lines = server.text().splitlines()
             print(f"\nkeys {name}: {lines[-1]}")
             assert "Traceback" not in server.text(), name

@@ -163,7 +163,7 @@ def assert_ladder_fits(reader, port, living):
     assert list(newcomer.slots) == [slot for slot in range(len(slots) + 50) if slot not in slots][:50]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(4000)
 def test_a_crowd_that_is_killed_and_replaced_loses_nothing_that_was_acknowledged(tmp_path, free_ports):
     ports = free_ports(2)
     flags = ["--journal-dir", tmp_path / "journal", "--capacity", K * 1_000_000]
@@ -179,7 +179,7 @@ def test_a_crowd_that_is_killed_and_replaced_loses_nothing_that_was_acknowledged
         wait_for(lambda: reader.statistics(30).figures["slots"] == 0, 30, "an empty ladder")
         reader.close()
         server.signal(signal.SIGTERM)
-        assert server.popen.wait(60) == 0
+        assert server.popen.wait(600) == 0
     seconds = time.monotonic() - started
     num_slots = assert_no_slot_doubled(groups)
     num_stored, unacknowledged = assert_each_stored_once(groups, tmp_path / "journal")

@@ -25,7 +25,7 @@ def small_disk(path, options=f"size={DISK_BYTES}"):
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
     try:
-        mounted = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        mounted = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         reason = mounted.stderr.strip() if mounted.returncode else ""
     except OSError as error:
         reason = str(error)
@@ -34,7 +34,7 @@ def small_disk(path, options=f"size={DISK_BYTES}"):
     try:
         yield path
     finally:
-        subprocess.run(["umount", str(path)], timeout=30, check=True)
+        subprocess.run(["umount", str(path)], timeout=300, check=True)
 
 
 def fill(path):
@@ -53,7 +53,7 @@ def stored_sequences(directory):
     return stored
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(4000)
 def test_a_full_disk_makes_actors_wait_and_loses_nothing(tmp_path, free_ports, caplog):
     ports = free_ports(2)
     ended = 0
@@ -123,7 +123,7 @@ def end_of(tmp_path, ports, journal_dir, name):
     """The last line of a server that cannot start."""
     arguments = ["replay.py", "--journal-dir", journal_dir, "--actor-port", ports[0], "--batch-port", ports[1]]
     with Process(arguments, tmp_path / f"{name}.txt") as server:
-        assert server.popen.wait(30) == 1, server.text()
+        assert server.popen.wait(300) == 1, server.text()
         assert "Traceback" not in server.text(), server.text()
         line = server.text().splitlines()[-1]
         print(f"\njournal-dir {name}: {line}")
@@ -134,7 +134,7 @@ def end_of(tmp_path, ports, journal_dir, name):
 def test_a_read_only_journal_directory_is_an_error_with_its_name(tmp_path, free_ports):
     ports = free_ports(2)
     with small_disk(tmp_path / "disk") as disk:
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=30)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=300)
         assert "Read-only file system" in end_of(tmp_path, ports, disk / "journal", "read-only")
         assert "Read-only file system" in end_of(tmp_path, ports, disk, "read-only-itself")
 
@@ -144,9 +144,9 @@ def test_a_read_only_journal_that_holds_a_log_is_an_error_with_its_name(tmp_path
     with small_disk(tmp_path / "disk") as disk:
         with start_replay(tmp_path, ports, "--journal-dir", disk):
             insert(ports, "first", 10)
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=30)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=300)
         assert "Read-only file system" in end_of(tmp_path, ports, disk, "read-only")
-        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True, timeout=30)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True, timeout=300)
         with start_replay(tmp_path, ports, "--journal-dir", disk) as server:
             assert "recovered 10 unrolls" in server.text()
 

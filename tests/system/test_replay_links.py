@@ -85,7 +85,7 @@ def namespaces():
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=200)
 
 
 def inside(namespace: str) -> list[str]:
