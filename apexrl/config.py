@@ -27,7 +27,9 @@ class EnvConfig:
     max_episode_frames: int = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of Atari."""
     noop_max: int = 30
-    """Most no-op frames at the start of an Atari game."""
+    """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
+    fire_at_reset: bool = True
+    """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
 
 
 @dataclasses.dataclass(frozen=True)
