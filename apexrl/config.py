@@ -170,12 +170,12 @@ class LearningConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """How a policy is evaluated: whole games, unclipped, without exploration."""
+    """How a policy is evaluated: whole games, unclipped, nearly without exploration."""
 
     episodes: int = 10
     """Games in an evaluation."""
-    evaluation_epsilon: float = 0.0
-    """Probability of a random action."""
+    evaluation_epsilon: float = 0.001
+    """Probability of a random action (C51, Dopamine); with 0 a policy that never serves the ball sits a game out."""
     evaluation_period_seconds: float = 60.0
     """Seconds from one evaluation's start to the next, while training."""
     checkpoint: str = ""
@@ -264,7 +264,7 @@ class RunCommand:
     tensorboard_host: str = "127.0.0.1"
     """Address that TensorBoard listens on."""
     evaluator: bool = True
-    """Evaluate while training."""
+    """Evaluate while training; with at most 4 cores at a lower priority than the learner."""
     smoke: bool = False
     """A short run through all processes, to see that everything works here."""
     max_restarts: int = 10
