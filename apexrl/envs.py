@@ -211,7 +211,9 @@ class GymnasiumEnvironment:
             **mode,
         )
         if dropped:
-            logger.warning("%s: observations without %s, which cannot be flattened", config.env, ", ".join(dropped))
+            logger.warning(
+                "%s: observations without %s, which cannot be flattened", config.env, ", ".join(sorted(dropped))
+            )
         actions = self._envs.single_action_space
         if not isinstance(actions, gymnasium.spaces.Discrete):
             self._envs.close()
