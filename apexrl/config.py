@@ -27,7 +27,9 @@ class EnvConfig:
     max_episode_frames: int = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of Atari."""
     noop_max: int = 30
-    """Most no-op frames at the start of an Atari game."""
+    """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
+    fire_at_reset: bool = True
+    """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,12 +172,12 @@ class LearningConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """How a policy is evaluated: whole games, unclipped, without exploration."""
+    """How a policy is evaluated: whole games, unclipped, nearly without exploration."""
 
     episodes: int = 10
     """Games in an evaluation."""
-    evaluation_epsilon: float = 0.0
-    """Probability of a random action."""
+    evaluation_epsilon: float = 0.001
+    """Probability of a random action (C51, Dopamine); with 0 a policy that never serves the ball sits a game out."""
     evaluation_period_seconds: float = 60.0
     """Seconds from one evaluation's start to the next, while training."""
     checkpoint: str = ""
@@ -264,7 +266,7 @@ class RunCommand:
     tensorboard_host: str = "127.0.0.1"
     """Address that TensorBoard listens on."""
     evaluator: bool = True
-    """Evaluate while training."""
+    """Evaluate while training; with at most 4 cores at a lower priority than the learner."""
     smoke: bool = False
     """A short run through all processes, to see that everything works here."""
     max_restarts: int = 10

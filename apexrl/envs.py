@@ -21,6 +21,9 @@ from apexrl.types import StreamSpec, TimeSteps
 
 ATARI_FRAMES_PER_STEP = 4
 ATARI_SCREEN = (210, 160)
+ATARI_KWARGS = {"game", "frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"}
+FRAMESKIPS = (1, 4)  # of registrations that are played with 4: DQN's skip, and what v5 registers
+SMALLEST_PICTURE = 16  # pixels of a side, from which a short first dimension is taken for channels
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +65,15 @@ def make_environment(
     """
     registered = _registered(config.env)
     kwargs = registered.kwargs
-    if "game" in kwargs:
-        return AtariEnvironment(config, kwargs, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
-    return GymnasiumEnvironment(config, registered, num_envs, render=render)
+    try:
+        if "game" in kwargs:
+            _check_atari(config.env, kwargs)
+            return AtariEnvironment(config, kwargs, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
+        return GymnasiumEnvironment(config, registered, num_envs, render=render)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"environment {config.env!r} cannot be made: {_reason(error)}") from error
 
 
 def make_spec(config: EnvConfig, environment: VectorEnvironment, unroll_starts: int, n_steps: int) -> StreamSpec:
@@ -104,8 +113,9 @@ class _GameBook:
 class AtariEnvironment:
     """ale-py's C++ vector environment with DQN's preprocessing: 84x84 gray, skip 4, max of 2 frames.
 
-    Two settings of ale-py are avoided. `episodic_life` resets the game at a lost life, so that the later lives are
-    never seen; `life_loss_info` reports the loss and lets the game go on. `reward_clipping` hides the score.
+    Three settings of ale-py are avoided. `episodic_life` resets the game at a lost life, so that the later lives are
+    never seen. `life_loss_info` reports a loss like the game's end, and hides a truncation. `reward_clipping` hides
+    the score.
     """
 
     frame_shape: tuple[int, ...] = (84, 84)
@@ -121,8 +131,8 @@ class AtariEnvironment:
             "repeat_action_probability": kwargs.get("repeat_action_probability", 0.0),
             "full_action_space": kwargs.get("full_action_space", False),
             "noop_max": config.noop_max,
+            "use_fire_reset": config.fire_at_reset,
             "reward_clipping": False,
-            "life_loss_info": config.life_loss_terminal and not evaluate,
             "stack_num": 1,
         }
         self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
@@ -133,11 +143,12 @@ class AtariEnvironment:
         self._picture: np.ndarray | None = None
         self.num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
         self._clip = config.clip_rewards != "no"
-        self._max_episode_frames = config.max_episode_frames
+        self._life_loss_terminal = config.life_loss_terminal and not evaluate
 
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first frames [E, 84, 84]."""
-        observations, _ = self._envs.reset(seed=seed)
+        observations, info = self._envs.reset(seed=seed)
+        self._lives = info["lives"]
         self._reset_next = np.zeros(len(observations), bool)
         self._games = _GameBook(len(observations))
         if self._camera is not None:
@@ -157,13 +168,12 @@ class AtariEnvironment:
         if self._camera is not None:
             self._picture = self._camera.recv()[0][0, -1]
         starts = self._reset_next
-        # A life lost with the last frame allowed hides the truncation: ale-py reports one or the other.
-        at_limit = info["episode_frame_number"] >= self._max_episode_frames
-        ends = (terminated & ((info["lives"] == 0) | at_limit)) | truncated
-        self._reset_next = ends.copy()
+        ends = terminated | truncated
+        lost = ~starts & (info["lives"] > 0) & (info["lives"] < self._lives)
+        self._reset_next, self._lives = ends, info["lives"]
         returns, steps = self._games.add(rewards, starts, ends)
         rewards = np.sign(rewards) if self._clip else rewards
-        discounts = np.where(terminated, 0, 1)
+        discounts = np.where(terminated | (lost & self._life_loss_terminal), 0, 1)
         frames = observations[:, -1]
         return TimeSteps(frames, rewards.astype(np.float32), discounts.astype(np.float32), starts, returns, steps)
 
@@ -187,18 +197,23 @@ class GymnasiumEnvironment:
     def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
         limit = min(registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames)
         self._renders = render and "rgb_array" in _render_modes(registered)
+        if render and not self._renders:
+            logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
+                           'metadata = {"render_modes": ["rgb_array"]}')  # fmt: skip
         mode: dict[str, Any] = {"render_mode": "rgb_array"} if self._renders else {}
-        try:
-            self._envs = gymnasium.make_vec(
-                registered.id,
-                num_envs,
-                vectorization_mode="sync",
-                wrappers=[_flat_unless_box],
-                max_episode_steps=limit,
-                **mode,
+        dropped: set[str] = set()
+        self._envs = gymnasium.make_vec(
+            registered.id,
+            num_envs,
+            vectorization_mode="sync",
+            wrappers=[lambda env: _readable(env, config.env, dropped)],
+            max_episode_steps=limit,
+            **mode,
+        )
+        if dropped:
+            logger.warning(
+                "%s: observations without %s, which cannot be flattened", config.env, ", ".join(sorted(dropped))
             )
-        except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise ConfigError(f"environment {config.env!r} cannot be made: {error}") from error
         actions = self._envs.single_action_space
         if not isinstance(actions, gymnasium.spaces.Discrete):
             self._envs.close()
@@ -250,10 +265,60 @@ class GymnasiumEnvironment:
         self._envs.close()
 
 
-def _flat_unless_box(env: gymnasium.Env) -> Any:
-    """Discrete, tuple and dictionary observations become one vector (a discrete one is one-hot)."""
-    is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
-    return env if is_box else gymnasium.wrappers.FlattenObservation(env)
+def _readable(env: gymnasium.Env, name: str, dropped: set[str]) -> Any:
+    """Discrete, tuple and dictionary observations become one vector (a discrete one is one-hot).
+
+    Keys of a dictionary that cannot be flattened are left out, and added to `dropped`.
+
+    Raises: ConfigError when nothing is left, or when a picture has its channels first.
+    """
+    space: Any = env.observation_space
+    if isinstance(space, gymnasium.spaces.Box):
+        if len(space.shape) == 3 and min(space.shape[1:]) >= max(SMALLEST_PICTURE, space.shape[0] + 1):
+            raise ConfigError(
+                f"environment {name!r} has observations {space.shape}, channels first: register it behind "
+                "gymnasium.wrappers.TransformObservation with the function lambda o: numpy.moveaxis(o, 0, -1)"
+            )
+        return env
+    if isinstance(space, gymnasium.spaces.Dict):
+        dropped.update(key for key, of in space.items() if not _is_flattenable(of))
+        kept = [key for key in space if key not in dropped]
+        if kept and dropped:
+            env = gymnasium.wrappers.FilterObservation(env, kept)
+    if not _is_flattenable(env.observation_space):
+        raise ConfigError(
+            f"environment {name!r} has observations {space}, which cannot be flattened: "
+            "register it behind a wrapper that makes them numbers"
+        )
+    return gymnasium.wrappers.FlattenObservation(env)
+
+
+def _is_flattenable(space: gymnasium.Space) -> bool:
+    try:
+        return isinstance(gymnasium.spaces.flatten_space(space), gymnasium.spaces.Box)
+    except NotImplementedError:  # a space that gymnasium does not know
+        return False
+
+
+def _check_atari(env: str, kwargs: dict) -> None:
+    """Raises ConfigError when an id asks for what DQN's preprocessing does not give."""
+    others = sorted(kwargs.keys() - ATARI_KWARGS)
+    if others:
+        raise ConfigError(f"environment {env!r} is registered with {', '.join(others)}: register it without")
+    frameskip = kwargs.get("frameskip", ATARI_FRAMES_PER_STEP)
+    if frameskip not in FRAMESKIPS:
+        same = [
+            spec.id
+            for spec in gymnasium.registry.values()
+            if spec.kwargs.get("game") == kwargs["game"] and spec.kwargs.get("frameskip") in FRAMESKIPS
+        ]
+        raise ConfigError(f"environment {env!r} has frameskip {frameskip}, games are played with 4: "
+                          f"say {' or '.join(sorted(same))}")  # fmt: skip
+
+
+def _reason(error: BaseException) -> str:
+    """Returns an error of somebody else's code in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _render_modes(registered: EnvSpec) -> list[str]:
@@ -273,7 +338,8 @@ def _registered(env: str) -> EnvSpec:
         if module:
             importlib.import_module(module)
         return gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"unknown environment {env!r} ({error}); for Atari say e.g. BreakoutNoFrameskip-v4 or ALE/Breakout-v5"
+            f"unknown environment {env!r} ({_reason(error)}); "
+            "for Atari say e.g. BreakoutNoFrameskip-v4 or ALE/Breakout-v5"
         ) from error

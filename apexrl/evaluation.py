@@ -1,7 +1,10 @@
 """The evaluator: whole unclipped games with the newest parameters, or with those of a checkpoint."""
 
+import contextlib
 import logging
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,16 +20,18 @@ from apexrl.envs import VectorEnvironment, make_environment, make_spec, take_ste
 from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import Evaluation, MetricsClient, checksum
+from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.parameters import Parameters, decode_parameters
-from apexrl.recording import Recorder
+from apexrl.recording import Recorder, VideoFolder
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
+FEW_CORES = 4  # up to which the evaluator makes way for the learner
+NICENESS = 5  # a quarter of a core that it shares with one other process
 
 
 class Games(NamedTuple):
@@ -36,19 +41,47 @@ class Games(NamedTuple):
     steps: list[int]
 
 
+class Progress:
+    """Tells how far an evaluation is: figures each report period, and a log line when games have ended since the last.
+
+    The mean so far leans towards short games, which end first.
+    """
+
+    def __init__(self, episodes: int, params_version: int, report: Callable[[dict[str, float]], None]):
+        self._episodes = episodes
+        self._params_version = params_version
+        self._report = report
+        self._told_at = time.monotonic()
+        self._finished = 0
+
+    def update(self, returns: list[float]) -> None:
+        """Takes the returns of all games that have ended so far, and tells them when it is time."""
+        finished = len(returns)
+        if finished < self._episodes and time.monotonic() - self._told_at < REPORT_PERIOD_SECONDS:
+            return
+        self._told_at = time.monotonic()
+        mean = {"evaluation/return_so_far": float(np.mean(returns))} if returns else {}
+        self._report({"evaluation/games_finished": float(finished)} | mean)
+        if self._finished < finished < self._episodes:
+            of = f"{finished} of {self._episodes} games finished"
+            logger.info("update %d: %s, mean %.2f so far", self._params_version, of, *mean.values())
+        self._finished = finished
+
+
 def play_games(
     agent: ApexActor,
     envs: list[VectorEnvironment],
     config: EvaluationConfig,
     seed: int,
     recorder: Recorder,
+    progress: Progress,
     stop: Stop,
 ) -> Games | None:
     """Plays games to their end in environments of one game each; None when stopped before.
 
-    The recorder gets the pictures of the first game. Each environment plays the same number of games (the first ones
-    one more), however long they last: taking the games that end first would favour short ones. One that has played its
-    games rests, for a last game may take ten times as long as the others.
+    The recorder gets the pictures of the first game, the progress the returns. Each environment plays the same number
+    of games (the first ones one more), however long they last: taking the games that end first would favour short ones.
+    One that has played its games rests, for a last game may take ten times as long as the others.
     """
     num_envs = len(envs)
     quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
@@ -70,6 +103,7 @@ def play_games(
             frames[i], starts[i] = seen.frames[0], seen.starts[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
+        progress.update([game[0] for stream in games for game in stream])
     played = [game for stream in games for game in stream]
     return Games([game[0] for game in played], [game[1] for game in played])
 
@@ -78,28 +112,34 @@ class Evaluator:
     """Owns the games of an evaluation. Used from one thread."""
 
     def __init__(self, command: ActorCommand):
-        """Makes the environments.
+        """Makes the environments and the directory of videos.
 
-        Raises: ConfigError when the environment cannot be made.
+        Raises: ConfigError when one of them cannot be made.
         """
         self._command = command
+        directory = command.evaluation.record_dir
+        self.videos = VideoFolder(Path(directory)) if directory else None
         num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
         self._envs = [make_environment(command.env, 1, evaluate=True, render=i == 0) for i in range(num_envs)]
         agent = command.agent
         self.spec: StreamSpec = make_spec(command.env, self._envs[0], agent.unroll_starts, agent.n_steps)
 
-    def evaluate(self, parameters: Parameters, stop: Stop) -> Evaluation | None:
-        """Plays the configured number of games; None when stopped before they end."""
+    def evaluate(
+        self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Stop
+    ) -> Evaluation | None:
+        """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile."""
         config = self._command.evaluation
         started = time.monotonic()
         version = parameters.header.params_version
         agent = ApexActor(self._command.agent, parameters, torch.device("cpu"))
         seed = self._command.seed + 1_000_003 * (version + 1)
-        directory = config.record_dir
-        video = Path(directory) / f"game-{version:08d}.mp4" if directory else None
+        video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
         recorder = Recorder(video, 60 / self.spec.frames_per_step)
-        games = play_games(agent, self._envs, config, seed, recorder, stop)
+        progress = Progress(config.episodes, version, report)
+        games = play_games(agent, self._envs, config, seed, recorder, progress, stop)
         picture = recorder.close()
+        if self.videos:
+            self.videos.take(recorder.video)
         if games is None:
             return None
         seconds = time.monotonic() - started
@@ -112,17 +152,30 @@ class Evaluator:
             env.close()
 
 
+def make_way(cores: int) -> None:
+    """Lowers the priority of this process when there are at most FEW_CORES: the learner needs them.
+
+    Linux may share the time out between sessions first (autogroup), where the niceness of a process counts for
+    nothing against other sessions. The launcher gives each role a session; ours gets a niceness, too.
+    """
+    if cores > FEW_CORES:
+        return
+    os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # a kernel without autogroups
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
 def follow(command: ActorCommand, stop: Stop) -> None:
     """Evaluates the learner's newest parameters again and again until stopped.
 
     Raises: PeerError when the learner is away for longer than the patience.
     """
+    make_way(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     evaluator = Evaluator(command)
     wires = command.wires
     keyring = load_keyring(wires.keys, "actor")
-    subscriber = ParameterSubscriber(
-        command.parameter_endpoint or address(wires.learner_host, wires.parameter_port), keyring
-    )
+    subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), actor_name(0), keyring)
     heard, played = time.monotonic(), -1
     try:
@@ -144,8 +197,9 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 subscriber.drop(WireError(f"they are for {parameters.header.spec}, we play {evaluator.spec}"))
                 continue
             check_spec(parameters, evaluator.spec)
+            metrics.run = parameters.header.run
             try:
-                outcome = evaluator.evaluate(parameters, stop)
+                outcome = evaluator.evaluate(parameters, metrics.report, stop)
             except WireError as error:
                 subscriber.drop(error)
                 continue
@@ -178,11 +232,11 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
         check_spec(
             parameters, msgspec.structs.replace(evaluator.spec, unroll_starts=spec.unroll_starts, n_steps=spec.n_steps)
         )
-        outcome = evaluator.evaluate(parameters, stop)
+        outcome = evaluator.evaluate(parameters, lambda figures: None, stop)
         if outcome is not None:
             print(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
-            if command.evaluation.record_dir:
-                print(f"video: {Path(command.evaluation.record_dir) / f'game-{outcome.params_version:08d}.mp4'}")
+            if evaluator.videos:
+                print(f"video: {evaluator.videos.newest or 'none was written'}")
     finally:
         evaluator.close()
 

@@ -1,9 +1,15 @@
 """Pictures of a game: a video, written while it is played, and a strip of a few. The only importer of OpenCV."""
 
+import itertools
+import logging
 from pathlib import Path
 
 import cv2
 import numpy as np
+
+from apexrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 MAX_VIDEO_PICTURES = 4_500  # five minutes of Atari
 KEPT_PICTURES = 64
@@ -11,11 +17,48 @@ STRIP_PICTURES = 6
 VIDEOS_KEPT = 20
 
 
+class VideoFolder:
+    """A directory of which one process keeps its newest VIDEOS_KEPT videos; files of others are never touched."""
+
+    def __init__(self, directory: Path):
+        """Makes the directory.
+
+        Raises: ConfigError when it cannot be made.
+        """
+        self._directory = directory
+        self._own: list[Path] = []
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--record-dir {directory} cannot be made ({error.strerror}): give another") from error
+
+    def new_path(self, name: str) -> Path:
+        """Returns a path for a video of this name that no file has."""
+        suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        paths = (self._directory / f"{name}{suffix}.mp4" for suffix in suffixes)
+        return next(path for path in paths if not path.exists())
+
+    def take(self, video: Path | None) -> None:
+        """Takes a video that was written, if any; the oldest of ours above VIDEOS_KEPT are removed."""
+        if video is not None:
+            self._own.append(video)
+        while len(self._own) > VIDEOS_KEPT:
+            self._own.pop(0).unlink(missing_ok=True)
+
+    @property
+    def newest(self) -> Path | None:
+        """The video that was written last."""
+        return self._own[-1] if self._own else None
+
+
 class Recorder:
-    """Takes the pictures of one game; its memory is bounded however long the game lasts."""
+    """Takes the pictures of one game; its memory is bounded however long the game lasts.
+
+    `video` is the file that is written, None where there is none: none was asked for, or it cannot be written.
+    """
 
     def __init__(self, video: Path | None, pictures_per_second: float):
-        """Records into an mp4 file when there is a path; the newest VIDEOS_KEPT files of its directory stay."""
+        """Records into an mp4 file when there is a path."""
         self.video = video
         self._pictures_per_second = pictures_per_second
         self._writer: cv2.VideoWriter | None = None
@@ -38,6 +81,8 @@ class Recorder:
         """Finishes the video; returns a PNG of pictures side by side, empty when there were none."""
         if self._writer is not None:
             self._writer.release()
+        else:
+            self.video = None
         if not self._kept:
             return b""
         chosen = np.linspace(0, len(self._kept) - 1, STRIP_PICTURES).astype(int)
@@ -49,9 +94,11 @@ class Recorder:
         height, width = picture.shape[:2]
         size = (2 * width, 2 * height)
         if self._writer is None:
-            video.parent.mkdir(parents=True, exist_ok=True)
-            for old in sorted(video.parent.glob("game-*.mp4"))[: -VIDEOS_KEPT + 1]:
-                old.unlink()
-            self._writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"mp4v"), self._pictures_per_second, size)
+            writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"mp4v"), self._pictures_per_second, size)
+            if not writer.isOpened():
+                logger.warning("no video: %s cannot be written; see whether its directory can, and its disk", video)
+                self.video = None
+                return
+            self._writer = writer
         bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
         self._writer.write(cv2.resize(bgr, size, interpolation=cv2.INTER_NEAREST))

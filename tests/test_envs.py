@@ -47,6 +47,62 @@ def test_a_truncated_game_keeps_its_discount_and_shows_its_last_frame():
     assert not np.array_equal(frames[end + 1], frames[end + 2])  # the final one, and the first of the next game
 
 
+@pytest.mark.parametrize(
+    ("max_episode_frames", "game_steps", "discount"),
+    [(488, 122, 1), (480, 120, 0)],  # a life is lost with frame 480: eight frames before the limit, and right at it
+)
+def test_a_life_lost_near_the_frame_limit_does_not_end_the_game(max_episode_frames, game_steps, discount):
+    config = EnvConfig(env="BreakoutNoFrameskip-v4", max_episode_frames=max_episode_frames)
+    _, steps = play(make_environment(config, 1), 1, 130)
+    assert steps[119].discounts[0] == 0
+    ends = [(i + 1, int(s.episode_steps[0])) for i, s in enumerate(steps) if s.episode_steps[0]]
+    assert ends == [(game_steps, game_steps)]
+    assert steps[game_steps - 1].discounts[0] == discount
+    assert [i for i, s in enumerate(steps) if s.starts[0]] == [game_steps]
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_a_game_ends_although_the_emulator_still_counts_a_life(evaluate):
+    envs = make_environment(EnvConfig(env="AdventureNoFrameskip-v4"), 1, evaluate=evaluate)
+    _, steps = play(envs, 1, 580)
+    end = next(i for i, s in enumerate(steps) if s.discounts[0] == 0)
+    assert steps[end].episode_steps[0] == end + 1
+    assert [i for i, s in enumerate(steps) if s.starts[0]] == [end + 1]
+
+
+@pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
+def test_lost_lives_are_those_that_ale_reports(game):
+    envs = make_environment(EnvConfig(env=f"{game}NoFrameskip-v4"), 2)
+    theirs = AtariVectorEnv(game.lower(), 2, life_loss_info=True, reward_clipping=False, stack_num=1)
+    envs.reset(seed=0)
+    theirs.reset(seed=0)
+    rng = np.random.default_rng(0)
+    lost = 0
+    for _ in range(600):
+        actions = rng.integers(0, envs.num_actions, 2).astype(np.int32)
+        seen = take_step(envs, actions)
+        _, _, terminated, _, _ = theirs.step(actions)
+        assert np.array_equal(seen.discounts == 0, terminated)
+        lost += terminated.sum()
+    assert lost > 5
+    envs.close()
+    theirs.close()
+
+
+def test_a_game_begins_with_fire_unless_it_is_told_not_to():
+    def first_screens(**config):
+        envs = make_environment(EnvConfig(env="BreakoutNoFrameskip-v4", **config), 2)
+        screens = envs.reset(seed=0)
+        envs.close()
+        return screens
+
+    theirs = AtariVectorEnv("breakout", 2, stack_num=1, use_fire_reset=False)
+    without = first_screens(fire_at_reset=False)
+    assert np.array_equal(without, theirs.reset(seed=0)[0][:, -1])
+    assert not np.array_equal(without, first_screens())
+    theirs.close()
+
+
 def test_our_stacks_are_those_that_ale_makes():
     config = EnvConfig(env="PongNoFrameskip-v4", max_episode_frames=400)
     envs = make_environment(config, 3)
@@ -112,7 +168,7 @@ def test_the_picture_is_of_the_game_that_is_played():
     envs.close()
 
 
-@pytest.mark.parametrize("env", ["ALE/Pong-v5", "PongNoFrameskip-v4", "Pong-v4"])
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongNoFrameskip-v0"])
 def test_ids_that_users_type(env):
     envs = make_environment(EnvConfig(env=env), 1)
     assert envs.reset(seed=0).shape == (1, 84, 84) and envs.num_actions == 6
@@ -120,11 +176,68 @@ def test_ids_that_users_type(env):
 
 
 @pytest.mark.parametrize(
-    ("env", "complaint"), [("Pongg-v4", "unknown environment"), ("Pendulum-v1", "discrete actions")]
+    ("env", "complaint"),
+    [
+        ("Pongg-v4", "unknown environment"),
+        ("Pendulum-v1", "discrete actions"),
+        ("Pong-v4", "frameskip \\(2, 5\\).*ALE/Pong-v5.*PongNoFrameskip-v4"),
+        ("Pong-v0", "frameskip \\(2, 5\\).*ALE/Pong-v5.*PongNoFrameskip-v4"),
+        ("tests.odd_envs:Pong-skip-5-v0", "frameskip 5.*PongNoFrameskip-v4"),
+        ("tests.odd_envs:Pong-mode-1-v0", "mode"),
+        ("tests.odd_envs:NoSuchRom-v0", "cannot be made"),
+        ("tests.odd_envs:Fails-v0", "cannot be made: ZeroDivisionError: the board has no fields, so it is not one$"),
+        ("tests.odd_envs:Nowhere-v0", "cannot be made: .*no_such_module"),
+        ("tests.odd_envs:Words-v0", "observations.*cannot be flattened"),
+        ("tests.odd_envs:Words-in-dict-v0", "observations.*cannot be flattened"),
+        ("tests.odd_envs:Channels-first-v0", "channels first.*TransformObservation.*moveaxis"),
+        ("tests.odd_envs:Stack-first-v0", "channels first.*TransformObservation.*moveaxis"),
+    ],
 )
-def test_what_cannot_be_played_is_named(env, complaint):
-    with pytest.raises(ConfigError, match=complaint):
-        make_environment(EnvConfig(env=env), 1)
+def test_an_environment_that_cannot_be_played_is_refused_in_one_line(env, complaint):
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        make_environment(EnvConfig(env=env), 1, render=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('no licence')", "SystemExit(3)"])
+def test_a_module_that_fails_at_its_import_is_named(tmp_path, monkeypatch, error):
+    (tmp_path / "failing_module.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"failing_module:Any-v0.*{error.partition('(')[0]}"):
+        make_environment(EnvConfig(env="failing_module:Any-v0"), 1)
+
+
+def test_keys_that_cannot_be_flattened_are_left_out_by_name(caplog):
+    envs = make_environment(EnvConfig(env="tests.odd_envs:Mission-v0"), 3)
+    assert envs.frame_shape == (4 + 12,)
+    assert envs.reset(seed=0).tolist() == [[0, 0, 1, 0] + [7] * 12] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "tests.odd_envs:Mission-v0: observations without mission, which cannot be flattened"
+    ]
+    envs.close()
+
+
+@pytest.mark.parametrize("env", ["Channels-last-v0", "Board-v0"])
+def test_pictures_with_their_channels_last_stay_as_they_are(env):
+    envs = make_environment(EnvConfig(env=f"tests.odd_envs:{env}"), 1)
+    assert envs.frame_shape in ((96, 96, 3), (8, 8, 111)) and envs.frame_dtype == "uint8"
+    envs.close()
+
+
+def test_an_environment_without_pictures_says_why(caplog):
+    envs = make_environment(EnvConfig(env="tests.odd_envs:Function-v0"), 1, render=True)
+    envs.reset(seed=0)
+    assert envs.render() is None
+    assert "render_modes" in caplog.text and "Function-v0" in caplog.text
+    envs.close()
+
+
+def test_a_function_that_names_its_render_modes_gives_pictures(caplog):
+    envs = make_environment(EnvConfig(env="tests.odd_envs:Function-with-pictures-v0"), 1, render=True)
+    envs.reset(seed=0)
+    assert envs.render().shape == (160, 112, 3)
+    assert not caplog.records
+    envs.close()
 
 
 def test_discrete_observations_become_vectors():
