@@ -7,6 +7,7 @@ At the end it says what was lost, doubled, left behind or grew, prints a table a
 
 import argparse
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,9 +19,9 @@ from apexrl.files import write_json
 from apexrl.types import StreamSpec
 from tests.system import chaos_checks as checks
 from tests.system.chaos_checks import Check, Finding, Memory
-from tests.system.chaos_world import ROLES, SmallDisk, World
+from tests.system.chaos_world import ROLES, START_SECONDS, SmallDisk, World
 from tests.system.foreigners import KINDS
-from tests.system.processes import ROOT
+from tests.system.processes import ROOT, wait_for
 from tests.system.witness import Witness
 
 FAULTS = ("kill", "stop", "disk", "foreign")
@@ -28,7 +29,6 @@ STOP_SECONDS = (5.0, 25.0)
 DISK_SECONDS = (20.0, 40.0)
 FOREIGN_SECONDS = 5.0
 FOREIGN_TIMEOUT_SECONDS = 180
-STALL_SECONDS = 240.0  # without growing updates and frames this long, a run does not go on
 SHARE_AT_ONCE = 0.3  # of the faults that come before the run has got over the one before
 FLUSH_SECONDS = 40.0
 
@@ -82,7 +82,7 @@ class Chaos:
             while time.monotonic() < ends and len(self.faults) < self._options.num_faults and self._makers:
                 time.sleep(self._rng.uniform(1, self._options.pause_seconds))
                 self._do(self._next("faults", list(self._makers)))
-            self._world.wait_for_progress(STALL_SECONDS)
+            self._world.wait_for_progress(self._options.stall_seconds)
         except AssertionError as error:
             self.troubles.append(f"after {self.faults[-1].what if self.faults else 'the start'}: {error}")
 
@@ -96,7 +96,7 @@ class Chaos:
         what = self._makers[kind]()
         self.faults.append(Fault(at, kind, what, None))
         if not at_once:
-            seconds = self._world.wait_for_progress(STALL_SECONDS)
+            seconds = self._world.wait_for_progress(self._options.stall_seconds)
             self.faults[-1] = self.faults[-1]._replace(recovered_seconds=seconds)
         print(f"{at:6.0f} s  {kind:8} {what:40} {_went_on(self.faults[-1])}", flush=True)
 
@@ -195,6 +195,7 @@ def chaos(options: argparse.Namespace, flags: list[str]) -> Report:
         with World(directory, directory / "disk", ["--env", options.env, "--seed", str(options.seed), *flags]) as world:
             spec = world.wait_until_learning()
             witness = Witness(f"tcp://127.0.0.1:{world.ports[0]}", spec, seconds_between=0.2)
+            wait_for(lambda: witness.num_acknowledged, START_SECONDS, "an acknowledgement to the witness")
             faults = Chaos(options, world, disk)
             faults.run()
             report = judge(options, faults, world, witness, spec)
@@ -222,6 +223,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--disk-mib", type=int, default=512, help="size of the disk that is filled; 0: none")
     parser.add_argument("--pause-seconds", type=float, default=15.0, help="at most, between two faults")
+    parser.add_argument("--stall-seconds", type=float, default=240.0, help="without growth so long, a run stands still")
     parser.add_argument("--faults", type=some_of(FAULTS), default=list(FAULTS), help=",".join(FAULTS))
     parser.add_argument("--foreign", type=some_of(tuple(KINDS)), default=list(KINDS), help=",".join(KINDS))
     options, flags = parser.parse_known_args(arguments)
@@ -233,7 +235,12 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
 def main() -> int:
     """Returns the exit status."""
     options, flags = parse()
-    report = chaos(options, flags)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the run too
+    try:
+        report = chaos(options, flags)
+    except AssertionError as error:
+        print(f"the run never came so far that it could be broken: {error}")
+        return 1
     show(report)
     write_json(options.run_dir / "chaos.json", report._asdict())
     print(f"\n{options.run_dir / 'chaos.json'}: {len(report.reasons())} reasons to fail")

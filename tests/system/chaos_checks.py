@@ -30,7 +30,7 @@ from tests.system import witness
 from tests.system.chaos_world import Sample, World
 
 Finding = tuple[str, list[str]]
-WARM_UP_SECONDS = 30.0  # of a process, before its memory counts for a slope
+WARM_UP_SECONDS = 60.0  # of a process, before its memory counts for a slope
 LIMITS_MB = {"replay": 1000, "learner": 1500, "actors": 600, "worker": 1500, "evaluator": 1000, "tensorboard": 800}
 EVALUATED = re.compile(r"update (\d+): (\d+) games, mean (\S+),")
 ENDED = re.compile(r"^.*: (.+ ended with (?!signal SIGKILL).*)$", re.MULTILINE)
@@ -99,6 +99,9 @@ def deaths(world: World, killed: int) -> Finding:
     ended = [match for text in texts for match in ENDED.findall(text)]
     tracebacks = sum(text.count("Traceback (most recent call last)") for text in texts)
     reasons = [f"it was not killed: {line}" for line in ended[:5]]
+    sigkills = sum(text.count("ended with signal SIGKILL") for text in texts)
+    if sigkills > killed:
+        reasons.append(f"{sigkills - killed} were killed by somebody else, such as the kernel for their memory")
     if tracebacks:
         reasons.append(f"{tracebacks} tracebacks in launcher.txt and logs")
     return f"{killed} killed, {len(ended)} ended otherwise, {tracebacks} tracebacks", reasons

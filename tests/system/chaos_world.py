@@ -207,6 +207,8 @@ class World:
 
     def end(self) -> int | None:
         """Ends the run as Ctrl-C does; returns the launcher's exit status, None when it does not end."""
+        self._ended.set()
+        self._sampler.join()
         self._observe()
         self.launcher.signal(signal.SIGINT)
         try:
@@ -214,8 +216,6 @@ class World:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            self._ended.set()
-            self._sampler.join()
             self._keep_journal()
 
     def left_over(self) -> list[psutil.Process]:

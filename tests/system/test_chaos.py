@@ -4,8 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from apexrl.checkpoint import Counters
+from apexrl.files import write_json
 from apexrl.net import wire
 from apexrl.replay.segment import Entry
+from apexrl.run_record import CURVE_COLUMNS
+from apexrl.status import Status, summary_of
 from apexrl.unroll import UnrollCodec
 from tests.system import chaos, chaos_checks, witness
 from tests.system.chaos_world import Sample
@@ -63,6 +67,40 @@ def test_a_gap_in_a_stream_is_noticed(entries, spec, tmp_path, monkeypatch):
     assert not streams_of(entries, spec, tmp_path, monkeypatch)
     assert len(streams_of([*entries[:2], *entries[3:]], spec, tmp_path, monkeypatch)) == 2
     assert len(streams_of([*entries, entries[5]], spec, tmp_path, monkeypatch)) == 2
+
+
+def test_an_evaluation_that_the_evaluator_never_told_is_noticed(spec, tmp_path):
+    remains = chaos_checks.Remains(tmp_path, [], spec)
+    curve, row = tmp_path / chaos_checks.CURVE_FILE, "3,100,5,2,1.00,1.00,1.00,1.00\n"
+    summary = summary_of(Status("Known-v0", 0, Counters(best_evaluation_return=1.0), {}, ""), "Known-v0", 1.0, 0)
+    write_json(tmp_path / chaos_checks.SUMMARY_FILE, summary)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "evaluator.log").write_text("12:00:00 actor: update 5: 2 games, mean 1.00, median 1.00\n")
+    curve.write_text(f"{CURVE_COLUMNS}\n{row}")
+    assert not chaos_checks.evaluations(remains)[1]
+    curve.write_text(f"{CURVE_COLUMNS}\n{row}{row.replace('1.00', '1e9')}")
+    assert "1 evaluations are nobody's" in chaos_checks.evaluations(remains)[1][0]
+    splendid = msgspec.structs.replace(summary, evaluation_best_return=1e9)
+    write_json(tmp_path / chaos_checks.SUMMARY_FILE, splendid)
+    assert "evaluation_best_return 1000000000.0 is nobody's" in chaos_checks.evaluations(remains)[1]
+
+
+def test_a_role_that_dies_by_itself_is_noticed(tmp_path):
+    (tmp_path / "logs").mkdir()
+    said = "10:00:00 apexrl.supervise: learner ended with signal SIGKILL; restart 1 in 0.5 s\n"
+
+    class World:
+        directory = tmp_path
+
+        class launcher:  # noqa: N801 - a value
+            @staticmethod
+            def text():
+                return said
+
+    assert not chaos_checks.deaths(World, killed=1)[1]
+    assert "killed by somebody else" in chaos_checks.deaths(World, killed=0)[1][0]
+    (tmp_path / "logs" / "actors.log").write_text("10:00:00 actor: actor worker 0 ended with status 1; restart 1\n")
+    assert "it was not killed: actor worker 0 ended" in chaos_checks.deaths(World, killed=1)[1][0]
 
 
 def test_growing_memory_is_told_by_role_without_the_jumps_of_restarts(spec, tmp_path):
