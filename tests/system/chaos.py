@@ -193,8 +193,9 @@ def chaos(options: argparse.Namespace, flags: list[str]) -> Report:
     directory.mkdir(parents=True, exist_ok=True)
     with SmallDisk(directory / "disk", options.disk_mib if "disk" in options.faults else 0) as disk:
         with World(directory, directory / "disk", ["--env", options.env, "--seed", str(options.seed), *flags]) as world:
-            spec = world.wait_until_learning()
+            spec = world.wait_for_spec()
             witness = Witness(f"tcp://127.0.0.1:{world.ports[0]}", spec, seconds_between=0.2)
+            world.wait_until_learning()
             wait_for(lambda: witness.num_acknowledged, START_SECONDS, "an acknowledgement to the witness")
             faults = Chaos(options, world, disk)
             faults.run()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 
 from apexrl.checkpoint import Counters
-from apexrl.replay.journal import read_identity, segment_paths
+from apexrl.replay.journal import LogIdentity, read_identity, segment_paths
 from apexrl.status import STATUS_FILE, Status, read_status
 from apexrl.types import StreamSpec
 from tests.system.processes import Process, launch, wait_for
@@ -123,15 +123,24 @@ class World:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
-    def wait_until_learning(self) -> StreamSpec:
-        """Waits for the first updates; returns what the run's unrolls hold."""
+    def wait_for_spec(self) -> StreamSpec:
+        """Waits for the journal's beginning; returns what its unrolls hold."""
 
-        def spec() -> StreamSpec | None:
+        def identity() -> LogIdentity | None:
             self.check_launcher()
-            status, identity = read_status(self.directory), read_identity(self.journal)
-            return identity.spec if identity and status and status.counters.updates else None
+            return read_identity(self.journal)
 
-        return wait_for(spec, START_SECONDS, "a first update")
+        return wait_for(identity, START_SECONDS, "a journal").spec
+
+    def wait_until_learning(self) -> None:
+        """Waits for the first updates."""
+
+        def is_learning() -> bool:
+            self.check_launcher()
+            status = read_status(self.directory)
+            return status is not None and status.counters.updates > 0
+
+        wait_for(is_learning, START_SECONDS, "a first update")
 
     def check_launcher(self) -> None:
         """Fails when the launcher has ended by itself."""

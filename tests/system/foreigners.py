@@ -37,6 +37,7 @@ from tests.system.witness import numbered_unroll
 HOST = fuzz.HOST
 MAX_PICTURE_BYTES = 16 * 2**20
 NUM_SUBSCRIPTIONS = 100_000
+INSERT_SECONDS = 90.0
 HUGE = 3e38
 
 
@@ -142,28 +143,28 @@ def shapes(site: Site) -> None:
     actions = np.full_like(whole.actions, 2**31 - 1)
     inserts.append((header_of(site, 42, right), codec.encode(whole._replace(actions=actions))))
     with _client(site) as client:
-        for header, block in inserts:
-            client.insert(header, block, 30)
-        client.flush(10)
+        _send(client, inserts)
 
 
 def names(site: Site) -> None:
     """Inserts in the name of actors that are alive, numbered as far ahead as a number can be."""
-    context = zmq.Context()
+    context, last = zmq.Context(), 2**53
     block = UnrollCodec(site.spec).encode(numbered_unroll(site.spec, 5))
-    last = 2**53
+    priorities = np.ones(site.spec.unroll_starts, np.float32).tobytes()
+    thefts = []
     for victim in recent_actors(site.journal):
         greeting = {"protocol": wire.PROTOCOL, "actor": victim, "num_streams": 1, "spec": site.spec}
-        priorities = np.ones(site.spec.unroll_starts, np.float32).tobytes()
-        insert = wire.Insert(last, victim, 0, 0, 0, 0.1, priorities)
+        messages = [[wire.encode(build(wire.Hello, **greeting, first_sequence=first))] for first in (0, last)]
+        messages.append([wire.encode(wire.Insert(last, victim, 0, 0, 0, 0.1, priorities)), block])
         for identity in (victim.encode(), b"thief-%d" % site.rng.randrange(10**9)):
-            link = fuzz.dealer(context, site.actor_port, identity)
-            for first in (0, last):
-                link.send(wire.encode(build(wire.Hello, **greeting, first_sequence=first)))
-                link.poll(1000)
-            link.send_multipart([wire.encode(insert), block])
-            link.poll(1000)
-            link.close()
+            thefts.append((fuzz.dealer(context, site.actor_port, identity), messages))
+    deadline = site.deadline() + 3 * site.seconds  # again and again: most of the time a limiter lets nobody insert
+    while time.monotonic() < deadline:
+        for link, messages in thefts:
+            for frames in messages:
+                with contextlib.suppress(zmq.Again):
+                    link.send_multipart(frames, zmq.NOBLOCK)
+        time.sleep(0.1)
     context.destroy(linger=0)
 
 
@@ -255,9 +256,16 @@ def _insert(site: Site, unrolls: list[Unroll], greet_seconds: float = 60) -> Non
     codec = UnrollCodec(site.spec)
     priorities = np.full(site.spec.unroll_starts, 10, np.float32)  # great enough to be sampled soon
     with _client(site, greet_seconds) as client:
-        for i, unroll in enumerate(unrolls):
-            client.insert(header_of(site, i, priorities), codec.encode(unroll), 60)
-        client.flush(10)
+        _send(client, [(header_of(site, i, priorities), codec.encode(unroll)) for i, unroll in enumerate(unrolls)])
+
+
+def _send(client: InsertClient, inserts: list[tuple[UnrollHeader, bytes]]) -> None:
+    """Inserts as many as the limiter lets in; fails when it let none in."""
+    deadline = time.monotonic() + INSERT_SECONDS
+    for i, (header, block) in enumerate(inserts):
+        client.insert(header, block, INSERT_SECONDS, lambda: time.monotonic() > deadline)
+        assert i or time.monotonic() <= deadline, "the limiter let no insert in"
+    client.flush(10)
 
 
 def _evaluation(value: float, **known: Any) -> Evaluation:
