@@ -6,6 +6,7 @@ At the end it says what was lost, doubled, left behind or grew, prints a table a
 """
 
 import argparse
+import dataclasses
 import random
 import signal
 import subprocess
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from apexrl.files import write_json
 from apexrl.types import StreamSpec
@@ -24,6 +24,7 @@ from tests.system.foreigners import KINDS
 from tests.system.processes import ROOT, wait_for
 from tests.system.witness import Witness
 
+Deed = tuple[str, Callable[[], None]]  # in words, and done when called
 FAULTS = ("kill", "stop", "disk", "foreign")
 STOP_SECONDS = (5.0, 25.0)
 DISK_SECONDS = (20.0, 40.0)
@@ -33,7 +34,8 @@ SHARE_AT_ONCE = 0.3  # of the faults that come before the run has got over the o
 FLUSH_SECONDS = 40.0
 
 
-class Fault(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Fault:
     """One fault, and how long the run took until updates and frames grew again; None: nobody waited for that."""
 
     at_seconds: float
@@ -42,7 +44,8 @@ class Fault(NamedTuple):
     recovered_seconds: float | None
 
 
-class Report(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Report:
     """What becomes of a chaos run."""
 
     env: str
@@ -92,46 +95,49 @@ class Chaos:
 
     def _do(self, kind: str) -> None:
         at_once = self._rng.random() < SHARE_AT_ONCE
+        what, act = self._makers[kind]()
         at = time.monotonic() - self._world.started
-        what = self._makers[kind]()
         self.faults.append(Fault(at, kind, what, None))
+        act()
         if not at_once:
             seconds = self._world.wait_for_progress(self._options.stall_seconds)
-            self.faults[-1] = self.faults[-1]._replace(recovered_seconds=seconds)
-        print(f"{at:6.0f} s  {kind:8} {what:40} {_went_on(self.faults[-1])}", flush=True)
+            self.faults[-1] = dataclasses.replace(self.faults[-1], recovered_seconds=seconds)
+        print(_line_of(self.faults[-1]), flush=True)
 
-    def _kill(self) -> str:
+    def _kill(self) -> Deed:
         roles = self._world.roles()
         role = self._next("kill", [role for role in ROLES if role in roles])
-        self._world.kill(role, self._rng.choice(roles[role]))
-        return role
+        process = self._rng.choice(roles[role])
+        return role, lambda: self._world.kill(role, process)
 
-    def _stop(self) -> str:
+    def _stop(self) -> Deed:
         roles = self._world.roles()
         role = self._next("stop", [role for role in ROLES if role in roles])
-        seconds = self._rng.uniform(*STOP_SECONDS)
-        self._world.stop(self._rng.choice(roles[role]), seconds)
-        return f"{role} for {seconds:.0f} s"
+        process, seconds = self._rng.choice(roles[role]), self._rng.uniform(*STOP_SECONDS)
+        return f"{role} for {seconds:.0f} s", lambda: self._world.stop(process, seconds)
 
-    def _fill_disk(self) -> str:
+    def _fill_disk(self) -> Deed:
         seconds = self._rng.uniform(*DISK_SECONDS)
-        self._disk.fill(seconds)
-        return f"full for {seconds:.0f} s"
+        return f"full for {seconds:.0f} s", lambda: self._disk.fill(seconds)
 
-    def _send_strangers(self) -> str:
+    def _send_strangers(self) -> Deed:
         kind = self._next("strangers", self._options.foreign)
-        arguments = [kind, self._world.journal, self._rng.randrange(10**6), FOREIGN_SECONDS, *self._world.ports[:4]]
+        seed = self._rng.randrange(10**6)
+        return kind, lambda: self._run_strangers(kind, seed)
+
+    def _run_strangers(self, kind: str, seed: int) -> None:
+        """Runs strangers of one kind in a process of their own, which may break without us."""
+        arguments = [kind, self._world.journal, seed, FOREIGN_SECONDS, *self._world.ports[:4]]
         command = [sys.executable, "-m", "tests.system.foreigners", *map(str, arguments)]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, timeout=FOREIGN_TIMEOUT_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            self._skip(f"foreign {kind}: not done in {FOREIGN_TIMEOUT_SECONDS} s")
-            return kind
+            self._skip(f"the rest of {kind}: not done in {FOREIGN_TIMEOUT_SECONDS} s")
+            return
         if done.returncode:
-            self._skip(f"foreign {kind}: ended early: {done.stderr.strip().splitlines()[-1:]}")
-        return kind
+            self._skip(f"the rest of {kind}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
 
     def _next(self, of: str, names: list[str]) -> str:
         """Chooses one of the names; each comes once before one comes again."""
@@ -174,7 +180,7 @@ def show(report: Report) -> None:
     """Prints the outcome."""
     print(f"\n{report.env}, seed {report.seed}: {len(report.faults)} faults")
     for fault in report.faults:
-        print(f"  {fault.at_seconds:6.0f} s  {fault.kind:8} {fault.what:28} {_went_on(fault)}")
+        print(_line_of(fault))
     print("\n  role           first    last    most  MB/min  lives   (MB; the learner without its frames)")
     for role, held in report.memory.items():
         print(f"  {role:12} {held.first:7.0f} {held.last:7.0f} {held.highest:7.0f} {held.slope:7.2f} {held.lives:6}")
@@ -210,7 +216,7 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
     def some_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:
         def chosen(text: str) -> list[str]:
             asked = [name for name in text.split(",") if name]
-            if not set(asked) <= set(names):
+            if not asked or not set(asked) <= set(names):
                 raise argparse.ArgumentTypeError(f"{text}: choose among {','.join(names)}")
             return asked
 
@@ -243,13 +249,14 @@ def main() -> int:
         print(f"the run never came so far that it could be broken: {error}")
         return 1
     show(report)
-    write_json(options.run_dir / "chaos.json", report._asdict())
+    write_json(options.run_dir / "chaos.json", report)
     print(f"\n{options.run_dir / 'chaos.json'}: {len(report.reasons())} reasons to fail")
     return 1 if report.reasons() else 0
 
 
-def _went_on(fault: Fault) -> str:
-    return "" if fault.recovered_seconds is None else f"went on in {fault.recovered_seconds:.0f} s"
+def _line_of(fault: Fault) -> str:
+    recovered = "" if fault.recovered_seconds is None else f"went on in {fault.recovered_seconds:.0f} s"
+    return f"  {fault.at_seconds:6.0f} s  {fault.kind:8} {fault.what:28} {recovered}"
 
 
 def _keep(run: Path, directory: Path) -> None:

@@ -5,6 +5,7 @@ A function returns its finding in words, and the reasons why the expectation fai
 
 import collections
 import contextlib
+import dataclasses
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -37,7 +38,8 @@ EVALUATED = re.compile(r"update (\d+): (\d+) games, mean (\S+),")
 ENDED = re.compile(r"^.*: (.+ ended with (?!signal SIGKILL).*)$", re.MULTILINE)
 
 
-class Check(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Check:
     """One expectation, what was found, and why it failed; no reasons: it held."""
 
     name: str
@@ -202,7 +204,8 @@ def witnessed(remains: Remains, actor: witness.Witness) -> Finding:
     return found, reasons + ["nothing was acknowledged to the witness"] * (not actor.num_acknowledged)
 
 
-class Memory(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Memory:
     """The memory of a role over a run, in MB; the learner's without its frames."""
 
     first: float

@@ -255,7 +255,7 @@ class World:
     def _keep_journal(self) -> None:
         for path in segment_paths(self.journal):
             name = self.kept / path.name
-            with contextlib.suppress(FileNotFoundError):  # just evicted
+            with contextlib.suppress(OSError):  # just evicted, or the disk is full: the next time
                 if name.exists() and not name.samefile(path):
                     name.unlink()
                 if not name.exists():
