@@ -192,13 +192,13 @@ def evaluations(site: Site) -> None:
     header, tensors = decode_parameters(encoded)
     foreign = msgspec.structs.replace(header, spec=msgspec.structs.replace(header.spec, env="Foreign-v0"))
     later = msgspec.structs.replace(header, params_version=2**40)
-    versions = [
-        encode_parameters(foreign, {"evil": torch.zeros(3)}),
-        encode_parameters(header, {"evil": torch.zeros(3)}),
-        encode_parameters(header, {name: tensor * float("nan") for name, tensor in tensors.items()}),
-        encode_parameters(later, {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}),
-        b"no parameters",
+    versions = [  # each more splendid than the one before, so that the worst one that is taken stays
         encoded,
+        encode_parameters(later, {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}),
+        encode_parameters(header, {name: tensor * float("nan") for name, tensor in tensors.items()}),
+        encode_parameters(header, {"evil": torch.zeros(3)}),
+        encode_parameters(foreign, {"evil": torch.zeros(3)}),
+        b"no parameters",
     ]
     known = {name: getattr(header, name) for name in header.__struct_fields__}
     _tell(site, (_evaluation(1e9 + i, **known, parameters=data) for i, data in enumerate(versions)))
