@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -20,7 +21,11 @@ ORPHAN_SECONDS = 6.0  # that a role has to end by itself when its supervisor is 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 PARENT_VARIABLE = "APEXRL_PARENT"  # process number of the supervisor, without which the role ends
 PERMANENT_STATUS = 2  # exit status of what would fail again; a malformed command line has it, too
-TEMPORARY_STATUS = 75  # of what the operating system refused: a full disk, a port in use (EX_TEMPFAIL of sysexits.h)
+TEMPORARY_STATUS = 75  # of what the operating system may allow later (EX_TEMPFAIL of sysexits.h)
+PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
+    *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
+    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+}
 
 
 class Stop(threading.Event):
@@ -98,7 +103,7 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
 
 def exit_status(error: ApexError) -> int:
     """Returns the exit status that tells whether a later start may end otherwise."""
-    if isinstance(getattr(error.__cause__, "errno", None), int):
+    if getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
 

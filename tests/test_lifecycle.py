@@ -47,6 +47,7 @@ def caused(error, cause):
 
 def test_what_the_operating_system_refuses_may_be_had_later():
     assert exit_status(caused(ConfigError("full"), OSError(28, "No space left on device"))) == 75
+    assert exit_status(caused(ConfigError("no such file"), FileNotFoundError(2, "No such file"))) == 2
     assert exit_status(caused(ConfigError("no such game"), ImportError("no module"))) == 2
     assert exit_status(PeerError("gone")) == 1
 
