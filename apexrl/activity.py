@@ -23,10 +23,10 @@ class Activity:
     def __init__(self, pid: int):
         self._pid = pid
         self._worked_at = time.monotonic()
-        self._then = usage_of(pid)
+        self._then = Usage(frozenset(), 0.0, 0, False)
 
     def idle_seconds(self) -> float:
-        """Returns the time since the process last worked; call it regularly."""
+        """Returns the time since the process last worked; call it about once a second."""
         now, usage = time.monotonic(), usage_of(self._pid)
         worked = usage.cpu_seconds - self._then.cpu_seconds >= WORK_SECONDS
         if worked or usage.is_at_disk or usage[::2] != self._then[::2]:

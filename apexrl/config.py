@@ -266,7 +266,7 @@ class RunCommand:
     evaluator: bool = True
     """Evaluate while training."""
     smoke: bool = False
-    """A short run through all processes: fails unless all of them worked, however long that takes here."""
+    """A short run through all processes; fails unless all of them have worked within ten minutes."""
     max_restarts: int = 10
     """How often a role that dies is started again."""
     seed: int = 0

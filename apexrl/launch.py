@@ -77,8 +77,8 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     check_ports(plan.command)
     directory = Path(plan.command.run_dir)
     if saved is None:
-        held.enter_context(lock_run(plan.command.run_dir))
         check_new(directory)
+        held.enter_context(lock_run(plan.command.run_dir))
     going_on = None if saved is None or asked.from_scratch else continued(directory)
     if asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)

@@ -41,8 +41,8 @@ def lock_run(directory: str) -> contextlib.AbstractContextManager[None]:
 
 
 def check_new(directory: Path) -> None:
-    """Raises ConfigError when the directory of a new run, which is locked, holds something."""
-    if any(path.name != LOCK_FILE for path in directory.iterdir()):
+    """Raises ConfigError when the directory of a new run holds something; nothing is written into it then."""
+    if directory.is_dir() and any(path.name != LOCK_FILE for path in directory.iterdir()):
         raise ConfigError(f"{directory} is not empty: give another --run-dir, or --resume {directory} to continue it")
 
 

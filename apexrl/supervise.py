@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ LONG_LIFE_SECONDS = 600.0  # who lived so long has its earlier deaths forgiven
 SHORT_LIFE_SECONDS = 30.0  # who dies sooner, twice with the same error, would do so for ever
 LONGEST_PAUSE_SECONDS = 5.0
 STOP_LIMIT_SECONDS = 60.0
-LOOK_SECONDS, SAY_SECONDS, REAP_SECONDS = 0.2, 5.0, 10.0
+POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS, REAP_SECONDS = 0.1, 1.0, 5.0, 10.0
 
 
 class Child:
@@ -181,30 +181,33 @@ class Supervisor:
           hurried: true when nobody wants to wait any longer: all are killed.
         """
         children = [self.children[name] for name in names if name in self.children]
-        ending = {child: Activity(child.process.pid) for child in children if child.process is not None}
-        for child in ending:
+        for child in children:
             child.ask_to_end()
-        started = said = time.monotonic()
+        ending = {child: Activity(child.process.pid) for child in children if child.process is not None}
+        started = looked = said = time.monotonic()
         while ending := {child: activity for child, activity in ending.items() if child.status is None}:
             now = time.monotonic()
-            for child, activity in ending.items():
-                reason = None
-                if hurried():
-                    reason = ""
-                elif now - started >= limit_seconds:
-                    reason = f" did not end in {limit_seconds:.0f} s"
-                elif activity.idle_seconds() >= idle_seconds:
-                    reason = f" did nothing for {idle_seconds:.0f} s"
-                if reason is not None:
-                    logger.warning("%s%s: killed", child.name, reason)
-                    child.kill()
+            if hurried():
+                _kill(ending, "")
+            elif now - started >= limit_seconds:
+                _kill(ending, f" did not end in {limit_seconds:.0f} s")
+            elif now - looked >= min(LOOK_SECONDS, idle_seconds):
+                looked = now
+                idle = [child for child, activity in ending.items() if activity.idle_seconds() >= idle_seconds]
+                _kill(idle, f" did nothing for {idle_seconds:.0f} s")
             if now - said >= SAY_SECONDS:
                 said = now
                 for child in ending:
                     logger.info("%s is still ending, for %.0f s now", child.name, now - started)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         for child in children:
             child.kill()  # whatever it left behind
+
+
+def _kill(children: Iterable[Child], reason: str) -> None:
+    for child in children:
+        logger.warning("%s%s: killed", child.name, reason)
+        child.kill()
 
 
 def describe_status(status: int) -> str:

@@ -70,11 +70,13 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, directory):
 
 
 def test_a_new_run_wants_an_empty_directory(tmp_path):
-    with lock_run(str(tmp_path)):
-        check_new(tmp_path)
-        (tmp_path / "notes").write_text("")
-        with pytest.raises(ConfigError, match="is not empty"):
-            check_new(tmp_path)
+    check_new(tmp_path / "run")
+    with lock_run(str(tmp_path / "run")):
+        pass
+    check_new(tmp_path / "run")  # an earlier start has failed
+    (tmp_path / "run" / "notes").write_text("")
+    with pytest.raises(ConfigError, match="is not empty"):
+        check_new(tmp_path / "run")
 
 
 def test_a_configuration_comes_back_without_what_was_of_one_start_only(tmp_path):

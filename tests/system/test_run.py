@@ -218,6 +218,7 @@ def test_a_directory_with_something_else_is_not_written_over(tmp_path, free_port
     status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / name, *flags)
     assert status == PERMANENT_STATUS and complaint in text, text
     assert "Traceback" not in text and (tmp_path / "run" / "status.json").read_text() == "{}"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
 
 
 def contents(directory):
