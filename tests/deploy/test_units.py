@@ -222,7 +222,8 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
     with host(build.images["gpu"].layers, variables, tmp_path / "host", address, binds) as machine:
         machine.wait_for_state("apexrl-learner.service", "active", 60)
         machine.wait_for_state("apexrl-tensorboard.service", "active")
-        assert machine.run("find", run_dir, "-type", "f").stdout.split() == [f"{run_dir}/evaluations.csv"]
+        found = machine.run("find", run_dir, "-type", "f", "!", "-name", "*.lock").stdout.split()
+        assert found == [f"{run_dir}/evaluations.csv"]
         secrets = machine.run("find", "/run/apexrl/keys", "-name", "*.secret", "-printf", "%f\n").stdout.split()
         assert secrets == ["learner.secret"]
         wait_until(learner_listens, 60, lambda: machine.journal("apexrl-learner"))

@@ -286,7 +286,9 @@ def test_a_smoke_run_that_has_not_done_everything_fails(tmp_path, free_ports):
 
 def test_a_second_signal_kills_what_has_not_ended(tmp_path, free_ports):
     with launch(tmp_path, free_ports(4), *CARTPOLE) as run:
-        victim = wait_for(lambda: roles_of(run).get("actors"), 300, "actors")
+        log = tmp_path / "run" / "logs" / "replay.log"
+        wait_for(lambda: log.exists() and "joined with" in log.read_text(), 300, "actors")
+        victim = roles_of(run)["actors"]
         os.kill(victim, signal.SIGSTOP)
         run.signal(signal.SIGINT)
         wait_for(lambda: "ending the run" in run.text(), 300, "the end")
