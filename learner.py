@@ -1,6 +1,7 @@
 """The learner: updates the network from sampled batches and publishes it. See `python learner.py --help`."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
 
@@ -8,6 +9,7 @@ import torch
 
 from apexrl.acting import actor_name
 from apexrl.config import LearnerCommand
+from apexrl.files import locked
 from apexrl.flags import parse
 from apexrl.learning import LearnerLoop
 from apexrl.lifecycle import Stop, keep_freed_memory, run_role
@@ -18,7 +20,8 @@ def main(stop: Stop) -> None:
     command = parse(LearnerCommand)
     keep_freed_memory()
     torch.set_num_threads(command.learning.learner_threads)
-    LearnerLoop(command, actor_name(0)).run(stop)
+    with locked(Path(command.run_dir) / "learner.lock", "a learner that runs"):
+        LearnerLoop(command, actor_name(0)).run(stop)
 
 
 if __name__ == "__main__":

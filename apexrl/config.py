@@ -257,6 +257,8 @@ class RunCommand:
     """Directory of this run; by default runs/ENV-TIME."""
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
+    from_scratch: bool = False
+    """With --resume: train a new network on the run's experience. Earlier results move to DIR/earlier-N."""
     max_seconds: float = 0.0
     """End after so many seconds; 0: never."""
     tensorboard: bool = True
@@ -268,7 +270,7 @@ class RunCommand:
     evaluator: bool = True
     """Evaluate while training; with at most 4 cores at a lower priority than the learner."""
     smoke: bool = False
-    """A short run through all processes, to see that everything works here."""
+    """A short run through all processes; fails unless all of them have worked within ten minutes."""
     max_restarts: int = 10
     """How often a role that dies is started again."""
     seed: int = 0

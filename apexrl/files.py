@@ -5,11 +5,14 @@ file; the next writing of the same file uses it again.
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+from apexrl.errors import ConfigError
 
 TEMPORARY = ".tmp"
 
@@ -54,5 +57,26 @@ def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path, owner: str) -> Iterator[None]:
+    """Holds a lock file in a directory, which is made; the end of the process gives it back, too.
+
+    Raises: ConfigError when another process, `owner` in words, holds it, or the directory cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{path.parent} cannot be written ({error.strerror}): give another --run-dir") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{path.parent} belongs to {owner}: end it first, or give another --run-dir") from error
+        yield
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ from apexrl.errors import ApexError, ConfigError
 from apexrl.net.keyring import ROLES, make_keys
 
 
-def main(directory: Path, names: tuple[str, ...] = ROLES) -> int:
+def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tuple[str, ...]] = ROLES) -> int:
     """Makes a pair of keys for each name.
 
     Args:
@@ -29,4 +29,4 @@ def main(directory: Path, names: tuple[str, ...] = ROLES) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs,)))
+    sys.exit(tyro.cli(main, prog="python -m apexrl.keys"))

@@ -2,58 +2,102 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
 import os
-import platform
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
-import psutil
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from apexrl.checkpoint import LATEST, load_checkpoint
+from apexrl.checkpoint import Counters, load_checkpoint
+from apexrl.clock import Clock, what_is_missing
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
-from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import parse_onto, to_flags
-from apexrl.lifecycle import Stop
-from apexrl.plan import Plan, check_ports, check_run_dir, describe, make_plan
-from apexrl.status import Display, read_status, summary_of
+from apexrl.lifecycle import Stop, exit_status
+from apexrl.plan import Plan, check_asked, check_ports, describe, make_plan
+from apexrl.run_directory import (
+    CONFIG_FILE,
+    ROOT,
+    SUMMARY_FILE,
+    check_new,
+    continued,
+    latest_path,
+    lock_run,
+    save_config,
+    saved_command,
+    set_aside,
+)
+from apexrl.status import ConsoleHandler, Display, read_status, summary_of
 from apexrl.supervise import Supervisor
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
 
-ROOT = Path(__file__).resolve().parent.parent
-ACTORS_STOP_SECONDS, LEARNER_STOP_SECONDS, OTHERS_STOP_SECONDS = 3.5, 4.0, 1.5  # 9 s together
+ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  # 9 s together
 WATCH_SECONDS = 0.2
-CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
 
 
 def main() -> int:
     """Runs what the command line asks for; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    console = Console(markup=False, emoji=False, highlight=False)  # much of what is printed was written by others
+    form, handlers = "%(asctime)s %(name)s: %(message)s", [ConsoleHandler(console)]
+    logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
     stop = Stop()
     stop.on_signals()
-    console = Console()
     try:
-        if not (ROOT / "actor.py").exists():
-            raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
-        asked = parse_onto(RunCommand())
-        plan = make_plan(asked, _saved(asked.resume))
-        check_ports(plan.command)
-        check_run_dir(plan.command)
-        _save_config(plan.command)
-        _show_plan(console, plan)
-        return Run(plan.command, plan.spec, console).run(stop)
-    except ApexError as error:
-        console.print(f"[bold red]cannot run:[/] {error}", highlight=False)
-        return 1
+        with contextlib.ExitStack() as held:
+            plan = _prepare(console, held)
+            return Run(plan.command, plan.spec, console).run(stop)
+    except (ApexError, OSError) as error:
+        console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
+        return exit_status(error) if isinstance(error, ApexError) else 1
+
+
+def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
+    """Returns the plan of a run whose directory is locked, until `held` is closed, and ready.
+
+    Raises: ConfigError when the run cannot work; nothing was changed then.
+    """
+    if not (ROOT / "actor.py").exists():
+        raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
+    asked = parse_onto(RunCommand())
+    check_asked(asked)
+    saved = None
+    if asked.resume:
+        saved, not_given = saved_command(Path(asked.resume))
+        held.enter_context(lock_run(asked.resume))
+        if not_given:
+            console.print(f"{CONFIG_FILE} does not give {', '.join(not_given)}: the defaults are taken", soft_wrap=True)
+    plan = make_plan(asked, saved)
+    check_ports(plan.command)
+    directory = Path(plan.command.run_dir)
+    if saved is None:
+        check_new(directory)
+        held.enter_context(lock_run(plan.command.run_dir))
+    going_on = None if saved is None or asked.from_scratch else continued(directory)
+    if asked.from_scratch:
+        console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
+    save_config(plan.command)
+    _show_plan(console, plan, going_on)
+    return plan
+
+
+def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
+    table = Table(show_header=False, box=None)
+    for row in describe(plan):
+        table.add_row(*row)
+    console.print(table)
+    if going_on is not None:
+        frames = going_on.transitions_inserted * plan.spec.frames_per_step
+        path = latest_path(Path(plan.command.run_dir))
+        console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
+    elif plan.command.resume:
+        console.print("training a new network on the run's experience")
 
 
 class Run:
@@ -64,39 +108,44 @@ class Run:
         self._spec = spec
         self._console = console
         self._directory = Path(command.run_dir)
+        self._logs = self._directory / "logs"
         self._supervisor = Supervisor(command.max_restarts)
-        self._started = time.monotonic()
+        self._clock = Clock(command)
+        self._checkpointed = self._checkpoint_time()
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
         status = 0
-        with contextlib.ExitStack() as files:
-            try:
-                self._start(files)
-                with Display(self._console, self._directory, self._supervisor) as display:
-                    while not stop.wait(WATCH_SECONDS):
-                        finished = self._supervisor.watch()
-                        display.update()
-                        if "learner" in finished:
-                            break
-                        if self._command.max_seconds and self._elapsed() >= self._command.max_seconds:
-                            break
-            except ApexError as error:
-                logger.error("%s; see the logs in %s", error, self._directory / "logs")
-                status = 1
-            finally:
-                self._stop()
+        try:
+            self._start()
+            with Display(self._console, self._directory, self._supervisor) as display:
+                while not stop.wait(WATCH_SECONDS):
+                    finished = self._supervisor.watch()
+                    display.update()
+                    if "learner" in finished or self._clock.is_over(self._counters()):
+                        break
+        except ApexError as error:
+            status = exit_status(error)
+            logger.error("%s; see the logs in %s", error, self._logs)
+        finally:
+            self._stop(stop)
         self._summarize()
+        if not status and self._command.smoke and (missing := what_is_missing(self._counters())):
+            status = 1
+            seconds, failures = self._clock.elapsed(), ", ".join(missing)
+            logger.error(
+                "the smoke run failed: in %.0f s nothing was %s; see the logs in %s", seconds, failures, self._logs
+            )
         return status
 
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._started
+    def _counters(self) -> Counters:
+        status = read_status(self._directory)
+        return status.counters if status is not None else Counters()
 
-    def _start(self, files: contextlib.ExitStack) -> None:
+    def _start(self) -> None:
         """Starts all roles; each writes a log of its own."""
         command = self._command
-        logs = self._directory / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
         acting = ActorCommand(
             command.env, command.wires, command.agent, command.acting, command.evaluation, command.actor_device,
             seed=command.seed, preset=command.preset,
@@ -117,89 +166,49 @@ class Run:
         if command.evaluator:
             roles["evaluator"] = ("actor.py", evaluator)
         for name, (script, config) in roles.items():
-            log = files.enter_context((logs / f"{name}.log").open("ab"))
             arguments = [str(ROOT / script), *to_flags(config)]
-            self._supervisor.start(name, arguments, name != "evaluator", may_finish=name == "learner", log=log)
+            is_needed = name != "evaluator" or command.smoke
+            self._supervisor.start(name, arguments, is_needed, name == "learner", self._logs / f"{name}.log")
         if command.tensorboard:
-            log = files.enter_context((logs / "tensorboard.log").open("ab"))
             board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
-            self._supervisor.start("tensorboard", ["-m", "apexrl.board", *board], is_needed=False, log=log)
+            arguments = ["-m", "apexrl.board", *board]
+            self._supervisor.start("tensorboard", arguments, is_needed=False, log=self._logs / "tensorboard.log")
 
-    def _stop(self) -> None:
+    def _stop(self, stop: Stop) -> None:
         """Actors first, so that nothing new comes; then the learner, which checkpoints; then the others."""
-        self._supervisor.stop(["actors", "evaluator"], ACTORS_STOP_SECONDS)
-        self._supervisor.stop(["learner"], LEARNER_STOP_SECONDS)
-        self._supervisor.stop(["replay", "tensorboard"], OTHERS_STOP_SECONDS)
+        signals = stop.num_signals
+        self._console.print("ending the run; Ctrl-C kills it at once")
+        for names, idle_seconds in (
+            (["actors", "evaluator"], ACTORS_IDLE_SECONDS),
+            (["learner"], LEARNER_IDLE_SECONDS),
+            (["replay", "tensorboard"], OTHERS_IDLE_SECONDS),
+        ):
+            self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)
+
+    def _checkpoint_time(self) -> int:
+        path = latest_path(self._directory)
+        return path.stat().st_mtime_ns if path.is_file() else 0
 
     def _summarize(self) -> None:
-        summary = summary_of(
-            read_status(self._directory), self._spec.env, self._elapsed(), self._supervisor.num_restarts
-        )
-        write_json(self._directory / SUMMARY_FILE, summary)
-        self._console.print(f"summary: {self._directory / SUMMARY_FILE}", highlight=False)
+        """Says what is left of the run: the checkpoint and the summary."""
+        if self._checkpoint_time() == self._checkpointed:
+            self._console.print("no checkpoint was written")
+        else:
+            path = latest_path(self._directory)
+            try:
+                updates = load_checkpoint(path).header.counters.updates
+                self._console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
+            except ApexError as error:
+                logger.error("the checkpoint cannot be read: %s", error)
+        restarts = self._supervisor.num_restarts
+        summary = summary_of(read_status(self._directory), self._spec.env, self._clock.elapsed(), restarts)
+        try:
+            write_json(self._directory / SUMMARY_FILE, summary)
+            self._console.print(f"summary: {self._directory / SUMMARY_FILE}", soft_wrap=True)
+        except OSError as error:
+            logger.error("the summary cannot be written: %s", error)
         for name, value in msgspec.structs.asdict(summary).items():
-            self._console.print(f"  {name:24} {value}", highlight=False)
-
-
-def _saved(directory: str) -> RunCommand | None:
-    """Returns the configuration of the run to continue, None for a new run.
-
-    Raises: ConfigError when there is no such run, WireError when its configuration cannot be read.
-    """
-    if not directory:
-        return None
-    path = Path(directory) / CONFIG_FILE
-    if not path.is_file():
-        raise ConfigError(f"{directory} has no {CONFIG_FILE}: --resume takes the directory of an earlier run")
-    try:
-        command = msgspec.json.decode(path.read_bytes(), type=SavedConfig).command
-    except msgspec.MsgspecError as error:
-        raise WireError(f"{path} is not the configuration of a run: {error}") from error
-    learning = dataclasses.replace(command.learning, total_updates=0, total_frames=0)
-    return dataclasses.replace(command, run_dir=directory, learning=learning, max_seconds=0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedConfig:
-    """What is written to config.json."""
-
-    command: RunCommand
-    revision: str
-    versions: dict[str, str]
-
-
-def _save_config(command: RunCommand) -> None:
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "ale-py", "gymnasium", "numpy", "pyzmq")}
-    versions |= {"python": platform.python_version(), "machine": platform.platform(), "cores": str(psutil.cpu_count())}
-    write_json(Path(command.run_dir) / CONFIG_FILE, SavedConfig(command, _revision(), versions))
-
-
-def _revision() -> str:
-    """Returns the git revision of the code, marked when it was changed since."""
-    try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return result.stdout.strip() or "unknown"
-
-
-def _show_plan(console: Console, plan: Plan) -> None:
-    table = Table(show_header=False, box=None)
-    for row in describe(plan):
-        table.add_row(*row)
-    console.print(table, highlight=False)
-    latest = Path(plan.command.run_dir) / "checkpoints" / LATEST
-    if plan.command.resume and latest.exists():
-        counters = load_checkpoint(latest).header.counters
-        frames = counters.transitions_inserted * plan.spec.frames_per_step
-        console.print(f"continuing {latest} at update {counters.updates:,}, {frames:,} frames", highlight=False)
+            self._console.print(f"  {name:24} {value}")
 
 
 if __name__ == "__main__":

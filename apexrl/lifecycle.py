@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -12,21 +13,28 @@ from collections.abc import Callable
 
 import psutil
 
-from apexrl.errors import ApexError
+from apexrl.errors import ApexError, ConfigError
 
 logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 6.0  # that a role has to end by itself when its supervisor is gone
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 PARENT_VARIABLE = "APEXRL_PARENT"  # process number of the supervisor, without which the role ends
+PERMANENT_STATUS = 2  # exit status of what would fail again; a malformed command line has it, too
+TEMPORARY_STATUS = 75  # of what the operating system may allow later (EX_TEMPFAIL of sysexits.h)
+PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
+    *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
+    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+}
 
 
 class Stop(threading.Event):
-    """Set when the process has to end; remembers the first error that asked for it."""
+    """Set when the process has to end; remembers the first error that asked for it, and counts the signals."""
 
     def __init__(self) -> None:
         super().__init__()
         self.error: BaseException | None = None
+        self.num_signals = 0
 
     def fail(self, error: BaseException) -> None:
         """Ends the process because of an error."""
@@ -46,8 +54,9 @@ class Stop(threading.Event):
             signal.signal(number, lambda *_: None)
 
         def wait() -> None:
-            os.read(reading, 1)
-            self.set()
+            while os.read(reading, 1):
+                self.num_signals += 1
+                self.set()
 
         self.thread(wait, "signals")
 
@@ -66,7 +75,7 @@ class Stop(threading.Event):
 
 
 def run_role(role: str, main: Callable[[Stop], None]) -> None:
-    """Runs a role until it ends or is told to stop; the exit status is 0, or 1 with the reason in one line."""
+    """Runs a role until it ends or is told to stop; the exit status is 0, or another with the reason in one line."""
     logging.basicConfig(
         level=os.environ.get("APEXRL_LOG", "INFO"),
         format=f"%(asctime)s {role}: %(message)s",
@@ -84,12 +93,19 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
             raise stop.error
     except ApexError as error:
         logger.error("%s", error)
-        sys.exit(1)
+        sys.exit(exit_status(error))
     except SystemExit:  # the command line asked for help, or was malformed
         raise
     except BaseException:
         logger.exception("%s failed", role)
         sys.exit(1)
+
+
+def exit_status(error: ApexError) -> int:
+    """Returns the exit status that tells whether a later start may end otherwise."""
+    if getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
+        return TEMPORARY_STATUS
+    return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
 
 
 def _end_with(parent: int, stop: Stop) -> None:

@@ -2,9 +2,9 @@
 
 import dataclasses
 import os
+import shlex
 import socket
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -156,6 +156,25 @@ def largest_capacity(machine: Machine, spec: StreamSpec, num_workers: int) -> in
     return int(max(in_host_memory, min(on_device, host / SERVER_BYTES_PER_TRANSITION)))
 
 
+def check_asked(asked: RunCommand) -> None:
+    """Raises ConfigError when flags are given, on top of the defaults, that mean nothing for a run on this machine."""
+    usual = WireConfig()
+    if asked.evaluation.checkpoint:
+        watch = ["actor.py", "--env", asked.env.env, "--checkpoint", asked.evaluation.checkpoint]
+        raise ConfigError(
+            f"--checkpoint does not train; to watch one, say `.venv/bin/python {shlex.join(watch)} --record-dir videos`"
+        )
+    if (asked.wires.replay_host, asked.wires.learner_host) != (usual.replay_host, usual.learner_host):
+        raise ConfigError(
+            "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
+            "there; here --bind-host chooses the address"
+        )
+    if asked.from_scratch and not asked.resume:
+        raise ConfigError("--from-scratch trains a new network on the experience of a run: give its --resume DIR, too")
+    if asked.smoke and (asked.resume or not asked.evaluator):
+        raise ConfigError("--smoke tries everything once: leave out --resume and --no-evaluator")
+
+
 def check_ports(command: RunCommand) -> None:
     """Raises ConfigError when a port that the run needs is taken."""
     wires = command.wires
@@ -180,13 +199,6 @@ def check_ports(command: RunCommand) -> None:
                 raise ConfigError(
                     f"port {port} on {host} cannot be used ({error.strerror}): stop who uses it or give another {flag}"
                 ) from error
-
-
-def check_run_dir(command: RunCommand) -> None:
-    """Raises ConfigError when the run directory holds another run that would be written over."""
-    directory = Path(command.run_dir)
-    if not command.resume and directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty: give another --run-dir, or --resume {directory} to continue it")
 
 
 def describe(plan: Plan) -> list[tuple[str, str]]:

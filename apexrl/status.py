@@ -1,6 +1,7 @@
 """What a person sees of a run: a live table in a terminal, plain lines elsewhere, and a summary at the end."""
 
 import contextlib
+import logging
 import time
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from apexrl.supervise import Supervisor
 
 STATUS_FILE = "status.json"
 LINE_PERIOD_SECONDS = 10.0
+STALE_SECONDS = 15.0  # the learner writes the status every few seconds
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def read_status(directory: Path) -> Status | None:
     """Returns the newest status of a run, None when there is none yet."""
-    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode((directory / STATUS_FILE).read_bytes(), type=Status)
     return None
 
@@ -72,6 +74,21 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
     )
 
 
+class ConsoleHandler(logging.Handler):
+    """Prints log records above the live table, which would overwrite what goes to stderr."""
+
+    def __init__(self, console: Console):
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a record."""
+        try:
+            self._console.print(self.format(record), soft_wrap=True)
+        except Exception:
+            self.handleError(record)
+
+
 class Display:
     """Shows a run while it goes on; a context manager."""
 
@@ -79,6 +96,7 @@ class Display:
         self._console = console
         self._directory = directory
         self._supervisor = supervisor
+        self._began_at = time.time()
         self._started = time.monotonic()
         self._next_line = self._started + LINE_PERIOD_SECONDS
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
@@ -98,49 +116,61 @@ class Display:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_PERIOD_SECONDS
-            self._console.print(
-                "  ".join(f"{name} {value}" for name, value in self._rows()), highlight=False, soft_wrap=True
-            )
+            self._console.print("  ".join(f"{name} {value}" for name, value in self.rows()), soft_wrap=True)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns what is shown, as names and values."""
+        rows = [("time", time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._started)))]
+        status, age_seconds = read_status(self._directory), self._status_age()
+        if status is None or age_seconds is None:
+            return [*rows, ("state", "starting"), *self._roles()]
+        if age_seconds > STALE_SECONDS:
+            rows.append(("stale", f"the learner has reported nothing for {age_seconds:.0f} s"))
+            status = msgspec.structs.replace(status, figures={})
+        return [*rows, *progress_rows(status), *self._roles()]
+
+    def _status_age(self) -> float | None:
+        """Returns the seconds since the status was written, None when that was before this start of the run."""
+        try:
+            written_at = (self._directory / STATUS_FILE).stat().st_mtime
+        except OSError:
+            return None
+        return time.time() - written_at if written_at >= self._began_at else None
 
     def _table(self) -> Table:
         table = Table(show_header=False, box=None)
-        for row in self._rows():
+        for row in self.rows():
             table.add_row(*row)
         return table
 
-    def _rows(self) -> list[tuple[str, str]]:
-        rows = [("time", time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._started)))]
-        status = read_status(self._directory)
-        if status is None:
-            return [*rows, ("state", "starting"), *self._roles()]
-        f, counters = status.figures, status.counters
-        last, best = _number(counters.last_evaluation_return), _number(counters.best_evaluation_return)
-        spi = f.get("replay/samples_per_insert", 0)
-        rows += [
-            ("frames", f"{status.frames:,} ({f.get('actor/frames_per_second', 0):,.0f}/s)"),
-            ("updates", f"{counters.updates:,} ({f.get('learner/updates_per_second', 0):.1f}/s)"),
-            ("replay", f"{f.get('replay/fill', 0):.0%} full, {spi:.2f} samples an insert"),
-            ("return", f"{last} (best {best}), training {_number(f.get('actor/return_mean'))}"),
-            ("waits", ", ".join(self._waits(f)) or "nobody"),
-        ]
-        return rows + self._roles()
-
-    def _waits(self, figures: dict[str, float]) -> list[str]:
-        waits = []
-        for tag, share in figures.items():
-            role, _, reason = tag.partition("/waits_for/")
-            if reason and share >= 0.01:
-                waits.append(f"{role} for {reason} {share:.0%}")
-        return waits
-
     def _roles(self) -> list[tuple[str, str]]:
-        away = [child.name for child in self._supervisor.children.values() if child.process is None]
-        restarted = [
-            f"{child.name} {child.restarts}x" for child in self._supervisor.children.values() if child.restarts
-        ]
-        rows = [("restarting", ", ".join(away))] if away else []
-        return rows + ([("restarted", ", ".join(restarted))] if restarted else [])
+        children = self._supervisor.children.values()
+        away = [child.name for child in children if child.process is None and not child.is_given_up]
+        restarted = [f"{child.name} {child.restarts}x" for child in children if child.restarts]
+        given_up = [child.name for child in children if child.is_given_up]
+        rows = {"restarting": away, "restarted": restarted, "given up": given_up}
+        return [(state, ", ".join(names)) for state, names in rows.items() if names]
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def progress_rows(status: Status) -> list[tuple[str, str]]:
+    """Returns how far a run is, as names and values; what nobody reports (any longer) is a dash."""
+    counters, figures = status.counters, status.figures
+    last, best = _number(counters.last_evaluation_return), _number(counters.best_evaluation_return)
+    per_second, updates_per_second = figures.get("actor/frames_per_second"), figures.get("learner/updates_per_second")
+    fill, per_insert = figures.get("replay/fill"), figures.get("replay/samples_per_insert")
+    waits = [
+        f"{role} for {reason} {min(share, 1):.0%}"
+        for role, _, reason, share in ((*tag.partition("/waits_for/"), share) for tag, share in figures.items())
+        if reason and share >= 0.01
+    ]
+    return [
+        ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
+        ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s)"),
+        ("replay", f"{_number(fill, '.0%')} full, {_number(per_insert, '.2f')} samples an insert"),
+        ("return", f"{last} (best {best}), training {_number(figures.get('actor/return_mean'))}"),
+        ("waits", ", ".join(waits) or ("nobody" if figures else "-")),
+    ]
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "-" if value is None else format(value, form)

@@ -1,4 +1,4 @@
-"""Child processes: started, watched, started again a bounded number of times, and stopped within a deadline."""
+"""Child processes: started, watched, started again a bounded number of times, and stopped when they are done."""
 
 import contextlib
 import logging
@@ -7,22 +7,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
-from apexrl.errors import PeerError
-from apexrl.lifecycle import PARENT_VARIABLE
+import psutil
+
+from apexrl.activity import Activity
+from apexrl.errors import ConfigError, PeerError
+from apexrl.last_words import FromLog, FromPipe, without_numbers
+from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, TEMPORARY_STATUS
 
 logger = logging.getLogger(__name__)
 
 LONG_LIFE_SECONDS = 600.0  # who lived so long has its earlier deaths forgiven
+SHORT_LIFE_SECONDS = 30.0  # who dies sooner, twice with the same error, would do so for ever
 LONGEST_PAUSE_SECONDS = 5.0
+STOP_LIMIT_SECONDS = 60.0
+POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS, REAP_SECONDS = 0.1, 1.0, 5.0, 10.0
 
 
 class Child:
     """One role: its command, its process, and how often it was started again."""
 
-    def __init__(self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, log: IO[bytes] | None):
+    def __init__(self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, log: Path | None):
         self.name = name
         self.is_needed = is_needed
         self.may_finish = may_finish
@@ -32,36 +39,55 @@ class Child:
         self.started_at = 0.0
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = 0.0
+        self.fault = ""  # of which it died at once
         self._arguments = list(arguments)
         self._environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        self._log = log
+        self._words = FromPipe() if log is None else FromLog(log)
 
     def start(self) -> None:
         """Starts the process, in a group of its own: a Ctrl-C is for the supervisor, who stops the roles in order."""
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(
-            self._arguments,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        with self._words.outputs() as (stdout, stderr):
+            self.process = subprocess.Popen(
+                self._arguments,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self._words.follow(self.process)
 
     @property
     def status(self) -> int | None:
         """The exit status, None while the process runs or waits to be started again."""
         return None if self.process is None else self.process.poll()
 
-    def signal(self, number: int) -> None:
-        """Signals the process and, for SIGKILL, its group."""
+    def last_words(self, status: int) -> str:
+        """Returns the last line of a life that ended with this status; empty when it was not by an error of its own."""
+        return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self._words.last()
+
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """Kills the process, all that it started, and whatever it left in its group."""
         if self.process is None:
             return
+        family = []
+        if self.process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                family = psutil.Process(self.process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(self.process.pid, number)
-            else:
-                self.process.send_signal(number)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let go of it
+            self.process.wait(REAP_SECONDS)
+        self._words.drain()
 
 
 class Supervisor:
@@ -82,13 +108,14 @@ class Supervisor:
         arguments: Sequence[str],
         is_needed: bool = True,
         may_finish: bool = False,
-        log: IO[bytes] | None = None,
+        log: Path | None = None,
     ) -> None:
         """Starts a child: a Python script or module with its arguments.
 
         Args:
           is_needed: the run cannot go on without it; one that is not needed is given up when it dies too often.
           may_finish: it may end by itself with status 0; any other child that ends is started again.
+          log: where its output goes; by default to ours.
         """
         self.children[name] = Child(name, [sys.executable, *arguments], is_needed, may_finish, log)
         self.children[name].start()
@@ -96,7 +123,7 @@ class Supervisor:
     def watch(self) -> list[str]:
         """Starts again what died; returns the names of the children that ended by themselves with status 0.
 
-        Raises: PeerError when a child that is needed has died more often than it may.
+        Raises: ConfigError when a child that is needed cannot work, PeerError when it dies again and again.
         """
         finished = []
         now = time.monotonic()
@@ -113,40 +140,79 @@ class Supervisor:
 
     def _bury(self, child: Child, status: int, now: float) -> None:
         """Decides what becomes of a child that has ended."""
-        lived_long = now - child.started_at > LONG_LIFE_SECONDS
-        child.recent_deaths = 1 if lived_long else child.recent_deaths + 1
-        ended = f"{child.name} ended with {describe_status(status)}"
+        lived_seconds = now - child.started_at
+        child.recent_deaths = 1 if lived_seconds > LONG_LIFE_SECONDS else child.recent_deaths + 1
+        words = child.last_words(status)
+        ended = f"{child.name} ended with {describe_status(status)}" + (f": {words}" if words else "")
+        died_at_once = lived_seconds < SHORT_LIFE_SECONDS and status > 0 and status != TEMPORARY_STATUS
+        fault = without_numbers(words) if died_at_once else ""
+        is_the_same, child.fault = bool(fault) and fault == child.fault, fault
         child.process = None
-        if child.recent_deaths > self._max_restarts:
-            if child.is_needed:
-                raise PeerError(f"{ended}, after {child.restarts} restarts")
-            logger.error("%s, after %d restarts: the run goes on without it", ended, child.restarts)
-            child.is_given_up = True
-            return
-        child.restarts += 1
-        pause = min(0.25 * 2**child.recent_deaths, LONGEST_PAUSE_SECONDS)
-        logger.warning("%s; restart %d in %.1f s", ended, child.restarts, pause)
-        child.start_at = now + pause
+        if status == PERMANENT_STATUS:
+            self._give_up(child, ConfigError(ended))
+        elif is_the_same:
+            self._give_up(child, PeerError(f"{ended}, twice in a row"))
+        elif child.recent_deaths > self._max_restarts:
+            self._give_up(child, PeerError(f"{ended}, after {child.restarts} restarts"))
+        else:
+            child.restarts += 1
+            pause = min(0.25 * 2**child.recent_deaths, LONGEST_PAUSE_SECONDS)
+            logger.warning("%s; restart %d in %.1f s", ended, child.restarts, pause)
+            child.start_at = now + pause
 
-    def stop(self, names: Sequence[str], deadline_seconds: float) -> None:
-        """Asks the named children to end, all at once, and kills those that have not at the deadline."""
+    def _give_up(self, child: Child, error: ConfigError | PeerError) -> None:
+        if child.is_needed:
+            raise error
+        logger.error("%s: the run goes on without it", error)
+        child.is_given_up = True
+
+    def stop(
+        self,
+        names: Sequence[str],
+        idle_seconds: float,
+        limit_seconds: float = STOP_LIMIT_SECONDS,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Asks the named children to end, all at once, and returns when all of them have.
+
+        Args:
+          idle_seconds: a child that did nothing for so long is killed.
+          limit_seconds: one that has not ended then is killed, whatever it does.
+          hurried: true when nobody wants to wait any longer: all are killed.
+        """
         children = [self.children[name] for name in names if name in self.children]
         for child in children:
-            child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + deadline_seconds
+            child.ask_to_end()
+        ending = {child: Activity(child.process.pid) for child in children if child.process is not None}
+        started = looked = said = time.monotonic()
+        while ending := {child: activity for child, activity in ending.items() if child.status is None}:
+            now = time.monotonic()
+            if hurried():
+                _kill(ending, "")
+            elif now - started >= limit_seconds:
+                _kill(ending, f" did not end in {limit_seconds:.0f} s")
+            elif now - looked >= min(LOOK_SECONDS, idle_seconds):
+                looked = now
+                idle = [child for child, activity in ending.items() if activity.idle_seconds() >= idle_seconds]
+                _kill(idle, f" did nothing for {idle_seconds:.0f} s")
+            if now - said >= SAY_SECONDS:
+                said = now
+                for child in ending:
+                    logger.info("%s is still ending, for %.0f s now", child.name, now - started)
+            time.sleep(POLL_SECONDS)
         for child in children:
-            if child.process is None:
-                continue
-            try:
-                child.process.wait(max(deadline - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                logger.warning("%s did not end in %.0f s: killed", child.name, deadline_seconds)
-            child.signal(signal.SIGKILL)  # and whatever it left behind
-            child.process.wait()
+            child.kill()  # whatever it left behind
+
+
+def _kill(children: Iterable[Child], reason: str) -> None:
+    for child in children:
+        logger.warning("%s%s: killed", child.name, reason)
+        child.kill()
 
 
 def describe_status(status: int) -> str:
     """Returns an exit status in words."""
-    if status < 0:
-        return f"signal {signal.Signals(-status).name}"
-    return f"status {status}"
+    if status >= 0:
+        return f"status {status}"
+    names = {int(number): number.name for number in signal.Signals}
+    return f"signal {names.get(-status, -status)}"

@@ -13,13 +13,13 @@ from apexrl.supervise import Supervisor
 
 ACTOR_SCRIPT = Path(__file__).resolve().parent.parent / "actor.py"
 MAX_RESTARTS = 100
-STOP_SECONDS = 2.5  # less than the launcher gives us
+IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives us
 
 
 def run_workers(command: ActorCommand, stop: Stop) -> None:
     """Runs `num_workers` actor processes until stopped; one that dies is started again.
 
-    Raises: PeerError when a worker dies too often.
+    Raises: ConfigError when a worker cannot work, PeerError when it dies again and again.
     """
     publisher = ParameterPublisher("127.0.0.1", 0)
     upstream = address(command.wires.learner_host, command.wires.parameter_port)
@@ -35,5 +35,5 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
         while not stop.wait(0.2):
             workers.watch()
     finally:
-        workers.stop(names, STOP_SECONDS)
+        workers.stop(names, IDLE_SECONDS, STOP_LIMIT_SECONDS)
         publisher.close()

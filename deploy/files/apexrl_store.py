@@ -166,7 +166,7 @@ def sync(run_dir: Path) -> None:
         names = sorted(
             str(path.relative_to(run_dir))
             for path in run_dir.rglob("*")
-            if path.is_file() and not path.is_symlink() and path.suffix != ".tmp"
+            if path.is_file() and not path.is_symlink() and path.suffix not in (".tmp", ".lock")
         )
         changed = [name for name in names if not uploaded.has(name, run_dir / name)]
         failures = [failure for name in changed if (failure := _upload(bucket, uploaded, run_dir, name))]

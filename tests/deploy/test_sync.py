@@ -124,8 +124,9 @@ def test_what_changed_is_uploaded_and_a_new_host_gets_it_back(bucket, finish, tm
     run = tmp_path / "run"
     make_run(run)
     (run / "checkpoints" / "latest.safetensors.tmp").write_bytes(b"half")
+    (run / "learner.lock").touch()
     assert finish("sync", run)[0] == 0
-    expected = {name for name in content_of(run) if not name.endswith(".tmp")}
+    expected = {name for name in content_of(run) if not name.endswith((".tmp", ".lock"))}
     first = stored(bucket)
     assert set(first) == {PREFIX + name for name in expected}
 
@@ -142,6 +143,7 @@ def test_what_changed_is_uploaded_and_a_new_host_gets_it_back(bucket, finish, tm
     status, text = finish("restore", another)
     assert status == 0, text
     (run / "checkpoints" / "latest.safetensors.tmp").unlink()
+    (run / "learner.lock").unlink()
     assert content_of(another) == content_of(run)
     before = stored(bucket)
     assert finish("sync", another)[0] == 0

@@ -14,6 +14,7 @@ import pytest
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.errors import PeerError
 from apexrl.flags import parse
+from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net.keyring import ROLES, load_keyring, make_keys
 from apexrl.net.replay_client import ReplayClient
 from tests.deploy import rootfs, site
@@ -88,6 +89,13 @@ def test_the_flags_of_a_unit_are_flags_of_its_script(unit, script, command):
         words.remove("--bind-host"), words.remove("0.0.0.0")
     parsed = parse(command, words[words.index(f"/opt/apexrl/{script}") + 1 :])
     assert parsed.preset == "small" and parsed.wires.keys == "/run/apexrl/keys"
+
+
+@pytest.mark.parametrize("unit", ["replay", "learner", "actor", "evaluator", "tensorboard"])
+def test_a_permanent_error_is_not_tried_again(unit):
+    keys = dict(re.findall(r"^(\w+)=(.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE))
+    assert keys["Restart"] in ("always", "on-failure")
+    assert keys["RestartPreventExitStatus"] == str(PERMANENT_STATUS)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +222,8 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
     with host(build.images["gpu"].layers, variables, tmp_path / "host", address, binds) as machine:
         machine.wait_for_state("apexrl-learner.service", "active", 60)
         machine.wait_for_state("apexrl-tensorboard.service", "active")
-        assert machine.run("find", run_dir, "-type", "f").stdout.split() == [f"{run_dir}/evaluations.csv"]
+        found = machine.run("find", run_dir, "-type", "f", "!", "-name", "*.lock").stdout.split()
+        assert found == [f"{run_dir}/evaluations.csv"]
         secrets = machine.run("find", "/run/apexrl/keys", "-name", "*.secret", "-printf", "%f\n").stdout.split()
         assert secrets == ["learner.secret"]
         wait_until(learner_listens, 60, lambda: machine.journal("apexrl-learner"))

@@ -1,6 +1,8 @@
 """CURVE keys: the files, and who gets in where."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,7 +19,7 @@ from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
 from apexrl.net.replay_client import ReplayClient
 from apexrl.net.sockets import make_socket
 from tests.net.peers import TABLE, block_of
-from tests.system.processes import wait_for
+from tests.system.processes import ROOT, wait_for
 
 ROLES = ("replay", "learner", "actor")
 
@@ -54,6 +56,13 @@ def test_keys_are_never_replaced(keys, capsys):
     assert main(keys, ("actor",)) == 1
     assert "exists already" in capsys.readouterr().err
     assert (keys / "actor.secret").read_bytes() == before and not (keys / "learner-2.public").exists()
+
+
+def test_names_follow_the_directory_on_the_command_line(tmp_path):
+    command = [sys.executable, "-m", "apexrl.keys", tmp_path / "keys", "actor-2", "replay"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout.split()
+    names = [f"{name}{suffix}" for name in ("actor-2", "replay") for suffix in (".public", ".secret")]
+    assert made == [str(tmp_path / "keys" / name) for name in names]
 
 
 def test_a_key_of_no_role_is_refused(tmp_path, capsys):

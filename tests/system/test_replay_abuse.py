@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from apexrl.errors import PeerError, WireError
+from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net import InsertClient, ReplayClient, load_keyring, sockets, wire
 from tests.system.fuzz import (
     BLOCK,
@@ -388,7 +389,7 @@ def test_a_server_without_good_keys_ends_with_a_cure(tmp_path, free_ports, key_d
             arguments = ["replay.py", "--keys", keys, "--actor-port", ports[0], "--batch-port", ports[1]]
             servers[name] = stack.enter_context(Process(arguments, tmp_path / f"{name}.txt"))
         for name, server in servers.items():
-            assert server.popen.wait(600) == 1, name
+            assert server.popen.wait(600) == PERMANENT_STATUS, name
             lines = server.text().splitlines()
             print(f"\nkeys {name}: {lines[-1]}")
             assert "Traceback" not in server.text(), name

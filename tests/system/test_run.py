@@ -11,13 +11,16 @@ import urllib.request
 import psutil
 import pytest
 
+from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
 
+pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 SUMMARY_FIELDS = {
     *("env", "seconds", "frames", "agent_steps", "transitions_inserted", "updates", "transitions_sampled"),
     *("samples_per_insert", "episodes", "evaluation_episodes", "evaluation_mean_return", "roles_restarted"),
 }
+PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
 
 
@@ -38,7 +41,6 @@ def roles_of(run):
     return found
 
 
-@pytest.mark.timeout(300)
 def test_smoke_run_on_pong(tmp_path, free_ports):
     *ports, board = free_ports(5)
     with launch(tmp_path, ports, "--smoke", "--tensorboard-port", board) as run:
@@ -50,12 +52,12 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
             except OSError:
                 return False
 
-        wait_for(page, 100, "TensorBoard")
-        assert run.popen.wait(200) == 0
+        wait_for(page, 700, "TensorBoard")
+        assert run.popen.wait(800) == 0, run.text()
     summary = read_json(tmp_path / "run" / "summary.json")
     assert summary.keys() >= SUMMARY_FIELDS
     assert summary["env"] == "PongNoFrameskip-v4" and summary["roles_restarted"] == 0
-    assert summary["updates"] > 50 and summary["frames"] == 4 * summary["transitions_inserted"] > 8000
+    assert summary["updates"] > 0 and summary["frames"] == 4 * summary["transitions_inserted"] > 8000
     assert summary["evaluation_episodes"] >= 2 and -21 <= summary["evaluation_mean_return"] <= 21
     config = read_json(tmp_path / "run" / "config.json")
     assert config["command"]["env"]["env"] == "PongNoFrameskip-v4" and config["revision"]
@@ -63,31 +65,31 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
     assert "cores" in run.text() and "samples an insert" in run.text()
 
 
-@pytest.mark.timeout(300)
 def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports):
     ports = free_ports(4)
     directory = tmp_path / "run"
     flags = (*CARTPOLE, "--checkpoint-period-seconds", "1")
     with launch(tmp_path, ports, *flags) as run:
-        wait_for(lambda: updates_of(directory) > 100, 100, "updates")
+        wait_for(lambda: updates_of(directory) > 100, 300, "updates")
         for role in ("actors", "replay", "learner", "evaluator"):
-            victim = wait_for(lambda: roles_of(run).get(role), 20, role)
+            victim = wait_for(lambda: roles_of(run).get(role), 300, role)
             os.kill(victim, signal.SIGKILL)
-            wait_for(lambda: roles_of(run).get(role, victim) != victim, 30, f"a new {role}")
+            wait_for(lambda: roles_of(run).get(role, victim) != victim, 300, f"a new {role}")
             before = updates_of(directory)
-            wait_for(lambda: updates_of(directory) > before + 100, 60, f"updates after the death of {role}")
+            wait_for(lambda: updates_of(directory) > before + 100, 300, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
         children = run.descendants()
         run.signal(signal.SIGINT)
-        assert run.popen.wait(12) == 0
+        assert run.popen.wait(300) == 0
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     summary = read_json(directory / "summary.json")
     assert summary["roles_restarted"] == 4
-    assert (directory / "checkpoints" / "latest.safetensors").exists()
+    latest = directory / "checkpoints" / "latest.safetensors"
+    assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
     with launch(
         tmp_path, ports, "--resume", directory, "--total-updates", summary["updates"] + 200, name="again"
     ) as run:
-        assert run.popen.wait(100) == 0
+        assert run.popen.wait(300) == 0
         assert f"at update {summary['updates']:,}" in run.text()
     replay_log = (directory / "logs" / "replay.log").read_text()
     recovered = [int(found) for found in re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay_log)]
@@ -101,19 +103,16 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
 
 def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
     with launch(tmp_path, free_ports(4), *CARTPOLE) as run:
-        wait_for(lambda: updates_of(tmp_path / "run") > 50, 60, "updates")
+        wait_for(lambda: updates_of(tmp_path / "run") > 50, 300, "updates")
         children = run.descendants()
         assert len(children) >= 4
         run.kill()
-        wait_for(lambda: not [p for p in children if p.is_running()], 25, "the end of all roles")
+        wait_for(lambda: not [p for p in children if p.is_running()], 300, "the end of all roles")
 
 
-@pytest.mark.timeout(200)
 def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, free_ports):
     make_keys(tmp_path / "keys", ROLES)
-    ports = free_ports(4)
-    names = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
-    wires = [text for pair in zip(names, ports, strict=True) for text in pair]
+    wires = ports_of(free_ports)
     small = ["--preset", "small", *wires, "--keys", tmp_path / "keys"]
     directory = tmp_path / "by-hand"
     actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *small]
@@ -123,15 +122,15 @@ def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, 
         Process([ROOT / "learner.py", *learner], tmp_path / "learner.txt") as learning,
         Process([ROOT / "replay.py", *small], tmp_path / "replay.txt") as replay,
     ):
-        assert learning.popen.wait(120) == 0
+        assert learning.popen.wait(300) == 0
         assert read_json(directory / "status.json")["counters"]["updates"] == 100
         assert replay.text().count("joined with 4 environments") == 2
         actors.signal(signal.SIGTERM)
-        assert actors.popen.wait(20) == 0
+        assert actors.popen.wait(300) == 0
     checkpoint = directory / "checkpoints" / "latest.safetensors"
     play = [ROOT / "actor.py", "--env", "CartPole-v1", "--evaluate", "--episodes", "3", "--checkpoint", checkpoint]
     with Process([*play, "--preset", "small"], tmp_path / "play.txt") as playing:
-        assert playing.popen.wait(60) == 0
+        assert playing.popen.wait(300) == 0
         assert "CartPole-v1, update 100: 3 games, mean" in playing.text()
 
 
@@ -148,7 +147,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     save_checkpoint(tmp_path / "c.safetensors", CheckpointHeader(spec, NETWORK, Counters()), agent.state_dict())
     arguments = ["--checkpoint", tmp_path / "c.safetensors", "--episodes", "2", "--max-episode-frames", "800"]
     with Process([ROOT / "actor.py", *arguments, "--record-dir", tmp_path / "videos"], tmp_path / "out.txt") as playing:
-        assert playing.popen.wait(60) == 0, playing.text()
+        assert playing.popen.wait(300) == 0, playing.text()
     import cv2
 
     video = cv2.VideoCapture(str(next((tmp_path / "videos").glob("*.mp4"))))
@@ -158,12 +157,13 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
 
 
 def run_to_its_end(*flags):
+    """Runs the launcher; returns its exit status and what it printed, in one line."""
     result = subprocess.run(
         [sys.executable, "-m", "apexrl.launch", *map(str, flags)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return result.returncode, " ".join((result.stdout + result.stderr).split())
@@ -180,27 +180,119 @@ def run_to_its_end(*flags):
         (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
         (("--learning-rate", "-1"), "--learning-rate -1.0 makes no sense"),
         (("--actor-port", "6006"), "each has to be another one"),
-        (("--resume", "/nonexistent"), "--resume takes the directory of an earlier run"),
+        (("--resume", "/nonexistent[box2d]"), "/nonexistent[box2d] has no config.json: --resume takes the directory"),
+        (("--checkpoint", "x.safetensors"), "actor.py --env PongNoFrameskip-v4 --checkpoint x.safetensors"),
+        (("--replay-host", "elsewhere"), "--replay-host and --learner-host are for roles on several hosts"),
+        (("--from-scratch",), "give its --resume DIR, too"),
+        (("--smoke", "--no-evaluator"), "--smoke tries everything once"),
         (("--batch-sise", "3"), "--batch-size"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path, flags, complaint):
     status, text = run_to_its_end("--run-dir", tmp_path / "run", *flags)
-    assert status in (1, 2) and complaint in text, text
+    assert status == 2 and complaint in text, text
     assert "Traceback" not in text
     assert not (tmp_path / "run").exists()
 
 
-def test_a_port_in_use_is_named(tmp_path):
+def ports_of(free_ports):
+    return [text for pair in zip(PORTS, free_ports(4), strict=True) for text in pair]
+
+
+def test_a_port_in_use_is_named(tmp_path, free_ports):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / "run", "--batch-port", port)
-    assert status == 1 and f"port {port} on 127.0.0.1 cannot be used" in text and "give another --batch-port" in text
+        flags = ("--no-tensorboard", *ports_of(free_ports), "--batch-port", port)
+        status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / "run", *flags)
+    assert status == TEMPORARY_STATUS, text
+    assert f"port {port} on 127.0.0.1 cannot be used" in text and "give another --batch-port" in text
 
 
-def test_a_directory_with_another_run_is_not_written_over(tmp_path):
-    (tmp_path / "status.json").write_text("{}")
-    status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path)
-    assert status == 1 and "is not empty" in text and (tmp_path / "status.json").read_text() == "{}"
+@pytest.mark.parametrize(("name", "complaint"), [("run", "is not empty"), ("run/status.json", "cannot be written")])
+def test_a_directory_with_something_else_is_not_written_over(tmp_path, free_ports, name, complaint):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text("{}")
+    flags = ("--no-tensorboard", *ports_of(free_ports))
+    status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / name, *flags)
+    assert status == PERMANENT_STATUS and complaint in text, text
+    assert "Traceback" not in text and (tmp_path / "run" / "status.json").read_text() == "{}"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
+
+
+def contents(directory):
+    return {name: (directory / name).read_bytes() for name in ("config.json", "summary.json")}
+
+
+def test_a_run_has_its_directory_alone_and_is_trained_from_scratch(tmp_path, free_ports):
+    """One run, continued while a second start is tried, then from scratch on its experience."""
+    directory, ports, others = tmp_path / "run", free_ports(4), free_ports(4)
+    with launch(tmp_path, ports, "--env", "Catch-v0", "--total-updates", "50") as run:
+        assert run.popen.wait(300) == 0, run.text()
+    summary = read_json(directory / "summary.json")
+    before = contents(directory)
+    with launch(tmp_path, ports, "--resume", directory, name="again") as run:
+        wait_for(lambda: updates_of(directory) > summary["updates"], 300, "updates")
+        before["config.json"] = contents(directory)["config.json"]
+        with launch(tmp_path, others, "--resume", directory, "--seed", "5", name="second") as second:
+            assert second.popen.wait(300) == TEMPORARY_STATUS
+            assert f"{directory} belongs to a run that goes on" in second.text()
+        flags = ["--parameter-port", others[0], "--metrics-port", others[1], "--preset", "small"]
+        with Process([ROOT / "learner.py", "--run-dir", directory, *flags], tmp_path / "learner.txt") as learner:
+            assert learner.popen.wait(300) == TEMPORARY_STATUS
+            assert f"{directory} belongs to a learner that runs" in learner.text()
+        assert contents(directory) == before
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0
+    latest = directory / "checkpoints" / "latest.safetensors"
+    latest.unlink()
+    (directory / "evaluations.csv").touch()
+    status, text = run_to_its_end("--resume", directory, "--no-tensorboard")
+    assert status == PERMANENT_STATUS and f"{latest} is missing" in text and "--from-scratch" in text
+    flags = ("--from-scratch", "--total-updates", "20")
+    with launch(tmp_path, ports, "--resume", directory, *flags, name="scratch") as run:
+        assert run.popen.wait(300) == 0, run.text()
+        assert f"the earlier results are in {directory / 'earlier-1'}\n" in run.text()
+    assert read_json(directory / "earlier-1" / "summary.json")["updates"] > 50
+    summary = read_json(directory / "summary.json")
+    assert summary["updates"] == 20 and summary["transitions_inserted"] > 2000
+    assert latest.exists() and "recovered" in (directory / "logs" / "replay.log").read_text()
+
+
+def test_an_error_that_comes_again_ends_the_run_and_is_said(tmp_path, free_ports):
+    flags = ("--env", "tests.system.raising_env:Raising-v0", "--no-evaluator", "--max-restarts", "3")
+    with launch(tmp_path, free_ports(4), *flags) as run:
+        assert run.popen.wait(500) == 1
+        assert run.text().count("actors ended with status 1: ValueError: the [robot] arm is stuck") >= 2
+
+
+def test_a_worker_that_cannot_work_ends_the_actors(tmp_path):
+    flags = ["--env", "Catch-v0", "--num-workers", "2", "--device", "cuda:7", "--preset", "small"]
+    with Process([ROOT / "actor.py", *flags], tmp_path / "actor.txt") as actors:
+        assert actors.popen.wait(300) == PERMANENT_STATUS
+        last = actors.text().splitlines()[-1]
+        assert "ended with status 2: device 'cuda:7' cannot be used" in last
+
+
+def test_a_smoke_run_that_has_not_done_everything_fails(tmp_path, free_ports):
+    flags = ("--smoke", "--env", "Catch-v0", "--min-size-to-sample", "20000")
+    with launch(tmp_path, free_ports(4), *flags) as run:
+        wait_for((tmp_path / "run" / "logs").exists, 300, "the start")
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 1
+        assert re.search(r"the smoke run failed: in \d+ s nothing was .*learned", run.text())
+
+
+def test_a_second_signal_kills_what_has_not_ended(tmp_path, free_ports):
+    with launch(tmp_path, free_ports(4), *CARTPOLE) as run:
+        log = tmp_path / "run" / "logs" / "replay.log"
+        wait_for(lambda: log.exists() and "joined with" in log.read_text(), 300, "actors")
+        victim = roles_of(run)["actors"]
+        os.kill(victim, signal.SIGSTOP)
+        run.signal(signal.SIGINT)
+        wait_for(lambda: "ending the run" in run.text(), 300, "the end")
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0
+        assert re.search(r"actors.*: killed", run.text())
+        assert not psutil.pid_exists(victim)

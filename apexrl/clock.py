@@ -1,0 +1,46 @@
+"""When a run is over by itself. A smoke run goes on until everything has happened once, or its deadline is over."""
+
+import time
+
+from apexrl.checkpoint import Counters
+from apexrl.config import RunCommand
+
+SMOKE_DEADLINE_SECONDS = 600.0
+
+
+class Clock:
+    """The time of a run. That of a smoke run counts from its first frame: a slow machine starts slowly."""
+
+    def __init__(self, command: RunCommand):
+        self._max_seconds = command.max_seconds
+        self._is_smoke = command.smoke
+        self._started = time.monotonic()
+        self._first_frame: float | None = None
+
+    def elapsed(self) -> float:
+        """Returns the seconds since the start."""
+        return time.monotonic() - self._started
+
+    def is_over(self, counters: Counters) -> bool:
+        """True when the run has had its time."""
+        elapsed = self.elapsed()
+        if not self._is_smoke:
+            return bool(self._max_seconds) and elapsed >= self._max_seconds
+        if counters.transitions_inserted and self._first_frame is None:
+            self._first_frame = elapsed
+        if elapsed >= SMOKE_DEADLINE_SECONDS:
+            return True
+        if self._first_frame is None or elapsed - self._first_frame < self._max_seconds:
+            return False
+        return not what_is_missing(counters)
+
+
+def what_is_missing(counters: Counters) -> list[str]:
+    """Returns what a run has not done yet."""
+    done = {
+        "inserted": counters.transitions_inserted,
+        "sampled": counters.transitions_sampled,
+        "learned": counters.updates,
+        "evaluated": counters.evaluation_episodes,
+    }
+    return [name for name, count in done.items() if not count]

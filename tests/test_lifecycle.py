@@ -1,0 +1,66 @@
+"""How a role ends: its exit status and its last words, as a process of its own."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from apexrl.errors import ConfigError, PeerError
+from apexrl.lifecycle import exit_status
+from tests.system.processes import ROOT
+
+ROLE = (
+    "from apexrl.errors import *\nfrom apexrl.lifecycle import run_role\ndef main(stop):\n {}\nrun_role('role', main)\n"
+)
+
+
+def run_role(body):
+    result = subprocess.run(
+        [sys.executable, "-c", ROLE.format(body)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("pass", 0),
+        ("raise ConfigError('wrong flags')", 2),
+        ("stop.fail(ConfigError('wrong in a thread'))", 2),
+        ("raise PeerError('nobody there')", 1),
+        ("raise ValueError('a fault')", 1),
+    ],
+)
+def test_the_exit_status_tells_a_permanent_error(body, status):
+    ended, text = run_role(body)
+    assert ended == status and ("Traceback" in text) == ("ValueError" in body)
+    assert not status or body.split("'")[1] in text.splitlines()[-1]
+
+
+def caused(error, cause):
+    try:
+        raise error from cause
+    except type(error):
+        return error
+
+
+def test_what_the_operating_system_refuses_may_be_had_later():
+    assert exit_status(caused(ConfigError("full"), OSError(28, "No space left on device"))) == 75
+    assert exit_status(caused(ConfigError("no such file"), FileNotFoundError(2, "No such file"))) == 2
+    assert exit_status(caused(ConfigError("no such game"), ImportError("no module"))) == 2
+    assert exit_status(PeerError("gone")) == 1
+
+
+def test_every_signal_is_counted():
+    script = (
+        "from apexrl.lifecycle import Stop\nimport time\nstop = Stop()\nstop.on_signals()\nprint('ready', flush=True)\n"
+        "assert stop.wait(100)\nprint(stop.num_signals, flush=True)\n"
+        "while stop.num_signals < 2: time.sleep(0.01)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in ("ready\n", "1\n"):
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+    assert process.wait(100) == 0
+    process.stdout.close()

@@ -1,0 +1,178 @@
+"""The supervisor with real child processes: short Python scripts."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from apexrl.errors import ConfigError, PeerError
+from apexrl.supervise import Supervisor, describe_status
+from tests.system.processes import wait_for
+
+SLEEP = "import time; time.sleep(600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
+BUSY = "end = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+
+
+@pytest.fixture
+def supervise(tmp_path):
+    """Makes supervisors whose children log to the test's directory, and ends all children."""
+    made = []
+
+    def make(max_restarts=10, **scripts):
+        supervisor = Supervisor(max_restarts)
+        made.append(supervisor)
+        for name, script in scripts.items():
+            supervisor.start(name, ["-c", script], log=tmp_path / f"{name}.log")
+        return supervisor
+
+    yield make
+    for supervisor in made:
+        supervisor.stop(list(supervisor.children), 0.0)
+
+
+def watched(supervisor, condition=lambda: False):
+    """Watches until the condition holds, or an error ends the watch."""
+
+    def look():
+        supervisor.watch()
+        return condition()
+
+    wait_for(look, 100, "the end of the watch")
+
+
+def said(tmp_path, name):
+    log = tmp_path / f"{name}.log"
+    return log.read_text() if log.exists() else ""
+
+
+def test_what_dies_is_started_again_and_its_error_is_said(supervise, tmp_path, caplog):
+    path = tmp_path / "died"
+    script = (
+        f"import os, time\nif not os.path.exists({str(path)!r}):\n open({str(path)!r}, 'w'); raise ValueError('x')\n"
+    )
+    supervisor = supervise(role=script + SLEEP)
+    watched(supervisor, lambda: supervisor.num_restarts == 1 and supervisor.children["role"].process is not None)
+    assert "role ended with status 1: ValueError: x; restart 1" in caplog.text
+
+
+def test_only_the_words_of_its_last_life_are_said(supervise, tmp_path, caplog):
+    (tmp_path / "role.log").write_text("12:00:00 role: an earlier error\n")
+    supervisor = supervise(role="import os; os._exit(3)")
+    watched(supervisor, lambda: supervisor.num_restarts)
+    assert "role ended with status 3; restart 1" in caplog.text and "earlier" not in caplog.text
+
+
+def test_a_permanent_error_is_not_tried_again(supervise):
+    supervisor = supervise(role="import sys; print('12:00:00 role: no such game', file=sys.stderr); sys.exit(2)")
+    with pytest.raises(ConfigError, match=r"^role ended with status 2: no such game"):
+        watched(supervisor)
+    assert supervisor.num_restarts == 0
+
+
+def test_the_same_error_twice_at_once_ends_the_run(supervise):
+    supervisor = supervise(role="import os; raise OSError(f'process {os.getpid()} of no use')")
+    with pytest.raises(PeerError, match=r"role ended with status 1: OSError: process \d+ of no use, twice"):
+        watched(supervisor)
+    assert supervisor.num_restarts == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import sys; print('the disk is full'); sys.exit(75)",  # it may be gone at the next start
+        "import os; os._exit(1)",  # without a word
+        "raise ValueError(''.join(sorted(set('abcdefgh'), key=lambda c: hash(c))))",  # another one each time
+    ],
+)
+def test_other_deaths_are_tried_as_often_as_they_may(supervise, script):
+    supervisor = supervise(max_restarts=2, role=script)
+    with pytest.raises(PeerError, match="after 2 restarts"):
+        watched(supervisor)
+
+
+def test_what_is_not_needed_is_given_up(supervise, tmp_path, caplog):
+    supervisor = supervise(role=SLEEP)
+    supervisor.start("extra", ["-c", "raise SystemExit(2)"], is_needed=False, log=tmp_path / "extra.log")
+    watched(supervisor, lambda: supervisor.children["extra"].is_given_up)
+    assert "extra ended with status 2" in caplog.text and "goes on without it" in caplog.text
+    supervisor.watch()
+    assert supervisor.children["extra"].process is None
+
+
+def test_what_may_finish_is_told(supervise, tmp_path):
+    supervisor = supervise()
+    supervisor.start("one", ["-c", "pass"], may_finish=True, log=tmp_path / "one.log")
+    assert wait_for(supervisor.watch, 100, "the end of a child") == ["one"]
+
+
+def test_words_without_a_log_are_passed_on_and_remembered(supervise, capfd):
+    supervisor = supervise()
+    supervisor.start("worker", ["-c", "import sys; sys.exit('no \\x1b[31msuch\\x1b[0m [game]')"])
+    with pytest.raises(PeerError, match=r"worker ended with status 1: no .*such.* \[game\], twice") as ended:
+        watched(supervisor)
+    assert "\x1b" not in str(ended.value)
+    assert capfd.readouterr().err.count("[game]") == 2
+
+
+def test_a_child_that_works_on_gets_its_time(supervise, tmp_path, caplog):
+    caplog.set_level("INFO")
+    work = (
+        "import signal, sys, time\n"
+        "def end(*_):\n"
+        " end = time.process_time() + 2\n while time.process_time() < end: pass\n"
+        f" open({str(tmp_path / 'done')!r}, 'w')\n sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('ready', flush=True)\n"
+    )
+    supervisor = supervise(role=work + SLEEP)
+    wait_for(lambda: "ready" in said(tmp_path, "role"), 100, "the child")
+    supervisor.stop(["role"], 1.0, 600.0)
+    assert (tmp_path / "done").exists() and "killed" not in caplog.text
+
+
+def test_a_child_that_does_nothing_is_killed(supervise, tmp_path, caplog):
+    supervisor = supervise(role=DEAF + SLEEP)
+    wait_for(lambda: "deaf" in said(tmp_path, "role"), 100, "the child")
+    supervisor.stop(["role"], 1.0, 600.0)
+    assert "role did nothing for 1 s: killed" in caplog.text
+    assert supervisor.children["role"].status == -signal.SIGKILL
+
+
+def test_a_child_that_never_ends_is_killed_with_all_that_it_started(supervise, tmp_path, caplog):
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); "
+    supervisor = supervise(role=DEAF + start + "print('started', flush=True)\n" + BUSY)
+    wait_for(lambda: "started" in said(tmp_path, "role"), 100, "the child")
+    family = psutil.Process(supervisor.children["role"].process.pid).children(recursive=True)
+    assert len(family) == 1
+    caplog.set_level("INFO")
+    supervisor.stop(["role"], 600.0, 7.0)
+    assert "role is still ending" in caplog.text and "role did not end in 7 s: killed" in caplog.text
+    wait_for(lambda: not psutil.pid_exists(family[0].pid) or family[0].status() == "zombie", 100, "the end of all")
+
+
+def test_a_second_signal_kills_at_once(supervise, tmp_path, caplog):
+    supervisor = supervise(role=DEAF + BUSY)
+    wait_for(lambda: "deaf" in said(tmp_path, "role"), 100, "the child")
+    supervisor.stop(["role"], 600.0, 600.0, hurried=lambda: True)
+    assert supervisor.children["role"].status == -signal.SIGKILL and "role: killed" in caplog.text
+
+
+def test_children_are_not_reached_by_the_signals_of_a_terminal(supervise):
+    supervisor = supervise(role=SLEEP)
+    assert os.getsid(supervisor.children["role"].process.pid) != os.getsid(0)
+
+
+def test_a_child_that_waits_for_its_restart_needs_no_stop(supervise):
+    supervisor = supervise(role="import os; os._exit(1)")
+    watched(supervisor, lambda: supervisor.num_restarts)
+    supervisor.stop(["role", "nobody"], 600.0)
+    time.sleep(0.0)
+    assert supervisor.children["role"].process is None
+
+
+@pytest.mark.parametrize(("status", "text"), [(1, "status 1"), (-9, "signal SIGKILL"), (-40, "signal 40")])
+def test_statuses_in_words(status, text):
+    assert describe_status(status) == text
