@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import psutil
 
-from apexrl.checkpoint import BEST, LATEST, Counters, load_checkpoint
+from apexrl.checkpoint import LATEST, Counters
 from apexrl.config import RunCommand
-from apexrl.errors import ApexError, ConfigError
+from apexrl.errors import ConfigError
 from apexrl.files import locked, write_json
-from apexrl.run_record import CURVE_FILE
+from apexrl.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint
 from apexrl.status import STATUS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG_FILE, SUMMARY_FILE, LOCK_FILE = "config.json", "summary.json", "run.lock"
-RESULTS = ("checkpoints", CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
+RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _revision() -> str:
 
 def latest_path(directory: Path) -> Path:
     """Returns where the checkpoint is that a later start continues."""
-    return directory / "checkpoints" / LATEST
+    return directory / CHECKPOINTS / LATEST
 
 
 def continued(directory: Path) -> Counters | None:
@@ -110,20 +110,11 @@ def continued(directory: Path) -> Counters | None:
 
     Raises: ConfigError when its checkpoint is damaged, or missing beside results that a new network would replace.
     """
-    path = latest_path(directory)
     for file in (directory / STATUS_FILE, directory / SUMMARY_FILE, directory / CURVE_FILE):
         if file.is_dir():
             raise ConfigError(f"{file} is a directory: remove it, a file of the run belongs there")
-    choice = "put a sound copy there, or give --from-scratch to train a new network on the run's experience"
-    if path.exists():
-        try:
-            return load_checkpoint(path).header.counters
-        except (ApexError, OSError) as error:
-            raise ConfigError(f"{path} cannot be continued ({error}): {choice}") from error
-    for result in (path.with_name(BEST), directory / CURVE_FILE):
-        if result.exists():
-            raise ConfigError(f"{path} is missing, and {result} is there: {choice}")
-    return None
+    checkpoint = latest_checkpoint(directory)
+    return None if checkpoint is None else checkpoint.header.counters
 
 
 def set_aside(directory: Path) -> Path:

@@ -45,27 +45,25 @@ FAULT_SAID_SECONDS = 30.0
 
 
 def latest_checkpoint(directory: Path) -> Checkpoint | None:
-    """Returns what a run directory continues from, None when it is new.
+    """Returns what a run directory continues from, None when it has neither a checkpoint nor results yet.
 
-    Raises: ConfigError when the directory has results but no checkpoint, or one that holds no numbers; WireError when
-      the checkpoint cannot be read.
+    Raises: ConfigError when the checkpoint is damaged or not finite, or missing beside results that a new network would
+      replace.
     """
     path = directory / CHECKPOINTS / LATEST
+    choice = "put a sound copy there, or train a new network on the run's experience (run.sh --from-scratch)"
     if path.exists():
-        checkpoint = load_checkpoint(path)
+        try:
+            checkpoint = load_checkpoint(path)
+        except ApexError as error:
+            raise ConfigError(f"{path} cannot be continued ({error}): {choice}") from error
         if not all_finite(checkpoint.tensors):
-            raise ConfigError(f"{path} holds values that are not finite: {FROM_SCRATCH}")
+            raise ConfigError(f"{path} holds values that are not finite: {choice}")
         return checkpoint
-    results = [name for name in (f"{CHECKPOINTS}/{BEST}", CURVE_FILE) if (directory / name).exists()]
-    if results:
-        raise ConfigError(f"{directory} has {' and '.join(results)}, but no {CHECKPOINTS}/{LATEST}: {FROM_SCRATCH}")
+    for result in (path.with_name(BEST), directory / CURVE_FILE):
+        if result.exists():
+            raise ConfigError(f"{path} is missing, and {result} is there: {choice}")
     return None
-
-
-FROM_SCRATCH = (
-    "put the checkpoint back, or begin a new network (run.sh: --from-scratch; "
-    f"by hand: move {CHECKPOINTS} and {CURVE_FILE} elsewhere)"
-)
 
 
 class Disk:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from apexrl.supervise import Supervisor
 
 STATUS_FILE = "status.json"
 LINE_PERIOD_SECONDS = 10.0
+FULL_DISK_BYTES = 16 * 2**20
 STALE_SECONDS = 15.0  # the learner writes the status every few seconds
 
 
@@ -121,6 +123,7 @@ class Display:
     def rows(self) -> list[tuple[str, str]]:
         """Returns what is shown, as names and values."""
         rows = [("time", time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._started)))]
+        rows += self._disk()
         status, age_seconds = read_status(self._directory), self._status_age()
         if status is None or age_seconds is None:
             return [*rows, ("state", "starting"), *self._roles()]
@@ -128,6 +131,16 @@ class Display:
             rows.append(("stale", f"the learner has reported nothing for {age_seconds:.0f} s"))
             status = msgspec.structs.replace(status, figures={})
         return [*rows, *progress_rows(status), *self._roles()]
+
+    def _disk(self) -> list[tuple[str, str]]:
+        """Returns a row when the disk of the run is about full: the roles cannot write that to their logs there."""
+        try:
+            free = shutil.disk_usage(self._directory).free
+        except OSError:  # somebody removed it
+            return []
+        if free >= FULL_DISK_BYTES:
+            return []
+        return [("disk", f"{free / 2**20:.0f} MiB are free for {self._directory}: what is not saved waits for space")]
 
     def _status_age(self) -> float | None:
         """Returns the seconds since the status was written, None when that was before this start of the run."""
@@ -163,11 +176,14 @@ def progress_rows(status: Status) -> list[tuple[str, str]]:
         for role, _, reason, share in ((*tag.partition("/waits_for/"), share) for tag, share in figures.items())
         if reason and share >= 0.01
     ]
+    games, so_far = figures.get("evaluation/games_finished"), figures.get("evaluation/return_so_far")
+    playing = [("evaluating", f"{games:.0f} games so far, mean {_number(so_far)}")] if games else []
     return [
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
         ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s)"),
         ("replay", f"{_number(fill, '.0%')} full, {_number(per_insert, '.2f')} samples an insert"),
         ("return", f"{last} (best {best}), training {_number(figures.get('actor/return_mean'))}"),
+        *playing,
         ("waits", ", ".join(waits) or ("nobody" if figures else "-")),
     ]
 

@@ -81,7 +81,9 @@ def test_results_without_a_checkpoint_are_not_begun_anew(tmp_path, agent, record
     record.checkpoint(agent)
     assert latest_checkpoint(tmp_path) is not None
     (tmp_path / "checkpoints" / LATEST).unlink()
-    with pytest.raises(ConfigError, match=r"best.safetensors and evaluations.csv, but no .*--from-scratch"):
+    with pytest.raises(
+        ConfigError, match=r"latest.safetensors is missing, and .*best.safetensors is there: .*--from-scratch"
+    ):
         latest_checkpoint(tmp_path)
 
 

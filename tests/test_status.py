@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_what_nobody_reports_is_a_dash():
     rows = dict(progress_rows(status_with({})))
     assert rows["frames"] == "4,000 (-/s)" and rows["updates"] == "70 (-/s)" and rows["waits"] == "-"
     assert dict(progress_rows(status_with({"replay/fill": 1.0})))["waits"] == "nobody"
+
+
+def test_a_full_disk_is_said(shown, tmp_path, monkeypatch):
+    display, _ = shown
+    assert "disk" not in dict(display.rows())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("Usage", "free")(5 * 2**20))
+    assert dict(display.rows())["disk"].startswith(f"5 MiB are free for {tmp_path}")
+
+
+def test_games_of_an_evaluation_that_goes_on():
+    figures = {"evaluation/games_finished": 3.0, "evaluation/return_so_far": 7.25}
+    assert dict(progress_rows(status_with(figures)))["evaluating"] == "3 games so far, mean 7.2"
+    assert "evaluating" not in dict(progress_rows(status_with(FIGURES)))
 
 
 def test_a_run_starts_until_its_learner_reports(shown, tmp_path):
