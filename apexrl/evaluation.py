@@ -210,6 +210,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                         outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
                     )
                 )
+                metrics.report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, describe(outcome))
             stop.wait(max(0.0, started + command.evaluation.evaluation_period_seconds - time.monotonic()))
             heard = time.monotonic()
