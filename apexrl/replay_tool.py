@@ -122,7 +122,8 @@ def inspect(directory: Directory) -> int:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((directory / SNAPSHOT_FILE).stat().st_mtime))
     print(f"snapshot  {when}, log {snapshot.first_number}:{snapshot.end_number}")
     for name, table in snapshot.tables.items():
-        print(f"          {name}: {table.inserted} inserted, {table.sampled} sampled")
+        unit = "transitions" if table.priorities else "unrolls"
+        print(f"          {name}: {table.inserted} {unit} inserted, {table.sampled} sampled")
     return 0
 
 

@@ -205,7 +205,7 @@ class Crowd:
         """Notes how long it took what has arrived."""
         while self._reader is not None and (event := self._reader.poll(0)) is not None:
             if isinstance(event, LogAppend):
-                i = int(event.insert.actor.rsplit("-", 1)[1])
+                i = int(event.insert.actor.rsplit("-", 2)[1])
                 sent = self._sent_at[i].pop(event.insert.sequence, None)
                 if sent is not None:
                     self.delays.append(time.perf_counter() - sent)

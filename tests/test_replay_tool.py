@@ -74,7 +74,13 @@ def test_inspect_tells_log_files_and_snapshot(written):
     status, text = tool("inspect", written)
     assert status == 0
     identity = journals.read_identity(written)
-    for expected in (identity.log, "Known-v0", "0 from unroll 0", "log 0:10", "transitions: 70 inserted, 32 sampled"):
+    for expected in (
+        identity.log,
+        "Known-v0",
+        "0 from unroll 0",
+        "log 0:10",
+        "transitions: 70 transitions inserted, 32 sampled",
+    ):
         assert expected in text
     for path in files_of(written):
         assert f"{path.name}  unrolls {int(path.name[8:24])}.." in text and f"{path.stat().st_size} bytes" in text

@@ -3,6 +3,8 @@
 Rules:
 * An actor's inserts are numbered. They are stored in order, each once; after any loss of contact the actor introduces
   itself again and resends what was not acknowledged. Acknowledgements are cumulative.
+* An actor's name is its connection's alone (`identity`), and its numbers never jump: a greeting cannot begin behind
+  what this life of the server has stored, an insert cannot leave one out.
 * An insert is acknowledged when it is journalled and in the log. How many more an actor may send is told with it; the
   limiter, or a disk that is full, makes actors wait by not raising that number, so what is on the way is bounded.
 """
@@ -17,8 +19,9 @@ import zstandard
 
 from apexrl.errors import JournalError, WireError
 from apexrl.net import wire
+from apexrl.net.identity import why_not_named
 from apexrl.net.leases import Leases
-from apexrl.net.outbox import Outbox, name_of
+from apexrl.net.outbox import Outbox
 from apexrl.replay.log import Record
 from apexrl.replay.replay import Replay
 
@@ -73,32 +76,30 @@ class ActorSessions:
         self._arrived: list[_Arrived] = []
         self._to_tell: dict[bytes, None] = {}  # peers to be acknowledged, in order
         self._told_all: tuple[str, int] = ("", 0)  # what keeps actors waiting and the ladder's size, as last told
-        # Next sequence by actor, kept after a session has ended, so that a late resend is not stored twice.
-        self._next_sequence: collections.OrderedDict[str, int] = collections.OrderedDict()
+        # The insert after the last one stored, by actor. What this life stored is kept after a session has ended, so
+        # that a late resend is not stored twice. What the journal held may lack the newest: a power cut took them.
+        self._stored: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._recovered: dict[str, int] = {}
 
     def waits_for(self, replay: Replay) -> str:
         """Returns why actors have to wait, or an empty string."""
         return JOURNAL_FAULT if self.journal_fault else replay.why_no_insert()
 
-    def remember(self, actor: str, next_sequence: int) -> None:
-        """Keeps which insert of an actor comes next."""
-        self._next_sequence[actor] = max(next_sequence, self._next_sequence.get(actor, 0))
-        self._next_sequence.move_to_end(actor)
-        if len(self._next_sequence) > REMEMBERED_ACTORS:
-            self._next_sequence.popitem(last=False)
+    def recover(self, actor: str, sequence: int) -> None:
+        """Takes note of an insert that the journal holds."""
+        self._recovered[actor] = max(sequence + 1, self._recovered.get(actor, 0))
 
     def hello(self, peer: bytes, message: wire.Hello, replay: Replay, now: float) -> None:
         """Welcomes an actor whose protocol and spec are right."""
-        refusal = ""
-        if message.actor.encode() != peer:
-            refusal = f"the name {message.actor} is not the routing id of its connection, {name_of(peer)}"
-        elif not 1 <= message.num_streams <= MAX_STREAMS_PER_ACTOR:
-            refusal = f"{message.num_streams} environments: an actor may have 1..{MAX_STREAMS_PER_ACTOR}"
+        session = self.sessions.get(peer)
+        known = self._stored.get(message.actor)  # by this life of the server, if it stored any
+        if session is not None and session.actor == message.actor:
+            known = session.stored_sequence
+        refusal = _why_refuse(peer, message, known)
         if refusal:
             self._outbox.refuse("actor", peer, refusal)
             return
-        session = self.sessions.get(peer)
-        if session is not None and len(session.slots) != message.num_streams:
+        if session is not None and (session.actor, len(session.slots)) != (message.actor, message.num_streams):
             self.leave(peer)
             session = None
         if session is None:
@@ -108,12 +109,13 @@ class ActorSessions:
             session = ActorSession(message.actor, self.leases.take(message.num_streams), 0, 0, now)
             self.sessions[peer] = session
             logger.info("actor %s joined with %d environments", message.actor, message.num_streams)
-        # What lies before the first insert that it still holds was stored once, even if a power cut took it.
-        stored = max(self._next_sequence.get(message.actor, 0), message.first_sequence)
-        session.next_sequence = session.stored_sequence = stored
+        if known is None:
+            # What lies before the first insert that it still holds was stored once, even if a power cut took it.
+            known = max(self._recovered.get(message.actor, 0), message.first_sequence)
+        session.next_sequence = session.stored_sequence = known
         session.lost_inserts = bool(self.journal_fault)
         session.last_seen = now
-        self._arrived = [arrived for arrived in self._arrived if arrived.session is not session]
+        self._arrived = [arrived for arrived in self._arrived if arrived.peer != peer]
         session.told = self._standing(session, replay)
         self._to_tell.pop(peer, None)
         welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for(replay))
@@ -165,7 +167,7 @@ class ActorSessions:
             return
         for item in arrived:
             item.session.stored_sequence = item.insert.sequence + 1
-            self.remember(item.session.actor, item.session.stored_sequence)
+            self._remember(item.session)
             self._to_tell[item.peer] = None
 
     def acknowledge(self, replay: Replay) -> None:
@@ -195,6 +197,12 @@ class ActorSessions:
         session = self.sessions.pop(peer)
         logger.info("actor %s left; its %d slots are free", session.actor, len(session.slots))
         self.leases.give_back(session.slots)
+
+    def _remember(self, session: ActorSession) -> None:
+        self._stored[session.actor] = session.stored_sequence
+        self._stored.move_to_end(session.actor)
+        if len(self._stored) > REMEMBERED_ACTORS:
+            self._stored.popitem(last=False)
 
     def _standing(self, session: ActorSession, replay: Replay) -> tuple[int, int]:
         """Returns what an actor is to be told: up to where it is stored, and up to where it may send."""
@@ -234,6 +242,17 @@ class ActorSessions:
             for peer in self.sessions:
                 self._outbox.drop("actor", peer, JOURNAL_FAULT, fault)
         self.journal_fault = fault
+
+
+def _why_refuse(peer: bytes, message: wire.Hello, known: int | None) -> str:
+    """Returns why an actor is not welcome, or an empty string; `known` is the insert that this server expects."""
+    if refusal := why_not_named(message.actor, peer):
+        return refusal
+    if not 1 <= message.num_streams <= MAX_STREAMS_PER_ACTOR:
+        return f"{message.num_streams} environments: an actor may have 1..{MAX_STREAMS_PER_ACTOR}"
+    if known is not None and message.first_sequence > known:
+        return f"{message.actor} cannot go on at insert {message.first_sequence}, only at {known}: make a new client"
+    return ""
 
 
 def why_malformed(insert: wire.Insert, frames: list[bytes], session: ActorSession, replay: Replay) -> str:

@@ -8,6 +8,7 @@ import zmq
 
 from apexrl.errors import PeerError, WireError
 from apexrl.net import wire
+from apexrl.net.identity import new_routing_id
 from apexrl.net.keyring import Keyring
 from apexrl.net.sockets import HandshakeMonitor, connect, make_socket, receive, send
 
@@ -22,16 +23,17 @@ MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand let be on 
 
 
 class Connection:
-    """A DEALER socket to the server. Belongs to one thread."""
+    """A DEALER socket to the server, which knows it by its secret routing id. Belongs to one thread."""
 
-    def __init__(self, endpoint: str, name: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
+    def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
         self.endpoint = endpoint
+        self.routing_id = new_routing_id()
         self.num_dropped = 0  # messages of ours that the server dropped
         self.last_heard = time.monotonic()
         self._ask_again = -1e9
         self._fault = "is it running, and are host and port right?"
         self._last_said = -1e9
-        self._socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, name.encode())
+        self._socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, self.routing_id)
         self._socket.sndhwm = self._socket.rcvhwm = MAX_QUEUED_MESSAGES
         connect(self._socket, endpoint, keyring, "replay")
         self._monitor = HandshakeMonitor(self._socket) if keyring is not None else None

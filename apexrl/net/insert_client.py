@@ -10,6 +10,7 @@ import zmq
 
 from apexrl.net import wire
 from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_MILLISECONDS, RESEND_SECONDS, Connection
+from apexrl.net.identity import marked
 from apexrl.net.keyring import Keyring
 from apexrl.types import StreamSpec, UnrollHeader
 
@@ -26,7 +27,7 @@ class InsertClient:
     def __init__(
         self,
         endpoint: str,
-        actor: str,
+        name: str,
         spec: StreamSpec,
         num_streams: int,
         keyring: Keyring | None = None,
@@ -35,16 +36,16 @@ class InsertClient:
         """Connects and waits for nobody.
 
         Args:
-          actor: a name that no other process has or had, in any of its lives.
+          name: for people to read. The actor's name is this and a mark that no other client has, in `actor`.
         """
+        self._connection = Connection(endpoint, keyring, context)
+        self.actor = marked(name, self._connection.routing_id)
         self.slots: tuple[int, ...] = ()
         self.ladder_size = 0
         self.waited_seconds: dict[str, float] = collections.defaultdict(float)
         self.bytes_sent = 0
-        self._actor = actor
         self._spec = spec
         self._num_streams = num_streams
-        self._connection = Connection(endpoint, actor, keyring, context)
         self._unacknowledged: collections.OrderedDict[int, tuple[bytes, bytes]] = collections.OrderedDict()
         self._next_sequence = 0
         self._allowed_sequence = 0
@@ -94,7 +95,7 @@ class InsertClient:
             return
         message = wire.Insert(
             self._next_sequence,
-            self._actor,
+            self.actor,
             header.stream,
             header.first_step,
             header.params_version,
@@ -191,7 +192,7 @@ class InsertClient:
             self._connection.send(wire.Heartbeat())
             return
         first = next(iter(self._unacknowledged), self._next_sequence)
-        self._connection.send(wire.Hello(wire.PROTOCOL, self._actor, self._num_streams, self._spec, first))
+        self._connection.send(wire.Hello(wire.PROTOCOL, self.actor, self._num_streams, self._spec, first))
 
     def _send_allowed(self) -> None:
         """Sends what was not sent since the last welcome, as far as the server allows."""

@@ -79,12 +79,12 @@ class LogClient:
         """Connects and waits for nobody.
 
         Args:
-          learner: a name that no other process has.
+          learner: a name for people to read.
           batch_sizes: of the tables that batches are wanted of.
           prefetch_batches: of each table, that may be on the way or not yet taken.
         """
         self.waits_for = "replay_connection"
-        self._connection = Connection(endpoint, learner, keyring, context)
+        self._connection = Connection(endpoint, keyring, context)
         self._learner = learner
         self._tables = list(batch_sizes)
         self._wants = tuple(wire.Want(table, size) for table, size in batch_sizes.items())

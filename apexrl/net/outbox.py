@@ -5,6 +5,7 @@ import logging
 from typing import NamedTuple
 
 from apexrl.net import wire
+from apexrl.net.identity import mark_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,12 @@ class Outbox:
 
     def refuse(self, role: str, peer: bytes, reason: str) -> None:
         """Counts a peer that is not served, and tells it why."""
-        self._count("refused", f"{role} {name_of(peer)}: {reason}")
+        self._count("refused", f"{role} {mark_of(peer)}: {reason}")
         self.send(role, peer, wire.Refused(reason[:2000]))
 
     def drop(self, role: str, peer: bytes, kind: str, reason: str) -> None:
         """Counts a message that was dropped, and tells its sender why."""
-        self._count(kind, f"{role} {name_of(peer)}: {reason}")
+        self._count(kind, f"{role} {mark_of(peer)}: {reason}")
         self.send(role, peer, wire.Dropped(f"{kind}: {reason}"[:2000]))
 
     def take(self) -> list[Outgoing]:
@@ -48,8 +49,3 @@ class Outbox:
         count = self.dropped[kind]
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood cannot fill the log file
             logger.warning("dropped (%s, %d so far): %.500s", kind, count, detail)
-
-
-def name_of(peer: bytes) -> str:
-    """Returns a routing id for a log: its text, if it is one."""
-    return peer.decode() if peer.isascii() and peer.decode().isprintable() else peer.hex()

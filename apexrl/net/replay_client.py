@@ -47,7 +47,7 @@ class ReplayClient:
 
         Args:
           endpoint: of the server's port for learners.
-          name: that no other process has.
+          name: for people to read.
           batch_sizes: of the tables that will be sampled.
         """
         self.spec: StreamSpec | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from apexrl.config import ReplayConfig
-from apexrl.errors import JournalError
+from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
 from apexrl.net.keyring import Keyring
 from apexrl.net.service import ReplayService
@@ -48,7 +48,7 @@ class ReplayServer:
     ):
         """Recovers the journal, then binds both ports.
 
-        Raises: ConfigError when a port or the journal cannot be had.
+        Raises: ConfigError when a port or the journal cannot be had; everything is given back then.
         """
         self.service = ReplayService(config, seed, journal_dir, time.monotonic())
         self._config = config
@@ -62,8 +62,12 @@ class ReplayServer:
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
         self._sockets["actor"].sndhwm = MAX_QUEUED_FOR_ACTOR
         self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
-        self.actor_endpoint = bind(self._sockets["actor"], host, actor_port, keyring, ("actor",))
-        self.learner_endpoint = bind(self._sockets["learner"], host, learner_port, keyring, ("learner",))
+        try:
+            self.actor_endpoint = bind(self._sockets["actor"], host, actor_port, keyring, ("actor",))
+            self.learner_endpoint = bind(self._sockets["learner"], host, learner_port, keyring, ("learner",))
+        except ConfigError:
+            self.close()
+            raise
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)
 
     async def run(self, stop: asyncio.Event) -> None:

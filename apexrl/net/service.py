@@ -56,8 +56,11 @@ class ReplayService:
         self._lock = Lock(journal_dir)
         try:
             self._recover(journal_dir, now)
+        except ConfigError:
+            self.close()
+            raise
         except OSError as error:
-            self._lock.close()
+            self.close()
             raise ConfigError(f"--journal-dir {journal_dir} cannot be read or mended ({error})") from error
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class ReplayService:
             except WireError as error:
                 logger.error("unroll %d in %s is not used: %s", number, directory, error)
                 continue
-            self.actors.remember(insert.actor, insert.sequence + 1)
+            self.actors.recover(insert.actor, insert.sequence)
             if len(priorities) == starts:
                 record = Record(message, block, int((priorities > 0).sum()), now)
                 recorded.append(Recorded(number, record, priorities))

@@ -25,7 +25,13 @@ class Vitals:
 def figures_of(
     replay: Replay | None, actors: ActorSessions, learners: LearnerSessions, vitals: Vitals, now: float
 ) -> dict[str, float]:
-    """Returns the figures by name: counts, bytes, seconds; samples and inserts since the log began."""
+    """Returns the figures by name: counts, bytes, seconds; samples and inserts since the log began.
+
+    Figures of one table are named table/NAME/...; its counts are of transitions, or of unrolls if it holds those.
+    `transitions_inserted` counts those of the log, whatever tables sample it. `transitions_sampled` adds up all tables,
+    an unroll as its unroll_starts transitions. `samples_per_insert` adds up the tables' own: how often a transition is
+    sampled in all.
+    """
     figures: dict[str, float] = {
         "actors": len(actors.sessions),
         "learners": len(learners.sessions),
@@ -43,6 +49,9 @@ def figures_of(
         "size": log.num_transitions,
         "fill": log.num_transitions / replay.config.capacity,
         "age_seconds": now - oldest.arrived_seconds if oldest is not None else 0.0,
+        "transitions_inserted": log.num_inserted,
+        "transitions_sampled": sum(_transitions_sampled(table, replay) for table in replay.tables.values()),
+        "samples_per_insert": sum(table.limiter.samples_per_insert_so_far() for table in replay.tables.values()),
         "log_bytes": log.num_bytes,
         "bytes_per_transition": log.num_bytes / max(log.num_transitions, 1),
         "unrolls_not_applied": sum(log.end_number - session.applied_number for session in followers),
@@ -55,8 +64,7 @@ def figures_of(
             "journal_unsynced_seconds": now - vitals.synced_seconds,
         }
     for name, table in replay.tables.items():
-        prefix = "" if len(replay.tables) == 1 else f"{name}_"
-        figures |= {f"{prefix}{what}": value for what, value in _table_figures(table).items()}
+        figures |= {f"table/{name}/{what}": value for what, value in _table_figures(table).items()}
     return figures
 
 
@@ -83,8 +91,7 @@ def summary(figures: dict[str, float], before: dict[str, float], seconds: float)
     """Returns the line for the log, with rates since the figures before."""
 
     def rate(name: str) -> float:
-        names = [key for key in figures if key.endswith(name)]
-        return sum(figures[key] - before.get(key, 0.0) for key in names) / max(seconds, 1e-9)
+        return (figures.get(name, 0.0) - before.get(name, 0.0)) / max(seconds, 1e-9)
 
     waits = {
         name.removeprefix("waited_seconds_"): (value - before.get(name, 0.0)) / seconds
@@ -109,10 +116,14 @@ def summary(figures: dict[str, float], before: dict[str, float], seconds: float)
     return "; ".join(parts)
 
 
+def _transitions_sampled(table: Table, replay: Replay) -> int:
+    return table.limiter.sampled * (1 if isinstance(table, PriorityTable) else replay.spec.unroll_starts)
+
+
 def _table_figures(table: Table) -> dict[str, float]:
     figures: dict[str, float] = {
-        "transitions_inserted": table.limiter.inserted,
-        "transitions_sampled": table.limiter.sampled,
+        "inserted": table.limiter.inserted,
+        "sampled": table.limiter.sampled,
         "samples_per_insert": table.limiter.samples_per_insert_so_far(),
     }
     if isinstance(table, FifoTable):

@@ -22,7 +22,7 @@ from apexrl.types import Count, Episode, Name, Sample, Share, SmallCount, Stream
 
 T = TypeVar("T")
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
@@ -36,7 +36,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """An actor process introduces itself, again after every loss of contact."""
 
     protocol: int
-    actor: Name
+    actor: Name  # ends in the mark of its routing id (`identity`)
     num_streams: int
     spec: StreamSpec
     first_sequence: Count  # of the oldest insert that it has not seen acknowledged

@@ -3,6 +3,10 @@
 The law, over all transitions since the start:
     error = (inserted - min_size) * samples_per_insert - sampled
     inserting may go on while error <= +slack; a batch may be sampled while error >= batch_size - slack.
+
+The limiter only says who waits. Inserts that were allowed before it said so still come: the error ends at most at
+    slack + samples_per_insert * (transitions of all inserts that were allowed and not stored yet).
+An actor of E streams may have 2 E + 2 unrolls on the way. With many actors this is the wider part of the band.
 """
 
 import dataclasses

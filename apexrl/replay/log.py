@@ -25,6 +25,7 @@ class UnrollLog:
         self.first_number = 0
         self.end_number = 0
         self.num_transitions = 0
+        self.num_inserted = 0  # transitions since the log began, those evicted included
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -53,6 +54,7 @@ class UnrollLog:
         self._ring[number % len(self._ring)] = record
         self.end_number += 1
         self.num_transitions += record.transitions
+        self.num_inserted += record.transitions
         self.num_bytes += record.num_bytes
         return number
 

@@ -107,8 +107,8 @@ def _descend(values: np.ndarray, index: np.ndarray, mass: np.ndarray) -> tuple[n
 def _find(parts: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Finds in each line of parts [B, W] the first whose running sum exceeds the mass; returns it and the rest."""
     running = np.cumsum(parts, axis=1)
-    # The mass is below the sum but for rounding, which must not end behind the last part that is not zero.
-    mass = np.minimum(mass, np.nextafter(running[:, -1], 0))
+    # The mass is from 0 to below the sum but for rounding, which must not end in a part of zero or behind the last one.
+    mass = np.minimum(np.maximum(mass, 0), np.nextafter(running[:, -1], 0))
     found = (running <= mass[:, None]).sum(axis=1)
     lines = np.arange(len(parts))
-    return found, np.maximum(mass - (running[lines, found] - parts[lines, found]), 0)
+    return found, mass - (running[lines, found] - parts[lines, found])

@@ -94,6 +94,9 @@ class Replay:
         snapshot = recover_snapshot(directory / SNAPSHOT_FILE, self.identity.log)
         # What a power cut took after the snapshot may have given its numbers to other unrolls.
         same_until = 0 if snapshot is None else self.identity.end_of_life(snapshot.life, snapshot.end_number)
+        if snapshot is not None:
+            since = sum(item.record.transitions for item in recorded if item.number >= same_until)
+            self.log.num_inserted = max(snapshot.inserted + since, self.log.num_transitions)
         for name, table in self.tables.items():
             state = snapshot.tables.get(name) if snapshot is not None else None
             held = table.limiter.inserted
@@ -115,7 +118,10 @@ class Replay:
     def snapshot(self) -> Snapshot:
         """Returns the state of all tables; a copy."""
         tables = {name: table.state() for name, table in self.tables.items()}
-        return Snapshot(self.identity.log, self.identity.life, self.log.first_number, self.log.end_number, tables)
+        log = self.log
+        return Snapshot(
+            self.identity.log, self.identity.life, log.first_number, log.end_number, tables, log.num_inserted
+        )
 
     def sample(self, table: str, batch_size: int) -> Sample:
         """Draws a batch; call only when `why_no_sample` has no reason against it."""

@@ -23,6 +23,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     first_number: int
     end_number: int
     tables: dict[str, TableState]
+    inserted: int = 0  # transitions since the log began
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:

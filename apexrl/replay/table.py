@@ -234,9 +234,10 @@ class UniformTable(_UnrollTable):
         return self._size() > 0
 
     def sample(self, batch_size: int) -> Sample:
-        keys = self._rng.integers(self._first_number, self._end_number, batch_size)
-        while self._missing and (bad := np.isin(keys, list(self._missing))).any():
-            keys[bad] = self._rng.integers(self._first_number, self._end_number, bad.sum())
+        held = np.arange(self._first_number, self._end_number)
+        if self._missing:
+            held = np.setdiff1d(held, list(self._missing))
+        keys = self._rng.choice(held, batch_size)
         self.limiter.sampled += batch_size
         return Sample(keys, np.full(batch_size, 1 / self._size()), np.ones(batch_size, np.float32))
 

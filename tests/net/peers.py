@@ -5,6 +5,7 @@ import zstandard
 
 from apexrl.config import ReplayConfig
 from apexrl.net import wire
+from apexrl.net.identity import marked
 from apexrl.net.service import ReplayService
 
 TABLE = "transitions"
@@ -15,9 +16,23 @@ def block_of(spec, number=0):
     return zstandard.compress(number.to_bytes(8, "little").ljust(spec.unroll_bytes, b"\0"))
 
 
-def insert_of(actor, sequence, priorities=None, stream=0):
-    priorities = np.ones(8) if priorities is None else priorities
-    return wire.Insert(sequence, actor, stream, 8 * sequence, 0, 0.1, np.asarray(priorities, np.float32).tobytes())
+def routing_id_of(peer):
+    """The routing id of a peer, which is as long as a server asks for."""
+    return peer.ljust(16, b".")
+
+
+def name_of(peer):
+    """The whole name of an actor."""
+    return marked(peer.decode(), routing_id_of(peer))
+
+
+def greeting_of(peer, streams, spec, first=0):
+    return wire.Hello(wire.PROTOCOL, name_of(peer), streams, spec, first)
+
+
+def insert_of(peer, sequence, priorities=None, stream=0):
+    priorities = np.asarray(np.ones(8) if priorities is None else priorities, np.float32)
+    return wire.Insert(sequence, name_of(peer), stream, 8 * sequence, 0, 0.1, priorities.tobytes())
 
 
 def only(messages, kind):
@@ -59,13 +74,13 @@ class Peers:
         self.raw(role, peer, [wire.encode(message), *attachments])
 
     def raw(self, role, peer, frames):
-        self.service.receive(role, peer, frames, self.now)
+        self.service.receive(role, routing_id_of(peer), frames, self.now)
 
     def hello(self, peer, streams=2, first=0, spec=None):
-        self.say("actor", peer, wire.Hello(wire.PROTOCOL, peer.decode(), streams, spec or self.spec, first))
+        self.say("actor", peer, greeting_of(peer, streams, spec or self.spec, first))
 
     def insert(self, peer, sequence, priorities=None, stream=0):
-        message = insert_of(peer.decode(), sequence, priorities, stream)
+        message = insert_of(peer, sequence, priorities, stream)
         self.say("actor", peer, message, block_of(self.spec, sequence))
 
     def store(self, peer, sequence, *rest, **options):
@@ -86,8 +101,8 @@ class Peers:
         """What the peer was sent since the last call, as frames."""
         self.service.advance()
         self.unread += self.service.outbox.take()
-        found = [outgoing.frames for outgoing in self.unread if outgoing.peer == peer]
-        self.unread = [outgoing for outgoing in self.unread if outgoing.peer != peer]
+        found = [outgoing.frames for outgoing in self.unread if outgoing.peer == routing_id_of(peer)]
+        self.unread = [outgoing for outgoing in self.unread if outgoing.peer != routing_id_of(peer)]
         return found
 
     def heard(self, peer):

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apexrl.net import wire
+from apexrl.net.identity import marked
 from apexrl.net.leases import Leases
 from apexrl.net.service import PEER_TIMEOUT_SECONDS
 from apexrl.types import StreamSpec
-from tests.net.peers import Peers, block_of, insert_of, only
+from tests.net.peers import TABLE, Peers, block_of, insert_of, name_of, only, routing_id_of
 
 
 def test_an_actor_is_welcomed_and_its_inserts_acknowledged(peers):
@@ -76,6 +77,88 @@ def test_a_server_without_journal_takes_up_where_the_actor_is(peers):
     peers.hello(b"a", first=41)
     peers.insert(b"a", 41)
     assert peers.heard(b"a")[-1].stored_sequence == 42
+
+
+@pytest.mark.parametrize("routing_id", [b"x" * 16, b"a", b"\0abcd"])
+def test_a_name_is_welcome_only_from_the_connection_whose_mark_it_ends_in(peers, spec, routing_id):
+    own = name_of(b"a")
+    peers.service.receive("actor", routing_id, [wire.encode(wire.Hello(wire.PROTOCOL, own, 2, spec, 0))], 0.0)
+    (outgoing,) = peers.service.outbox.take()
+    assert isinstance(wire.decode_from_replay(outgoing.frames), wire.Refused)
+    assert not peers.service.actors.sessions
+
+
+def test_who_knows_a_live_name_can_neither_take_it_nor_number_its_inserts(spec, tmp_path):
+    peers = Peers(spec, tmp_path)
+    for life in range(2):
+        peers.hello(b"victim", first=3 * life)
+        for sequence in range(3 * life, 3 * life + 3):
+            for thief in (b"thief", b"victim-", name_of(b"victim").encode()):
+                hello = wire.Hello(wire.PROTOCOL, name_of(b"victim"), 2, spec, 2**53)
+                peers.say("actor", thief, hello)
+                peers.say("actor", thief, insert_of(b"victim", 2**53), block_of(spec))
+                peers.hello(thief, first=7)
+                peers.say("actor", thief, insert_of(b"victim", 7), block_of(spec))
+            peers.store(b"victim", sequence)
+        assert peers.heard(b"victim")[-1].stored_sequence == 3 * life + 3
+        peers.restart()
+    inserts = [wire.decode_insert(peers.log.get(number).message) for number in range(peers.log.end_number)]
+    assert [(i.actor, i.sequence) for i in inserts] == [(name_of(b"victim"), n) for n in range(6)]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_numbers_do_not_jump_within_a_life_of_the_server(peers, leaves):
+    peers.hello(b"a", first=5)
+    peers.store(b"a", 5)
+    if leaves:
+        peers.say("actor", b"a", wire.Goodbye())
+    peers.heard(b"a")
+    peers.hello(b"a", first=7)
+    assert "only at 6" in only(peers.heard(b"a"), wire.Refused)[0].reason
+    peers.hello(b"a", first=5)
+    assert peers.heard(b"a")[0].stored_sequence == 6
+
+
+def test_numbers_that_a_power_cut_took_may_be_left_out_once(spec, tmp_path):
+    peers = Peers(spec, tmp_path)
+    peers.hello(b"a")
+    peers.store(b"a", 0)
+    peers.restart()
+    peers.hello(b"a", first=4)  # 1..3 were acknowledged, and lost with the end of the journal
+    assert peers.heard(b"a")[0].stored_sequence == 4
+    peers.hello(b"a", first=5)
+    assert isinstance(peers.heard(b"a")[0], wire.Refused)
+
+
+@pytest.mark.parametrize("streams", [2, 3])
+def test_an_insert_that_came_just_before_a_goodbye_is_stored_once(peers, streams):
+    peers.hello(b"a")
+    peers.insert(b"a", 0)
+    peers.say("actor", b"a", wire.Goodbye())
+    peers.hello(b"a", streams=streams)
+    peers.insert(b"a", 0)
+    assert peers.heard(b"a")[-1].stored_sequence == 1
+    assert peers.log.end_number == 1
+
+
+def test_one_connection_has_one_name_at_a_time(peers, spec):
+    peers.hello(b"a")
+    other = marked("other", routing_id_of(b"a"))
+    peers.say("actor", b"a", wire.Hello(wire.PROTOCOL, other, 2, spec, 0))
+    assert [session.actor for session in peers.service.actors.sessions.values()] == [other]
+    assert peers.service.actors.leases.ladder_size == 2
+
+
+def test_what_is_remembered_is_bounded_and_the_newest_stay(peers, monkeypatch):
+    monkeypatch.setattr("apexrl.net.actor_sessions.REMEMBERED_ACTORS", 3)
+    for i in range(6):
+        peers.hello(b"%d" % i)
+        peers.store(b"%d" % i, 0)
+        peers.say("actor", b"%d" % i, wire.Goodbye())
+    for i in (5, 4, 3):
+        peers.hello(b"%d" % i)
+        assert only(peers.heard(b"%d" % i), wire.Welcome)[-1].stored_sequence == 1
+    assert len(peers.service.actors._stored) == 3
 
 
 def test_slots_are_dense_and_reused(peers):
@@ -153,6 +236,26 @@ def test_actors_wait_for_the_learner_when_it_is_behind(spec):
     assert peers.heard(b"a")[-1].allowed_sequence > allowed
 
 
+def test_the_error_ends_at_the_slack_and_the_windows_of_all_actors(spec):
+    peers = Peers(spec, samples_per_insert=4.0)
+    names, allowed, sent = [b"%d" % i for i in range(12)], {}, dict.fromkeys([b"%d" % i for i in range(12)], 0)
+    for i, name in enumerate(names):
+        peers.hello(name, streams=1 + i % 3)
+    for turn in range(200):  # nobody samples; all actors send what they may, by turns in another order
+        for name in random.Random(turn).sample(names, len(names)):
+            for told in only(peers.heard(name), (wire.Welcome, wire.Acknowledge)):
+                allowed[name] = told.allowed_sequence
+            if sent[name] < allowed[name]:
+                peers.insert(name, sent[name])
+                sent[name] += 1
+    assert sent == allowed
+    limiter = peers.service.replay.tables[TABLE].limiter
+    windows = sum(session.window for session in peers.service.actors.sessions.values())
+    assert windows == 12 * (2 * 2 + 2)
+    width = 4.0 * 8 * windows
+    assert limiter.slack + 0.5 * width < limiter.error <= limiter.slack + width
+
+
 @pytest.mark.parametrize("change", [{"env": "Other-v0"}, {"n_steps": 5}])
 def test_another_spec_is_refused(peers, spec, change):
     peers.hello(b"a")
@@ -171,7 +274,7 @@ def test_an_unroll_larger_than_a_message_is_refused(peers):
 
 
 def test_another_protocol_is_refused(peers, spec):
-    peers.say("actor", b"a", wire.Hello(99, "a", 1, spec, 0))
+    peers.say("actor", b"a", wire.Hello(99, name_of(b"a"), 1, spec, 0))
     assert "run the same version everywhere" in peers.heard(b"a")[0].reason
 
 
@@ -213,14 +316,14 @@ def malformed_blocks(spec):
 @pytest.mark.parametrize("kind", ["no zstd", "empty", "another size", "size unknown", "too large"])
 def test_a_block_of_another_size_than_the_spec_says_is_dropped(peers, spec, kind):
     peers.hello(b"a")
-    peers.say("actor", b"a", insert_of("a", 0), malformed_blocks(spec)[kind])
+    peers.say("actor", b"a", insert_of(b"a", 0), malformed_blocks(spec)[kind])
     peers.store(b"a", 1)
     assert peers.dropped["malformed"] == 1 and peers.log.end_number == 1
 
 
 def test_inserts_of_another_actor_or_stream_are_dropped(peers, spec):
     peers.hello(b"a", streams=2)
-    peers.say("actor", b"a", insert_of("b", 0), block_of(spec))
+    peers.say("actor", b"a", insert_of(b"b", 0), block_of(spec))
     peers.insert(b"a", 1, stream=2)
     peers.store(b"a", 2, stream=1)
     assert peers.dropped["malformed"] == 2 and peers.log.end_number == 1

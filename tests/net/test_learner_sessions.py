@@ -29,7 +29,7 @@ def test_an_unroll_reaches_the_learner_as_the_actor_sent_it(peers, spec):
     peers.subscribe(b"l")
     peers.insert(b"a", 0)
     append = next(f for f in peers.frames(b"l") if isinstance(wire.decode_from_replay(f), wire.Append))
-    assert append[1:] == (wire.encode(insert_of("a", 0)), block_of(spec, 0))
+    assert append[1:] == (wire.encode(insert_of(b"a", 0)), block_of(spec, 0))
 
 
 def test_a_learner_that_comes_before_the_actors_waits_for_them(peers):
@@ -185,7 +185,7 @@ def test_unrolls_are_fetched_by_number(peers, spec):
     peers.say("learner", b"l", wire.Fetch(5, (0, 9)))
     found, missing = peers.frames(b"l")
     assert wire.decode_from_replay(found) == wire.Fetched(5, 0, True)
-    assert found[1:] == (wire.encode(insert_of("a", 0)), block_of(spec, 0))
+    assert found[1:] == (wire.encode(insert_of(b"a", 0)), block_of(spec, 0))
     assert wire.decode_from_replay(missing) == wire.Fetched(5, 9, False) and missing[1:] == (b"", b"")
 
 
@@ -200,7 +200,7 @@ def test_a_learners_nonsense_is_dropped_and_counted(peers, spec):
         (1, b"\0" * 8, b"\0" * 4),
     ):
         peers.say("learner", b"l", wire.UpdatePriorities(table, keys, priorities))
-    peers.say("learner", b"l", insert_of("l", 1), block_of(spec))
+    peers.say("learner", b"l", insert_of(b"l", 1), block_of(spec))
     assert peers.dropped == {"malformed": 4, "misplaced": 1}
     peers.demand(b"l", 5)  # fewer tables than wanted
     peers.demand(b"l", 5, 1, 1, 1)
@@ -216,7 +216,7 @@ def test_a_key_that_is_not_held_is_ignored_and_counted(spec, keys):
     peers.subscribe(b"l")
     update = wire.UpdatePriorities(0, np.array(keys).tobytes(), np.ones(2, np.float32).tobytes())
     peers.say("learner", b"l", update)
-    assert peers.service.statistics(0.0)["stale_priorities"] == 1
+    assert peers.service.statistics(0.0)["table/transitions/stale_priorities"] == 1
     peers.service.replay.tables["transitions"].check_valid()
 
 

@@ -1,6 +1,7 @@
 """The replay server and its clients over real sockets, in one process."""
 
 import os
+import socket
 import time
 
 import msgspec
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 import zmq
 
-from apexrl.errors import PeerError
+from apexrl.config import ReplayConfig
+from apexrl.errors import ConfigError, PeerError
 from apexrl.net import wire
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.replay_client import ReplayClient
+from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import make_socket
 from apexrl.unroll import UnrollCodec
 from tests.net.peers import TABLE, block_of, insert_of
@@ -48,7 +51,7 @@ def test_inserts_reach_the_learner_in_order_and_priorities_the_server(server, sp
     assert [append.number for append in appends] == list(range(30))
     assert [bytes(append.block) for append in appends] == sent
     assert all(batch.table == TABLE and len(batch.sample.keys) == 4 for batch in batches)
-    wait_for(lambda: server.service.statistics(0)["priority_quantile_90"] > 1.5, 10, "new priorities")
+    wait_for(lambda: server.service.statistics(0)[f"table/{TABLE}/priority_quantile_90"] > 1.5, 10, "new priorities")
     actor.close()
     learner.close()
 
@@ -121,6 +124,14 @@ def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec, hea
     actor.close()
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_server_that_cannot_listen_gives_everything_back(free_ports, tmp_path, taken):
+    ports = free_ports(2)
+    with socket.create_server(("127.0.0.1", ports[taken])), pytest.raises(ConfigError, match=str(ports[taken])):
+        ReplayServer(ReplayConfig(), "127.0.0.1", *ports, 0, tmp_path)
+    ReplayServer(ReplayConfig(), "127.0.0.1", *ports, 0, tmp_path).close()
+
+
 class ByHand:
     """A learner whose server is the test."""
 
@@ -140,14 +151,14 @@ class ByHand:
         return len(self.requests) >= times
 
     def answer(self, message, *attachments):
-        self.socket.send_multipart([b"learner", wire.encode(message), *attachments])
+        self.socket.send_multipart([self.learner.connection.routing_id, wire.encode(message), *attachments])
         return self.learner.poll(2000)
 
     def subscribed(self, request):
         return self.answer(wire.Subscribed(request, "log", 0, False, self.spec, 10, 0, (0,)))
 
     def append(self, number):
-        return self.answer(wire.Append(number), wire.encode(insert_of("actor", number)), b"block")
+        return self.answer(wire.Append(number), wire.encode(insert_of(b"actor", number)), b"block")
 
     def batch(self, index, next_number):
         arrays = np.zeros(4, np.int64), np.ones(4), np.ones(4, np.float32)
@@ -229,7 +240,7 @@ def test_who_holds_no_replica_samples_fetches_and_sets_priorities(start_server, 
         wait_for(lambda: set(reader.sample("transitions", 10).keys) == {9}, 10, "batches of the new priorities")
         figures = reader.statistics(10)
         assert figures.figures["size"] == 64
-        assert {(peer.role, peer.name) for peer in figures.peers} == {("actor", "actor"), ("learner", "reader")}
+        assert {(peer.role, peer.name) for peer in figures.peers} == {("actor", actor.actor), ("learner", "reader")}
         with pytest.raises(PeerError, match="it waits for actors"):
             reader.sample("queue", 3.0)
         actor.close()

@@ -9,9 +9,9 @@ import pytest
 from apexrl.errors import ConfigError, JournalError
 from apexrl.net import wire
 from apexrl.net.statistics import summary
-from apexrl.replay.journal import SNAPSHOT_FILE
+from apexrl.replay.journal import IDENTITY_FILE, SNAPSHOT_FILE, LogIdentity
 from apexrl.replay.snapshot import write_snapshot
-from tests.net.peers import TABLE, Peers, insert_of, only
+from tests.net.peers import TABLE, Peers, insert_of, name_of, only
 
 DISK = "the journal cannot be written (No space left on device)"
 
@@ -21,7 +21,7 @@ def stored(peers):
     log = peers.log
     records = [log.get(number) for number in range(log.first_number, log.end_number)]
     inserts = [wire.decode_insert(record.message) if record else None for record in records]
-    return [insert and (insert.actor, insert.sequence) for insert in inserts]
+    return [insert and (insert.actor.rpartition("-")[0], insert.sequence) for insert in inserts]
 
 
 def priorities_of(peers):
@@ -149,6 +149,13 @@ def test_two_servers_cannot_use_one_journal(spec, tmp_path):
         Peers(spec, tmp_path)
 
 
+def test_a_journal_of_another_version_is_given_back(spec, tmp_path):
+    (tmp_path / IDENTITY_FILE).write_bytes(msgspec.json.encode(LogIdentity(99, "log", (0,), spec)))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="format 99"):
+            Peers(spec, tmp_path)
+
+
 def full(*_):
     raise OSError(28, "No space left on device")
 
@@ -160,7 +167,7 @@ def test_a_journal_that_cannot_be_mended_is_a_clear_error(spec, tmp_path, monkey
         peers.store(b"a", sequence)
     peers.crash()
     (path,) = tmp_path.glob("unrolls-*.log")
-    path.write_bytes(path.read_bytes().replace(wire.encode(insert_of("a", 1)), b"?" * 10))
+    path.write_bytes(path.read_bytes().replace(wire.encode(insert_of(b"a", 1)), b"?" * 10))
     with monkeypatch.context() as patch:
         patch.setattr("apexrl.replay.journal.write_durably", full)
         with pytest.raises(ConfigError, match="No space left"):
@@ -297,7 +304,7 @@ def test_garbage_from_strangers_and_friends_does_no_harm(peers):
     peers.store(b"a", 0)
     peers.subscribe(b"l")
     said = [wire.Demand(0, (3,)), wire.Heartbeat(), wire.Fetch(0, (0, 1)), wire.AskStatistics(0)]
-    valid = [*map(wire.encode, said), wire.encode(insert_of("a", 1))]
+    valid = [*map(wire.encode, said), wire.encode(insert_of(b"a", 1))]
     for _ in range(3000):
         data = bytearray(rng.choice([*valid, rng.randbytes(rng.randrange(60))]))
         if data and rng.random() < 0.7:
@@ -310,6 +317,42 @@ def test_garbage_from_strangers_and_friends_does_no_harm(peers):
     peers.hello(b"z")
     peers.store(b"z", 0)
     assert peers.log.end_number == held + 1
+
+
+TABLES = (
+    ("transitions=priority",),
+    ("transitions=priority", "more=priority"),
+    ("transitions=priority", "queue=fifo:1:1"),
+    ("queue=fifo:1:1", "any=uniform:2:1"),
+)
+
+
+@pytest.mark.parametrize("tables", TABLES)
+def test_figures_of_the_run_count_each_transition_once_with_any_tables(spec, tmp_path, tables):
+    peers = Peers(spec, tmp_path, tables=tables, capacity=80)
+    peers.hello(b"a", streams=20)
+    before = peers.service.statistics(0.0)
+    for sequence in range(30):
+        peers.store(b"a", sequence, [0, *[1] * 7])
+    names = [text.partition("=")[0] for text in tables]
+    peers.subscribe(b"l", tables=names, batch_size=4)
+    peers.demand(b"l", 30, *[2] * len(tables))
+    peers.service.advance()
+    figures = peers.service.statistics(1.0)
+    kinds = dict(text.split(":")[0].split("=") for text in tables)
+    sampled = sum(2 * 4 * (1 if kind == "priority" else 8) for kind in kinds.values())
+    assert (figures["transitions_inserted"], figures["transitions_sampled"]) == (210, sampled)
+    assert figures["fill"] == figures["size"] / 80
+    for name, kind in kinds.items():
+        assert figures[f"table/{name}/inserted"] == (210 if kind == "priority" else 30)
+        assert figures[f"table/{name}/sampled"] == 8
+    ratios = [figures[f"table/{name}/samples_per_insert"] for name in kinds]
+    assert figures["samples_per_insert"] == sum(ratios) > 0
+    assert f"in 210/s, out {sampled}/s" in summary(figures, before, 1.0)
+    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
+    peers.store(b"a", 30, [0, *[1] * 7])
+    peers.restart()
+    assert peers.service.statistics(2.0)["transitions_inserted"] == 217
 
 
 def test_figures_and_peers_are_told_to_who_asks(spec, tmp_path):
@@ -329,13 +372,13 @@ def test_figures_and_peers_are_told_to_who_asks(spec, tmp_path):
     (answer,) = peers.heard(b"x")
     assert isinstance(answer, wire.Statistics) and answer.request == 7
     assert {peer.name: (peer.role, peer.silent_seconds, peer.waits_for) for peer in answer.peers} == {
-        "a": ("actor", 3.0, ""),
+        name_of(b"a"): ("actor", 3.0, ""),
         "l": ("learner", 3.0, "actors"),
     }
     figures = answer.figures
     assert (figures["size"], figures["actors"], figures["learners"], figures["slots"]) == (64, 1, 1, 3)
-    assert (figures["transitions_transitions_inserted"], figures["queue_transitions_inserted"]) == (64, 8)
-    assert (figures["queue_transitions_sampled"], figures["queue_samples_per_insert"]) == (8, 8 / 7)
+    assert (figures["table/transitions/inserted"], figures["table/queue/inserted"]) == (64, 8)
+    assert (figures["table/queue/sampled"], figures["table/queue/samples_per_insert"]) == (8, 8 / 7)
     assert figures["age_seconds"] == 3.0 and figures["waited_seconds_learner_actors"] == 3.0
     files = tmp_path.glob("unrolls-*.log")
     assert figures["journal_bytes"] == sum(path.stat().st_size for path in files) > 0

@@ -14,6 +14,8 @@ import pytest
 
 from apexrl.errors import WireError
 from apexrl.net import wire
+from apexrl.net.identity import mark_of, marked, why_not_named
+from apexrl.net.service import why_other_protocol
 from apexrl.replay import segment
 from apexrl.replay.journal import LogIdentity
 from apexrl.replay.snapshot import Snapshot
@@ -32,7 +34,9 @@ DATA_DTYPES = {"frames": np.uint8, "actions": np.int32, "rewards": np.float32, "
 
 FLOATS = np.array([1.0, 0.5, 0.0, 2.0], np.float32).tobytes()
 KEYS = np.array([4, 9, 14], np.int64).tobytes()
-INSERT = wire.Insert(7, "host-0-a1", 1, 64, 300, 0.25, FLOATS, (Episode(-1.5, 200, 0.25),))
+ROUTING_ID = b"0123456789abcdef0123456789abcdef"
+ACTOR = marked("host-0", ROUTING_ID)
+INSERT = wire.Insert(7, ACTOR, 1, 64, 300, 0.25, FLOATS, (Episode(-1.5, 200, 0.25),))
 UNROLL = Unroll(
     np.arange(14, dtype=np.uint8).reshape(7, 2),
     np.array([0, 1, 2, 1, 0], np.int32),
@@ -41,13 +45,13 @@ UNROLL = Unroll(
     np.array([0, 0, 0, 0, 1, 0], bool),
 )
 TO_REPLAY = [
-    (wire.Hello(2, "host-0-a1", 2, SPEC, 0), ()),
+    (wire.Hello(wire.PROTOCOL, ACTOR, 2, SPEC, 0), ()),
     (INSERT, (b"block",)),
-    (wire.Insert(8, "host-0-a1", 0, 0, -1, 0.0, FLOATS), (b"block",)),
+    (wire.Insert(8, ACTOR, 0, 0, -1, 0.0, FLOATS), (b"block",)),
     (wire.Heartbeat(), ()),
     (wire.Goodbye(), ()),
-    (wire.Subscribe(2, "learner", 1, (wire.Want("transitions", 3),), True, "", 0, 0, 0), ()),
-    (wire.Subscribe(2, "reader", 2, (), False, "0123456789abcdef", 1, 40, 2**53), ()),
+    (wire.Subscribe(wire.PROTOCOL, "learner", 1, (wire.Want("transitions", 3),), True, "", 0, 0, 0), ()),
+    (wire.Subscribe(wire.PROTOCOL, "reader", 2, (), False, "0123456789abcdef", 1, 40, 2**53), ()),
     (wire.Demand(5, (9,)), ()),
     (wire.UpdatePriorities(0, KEYS, FLOATS[:12]), ()),
     (wire.Fetch(1, (0, 300, 70000)), ()),
@@ -63,9 +67,9 @@ FROM_REPLAY = [
     (wire.Standing(4, (1,), ("actors",)), ()),
     (wire.Fetched(1, 3, True), (wire.encode(INSERT), b"block")),
     (wire.Fetched(1, 300, False), (b"", b"")),
-    (wire.Statistics(2, {"size": 16.0}, (wire.PeerStanding("actor", "host-0-a1", 0.5, ""),)), ()),
+    (wire.Statistics(2, {"size": 16.0}, (wire.PeerStanding("actor", ACTOR, 0.5, ""),)), ()),
     (wire.Dropped("not allowed: insert 9: only those before 9 are allowed"), ()),
-    (wire.Refused("this server speaks protocol 2, you speak 1: run the same version everywhere"), ()),
+    (wire.Refused(why_other_protocol(wire.PROTOCOL - 1)), ()),
     (wire.Stranger(), ()),
 ]
 MESSAGES = [("to_replay", *item) for item in TO_REPLAY] + [("from_replay", *item) for item in FROM_REPLAY]
@@ -141,6 +145,7 @@ def make_vectors():
     raw = b"".join(array.tobytes() for array in UNROLL)
     return {
         "protocol": wire.PROTOCOL,
+        "identity": {"routing_id": ROUTING_ID.decode(), "mark": mark_of(ROUTING_ID), "actor": ACTOR},
         "messages": [
             {
                 "name": type(message).__name__,
@@ -223,6 +228,15 @@ def test_malformed_examples_raise_wire_errors(vectors):
             print(vector["malformed"], DECODERS[vector["direction"]]([bytes.fromhex(f) for f in vector["frames"]]))
 
 
+def test_the_name_is_that_of_the_routing_id(vectors):
+    example = vectors["identity"]
+    routing_id = example["routing_id"].encode()
+    assert example["actor"].endswith("-" + example["mark"]) and len(example["mark"]) == 24
+    assert why_not_named(example["actor"], routing_id) == ""
+    for actor, other in ((example["actor"], routing_id[1:]), (example["actor"][:-1], routing_id)):
+        assert "mark of your routing id" in why_not_named(actor, other)
+
+
 def test_the_block_holds_its_arrays(vectors):
     vector = vectors["block"]
     spec = msgspec.convert(vector["spec"], StreamSpec)
@@ -255,13 +269,30 @@ def test_the_journal_holds_its_records(vectors):
 STRUCTS = [StreamSpec, Episode, wire.Want, wire.PeerStanding, LogIdentity, segment.SegmentHeader, Snapshot, TableState]
 
 
+def sections():
+    """The parts of the page that tell of one struct each."""
+    return {part.split("`")[0]: part.split("\n## ")[0] for part in PAGE.split("\n### `")[1:]}
+
+
+def structs_by_name():
+    return {struct.__name__: struct for struct in (*CLASSES["to_replay"], *CLASSES["from_replay"], *STRUCTS)}
+
+
 def test_the_page_names_every_message_and_field():
-    sections = {part.split("`")[0]: part.split("\n## ")[0] for part in PAGE.split("\n### `")[1:]}
-    structs = {struct.__name__: struct for struct in (*CLASSES["to_replay"], *CLASSES["from_replay"], *STRUCTS)}
-    assert sections.keys() == structs.keys()
-    for name, struct in structs.items():
-        told = re.findall(r"^\| `(\w+)` \|", sections[name], re.MULTILINE)
+    assert sections().keys() == structs_by_name().keys()
+    for name, struct in structs_by_name().items():
+        told = re.findall(r"^\| `(\w+)` \|", sections()[name], re.MULTILINE)
         assert tuple(told) == struct.__struct_fields__, name
+
+
+def test_the_page_tells_the_defaults_of_the_code():
+    names = {"[]": (), "empty": b""}
+    for name, struct in structs_by_name().items():
+        told = dict(re.findall(r"^\| `(\w+)` \|[^|]*?(?:default ([^ |;]+))?[ ]*\|", sections()[name], re.MULTILINE))
+        for field in msgspec.structs.fields(struct):
+            text = told[field.name]
+            value = names[text] if text in names else float(text) if text else msgspec.NODEFAULT
+            assert value == field.default, f"{name}.{field.name}"
 
 
 def test_the_page_tells_the_numbers_of_the_code():

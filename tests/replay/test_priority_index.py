@@ -5,6 +5,19 @@ from hypothesis import strategies as st
 
 from apexrl.replay.priority_index import PriorityIndex
 
+ALMOST_ONE = np.nextafter(1, 0)
+
+
+class Chosen:
+    """A generator whose draws are given."""
+
+    def __init__(self, draws):
+        self.draws = draws
+
+    def random(self, size):
+        assert len(self.draws) == size
+        return self.draws
+
 
 class SlowIndex:
     """The naive twin: a flat list, and a scan for each draw."""
@@ -25,7 +38,7 @@ class SlowIndex:
         total = sum(self.values)
         places = []
         for i, u in enumerate(rng.random(batch_size)):
-            mass = (i + u) * total / batch_size
+            mass = min((i + u) * total / batch_size, np.nextafter(total, 0))
             running = np.cumsum(self.values)
             places.append(next(place for place, reached in enumerate(running) if mass < reached))
         return places, [self.values[place] / total for place in places]
@@ -59,11 +72,13 @@ def test_equals_the_slow_twin_under_random_operations(data):
         everywhere = np.divmod(np.arange(num_rows * size), size)
         assert fast.get(*everywhere).tolist() == slow.values
         if fast.total() > 0:
-            seed = data.draw(st.integers(0, 1000))
-            rows, columns, probabilities = fast.sample(16, np.random.default_rng(seed))
-            places, slow_probabilities = slow.sample(16, np.random.default_rng(seed))
-            assert (rows * size + columns).tolist() == places
-            assert probabilities.tolist() == slow_probabilities
+            draws = np.random.default_rng(data.draw(st.integers(0, 1000))).random(16)
+            borders = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.5, ALMOST_ONE]), min_size=16, max_size=16)))
+            for chosen in (Chosen(draws), Chosen(borders)):
+                rows, columns, probabilities = fast.sample(16, chosen)
+                places, slow_probabilities = slow.sample(16, chosen)
+                assert (rows * size + columns).tolist() == places
+                assert probabilities.tolist() == slow_probabilities
 
 
 def test_frequencies_are_in_proportion():
@@ -88,6 +103,32 @@ def test_rounding_never_picks_an_empty_place():
         if index.total() > 0:
             rows, columns, probabilities = index.sample(64, rng)
             assert (probabilities > 0).all() and (index.get(rows, columns) > 0).all()
+
+
+def borders_of(index):
+    """For each group but the first, the least draw that falls into it, and its neighbours."""
+    running = np.cumsum(index._group_sums)
+    borders = running[:-1] / running[-1]
+    for _ in range(3):
+        borders = np.nextafter(borders, 0)
+    draws = []
+    for _ in range(7):
+        draws.append(borders)
+        borders = np.nextafter(borders, 1)
+    return np.clip(np.concatenate(draws), 0, ALMOST_ONE)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_draw_at_the_border_of_a_group_falls_into_a_place_that_exists(seed):
+    rng = np.random.default_rng(seed)
+    index = PriorityIndex(64 * 40, 3)
+    values = rng.exponential(size=(64 * 40, 3))
+    values[np.arange(64 * 40) % 64 < 8] = 0.0  # as in the group whose oldest rows are evicted
+    index.set_rows(np.arange(64 * 40), values)
+    assert index.total() > 0
+    for draw in borders_of(index):
+        rows, columns, _ = index.sample(1, Chosen(np.array([draw])))
+        assert index.get(rows, columns) > 0
 
 
 def test_a_copy_of_rows_does_not_follow_the_index():

@@ -257,6 +257,28 @@ def test_a_uniform_table_knows_the_probability_beside_missing_unrolls():
     assert (table.sample(8).probabilities == 1 / 2).all()
 
 
+class CountedGenerator:
+    """A generator that counts how often it is asked."""
+
+    def __init__(self):
+        self.num_calls = 0
+        self._rng = np.random.default_rng(0)
+
+    def __getattr__(self, name):
+        self.num_calls += 1
+        return getattr(self._rng, name)
+
+
+def test_a_uniform_table_of_which_nearly_all_is_missing_draws_at_once():
+    table = make("uniform", ring=12)
+    insert(table, 0, 1)
+    table.skip(5000)
+    insert(table, 5000, 1)
+    table._rng = CountedGenerator()
+    assert set(table.sample(64).keys) == {0, 5000}
+    assert table._rng.num_calls == 1
+
+
 def test_a_fifo_table_does_not_miss_what_was_never_there():
     table = make("fifo", ring=12)
     insert(table, 0, 1)

@@ -64,11 +64,12 @@ def tally(entries: list[Entry], streams: dict[str, int], acknowledged: dict[str,
     for number, entry in enumerate(entries):
         assert entry.number == number
         insert = wire.decode_insert(entry.message)
-        header, block = numbered_insert(insert.actor, streams[insert.actor], insert.sequence, codec)
+        actor = insert.actor.rpartition("-")[0]  # without its mark
+        header, block = numbered_insert(actor, streams[actor], insert.sequence, codec)
         assert entry.block == block, f"unroll {number} is damaged"
         assert (insert.stream, insert.first_step) == (header.stream, header.first_step)
         assert insert.priorities == header.priorities.tobytes()
-        stored[insert.actor].append(insert.sequence)
+        stored[actor].append(insert.sequence)
     lost = doubled = 0
     for actor in streams:
         sequences = stored[actor]

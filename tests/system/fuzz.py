@@ -15,6 +15,7 @@ import zstandard
 
 from apexrl.errors import WireError
 from apexrl.net import InsertClient, LogAppend, LogClient, ReplayClient, wire
+from apexrl.net.identity import marked
 from apexrl.types import Episode, StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec
 from tests.system.processes import Process, wait_for
@@ -305,7 +306,7 @@ class GoodPeers:
     def _follow(self):
         while not self._followed.is_set():
             event = self.follower.poll(50)
-            if isinstance(event, LogAppend) and event.insert.actor == self.name:
+            if isinstance(event, LogAppend) and event.insert.actor == self.actor.actor:
                 self.seen.append(event.insert.sequence)
 
 
@@ -358,8 +359,8 @@ class Enemy:
             self._catch_up()
         self.close()
         rng = self.fuzzer.rng
-        name = self.fuzzer.name = f"enemy-{self.role}-{rng.randrange(10**9)}"
-        identity = name.encode() if rng.random() < 0.5 else b"\1" + rng.randbytes(rng.randrange(254))
+        identity = b"\1" + rng.randbytes(rng.choice((3, 16, 31, 253)))
+        self.fuzzer.name = marked(f"enemy-{self.role}", identity)
         self._socket = dealer(self._context, self._port, identity)
         self._greet()
 

@@ -1,6 +1,7 @@
 """An actor process that plays nothing: it inserts numbered unrolls and writes down what was acknowledged.
 
-Arguments: the server's endpoint, the actor's name, its streams, the file of the acknowledged count. Runs until SIGTERM.
+Arguments: the server's endpoint, the actor's name before its mark, its streams, the file of the acknowledged count.
+Runs until SIGTERM.
 The name and the sequence of an insert decide every byte of it, so that a checker can tell what the log has to hold.
 """
 

@@ -17,6 +17,7 @@ import zmq
 from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net import InsertClient, ReplayClient, load_keyring, sockets, wire
+from tests.net.peers import greeting_of, name_of, routing_id_of
 from tests.system.fuzz import (
     BLOCK,
     HOST,
@@ -113,11 +114,11 @@ def flood(kind, ports, seconds):
     context = zmq.Context()
     name = f"flood-{kind}"
     role = "actor" if kind in ("hello", "beat") else "learner"
-    link = dealer(context, ports[role == "learner"], name.encode(), rcvhwm=1, rcvbuf=8192)
     subscribe = wire.Subscribe(
         wire.PROTOCOL, name, 0, (wire.Want(TABLE, wire.MAX_BATCH),), kind == "follow", "", 0, 8, 0
     )
-    hello = wire.Hello(wire.PROTOCOL, name, 2, SPEC, 0)
+    link = dealer(context, ports[role == "learner"], routing_id_of(name.encode()), rcvhwm=1, rcvbuf=8192)
+    hello = greeting_of(name.encode(), 2, SPEC)
     greeting = hello if role == "actor" else subscribe
     messages = {
         "hello": [hello],
@@ -196,16 +197,16 @@ def test_an_insert_far_larger_than_its_unroll_is_not_stored(tmp_path, free_ports
         wait_for(lambda: good.seen or good.errors, 30, "a first insert")
         before = settled_mb(server)
         context = zmq.Context()
-        link = dealer(context, ports[0], b"fat")
-        link.send(wire.encode(wire.Hello(wire.PROTOCOL, "fat", 30, SPEC, 0)))
+        link = dealer(context, ports[0], routing_id_of(b"fat"))
+        link.send(wire.encode(greeting_of(b"fat", 30, SPEC)))
         assert link.poll(10_000)
         for i in range(30):
-            insert = wire.Insert(i, "fat", 0, 0, 0, 0.1, np.ones(K, np.float32).tobytes())
+            insert = wire.Insert(i, name_of(b"fat"), 0, 0, 0, 0.1, np.ones(K, np.float32).tobytes())
             message = wire.encode(insert)
             fat = bytes([message[0] + 1]) + message[1:] + b"\xa1x\xc6" + (2**22).to_bytes(4, "big") + bytes(2**22)
             assert wire.decode_insert(message) == insert
             link.send_multipart([fat, BLOCK])
-        link.send(wire.encode(wire.Hello(wire.PROTOCOL, "fat", 31, SPEC, 0)))
+        link.send(wire.encode(greeting_of(b"fat", 31, SPEC)))
 
         def is_read():
             message = wire.decode_from_replay(link.recv_multipart())
@@ -302,9 +303,10 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
         answers = {wire.Welcome: 0, wire.Dropped: 0}
         most = 0
         for start in range(0, count, 500):
-            links = [dealer(context, ports[0], b"stranger-%d" % i) for i in range(start, start + 500)]
-            for i, link in enumerate(links):
-                link.send(wire.encode(wire.Hello(wire.PROTOCOL, f"stranger-{start + i}", 1, SPEC, 0)))
+            names = [b"stranger-%d" % i for i in range(start, start + 500)]
+            links = [dealer(context, ports[0], routing_id_of(name)) for name in names]
+            for link, name in zip(links, names, strict=True):
+                link.send(wire.encode(greeting_of(name, 1, SPEC)))
             for link in links:
                 assert link.poll(30_000), "no answer to a greeting"
                 answers[type(wire.decode_from_replay(link.recv_multipart()))] += 1
@@ -365,7 +367,7 @@ def test_only_owners_of_keys_reach_the_service(tmp_path, free_ports, key_directo
         text = server.text()
     print(f"\nkeys: good inserts {good.num_inserts}, lost 0, doubled 0; strangers were told {said}")
     assert "stranger" not in text
-    assert {peer.name for peer in statistics.peers} == {"good", "good-reader", "good-follower"}
+    assert {peer.name for peer in statistics.peers} == {good.actor.actor, "good-reader", "good-follower"}
     assert not any(value for name, value in statistics.figures.items() if name.startswith("dropped"))
     assert said["none"] == []
     assert all(any("key" in text for text in said[kind]) for kind in ("foreign", "mixed", "right")), said

@@ -50,7 +50,7 @@ def stored_sequences(directory):
     stored = {}
     for entry in recover(directory).entries:
         insert = wire.decode_insert(entry.message)
-        stored.setdefault(insert.actor, []).append(insert.sequence)
+        stored.setdefault(insert.actor.rpartition("-")[0], []).append(insert.sequence)
     return stored
 
 
