@@ -59,7 +59,7 @@ class Readings(MetricsServer):
         self.process: psutil.Process | None = None
         self.kept: list[Reading] = []
 
-    def take(self, message: Report | Evaluation) -> None:
+    def take(self, message: Report | Evaluation, num_bytes: int = 0) -> None:
         """Takes one report; the replay server's are of no interest."""
         if self.process is not None and isinstance(message, Report) and STEPS in message.scalars:
             self.kept.append(Reading(time.perf_counter(), cpu_seconds(self.process), message.scalars))
@@ -114,7 +114,7 @@ class _Versions:
     def next(self) -> bytes:
         """Returns the parameters as a learner would send them after its next update."""
         self._version += 1
-        return encode_parameters(ParametersHeader(self._version, self._spec, self._config), self._tensors)
+        return encode_parameters(ParametersHeader(self._version, self._spec, self._config, "benchmark"), self._tensors)
 
 
 def _measure(

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from apexrl.config import RunCommand
-from apexrl.launch import CONFIG_FILE, SavedConfig
+from apexrl.run_directory import CONFIG_FILE, SavedConfig
 from apexrl.status import Status, read_status
 from benchmarks.replay import ROOT, free_ports
 
