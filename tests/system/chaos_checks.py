@@ -19,11 +19,11 @@ import torch
 from apexrl.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.errors import ApexError
 from apexrl.frame_store import FrameStore
-from apexrl.launch import CONFIG_FILE, SUMMARY_FILE, SavedConfig
 from apexrl.net import wire
 from apexrl.replay.journal import segment_paths
 from apexrl.replay.replay import ring_unrolls
 from apexrl.replay.segment import Entry, scan
+from apexrl.run_directory import CONFIG_FILE, SUMMARY_FILE, SavedConfig
 from apexrl.run_record import CURVE_FILE
 from apexrl.status import Summary, read_status
 from apexrl.types import StreamSpec

@@ -7,8 +7,6 @@ Messages are made of the project's own structs, with whatever fields those have 
 import contextlib
 import os
 import random
-import socket
-import struct
 import sys
 import time
 import typing
@@ -20,17 +18,19 @@ import msgspec
 import numpy as np
 import torch
 import zmq
+import zstandard
 
 from apexrl.errors import ApexError
 from apexrl.net import InsertClient, wire
-from apexrl.net.metrics_channel import Evaluation, Report
+from apexrl.net.identity import marked, new_routing_id
+from apexrl.net.metrics_channel import Evaluation, Report, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.parameters import decode_parameters, encode_parameters
 from apexrl.replay.journal import read_identity, segment_paths
 from apexrl.replay.segment import scan
 from apexrl.types import StreamSpec, Unroll, UnrollHeader
-from apexrl.unroll import UnrollCodec
 from tests.system import fuzz
+from tests.system.test_parameter_abuse import attack as subscribe
 from tests.system.test_replay_abuse import throw_garbage
 from tests.system.witness import numbered_unroll
 
@@ -79,7 +79,7 @@ def garbage(site: Site) -> None:
 def fuzzed(site: Site) -> None:
     """Mutated messages, before and behind the door of both replay ports."""
     fuzz.SPEC, fuzz.K = site.spec, site.spec.unroll_starts
-    fuzz.BLOCK = UnrollCodec(site.spec).encode(numbered_unroll(site.spec, 1))
+    fuzz.BLOCK = block_of(numbered_unroll(site.spec, 1))
     context, seed = zmq.Context(), site.rng.randrange(10**6)
     enemies = [
         fuzz.Enemy(context, "actor", site.actor_port, seed),
@@ -98,8 +98,9 @@ def crowd(site: Site) -> None:
     context = zmq.Context()
     links = []
     for i in range(500):
-        name = f"stranger-{site.rng.randrange(10**9)}-{i}"
-        links.append(fuzz.dealer(context, site.actor_port, name.encode()))
+        identity = new_routing_id()
+        name = marked(f"stranger-{i}", identity)
+        links.append(fuzz.dealer(context, site.actor_port, identity))
         hello = build(wire.Hello, protocol=wire.PROTOCOL, actor=name, num_streams=4, spec=site.spec, first_sequence=0)
         with contextlib.suppress(zmq.Again):
             links[-1].send(wire.encode(hello), zmq.NOBLOCK)
@@ -131,9 +132,8 @@ def shapes(site: Site) -> None:
         with contextlib.suppress(ApexError):
             _insert(site._replace(spec=msgspec.structs.replace(site.spec, **changes)), [], greet_seconds=3)
     whole = numbered_unroll(site.spec, 4)
-    codec = UnrollCodec(site.spec)
     starts = site.spec.unroll_starts
-    fuzz.SPEC, fuzz.BLOCK = site.spec, codec.encode(whole)
+    fuzz.SPEC, fuzz.BLOCK = site.spec, block_of(whole)
     right = np.ones(starts, np.float32)
     inserts = [(header_of(site, i, right), bomb) for i, bomb in enumerate(fuzz.make_bombs())]
     wrong = (np.ones(starts + 1), np.ones(0), -right, right * np.nan, right * np.inf, right * np.float32(HUGE))
@@ -141,7 +141,7 @@ def shapes(site: Site) -> None:
     inserts.append((header_of(site, 40, right)._replace(stream=2**31 - 1), fuzz.BLOCK))
     inserts.append((header_of(site, 41, right)._replace(first_step=2**53), fuzz.BLOCK))
     actions = np.full_like(whole.actions, 2**31 - 1)
-    inserts.append((header_of(site, 42, right), codec.encode(whole._replace(actions=actions))))
+    inserts.append((header_of(site, 42, right), block_of(whole._replace(actions=actions))))
     with _client(site) as client:
         _send(client, inserts)
 
@@ -149,14 +149,14 @@ def shapes(site: Site) -> None:
 def names(site: Site) -> None:
     """Inserts in the name of actors that are alive, numbered as far ahead as a number can be."""
     context, last = zmq.Context(), 2**53
-    block = UnrollCodec(site.spec).encode(numbered_unroll(site.spec, 5))
+    block = block_of(numbered_unroll(site.spec, 5))
     priorities = np.ones(site.spec.unroll_starts, np.float32).tobytes()
     thefts = []
     for victim in recent_actors(site.journal):
         greeting = {"protocol": wire.PROTOCOL, "actor": victim, "num_streams": 1, "spec": site.spec}
         messages = [[wire.encode(build(wire.Hello, **greeting, first_sequence=first))] for first in (0, last)]
         messages.append([wire.encode(wire.Insert(last, victim, 0, 0, 0, 0.1, priorities)), block])
-        for identity in (victim.encode(), b"thief-%d" % site.rng.randrange(10**9)):
+        for identity in (victim.encode(), new_routing_id()):
             thefts.append((fuzz.dealer(context, site.actor_port, identity), messages))
     deadline = site.deadline() + 3 * site.seconds  # again and again: most of the time a limiter lets nobody insert
     while time.monotonic() < deadline:
@@ -170,44 +170,49 @@ def names(site: Site) -> None:
 
 def reports(site: Site) -> None:
     """Reports of thousands of tags under ever new names, and of numbers that are none."""
+    run = decode_parameters(published(site)).header.run
 
     def made() -> Iterator[Report]:
         for i in range(200):
-            tags = {f"{site.rng.randrange(10**12)}/{'x' * 50}/{j}": 1.0 for j in range(5000)}
-            yield build(Report, sender=f"stranger-{i}", scalars=tags)
+            tags = {f"{site.rng.randrange(10**12)}/{'x' * 50}/{j}": 1.0 for j in range(100 if i % 2 else 5000)}
+            yield build(Report, sender=f"stranger-{i}", run=run, scalars=tags)
         odd = dict(enumerate((float("nan"), float("inf"), 1e308, -1e308)))
         usual = ("actor/frames_per_second", "replay/fill", "learner/updates_per_second", "", "y" * 100_000)
         for i, value in odd.items():
-            yield build(Report, sender=f"odd-{i}", scalars=dict.fromkeys(usual, value))
+            yield build(Report, sender=f"odd-{i}", run=run, scalars=dict.fromkeys(usual, value))
 
     _tell(site, made())
 
 
 def evaluations(site: Site) -> None:
     """Splendid evaluations of networks that the learner never published."""
-    subscriber = ParameterSubscriber(f"tcp://{HOST}:{site.parameter_port}")
-    encoded = subscriber.fetch_encoded(20_000)
-    subscriber.close()
-    assert encoded is not None, "no parameters are published"
+    encoded = published(site)
     header, tensors = decode_parameters(encoded)
     foreign = msgspec.structs.replace(header, spec=msgspec.structs.replace(header.spec, env="Foreign-v0"))
     later = msgspec.structs.replace(header, params_version=2**40)
     versions = [  # each more splendid than the one before, so that the worst one that is taken stays
-        encoded,
+        encoded + b" ",
         encode_parameters(later, {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}),
-        encode_parameters(header, {name: tensor * float("nan") for name, tensor in tensors.items()}),
+        encode_parameters(header, {name: tensor * 0.5 for name, tensor in tensors.items()}),
         encode_parameters(header, {"evil": torch.zeros(3)}),
         encode_parameters(foreign, {"evil": torch.zeros(3)}),
         b"no parameters",
     ]
     known = {name: getattr(header, name) for name in header.__struct_fields__}
-    _tell(site, (_evaluation(1e9 + i, **known, parameters=data) for i, data in enumerate(versions)))
+    of_others = {**known, "run": "another", "checksum": checksum(encoded), "parameters": encoded}
+    made = [_evaluation(1e9, **of_others), _evaluation(1e9, **known)]
+    made += [_evaluation(1e9 + i, **known, checksum=checksum(data), parameters=data) for i, data in enumerate(versions)]
+    _tell(site, iter(made))
 
 
 def returns(site: Site) -> None:
     """Evaluations whose returns are not finite, whose games have no length, or of no version."""
+    encoded = published(site)
+    header = decode_parameters(encoded).header
+    of_ours = {"run": header.run, "checksum": checksum(encoded)}
     odd = (float("nan"), float("inf"), -float("inf"), 1e308)
-    made = [_evaluation(value, params_version=version) for value in odd for version in (0, -(2**63), 2**63 - 1)]
+    versions = (header.params_version, 0, -(2**63), 2**63 - 1)
+    made = [_evaluation(value, params_version=version, **of_ours) for value in odd for version in versions]
     _tell(site, iter([*made, build(Evaluation, params_version=0, epsilon=0.0, returns=(), steps=(), seconds=0.0)]))
 
 
@@ -218,22 +223,29 @@ def pictures(site: Site) -> None:
 
 def subscriptions(site: Site) -> None:
     """Subscriptions of megabytes, and a hundred thousand short ones, to the parameters."""
-    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 3) + b"SUB"
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + bytes([4, len(ready)]) + ready
-    long = [b"\x02" + struct.pack(">Q", 2**22 + 1) + b"\x01" + site.rng.randbytes(2**22) for _ in range(3)]
-    short = [bytes([0, 33, 1]) + site.rng.randbytes(32) for _ in range(NUM_SUBSCRIPTIONS)]
-    for messages in (long, short):
-        with contextlib.suppress(OSError), socket.create_connection((HOST, site.parameter_port), timeout=20) as link:
-            link.sendall(greeting)
-            for message in messages:
-                link.sendall(message)
-            time.sleep(site.seconds / 2)
+    for kind in (b"SUB", b"DEALER"):
+        for sizes in ([2**22] * 3, [33] * NUM_SUBSCRIPTIONS):
+            subscribe(site.parameter_port, kind, sizes)
 
 
 def recent_actors(journal: Path) -> list[str]:
     """Returns the actors of the newest unrolls in a journal: an enemy's best case, who knows all names."""
     entries = [entry for path in segment_paths(journal)[-2:] for entry in scan(path.read_bytes()).entries]
     return sorted({wire.decode_insert(entry.message).actor for entry in entries[-300:]})
+
+
+def block_of(unroll: Unroll) -> bytes:
+    """Returns an unroll's block as a peer makes it that checks nothing."""
+    return zstandard.ZstdCompressor().compress(b"".join(array.tobytes() for array in unroll))
+
+
+def published(site: Site) -> bytes:
+    """Returns the parameters that the learner publishes now, which name its run."""
+    subscriber = ParameterSubscriber(f"tcp://{HOST}:{site.parameter_port}")
+    encoded = subscriber.fetch_encoded(20_000)
+    subscriber.close()
+    assert encoded is not None, "no parameters are published"
+    return encoded
 
 
 def header_of(site: Site, i: int, priorities: np.ndarray) -> UnrollHeader:
@@ -253,10 +265,9 @@ def _client(site: Site, connect_seconds: float = 60) -> Iterator[InsertClient]:
 
 
 def _insert(site: Site, unrolls: list[Unroll], greet_seconds: float = 60) -> None:
-    codec = UnrollCodec(site.spec)
     priorities = np.full(site.spec.unroll_starts, 10, np.float32)  # great enough to be sampled soon
     with _client(site, greet_seconds) as client:
-        _send(client, [(header_of(site, i, priorities), codec.encode(unroll)) for i, unroll in enumerate(unrolls)])
+        _send(client, [(header_of(site, i, priorities), block_of(unroll)) for i, unroll in enumerate(unrolls)])
 
 
 def _send(client: InsertClient, inserts: list[tuple[UnrollHeader, bytes]]) -> None:
