@@ -80,7 +80,9 @@ def make_run(directory):
 
 
 def content_of(directory):
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    """What a run leaves: its files by name, without the locks of its processes."""
+    files = [path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def stored(s3):

@@ -205,8 +205,8 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
     s3 = cloud.client("s3")
     s3.create_bucket(Bucket=BUCKET)
     prefix = f"{CLUSTER}/{RUN}/"
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}evaluations.csv", Body=b"of the first life\n")
-    s3.put_object(Bucket=BUCKET, Key=f"{CLUSTER}/other/evaluations.csv", Body=b"of another run\n")
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}notes.txt", Body=b"of the first life\n")
+    s3.put_object(Bucket=BUCKET, Key=f"{CLUSTER}/other/notes.txt", Body=b"of another run\n")
     variables = role_env(cloud, "learner", APEXRL_FLAGS="--preset small --bind-host 0.0.0.0 --replay-host 127.0.0.1")
     binds = interpreter(tmp_path)
     run_dir = "/var/lib/apexrl/run"
@@ -223,7 +223,7 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
         machine.wait_for_state("apexrl-learner.service", "active", 60)
         machine.wait_for_state("apexrl-tensorboard.service", "active")
         found = machine.run("find", run_dir, "-type", "f", "!", "-name", "*.lock").stdout.split()
-        assert found == [f"{run_dir}/evaluations.csv"]
+        assert found == [f"{run_dir}/notes.txt"]
         secrets = machine.run("find", "/run/apexrl/keys", "-name", "*.secret", "-printf", "%f\n").stdout.split()
         assert secrets == ["learner.secret"]
         wait_until(learner_listens, 60, lambda: machine.journal("apexrl-learner"))
@@ -231,9 +231,9 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
         wait_until(lambda: tries(board) == 200, 60, lambda: machine.journal("apexrl-tensorboard"))
 
         assert machine.show("apexrl-sync.timer", "ActiveState") == "active"
-        machine.run("sh", "-c", f"echo of the second life >> {run_dir}/evaluations.csv")
+        machine.run("sh", "-c", f"echo of the second life >> {run_dir}/notes.txt")
         machine.run("systemctl", "start", "apexrl-sync.service")
-        assert stored("evaluations.csv") == b"of the first life\nof the second life\n"
+        assert stored("notes.txt") == b"of the first life\nof the second life\n"
 
         # What is written last is not lost by the end of the host, nor by a file that cannot be uploaded.
         write = f"mkdir {run_dir}/checkpoints; echo 1 > {run_dir}/checkpoints/latest.safetensors"
