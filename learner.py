@@ -7,11 +7,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would t
 
 import torch
 
-from apexrl.acting import actor_name
+from apexrl.acting.loop import actor_name
 from apexrl.config import LearnerCommand
 from apexrl.files import locked
 from apexrl.flags import parse
-from apexrl.learning import LearnerLoop
+from apexrl.learning.loop import LearnerLoop
 from apexrl.lifecycle import Stop, keep_freed_memory, run_role
 
 

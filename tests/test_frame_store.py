@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from apexrl.config import EnvConfig
-from apexrl.envs import make_environment, make_spec
-from apexrl.frame_store import FrameStore, KeyBatch
+from apexrl.environments.vector import make_environment, make_spec
+from apexrl.learning.unroll_store import FrameStore, KeyBatch
 from apexrl.types import StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec, n_step_windows, valid_starts
 from tests.streams import record, slow_screens, slow_transition

@@ -26,13 +26,13 @@ def modules_after(code):
         ("import apexrl.net", {"torch", "gymnasium", "ale_py", "tyro"}),
         ("import apexrl.net.service", {"torch", "gymnasium", "ale_py", "tyro"}),
         ("import apexrl.replay.replay", {"torch", "zmq", "asyncio", "gymnasium", "tyro"}),
-        ("import apexrl.keys", {"torch", "gymnasium"}),
+        ("import apexrl.tools.keys", {"torch", "gymnasium"}),
         ("import apexrl.losses.value_learning", {"zmq", "gymnasium"}),
-        ("import apexrl.envs", {"torch", "zmq"}),
+        ("import apexrl.environments.vector", {"torch", "zmq"}),
         ("import apexrl.unroll", {"torch", "zmq", "gymnasium"}),
-        ("import apexrl.frame_store", {"zmq", "gymnasium"}),
+        ("import apexrl.learning.unroll_store", {"zmq", "gymnasium"}),
         ("import apexrl.agents.apex_dqn", {"zmq", "gymnasium", "ale_py"}),
-        ("import apexrl.acting", {"cv2", "tensorboardX"}),
+        ("import apexrl.acting.loop", {"cv2", "tensorboardX"}),
     ],
 )
 def test_dependencies_point_one_way(code, forbidden):

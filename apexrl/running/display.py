@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from apexrl.checkpoint import Counters
-from apexrl.supervise import Supervisor
+from apexrl.networks.checkpoint import Counters
+from apexrl.running.supervise import Supervisor
 
 STATUS_FILE = "status.json"
 LINE_PERIOD_SECONDS = 10.0

@@ -14,7 +14,12 @@ from pathlib import Path
 import msgspec
 
 from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.checkpoint import (
+from apexrl.config import NetworkConfig
+from apexrl.errors import ApexError, ConfigError
+from apexrl.files import TEMPORARY, write_durably, write_json
+from apexrl.learning.event_file import EventFile
+from apexrl.net.metrics_channel import Evaluation
+from apexrl.networks.checkpoint import (
     BEST,
     LATEST,
     Checkpoint,
@@ -27,13 +32,8 @@ from apexrl.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from apexrl.config import NetworkConfig
-from apexrl.errors import ApexError, ConfigError
-from apexrl.event_file import EventFile
-from apexrl.files import TEMPORARY, write_durably, write_json
-from apexrl.net.metrics_channel import Evaluation
-from apexrl.parameters import decode_parameters
-from apexrl.status import STATUS_FILE, Status
+from apexrl.networks.parameters import decode_parameters
+from apexrl.running.display import STATUS_FILE, Status
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)

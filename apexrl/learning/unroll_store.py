@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.lane import Lane, Staging, wait
-from apexrl.screens import blocks, in_blocks, stored_shape
+from apexrl.networks.device_stream import Lane, Staging, wait
+from apexrl.networks.screens import blocks, in_blocks, stored_shape
 from apexrl.types import StreamSpec, Unroll
 from apexrl.unroll import n_step_windows
 

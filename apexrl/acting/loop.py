@@ -7,20 +7,20 @@ import time
 
 import numpy as np
 
+from apexrl.acting.sending import FLUSH_SECONDS, Round, UnrollSender
 from apexrl.agents.apex_dqn import ApexActor
+from apexrl.agents.exploration import epsilon_ladder
 from apexrl.config import ActorCommand
-from apexrl.device import choose_device
-from apexrl.envs import VectorEnvironment, make_environment, make_spec
+from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError, WireError
-from apexrl.exploration import epsilon_ladder
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
-from apexrl.parameters import Parameters
-from apexrl.sending import FLUSH_SECONDS, Round, UnrollSender
+from apexrl.networks.device import choose_device
+from apexrl.networks.parameters import Parameters
 from apexrl.types import Episode, StreamSpec, TimeSteps
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
