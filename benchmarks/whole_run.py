@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from apexrl.config import RunCommand
-from apexrl.running.display import Status, read_status
+from apexrl.learning.status_file import Status, read_status
 from apexrl.running.run_directory import CONFIG_FILE, SavedConfig
 from benchmarks.replay import ROOT, free_ports
 

@@ -19,13 +19,13 @@ from apexrl.learning.ahead import NextValues
 from apexrl.learning.unroll_store import Batch, KeyBatch, TransitionBatch
 from apexrl.learning.updater import BatchInputs, Inputs, KeyInputs, Pending, UpdateGraph
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
+from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.networks.device import fastest_dtype
 from apexrl.networks.device_stream import DONE, Lane, Mark, wait
 from apexrl.networks.dueling import make_network
 from apexrl.networks.parameters import Parameters, ParametersHeader
 from apexrl.networks.policy import FrameStack, Policy
 from apexrl.types import StreamSpec, Unroll
-from apexrl.unroll import n_step_windows, valid_starts
 
 SMALLEST_PRIORITY = 1e-6  # a transition that surprises nobody can still be drawn; 0 means that there is none
 LEARNER_PARTS = ("online", "target", "optimizer")  # what the names of a learner's tensors begin with

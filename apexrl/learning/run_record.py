@@ -18,6 +18,7 @@ from apexrl.config import NetworkConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import TEMPORARY, write_durably, write_json
 from apexrl.learning.event_file import EventFile
+from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import (
     BEST,
@@ -33,7 +34,6 @@ from apexrl.networks.checkpoint import (
     set_random_state,
 )
 from apexrl.networks.parameters import decode_parameters
-from apexrl.running.display import STATUS_FILE, Status
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)

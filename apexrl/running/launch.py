@@ -16,10 +16,11 @@ from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunComman
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import parse_onto, to_flags
+from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import ConsoleHandler, Display, read_status, summary_of
+from apexrl.running.display import ConsoleHandler, Display, summary_of
 from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
 from apexrl.running.run_directory import (
     CONFIG_FILE,

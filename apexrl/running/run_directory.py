@@ -15,8 +15,8 @@ from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import locked, write_json
 from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint
+from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import LATEST, Counters
-from apexrl.running.display import STATUS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG_FILE, SUMMARY_FILE, LOCK_FILE = "config.json", "summary.json", "run.lock"

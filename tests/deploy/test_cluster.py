@@ -14,9 +14,9 @@ import sys
 import pytest
 
 from apexrl.learning.run_record import CURVE_FILE
+from apexrl.learning.status_file import Status, read_status
 from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import LATEST, Counters, load_checkpoint
-from apexrl.running.display import Status, read_status
 from tests.deploy import rootfs, site
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.hosts import interpreter

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import psutil
 
+from apexrl.learning.status_file import STATUS_FILE, Status, read_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.replay.journal import LogIdentity, read_identity, segment_paths
-from apexrl.running.display import STATUS_FILE, Status, read_status
 from apexrl.types import StreamSpec
 from tests.system.processes import Process, launch, wait_for
 

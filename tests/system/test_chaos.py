@@ -6,10 +6,11 @@ import pytest
 
 from apexrl.files import write_json
 from apexrl.learning.run_record import CURVE_COLUMNS
+from apexrl.learning.status_file import Status
 from apexrl.net import wire
 from apexrl.networks.checkpoint import Counters
 from apexrl.replay.segment import Entry
-from apexrl.running.display import Status, summary_of
+from apexrl.running.display import summary_of
 from apexrl.unroll import UnrollCodec
 from tests.system import chaos, chaos_checks, witness
 from tests.system.chaos_world import Sample
