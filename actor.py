@@ -6,11 +6,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: one thread 
 
 import torch
 
-from apexrl.acting import ActorLoop
+from apexrl.acting.loop import ActorLoop
 from apexrl.config import ActorCommand
 from apexrl.flags import parse
 from apexrl.lifecycle import Stop, run_role
-from apexrl.workers import run_workers
+from apexrl.running.workers import run_workers
 
 
 def main(stop: Stop) -> None:
@@ -18,7 +18,7 @@ def main(stop: Stop) -> None:
     command = parse(ActorCommand)
     torch.set_num_threads(1)
     if command.evaluation.checkpoint or command.evaluate:
-        from apexrl import evaluation  # noqa: PLC0415 - OpenCV is not needed to act
+        from apexrl.acting import evaluation  # noqa: PLC0415 - OpenCV is not needed to act
 
         (evaluation.play_checkpoint if command.evaluation.checkpoint else evaluation.follow)(command, stop)
     elif command.worker_index < 0 and command.acting.num_workers > 1:

@@ -7,12 +7,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would t
 
 import torch
 
-from apexrl.acting import actor_name
 from apexrl.config import LearnerCommand
 from apexrl.files import locked
 from apexrl.flags import parse
-from apexrl.learning import LearnerLoop
-from apexrl.lifecycle import Stop, keep_freed_memory, run_role
+from apexrl.learning.loop import LearnerLoop
+from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
 
 
 def main(stop: Stop) -> None:
@@ -21,7 +20,7 @@ def main(stop: Stop) -> None:
     keep_freed_memory()
     torch.set_num_threads(command.learning.learner_threads)
     with locked(Path(command.run_dir) / "learner.lock", "a learner that runs"):
-        LearnerLoop(command, actor_name(0)).run(stop)
+        LearnerLoop(command, process_name(0)).run(stop)
 
 
 if __name__ == "__main__":

@@ -32,4 +32,4 @@ if [ "${1:-}" = test ]; then
   shift
   exec .venv/bin/python -m pytest "$@"
 fi
-exec .venv/bin/python -m apexrl.launch "$@"
+exec .venv/bin/python -m apexrl.running.launch "$@"

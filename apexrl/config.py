@@ -123,7 +123,7 @@ class WireConfig:
     patience_seconds: float = 600.0
     """How long a role waits for another before it gives up."""
     keys: str = ""
-    """Directory of CURVE keys (`python -m apexrl.keys DIR`): encrypts, and talks to their owners only."""
+    """Directory of CURVE keys (`python -m apexrl.tools.keys DIR`): encrypts, and talks to their owners only."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,9 @@ import ctypes
 import errno
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -158,6 +160,11 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc takes
         mallopt(_M_TRIM_THRESHOLD, 1 * 2**30)
         mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
+def process_name(index: int) -> str:
+    """Returns a name for the index-th process of its kind on this host, which no other life of any process has."""
+    return f"{socket.gethostname()[:32]}-{index}-{secrets.token_hex(4)}"
 
 
 def resident_bytes() -> int:

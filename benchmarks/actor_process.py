@@ -16,12 +16,12 @@ import psutil
 import zmq
 
 from apexrl.config import PRESETS, AgentConfig, EnvConfig, NetworkConfig
-from apexrl.envs import make_environment, make_spec
+from apexrl.environments.vector import make_environment, make_spec
 from apexrl.flags import with_defaults
 from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.networks import make_network
-from apexrl.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.dueling import make_network
+from apexrl.networks.parameters import ParametersHeader, encode_parameters
 from benchmarks.replay import ROOT, free_ports, wait_for_port
 
 STEPS = "actor/agent_steps_total"

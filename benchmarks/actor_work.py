@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from apexrl.config import EnvConfig
-from apexrl.envs import ATARI_FRAMES_PER_STEP, ATARI_SCREEN, make_environment, take_step
+from apexrl.environments.vector import ATARI_FRAMES_PER_STEP, ATARI_SCREEN, make_environment, take_step
 from benchmarks.peers.measuring import WARM_UP_SECONDS, parse_arguments, repeat, report
 
 ROUNDS = 5

@@ -1,7 +1,7 @@
 """One whole run, measured: `python -m benchmarks.gpu_run --json FILE --keep DIR [--until RETURN] -- FLAGS of run.sh`.
 
-Starts `python -m apexrl.launch` (replay server, learner, actors, evaluator) in a directory of its own, reads what the
-learner writes to status.json, and ends it. Rates are those between two of its reports, with updates going on; the time
+Starts `python -m apexrl.running.launch` in a directory of its own, reads status.json, and ends it. Rates are those
+between two reports of the learner, with updates going on; the time
 to a return counts from the start of the launcher to the report that has the evaluation.
 """
 
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from apexrl.run_record import CURVE_FILE
-from apexrl.status import STATUS_FILE, Status, read_status
+from apexrl.learning.run_record import CURVE_FILE
+from apexrl.learning.status_file import STATUS_FILE, Status, read_status
 from benchmarks.replay import ROOT, free_ports
 
 POLL_SECONDS = 0.5
@@ -111,7 +111,16 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
     ports = [text for name, port in zip(PORTS, free_ports(4), strict=True) for text in (name, str(port))]
     with tempfile.TemporaryDirectory(prefix="apexrl-run-") as directory:
         run = Path(directory) / "run"
-        command = [sys.executable, "-m", "apexrl.launch", "--run-dir", str(run), "--no-tensorboard", *ports, *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "apexrl.running.launch",
+            "--run-dir",
+            str(run),
+            "--no-tensorboard",
+            *ports,
+            *flags,
+        ]
         started = time.time()
         launcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
         try:
@@ -147,7 +156,7 @@ def main() -> None:
         "--seconds", type=float, default=60.0, help="from the start of this process to the end of the run"
     )
     parser.add_argument("--until", type=float, help="end when an evaluation has this mean return")
-    parser.add_argument("flags", nargs="*", help="after --: flags of apexrl.launch")
+    parser.add_argument("flags", nargs="*", help="after --: flags of apexrl.running.launch")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupted)
     found = measure(arguments.flags, arguments.seconds, arguments.until, arguments.keep)

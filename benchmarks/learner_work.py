@@ -20,11 +20,11 @@ from apexrl.agents import apex_dqn
 from apexrl.agents.optimizers import make_optimizer
 from apexrl.config import PRESETS, LearnerCommand, ReplayConfig, TableConfig
 from apexrl.flags import with_defaults
-from apexrl.frame_store import Batch, FrameStore, TransitionBatch
-from apexrl.lane import Arrivals, Lane
+from apexrl.learning.unroll_store import Batch, FrameStore, TransitionBatch
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.losses.value_learning import double_q_errors, huber
-from apexrl.networks import make_network
+from apexrl.networks.device_stream import Arrivals, Lane
+from apexrl.networks.dueling import make_network
 from apexrl.replay.table import make_table
 from apexrl.types import Sample, StreamSpec, Unroll
 from benchmarks.replay_work import spec_of, unrolls_of

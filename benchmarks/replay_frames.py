@@ -47,7 +47,7 @@ def make(directory: Path, game: str, num_steps: int, seed: int = 0) -> Path:
 def play(game: str, num_steps: int, seed: int) -> Frames:
     """Returns the steps of a random policy."""
     from apexrl.config import EnvConfig
-    from apexrl.envs import make_environment, take_step
+    from apexrl.environments.vector import make_environment, take_step
 
     rng = np.random.default_rng(seed)
     environment = make_environment(EnvConfig(env=f"{game}NoFrameskip-v4"), NUM_ENVS)

@@ -99,7 +99,7 @@ def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float
     """Follows the log into a frame store, gathers every batch, and sends priorities back; at most `rate` batches/s."""
     import torch
 
-    from apexrl.frame_store import FrameStore
+    from apexrl.learning.unroll_store import FrameStore
     from apexrl.lifecycle import keep_freed_memory
 
     torch.set_num_threads(1)

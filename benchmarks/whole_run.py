@@ -13,8 +13,8 @@ import msgspec
 import psutil
 
 from apexrl.config import RunCommand
-from apexrl.run_directory import CONFIG_FILE, SavedConfig
-from apexrl.status import Status, read_status
+from apexrl.learning.status_file import Status, read_status
+from apexrl.running.run_directory import CONFIG_FILE, SavedConfig
 from benchmarks.replay import ROOT, free_ports
 
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
@@ -136,7 +136,7 @@ def _halves(statuses: list[Status]) -> float | None:
 def _launched(arguments: list[str], log: Path) -> Iterator[psutil.Process]:
     """The launcher's process, which is ended with the context, and all roles with it."""
     with log.open("wb") as file:
-        command = [sys.executable, "-m", "apexrl.launch", *arguments]
+        command = [sys.executable, "-m", "apexrl.running.launch", *arguments]
         launcher = psutil.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         try:
             yield launcher

@@ -14,9 +14,10 @@ import sys
 
 import numpy as np
 
+from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.net import InsertClient, ReplayClient, StoredUnroll
 from apexrl.types import StreamSpec, TimeSteps, Unroll, UnrollHeader
-from apexrl.unroll import UnrollBuilder, UnrollCodec, n_step_windows, valid_starts
+from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 START, END, GAMMA = 3, 6, 0.9
 SPEC = StreamSpec("Corridor", frame_shape=(), frame_dtype="uint8", stacked_frames=1, num_actions=2, frames_per_step=1,

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 
 from apexrl.agents.apex_dqn import ApexActor, ApexLearner
+from apexrl.agents.exploration import epsilon_ladder
 from apexrl.config import SMALL, AgentConfig, EnvConfig, NetworkConfig, ReplayConfig, UpdateConfig
-from apexrl.envs import make_environment, make_spec, take_step
-from apexrl.exploration import epsilon_ladder
+from apexrl.environments.vector import make_environment, make_spec, take_step
 from apexrl.flags import with_defaults
-from apexrl.frame_store import FrameStore, TransitionBatch
-from apexrl.parameters import decode_parameters, encode_parameters
+from apexrl.learning.unroll_store import FrameStore, TransitionBatch
+from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.replay.journal import new_identity
 from apexrl.replay.log import Record
 from apexrl.replay.replay import Replay

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from apexrl.catch import Catch
+from apexrl.environments.catch import Catch
 
 
 class Words(gymnasium.Space):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from apexrl.envs import take_step
+from apexrl.environments.vector import take_step
 from apexrl.types import StreamSpec, TimeSteps, Unroll
 from apexrl.unroll import UnrollBuilder
 

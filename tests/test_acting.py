@@ -5,13 +5,13 @@ import threading
 import msgspec
 import pytest
 
-from apexrl.acting import ActorLoop
+from apexrl.acting.loop import ActorLoop
 from apexrl.config import ActingConfig, ActorCommand, EnvConfig, NetworkConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.networks import make_network
-from apexrl.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.dueling import make_network
+from apexrl.networks.parameters import ParametersHeader, encode_parameters
 from tests.system.processes import wait_for
 
 NETWORK, OTHER = NetworkConfig((4, 4, 4), 8), NetworkConfig((8, 4, 4), 8)

@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor, ApexLearner
-from apexrl.checkpoint import CheckpointHeader, Counters, all_finite, load_checkpoint, save_checkpoint
 from apexrl.config import NetworkConfig, UpdateConfig
-from apexrl.frame_store import FrameStore, TransitionBatch
-from apexrl.parameters import decode_parameters, encode_parameters
+from apexrl.learning.unroll_store import FrameStore, TransitionBatch
+from apexrl.networks.checkpoint import CheckpointHeader, Counters, all_finite, load_checkpoint, save_checkpoint
+from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, Unroll
 from tests.lockstep import AGENT, NETWORK, UPDATE, train
 

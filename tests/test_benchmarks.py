@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.checkpoint import Counters
-from apexrl.status import Status
+from apexrl.learning.status_file import Status
+from apexrl.networks.checkpoint import Counters
 from apexrl.types import LogPosition
 from benchmarks import gpu_report, gpu_run, learner
 

@@ -3,9 +3,9 @@ import pickle
 import pytest
 import torch
 
-from apexrl.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
+from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 
 NETWORK = NetworkConfig((1, 2, 3), 4)
 

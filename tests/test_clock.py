@@ -2,10 +2,10 @@
 
 import pytest
 
-from apexrl import clock
-from apexrl.checkpoint import Counters
-from apexrl.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
 from apexrl.config import RunCommand
+from apexrl.networks.checkpoint import Counters
+from apexrl.running import clock
+from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
 from apexrl.types import LogPosition
 
 SOME = Counters(log=LogPosition(transitions=10))

@@ -3,7 +3,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from apexrl.config import EnvConfig
-from apexrl.envs import make_environment, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ConfigError
 from tests.streams import slow_stack
 

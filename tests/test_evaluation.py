@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from apexrl import evaluation
+from apexrl.acting import evaluation
+from apexrl.acting.evaluation import FEW_CORES, NICENESS, Progress, play_games
 from apexrl.config import EvaluationConfig
-from apexrl.evaluation import FEW_CORES, NICENESS, Progress, play_games
 from apexrl.lifecycle import Stop
 from apexrl.types import TimeSteps
 from tests.system.processes import ROOT
@@ -139,7 +139,7 @@ def test_the_evaluator_makes_way_where_cores_are_few():
     program = f"""
 import os
 from pathlib import Path
-from apexrl.evaluation import make_way
+from apexrl.acting.evaluation import make_way
 group = Path("/proc/self/autogroup")
 make_way({FEW_CORES + 1})
 before = os.nice(0)

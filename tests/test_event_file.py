@@ -3,8 +3,8 @@ import struct
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apexrl import event_file
-from apexrl.event_file import EventFile
+from apexrl.learning import event_file
+from apexrl.learning.event_file import EventFile
 from tests.full_disk import full_disk
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(1000)

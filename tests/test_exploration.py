@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from apexrl.exploration import epsilon_greedy, epsilon_ladder
+from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 
 
 def test_ladder_of_the_paper():

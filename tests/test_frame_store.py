@@ -3,10 +3,11 @@ import pytest
 import torch
 
 from apexrl.config import EnvConfig
-from apexrl.envs import make_environment, make_spec
-from apexrl.frame_store import FrameStore, KeyBatch
+from apexrl.environments.vector import make_environment, make_spec
+from apexrl.learning.unroll_store import FrameStore, KeyBatch
+from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.types import StreamSpec, Unroll
-from apexrl.unroll import UnrollCodec, n_step_windows, valid_starts
+from apexrl.unroll import UnrollCodec
 from tests.streams import record, slow_screens, slow_transition
 from tests.test_lane import SlowLane
 

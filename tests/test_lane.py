@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl import lane as lanes
 from apexrl.errors import ApexError
-from apexrl.lane import DONE, Arrivals, Lane, Staging, wait
+from apexrl.networks import device_stream as lanes
+from apexrl.networks.device_stream import DONE, Arrivals, Lane, Staging, wait
 
 
 class Later:

@@ -6,11 +6,11 @@ import torch
 
 from apexrl.config import LearnerCommand, LearningConfig, NetworkConfig
 from apexrl.errors import ApexError
-from apexrl.learning import MOST_UNUSABLE_BATCHES, LearnerLoop
+from apexrl.learning.loop import MOST_UNUSABLE_BATCHES, LearnerLoop
+from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop
-from apexrl.parameters import Parameters, ParametersHeader, decode_parameters
+from apexrl.networks.parameters import Parameters, ParametersHeader, decode_parameters
 from apexrl.types import LogPosition
-from apexrl.update_graph import Pending
 from tests.test_lane import SlowLane
 
 
@@ -69,13 +69,13 @@ class Agent:
 @pytest.fixture
 def loop(monkeypatch):
     for name in ("ParameterPublisher", "MetricsServer", "LogClient"):
-        monkeypatch.setattr(f"apexrl.learning.{name}", mock.MagicMock())
+        monkeypatch.setattr(f"apexrl.learning.loop.{name}", mock.MagicMock())
     return LearnerLoop(LearnerCommand(learning=LearningConfig(device="cpu")), "learner")
 
 
 @pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
 def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch, least_seconds, versions):
-    monkeypatch.setattr("apexrl.learning.LEAST_PUBLISH_SECONDS", least_seconds)
+    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", least_seconds)
     stop, published = Stop(), []
     loop._publisher.publish = published.append
     loop._lane = SlowLane(num_questions=50)
@@ -90,7 +90,7 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
 
 
 def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):
-    monkeypatch.setattr("apexrl.learning.LEAST_PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", 0.0)
     stop, published = Stop(), []
     loop._publisher.publish = published.append
     replica = Replica(stop, 60)
@@ -123,7 +123,7 @@ def test_a_network_that_has_diverged_ends_the_learner(loop, spec, weights):
 
 @pytest.mark.parametrize("weights", [1e5, np.inf])
 def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, monkeypatch, weights):
-    monkeypatch.setattr("apexrl.learning.LEAST_PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", 0.0)
     stop, published = Stop(), []
     loop._publisher.publish = published.append
     replica = Replica(stop, 60)

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError
-from apexrl.networks import make_network
-from apexrl.screens import blocks
+from apexrl.networks.dueling import make_network
+from apexrl.networks.screens import blocks
 from apexrl.types import StreamSpec
 from tests.streams import slow_screens
 

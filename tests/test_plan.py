@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from apexrl.frame_store import FrameStore
-from apexrl.plan import Machine, largest_capacity
+from apexrl.learning.unroll_store import FrameStore
 from apexrl.replay.replay import ring_unrolls
+from apexrl.running.plan import Machine, largest_capacity
 from apexrl.types import StreamSpec
 
 SPEC = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, n_steps=3)

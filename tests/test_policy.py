@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl import policy
 from apexrl.config import NetworkConfig
 from apexrl.errors import WireError
-from apexrl.networks import make_network
-from apexrl.policy import Policy
+from apexrl.networks import policy
+from apexrl.networks.dueling import make_network
+from apexrl.networks.policy import Policy
 from apexrl.types import StreamSpec, TimeSteps
 from tests.streams import slow_stack
 

@@ -4,8 +4,8 @@ import cv2
 import numpy as np
 import pytest
 
+from apexrl.acting.video import VIDEOS_KEPT, Recorder, VideoFolder
 from apexrl.errors import ConfigError
-from apexrl.recording import VIDEOS_KEPT, Recorder, VideoFolder
 
 
 def record(folder, name, num_pictures=3):

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl import replay_tool
 from apexrl.net import wire
 from apexrl.replay import journal as journals
 from apexrl.replay import segment
 from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.snapshot import Snapshot, write_snapshot
 from apexrl.replay.table import TableState
+from apexrl.tools import replay_tool
 from apexrl.types import Episode
 from apexrl.unroll import UnrollCodec
 from tests.system.processes import ROOT
@@ -24,7 +24,7 @@ SMALL_FILE_BYTES = 2000
 
 def tool(*arguments):
     """Returns the exit status and what was printed."""
-    command = [sys.executable, "-m", "apexrl.replay_tool", *map(str, arguments)]
+    command = [sys.executable, "-m", "apexrl.tools.replay_tool", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
@@ -245,7 +245,7 @@ def test_a_held_lock_is_not_asked_for(written):
 
 
 def test_torch_is_not_imported():
-    code = "import sys, apexrl.replay_tool; print('torch' in sys.modules)"
+    code = "import sys, apexrl.tools.replay_tool; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
     )

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.frame_store import DEVICE_RESERVE_BYTES, FrameStore
-from apexrl.lane import Lane
+from apexrl.learning.replica import Replica
+from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, FrameStore
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
-from apexrl.replica import Replica
+from apexrl.networks.device_stream import Lane
 from apexrl.types import Episode, LogPosition, Sample
 from apexrl.unroll import UnrollCodec
 
@@ -144,7 +144,7 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, caplog, s
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (needed - missing, 10 * needed))
     made = namedtuple("made", "spec ring_unrolls gamma device num_batches lane")
     made.bytes_needed = FrameStore.bytes_needed
-    monkeypatch.setattr("apexrl.replica.FrameStore", made)
+    monkeypatch.setattr("apexrl.learning.replica.FrameStore", made)
     replica = Replica(Log(), 0.99, lane, 4, LogPosition(), Stop())
     with caplog.at_level(logging.WARNING):
         store = replica._make_store(LogStart("log", spec, 8, 0, False))

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import torch
 
-from apexrl.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.config import EnvConfig, NetworkConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
-from apexrl.run_directory import (
+from apexrl.learning.run_record import CURVE_FILE
+from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
     check_new,
@@ -25,7 +26,6 @@ from apexrl.run_directory import (
     saved_command,
     set_aside,
 )
-from apexrl.run_record import CURVE_FILE
 from tests.system.processes import ROOT
 
 

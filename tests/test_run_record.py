@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.config import NetworkConfig, UpdateConfig
 from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.learning.run_record import CURVE_FILE, RunRecord, latest_checkpoint
 from apexrl.net.metrics_channel import Evaluation
-from apexrl.parameters import encode_parameters
-from apexrl.run_record import CURVE_FILE, RunRecord, latest_checkpoint
+from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
+from apexrl.networks.parameters import encode_parameters
 from apexrl.types import LogPosition
 from tests.full_disk import full_disk
 from tests.lockstep import AGENT, NETWORK, UPDATE
@@ -99,7 +99,7 @@ def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record):
 
 
 def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path, spec, agent, record, monkeypatch):
-    monkeypatch.setattr("apexrl.run_record.all_finite", lambda tensors: True)
+    monkeypatch.setattr("apexrl.learning.run_record.all_finite", lambda tensors: True)
     next(agent._online.parameters()).data[..., 0] = torch.inf
     record.checkpoint(agent)
     monkeypatch.undo()

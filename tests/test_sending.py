@@ -4,9 +4,9 @@ import threading
 import numpy as np
 import pytest
 
+from apexrl.acting.sending import MAX_QUEUED, Round, UnrollSender
 from apexrl.errors import PeerError
 from apexrl.lifecycle import Stop
-from apexrl.sending import MAX_QUEUED, Round, UnrollSender
 from apexrl.types import Episode, Unroll
 from apexrl.unroll import UnrollCodec
 

@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from apexrl.checkpoint import Counters
 from apexrl.files import write_json
-from apexrl.status import STALE_SECONDS, STATUS_FILE, ConsoleHandler, Display, Status, progress_rows, read_status
-from apexrl.supervise import Supervisor
+from apexrl.networks.checkpoint import Counters
+from apexrl.running.display import (
+    STALE_SECONDS,
+    STATUS_FILE,
+    ConsoleHandler,
+    Display,
+    Status,
+    progress_rows,
+    read_status,
+)
+from apexrl.running.supervise import Supervisor
 
 FIGURES = {
     "actor/frames_per_second": 3000.4,

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.supervise import Supervisor, describe_status
+from apexrl.running.supervise import Supervisor, describe_status
 from tests.system.processes import wait_for
 
 SLEEP = "import time; time.sleep(600)"

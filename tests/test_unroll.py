@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apexrl.errors import WireError
+from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.types import StreamSpec, TimeSteps
-from apexrl.unroll import LARGEST_VALUE, UnrollBuilder, UnrollCodec, n_step_windows, valid_starts
+from apexrl.unroll import LARGEST_VALUE, UnrollBuilder, UnrollCodec
 
 
 def windows_of(rewards, terminated=(), truncated=(), gamma=0.9, n=3):

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from apexrl.agents.apex_dqn import FIGURES, ApexLearner
 from apexrl.config import NetworkConfig, UpdateConfig
-from apexrl.frame_store import FrameStore, KeyBatch
-from apexrl.lane import Lane
+from apexrl.learning.unroll_store import FrameStore, KeyBatch
+from apexrl.learning.updater import BatchInputs, KeyInputs, UpdateGraph
+from apexrl.networks.device_stream import Lane
 from apexrl.types import StreamSpec
-from apexrl.update_graph import BatchInputs, KeyInputs, UpdateGraph
 from tests.lockstep import AGENT, NETWORK
 
 VECTORS = StreamSpec("Vectors-v0", (5,), "float32", 2, 3, 1, unroll_starts=8, n_steps=3)

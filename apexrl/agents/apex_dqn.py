@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apexrl.agents.exploration import epsilon_greedy
 from apexrl.agents.optimizers import make_optimizer
 from apexrl.config import AgentConfig, NetworkConfig, UpdateConfig
-from apexrl.device import fastest_dtype
 from apexrl.errors import ConfigError
-from apexrl.exploration import epsilon_greedy
-from apexrl.frame_store import Batch, KeyBatch, TransitionBatch
-from apexrl.lane import DONE, Lane, Mark, wait
+from apexrl.learning.ahead import NextValues
+from apexrl.learning.unroll_store import Batch, KeyBatch, TransitionBatch
+from apexrl.learning.updater import BatchInputs, Inputs, KeyInputs, Pending, UpdateGraph
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
-from apexrl.networks import make_network
-from apexrl.next_values import NextValues
-from apexrl.parameters import Parameters, ParametersHeader
-from apexrl.policy import FrameStack, Policy
+from apexrl.losses.windows import n_step_windows, valid_starts
+from apexrl.networks.device import fastest_dtype
+from apexrl.networks.device_stream import DONE, Lane, Mark, wait
+from apexrl.networks.dueling import make_network
+from apexrl.networks.parameters import Parameters, ParametersHeader
+from apexrl.networks.policy import FrameStack, Policy
 from apexrl.types import StreamSpec, Unroll
-from apexrl.unroll import n_step_windows, valid_starts
-from apexrl.update_graph import BatchInputs, Inputs, KeyInputs, Pending, UpdateGraph
 
 SMALLEST_PRIORITY = 1e-6  # a transition that surprises nobody can still be drawn; 0 means that there is none
 LEARNER_PARTS = ("online", "target", "optimizer")  # what the names of a learner's tensors begin with

@@ -1,1 +1,1 @@
-"""Pure tensor functions, one topic a file."""
+"""Pure functions of tensors and arrays, one topic a file."""

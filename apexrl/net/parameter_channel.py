@@ -14,7 +14,7 @@ import zmq
 from apexrl.errors import WireError
 from apexrl.net.keyring import Keyring
 from apexrl.net.sockets import bind, connect, make_socket, receive, send
-from apexrl.parameters import Parameters, decode_parameters
+from apexrl.networks.parameters import Parameters, decode_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import sys
 
 import pytest
 
-from apexrl.checkpoint import LATEST, Counters, load_checkpoint
+from apexrl.learning.run_record import CURVE_FILE
+from apexrl.learning.status_file import Status, read_status
 from apexrl.net.keyring import ROLES, make_keys
-from apexrl.run_record import CURVE_FILE
-from apexrl.status import Status, read_status
+from apexrl.networks.checkpoint import LATEST, Counters, load_checkpoint
 from tests.deploy import rootfs, site
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.hosts import interpreter

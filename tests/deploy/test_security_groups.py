@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from apexrl.status import read_status
+from apexrl.learning.status_file import read_status
 from tests.deploy.flows import Flow, flows_of, rules_of
 from tests.deploy.terraform import BUCKET, resources
 from tests.system.processes import Process
@@ -27,7 +27,7 @@ def spoken(tmp_path_factory):
     acting = [*shared, "--env", "Catch-v0", "--environments-per-worker", "2"]
     few = ["--capacity", "20000", "--min-size-to-sample", "500"]
     learner = ["learner.py", *shared, "--bind-host", ADDRESSES["learner"], "--run-dir", directory / "run"]
-    board = ["-m", "apexrl.board", directory, ADDRESSES["learner"], TENSORBOARD_PORT]
+    board = ["-m", "apexrl.running.tensorboard", directory, ADDRESSES["learner"], TENSORBOARD_PORT]
     commands = {
         "replay": ("replay", ["replay.py", *shared, "--bind-host", ADDRESSES["replay"], *few]),
         "learner": ("learner", learner),

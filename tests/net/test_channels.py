@@ -25,7 +25,7 @@ from apexrl.net.metrics_channel import (
 )
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber, relay
 from apexrl.net.sockets import make_socket
-from apexrl.parameters import ParametersHeader, decode_parameters, encode_parameters
+from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
 from tests.system.processes import wait_for
 
 

@@ -10,7 +10,6 @@ import pytest
 import zmq
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.keys import main
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import Keyring, load_keyring, make_keys, public_keys, read_key
 from apexrl.net.log_client import LogClient
@@ -18,6 +17,7 @@ from apexrl.net.metrics_channel import MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
 from apexrl.net.replay_client import ReplayClient
 from apexrl.net.sockets import make_socket
+from apexrl.tools.keys import main
 from tests.net.peers import TABLE, block_of
 from tests.system.processes import ROOT, wait_for
 
@@ -59,7 +59,7 @@ def test_keys_are_never_replaced(keys, capsys):
 
 
 def test_names_follow_the_directory_on_the_command_line(tmp_path):
-    command = [sys.executable, "-m", "apexrl.keys", tmp_path / "keys", "actor-2", "replay"]
+    command = [sys.executable, "-m", "apexrl.tools.keys", tmp_path / "keys", "actor-2", "replay"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout.split()
     names = [f"{name}{suffix}" for name in ("actor-2", "replay") for suffix in (".public", ".secret")]
     assert made == [str(tmp_path / "keys" / name) for name in names]
@@ -83,12 +83,12 @@ def test_no_directory_means_no_keys():
 @pytest.mark.parametrize("missing", ["actor.public", "actor.secret"])
 def test_a_missing_key_is_named_with_the_cure(keys, missing):
     (keys / missing).unlink()
-    with pytest.raises(ConfigError, match=f"{missing} .*python -m apexrl.keys"):
+    with pytest.raises(ConfigError, match=f"{missing} .*python -m apexrl.tools.keys"):
         load_keyring(str(keys), "actor")
 
 
 def test_a_missing_directory_is_named_with_the_cure(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.*python -m apexrl.keys"):
+    with pytest.raises(ConfigError, match=r"nowhere.*python -m apexrl.tools.keys"):
         load_keyring(str(tmp_path / "nowhere"), "actor")
 
 
@@ -113,7 +113,7 @@ def test_a_server_needs_the_public_keys_of_its_clients_and_a_client_that_of_its_
     for path in [*keys.glob("actor*"), *keys.glob("replay.*")]:
         path.unlink()
     keyring = Keyring(keys, "learner")
-    with pytest.raises(ConfigError, match=r"no actor\.public.*python -m apexrl.keys"):
+    with pytest.raises(ConfigError, match=r"no actor\.public.*python -m apexrl.tools.keys"):
         ParameterPublisher("127.0.0.1", 0, keyring, context)
     with pytest.raises(ConfigError, match=r"replay\.public"):
         LogClient("tcp://127.0.0.1:1", "learner", {TABLE: 4}, 1, keyring=keyring, context=context)

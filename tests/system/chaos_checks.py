@@ -16,16 +16,17 @@ import msgspec
 import numpy as np
 import torch
 
-from apexrl.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.errors import ApexError
-from apexrl.frame_store import FrameStore
+from apexrl.learning.run_record import CURVE_FILE
+from apexrl.learning.status_file import read_status
+from apexrl.learning.unroll_store import FrameStore
 from apexrl.net import wire
+from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.replay.journal import segment_paths
 from apexrl.replay.replay import ring_unrolls
 from apexrl.replay.segment import Entry, scan
-from apexrl.run_directory import CONFIG_FILE, SUMMARY_FILE, SavedConfig
-from apexrl.run_record import CURVE_FILE
-from apexrl.status import Summary, read_status
+from apexrl.running.display import Summary
+from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, SavedConfig
 from apexrl.types import StreamSpec
 from tests.system import witness
 from tests.system.chaos_world import Sample, World

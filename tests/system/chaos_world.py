@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import psutil
 
-from apexrl.checkpoint import Counters
+from apexrl.learning.status_file import STATUS_FILE, Status, read_status
+from apexrl.networks.checkpoint import Counters
 from apexrl.replay.journal import LogIdentity, read_identity, segment_paths
-from apexrl.status import STATUS_FILE, Status, read_status
 from apexrl.types import StreamSpec
 from tests.system.processes import Process, launch, wait_for
 
@@ -157,7 +157,7 @@ class World:
                 role = {"replay.py": "replay", "learner.py": "learner"}.get(script, "")
                 if script == "actor.py":
                     role = "evaluator" if "--evaluate" in words else "actors"
-                if "apexrl.board" in words:
+                if "apexrl.running.tensorboard" in words:
                     role = "tensorboard"
                 if role:
                     found[role] = [process]

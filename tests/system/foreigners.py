@@ -25,7 +25,7 @@ from apexrl.net import InsertClient, wire
 from apexrl.net.identity import marked, new_routing_id
 from apexrl.net.metrics_channel import Evaluation, Report, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
-from apexrl.parameters import decode_parameters, encode_parameters
+from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.replay.journal import read_identity, segment_paths
 from apexrl.replay.segment import scan
 from apexrl.types import StreamSpec, Unroll, UnrollHeader

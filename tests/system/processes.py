@@ -76,7 +76,7 @@ def launch(tmp_path: Path, ports, *flags, name="run") -> Process:
     names = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
     wires = [text for pair in zip(names, ports, strict=True) for text in pair]
     directory = [] if "--resume" in flags else ["--run-dir", tmp_path / name]
-    arguments = ["-m", "apexrl.launch", *directory, *wires, *flags]
+    arguments = ["-m", "apexrl.running.launch", *directory, *wires, *flags]
     if "--tensorboard-port" not in flags:
         arguments.append("--no-tensorboard")
     return Process(arguments, tmp_path / f"{name}.txt")

@@ -4,12 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.checkpoint import Counters
 from apexrl.files import write_json
+from apexrl.learning.run_record import CURVE_COLUMNS
+from apexrl.learning.status_file import Status
 from apexrl.net import wire
+from apexrl.networks.checkpoint import Counters
 from apexrl.replay.segment import Entry
-from apexrl.run_record import CURVE_COLUMNS
-from apexrl.status import Status, summary_of
+from apexrl.running.display import summary_of
 from apexrl.unroll import UnrollCodec
 from tests.system import chaos, chaos_checks, witness
 from tests.system.chaos_world import Sample
@@ -87,7 +88,7 @@ def test_an_evaluation_that_the_evaluator_never_told_is_noticed(spec, tmp_path):
 
 def test_a_role_that_dies_by_itself_is_noticed(tmp_path):
     (tmp_path / "logs").mkdir()
-    said = "10:00:00 apexrl.supervise: learner ended with signal SIGKILL; restart 1 in 0.5 s\n"
+    said = "10:00:00 apexrl.running.supervise: learner ended with signal SIGKILL; restart 1 in 0.5 s\n"
 
     class World:
         directory = tmp_path

@@ -11,7 +11,7 @@ import torch
 from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.parameters import encode_parameters
+from apexrl.networks.parameters import encode_parameters
 from apexrl.types import StreamSpec
 from apexrl.unroll import UnrollCodec
 from tests.lockstep import AGENT, NETWORK, UPDATE

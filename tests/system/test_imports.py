@@ -1,9 +1,73 @@
+"""A folder of `apexrl/` is a process, or shared by all; who may import whom, and how little each role loads."""
+
+import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.system.processes import ROOT
+
+ROOMS = ("acting", "agents", "environments", "learning", "losses", "net", "networks", "replay", "running", "tools")
+# By room, those that it never imports. The modules beside the rooms import none of them.
+NEVER = {
+    "losses": {*ROOMS} - {"losses"},
+    "environments": {*ROOMS} - {"environments"},
+    "replay": {*ROOMS} - {"replay"},
+    "net": {"acting", "agents", "environments", "learning", "running", "tools"},
+    "networks": {"acting", "agents", "environments", "learning", "running", "tools", "net", "replay"},
+    "agents": {"acting", "environments", "running", "tools", "net", "replay"},
+    "acting": {"learning", "running", "tools"},
+    "learning": {"acting", "environments", "running", "tools"},
+    "running": {"acting"},
+    "tools": {"acting", "agents", "learning", "running"},
+}
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields what a file imports, wherever in it: a module, and the name that is taken from it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", name.name) for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((name.name, "") for name in node.names)
+
+
+def modules() -> dict[str, set[str]]:
+    """Returns our modules by name, each with those that it imports."""
+    paths = {}
+    for path in (ROOT / "apexrl").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        pairs = [(f"{source}.{name}", source) for source, name in imports_of(path)]
+        graph[module] = {whole if whole in paths else source for whole, source in pairs} & paths.keys()
+    return graph
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+
+
+def test_rooms_import_one_way():
+    graph = modules()
+    assert {room_of(module) for module in graph} == {*ROOMS, ""}
+    wrong = [
+        (module, other)
+        for module, imported in graph.items()
+        for other in imported
+        if room_of(other) in (NEVER[room_of(module)] if room_of(module) else ROOMS)
+    ]
+    assert not wrong
+
+
+def test_no_module_imports_itself_through_others():
+    list(graphlib.TopologicalSorter(modules()).static_order())
 
 
 def modules_after(code):
@@ -21,19 +85,19 @@ def modules_after(code):
 @pytest.mark.parametrize(
     ("code", "forbidden"),
     [
-        ("import replay", {"torch", "gymnasium", "ale_py", "tensorboardX", "cv2"}),
-        ("import apexrl.net.replay_server", {"torch", "gymnasium", "ale_py"}),
+        ("import replay", {"torch", "gymnasium", "ale_py", "tensorboardX", "cv2", "rich"}),
+        ("import learner", {"gymnasium", "ale_py", "cv2", "rich"}),
+        ("import actor", {"tensorboardX", "cv2"}),
         ("import apexrl.net", {"torch", "gymnasium", "ale_py", "tyro"}),
         ("import apexrl.net.service", {"torch", "gymnasium", "ale_py", "tyro"}),
         ("import apexrl.replay.replay", {"torch", "zmq", "asyncio", "gymnasium", "tyro"}),
-        ("import apexrl.keys", {"torch", "gymnasium"}),
-        ("import apexrl.losses.value_learning", {"zmq", "gymnasium"}),
-        ("import apexrl.envs", {"torch", "zmq"}),
+        ("import apexrl.tools.keys", {"torch", "gymnasium"}),
+        ("import apexrl.losses.value_learning, apexrl.losses.windows", {"zmq", "gymnasium"}),
+        ("import apexrl.environments.vector", {"torch", "zmq"}),
         ("import apexrl.unroll", {"torch", "zmq", "gymnasium"}),
-        ("import apexrl.frame_store", {"zmq", "gymnasium"}),
+        ("import apexrl.learning.unroll_store", {"zmq", "gymnasium"}),
         ("import apexrl.agents.apex_dqn", {"zmq", "gymnasium", "ale_py"}),
-        ("import apexrl.acting", {"cv2", "tensorboardX"}),
     ],
 )
-def test_dependencies_point_one_way(code, forbidden):
+def test_a_role_loads_only_its_own(code, forbidden):
     assert not modules_after(code) & forbidden

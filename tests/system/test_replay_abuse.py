@@ -329,7 +329,7 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
 
 def make_keys(directory):
     """Keys as a person makes them."""
-    command = [sys.executable, "-m", "apexrl.keys", str(directory)]
+    command = [sys.executable, "-m", "apexrl.tools.keys", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
     return directory
 
@@ -395,4 +395,4 @@ def test_a_server_without_good_keys_ends_with_a_cure(tmp_path, free_ports, key_d
             lines = server.text().splitlines()
             print(f"\nkeys {name}: {lines[-1]}")
             assert "Traceback" not in server.text(), name
-            assert any(cure in lines[-1] for cure in ("apexrl.keys", "chmod 600", "40 characters")), lines[-1]
+            assert any(cure in lines[-1] for cure in ("apexrl.tools.keys", "chmod 600", "40 characters")), lines[-1]

@@ -138,7 +138,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     import torch
 
     from apexrl.agents.apex_dqn import ApexLearner
-    from apexrl.checkpoint import CheckpointHeader, Counters, save_checkpoint
+    from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
     from apexrl.types import StreamSpec
     from tests.lockstep import AGENT, NETWORK, UPDATE
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
 def run_to_its_end(*flags):
     """Runs the launcher; returns its exit status and what it printed, in one line."""
     result = subprocess.run(
-        [sys.executable, "-m", "apexrl.launch", *map(str, flags)],
+        [sys.executable, "-m", "apexrl.running.launch", *map(str, flags)],
         cwd=ROOT,
         capture_output=True,
         text=True,

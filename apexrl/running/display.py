@@ -1,6 +1,5 @@
 """What a person sees of a run: a live table in a terminal, plain lines elsewhere, and a summary at the end."""
 
-import contextlib
 import logging
 import shutil
 import time
@@ -12,23 +11,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from apexrl.checkpoint import Counters
-from apexrl.supervise import Supervisor
+from apexrl.learning.status_file import STATUS_FILE, Status, read_status
+from apexrl.networks.checkpoint import Counters
+from apexrl.running.supervise import Supervisor
 
-STATUS_FILE = "status.json"
 LINE_PERIOD_SECONDS = 10.0
 FULL_DISK_BYTES = 16 * 2**20
 STALE_SECONDS = 15.0  # the learner writes the status every few seconds
-
-
-class Status(msgspec.Struct, frozen=True):
-    """What the learner writes to STATUS_FILE for whoever watches the run."""
-
-    env: str
-    frames: int
-    counters: Counters
-    figures: dict[str, float]
-    waits_for: str
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -47,13 +36,6 @@ class Summary(msgspec.Struct, frozen=True):
     evaluation_mean_return: float | None
     evaluation_best_return: float | None
     roles_restarted: int
-
-
-def read_status(directory: Path) -> Status | None:
-    """Returns the newest status of a run, None when there is none yet."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((directory / STATUS_FILE).read_bytes(), type=Status)
-    return None
 
 
 def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -> Summary:

@@ -12,19 +12,19 @@ import msgspec
 import numpy as np
 import torch
 
-from apexrl.acting import actor_name, check_spec
+from apexrl.acting.loop import check_spec
+from apexrl.acting.video import Recorder, VideoFolder
 from apexrl.agents.apex_dqn import ApexActor
-from apexrl.checkpoint import load_checkpoint
 from apexrl.config import ActorCommand, EvaluationConfig
-from apexrl.envs import VectorEnvironment, make_environment, make_spec, take_step
+from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
 from apexrl.errors import PeerError, WireError
-from apexrl.lifecycle import Stop
+from apexrl.lifecycle import Stop, process_name
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
-from apexrl.parameters import Parameters, decode_parameters
-from apexrl.recording import Recorder, VideoFolder
+from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.networks.parameters import Parameters, decode_parameters
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     wires = command.wires
     keyring = load_keyring(wires.keys, "actor")
     subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
-    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), actor_name(0), keyring)
+    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), process_name(0), keyring)
     heard, played = time.monotonic(), -1
     try:
         while not stop.is_set():

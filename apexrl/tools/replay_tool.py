@@ -1,4 +1,4 @@
-"""`python -m apexrl.replay_tool inspect|verify|export|figures DIR`: reads the journal of a replay server.
+"""`python -m apexrl.tools.replay_tool inspect|verify|export|figures DIR`: reads the journal of a replay server.
 
 Works beside a server that writes there: takes no lock, mends nothing, and writes nothing into the journal. A file that
 is evicted meanwhile is left out, and a last record without its end is being written, not damaged.
@@ -256,7 +256,7 @@ def main() -> int:
     """Runs one command of the command line; returns its exit status."""
     commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, figures)}
     try:
-        return tyro.extras.subcommand_cli_from_dict(commands, prog="python -m apexrl.replay_tool")
+        return tyro.extras.subcommand_cli_from_dict(commands, prog="python -m apexrl.tools.replay_tool")
     except (ApexError, OSError) as error:
         print(error, file=sys.stderr)
     return 1

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from apexrl.activity import Activity
 from apexrl.errors import ConfigError, PeerError
-from apexrl.last_words import FromLog, FromPipe, without_numbers
 from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, TEMPORARY_STATUS
+from apexrl.running.activity import Activity
+from apexrl.running.last_words import FromLog, FromPipe, without_numbers
 
 logger = logging.getLogger(__name__)
 

@@ -1,35 +1,28 @@
 """The actor's loop: step a vector of environments, and send what happened as prioritized unrolls."""
 
 import logging
-import secrets
-import socket
 import time
 
 import numpy as np
 
+from apexrl.acting.sending import FLUSH_SECONDS, Round, UnrollSender
 from apexrl.agents.apex_dqn import ApexActor
+from apexrl.agents.exploration import epsilon_ladder
 from apexrl.config import ActorCommand
-from apexrl.device import choose_device
-from apexrl.envs import VectorEnvironment, make_environment, make_spec
+from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError, WireError
-from apexrl.exploration import epsilon_ladder
-from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.lifecycle import Stop, Stopwatch, process_name, resident_bytes
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
-from apexrl.parameters import Parameters
-from apexrl.sending import FLUSH_SECONDS, Round, UnrollSender
+from apexrl.networks.device import choose_device
+from apexrl.networks.parameters import Parameters
 from apexrl.types import Episode, StreamSpec, TimeSteps
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 logger = logging.getLogger(__name__)
-
-
-def actor_name(index: int) -> str:
-    """Returns a name that no other life of any actor process has."""
-    return f"{socket.gethostname()[:32]}-{index}-{secrets.token_hex(4)}"
 
 
 class EnvironmentGroup:
@@ -119,7 +112,7 @@ class ActorLoop:
             EnvironmentGroup(envs, self.spec, range(int(share[0]), int(share[-1]) + 1))
             for envs, share in zip(environments, shares, strict=True)
         ]
-        name = actor_name(max(command.worker_index, 0))
+        name = process_name(max(command.worker_index, 0))
         keyring = load_keyring(wires.keys, "actor")
         replay = address(wires.replay_host, wires.actor_port)
         self._client = InsertClient(replay, name, self.spec, num_envs, keyring)

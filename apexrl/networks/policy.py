@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from apexrl.config import NetworkConfig
-from apexrl.device import fastest_dtype
 from apexrl.errors import WireError
-from apexrl.lane import wait
-from apexrl.networks import DuelingNetwork, make_network
-from apexrl.screens import blocks, channels, stored_shape
+from apexrl.networks.device import fastest_dtype
+from apexrl.networks.device_stream import wait
+from apexrl.networks.dueling import DuelingNetwork, make_network
+from apexrl.networks.screens import blocks, channels, stored_shape
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from apexrl.errors import ConfigError, PeerError, WireError
-from apexrl.frame_store import DEVICE_RESERVE_BYTES, Batch, FrameStore
-from apexrl.lane import Lane
+from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, Batch, FrameStore
 from apexrl.lifecycle import Stop
 from apexrl.memory import free_memory_bytes
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
+from apexrl.networks.device_stream import Lane
 from apexrl.types import Episode, LogPosition, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from apexrl.errors import ConfigError
-from apexrl.frame_store import Batch, FrameStore, KeyBatch, TransitionBatch
-from apexrl.lane import Lane, Mark, Staging, wait
-from apexrl.screens import stored_shape
+from apexrl.learning.unroll_store import Batch, FrameStore, KeyBatch, TransitionBatch
+from apexrl.networks.device_stream import Lane, Mark, Staging, wait
+from apexrl.networks.screens import stored_shape
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

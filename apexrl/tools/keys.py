@@ -1,4 +1,4 @@
-"""`python -m apexrl.keys DIR [NAME ...]`: makes CURVE keys. See `net/keyring.py` for what the files mean."""
+"""`python -m apexrl.tools.keys DIR [NAME ...]`: makes CURVE keys. See `net/keyring.py` for what the files mean."""
 
 import sys
 from pathlib import Path
@@ -29,4 +29,4 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, prog="python -m apexrl.keys"))
+    sys.exit(tyro.cli(main, prog="python -m apexrl.tools.keys"))

@@ -14,8 +14,8 @@ import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
 
-from apexrl import catch
 from apexrl.config import EnvConfig
+from apexrl.environments import catch
 from apexrl.errors import ConfigError
 from apexrl.types import StreamSpec, TimeSteps
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.files import replacing
-from apexrl.parameters import Parameters, ParametersHeader
+from apexrl.networks.parameters import Parameters, ParametersHeader
 from apexrl.types import LogPosition, StreamSpec
 
 LATEST = "latest.safetensors"

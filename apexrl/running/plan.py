@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from apexrl.config import PRESETS, RunCommand, WireConfig
-from apexrl.device import choose_device
-from apexrl.envs import make_environment, make_spec
+from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, parse_onto, with_defaults
-from apexrl.frame_store import DEVICE_RESERVE_BYTES, FrameStore
+from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, FrameStore
 from apexrl.memory import free_memory_bytes
-from apexrl.networks import make_network
+from apexrl.networks.device import choose_device
+from apexrl.networks.dueling import make_network
 from apexrl.replay.replay import ring_unrolls
 from apexrl.types import StreamSpec
 

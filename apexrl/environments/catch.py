@@ -55,4 +55,4 @@ class Catch(gymnasium.Env):
 def register() -> None:
     """Makes `Catch-v0` known to gymnasium."""
     if "Catch-v0" not in gymnasium.registry:
-        gymnasium.register("Catch-v0", entry_point="apexrl.catch:Catch")
+        gymnasium.register("Catch-v0", entry_point="apexrl.environments.catch:Catch")

@@ -1,4 +1,4 @@
-"""One machine, everything: `python -m apexrl.launch`, which run.sh calls. Starts the roles, watches them, ends them."""
+"""One machine, everything: `python -m apexrl.running.launch`, for run.sh. Starts, watches and ends the roles."""
 
 import contextlib
 import dataclasses
@@ -12,15 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.checkpoint import Counters, load_checkpoint
-from apexrl.clock import Clock, what_is_missing
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import parse_onto, to_flags
+from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
-from apexrl.plan import Plan, check_asked, check_ports, describe, make_plan
-from apexrl.run_directory import (
+from apexrl.networks.checkpoint import Counters, load_checkpoint
+from apexrl.running.clock import Clock, what_is_missing
+from apexrl.running.display import ConsoleHandler, Display, summary_of
+from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
+from apexrl.running.run_directory import (
     CONFIG_FILE,
     ROOT,
     SUMMARY_FILE,
@@ -32,8 +34,7 @@ from apexrl.run_directory import (
     saved_command,
     set_aside,
 )
-from apexrl.status import ConsoleHandler, Display, read_status, summary_of
-from apexrl.supervise import Supervisor
+from apexrl.running.supervise import Supervisor
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
@@ -171,7 +172,7 @@ class Run:
             self._supervisor.start(name, arguments, is_needed, name == "learner", self._logs / f"{name}.log")
         if command.tensorboard:
             board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
-            arguments = ["-m", "apexrl.board", *board]
+            arguments = ["-m", "apexrl.running.tensorboard", *board]
             self._supervisor.start("tensorboard", arguments, is_needed=False, log=self._logs / "tensorboard.log")
 
     def _stop(self, stop: Stop) -> None:

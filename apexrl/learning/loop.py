@@ -11,24 +11,24 @@ import psutil
 import torch
 
 from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.checkpoint import Checkpoint, all_finite
 from apexrl.config import LearnerCommand
-from apexrl.device import choose_device
 from apexrl.errors import ApexError, ConfigError, JournalError, PeerError
-from apexrl.frame_store import Batch
-from apexrl.lane import Arrivals, Lane
+from apexrl.learning.metrics import returns_by_epsilon
+from apexrl.learning.replica import Replica
+from apexrl.learning.run_record import RunRecord, latest_checkpoint
+from apexrl.learning.unroll_store import Batch
+from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
-from apexrl.metrics import returns_by_epsilon
 from apexrl.net.keyring import load_keyring
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
-from apexrl.parameters import Parameters, encode_parameters
-from apexrl.replica import Replica
-from apexrl.run_record import RunRecord, latest_checkpoint
+from apexrl.networks.checkpoint import Checkpoint, all_finite
+from apexrl.networks.device import choose_device
+from apexrl.networks.device_stream import Arrivals, Lane
+from apexrl.networks.parameters import Parameters, encode_parameters
 from apexrl.types import LogPosition, StreamSpec
-from apexrl.update_graph import Pending
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import time
 
-from apexrl.checkpoint import Counters
 from apexrl.config import RunCommand
+from apexrl.networks.checkpoint import Counters
 
 SMOKE_DEADLINE_SECONDS = 600.0
 

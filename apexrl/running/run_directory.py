@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import psutil
 
-from apexrl.checkpoint import LATEST, Counters
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import locked, write_json
-from apexrl.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint
-from apexrl.status import STATUS_FILE
+from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint
+from apexrl.learning.status_file import STATUS_FILE
+from apexrl.networks.checkpoint import LATEST, Counters
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG_FILE, SUMMARY_FILE, LOCK_FILE = "config.json", "summary.json", "run.lock"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from apexrl.frame_store import TransitionBatch
-from apexrl.networks import DuelingNetwork
+from apexrl.learning.unroll_store import TransitionBatch
+from apexrl.networks.dueling import DuelingNetwork
 
 PATIENCE_SECONDS = 120.0
 

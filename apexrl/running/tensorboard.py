@@ -1,4 +1,4 @@
-"""TensorBoard as a role of the run: `python -m apexrl.board DIRECTORY HOST PORT`. It ends when the run ends."""
+"""TensorBoard as a role of the run: `python -m apexrl.running.tensorboard DIRECTORY HOST PORT`. Ends with the run."""
 
 import logging
 import sys

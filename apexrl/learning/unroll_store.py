@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.lane import Lane, Staging, wait
-from apexrl.screens import blocks, in_blocks, stored_shape
+from apexrl.losses.windows import n_step_windows
+from apexrl.networks.device_stream import Lane, Staging, wait
+from apexrl.networks.screens import blocks, in_blocks, stored_shape
 from apexrl.types import StreamSpec, Unroll
-from apexrl.unroll import n_step_windows
 
 DEVICE_RESERVE_BYTES = 2e9  # of a GPU, for networks, optimizer, an update and libraries
 STAGED_UNROLLS = 8  # on their way to a GPU

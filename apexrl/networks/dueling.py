@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError
-from apexrl.screens import SMALLEST_SCREEN, blocks, channels, in_blocks, kernel_over_blocks, stacked_blocks
+from apexrl.networks.screens import SMALLEST_SCREEN, blocks, channels, in_blocks, kernel_over_blocks, stacked_blocks
 from apexrl.types import StreamSpec
 
 

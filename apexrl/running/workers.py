@@ -9,9 +9,9 @@ from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
 from apexrl.net.parameter_channel import ParameterPublisher, relay
 from apexrl.net.sockets import address
-from apexrl.supervise import Supervisor
+from apexrl.running.supervise import Supervisor
 
-ACTOR_SCRIPT = Path(__file__).resolve().parent.parent / "actor.py"
+ACTOR_SCRIPT = Path(__file__).resolve().parents[2] / "actor.py"
 MAX_RESTARTS = 100
 IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives us
 

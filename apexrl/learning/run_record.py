@@ -14,7 +14,13 @@ from pathlib import Path
 import msgspec
 
 from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.checkpoint import (
+from apexrl.config import NetworkConfig
+from apexrl.errors import ApexError, ConfigError
+from apexrl.files import TEMPORARY, write_durably, write_json
+from apexrl.learning.event_file import EventFile
+from apexrl.learning.status_file import STATUS_FILE, Status
+from apexrl.net.metrics_channel import Evaluation
+from apexrl.networks.checkpoint import (
     BEST,
     LATEST,
     Checkpoint,
@@ -27,13 +33,7 @@ from apexrl.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from apexrl.config import NetworkConfig
-from apexrl.errors import ApexError, ConfigError
-from apexrl.event_file import EventFile
-from apexrl.files import TEMPORARY, write_durably, write_json
-from apexrl.net.metrics_channel import Evaluation
-from apexrl.parameters import decode_parameters
-from apexrl.status import STATUS_FILE, Status
+from apexrl.networks.parameters import decode_parameters
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Environments as time steps. Nothing here knows torch, sockets or agents."""

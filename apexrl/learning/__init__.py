@@ -1,0 +1,1 @@
+"""The learner's process: the log followed and decoded, updates, and the files that a run leaves."""

@@ -1,0 +1,1 @@
+"""Networks and their parameters, and the devices that they run on."""

@@ -1,0 +1,1 @@
+"""The launcher's process: a plan, role processes that are watched, the screen, TensorBoard."""

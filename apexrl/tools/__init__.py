@@ -1,0 +1,1 @@
+"""Programs for people, beside the roles: `python -m apexrl.tools.NAME --help`."""
