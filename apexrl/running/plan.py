@@ -75,10 +75,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
     """
     if saved is not None:
         asked = parse_onto(saved, arguments)
-        if (asked.preset, asked.run_dir) != (saved.preset, saved.run_dir):
-            raise ConfigError(
-                "a run that is resumed keeps its preset and its directory: leave out --preset and --run-dir"
-            )
+        _check_kept(asked, saved)
     machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
     environment = make_environment(asked.env, 1)
@@ -98,6 +95,28 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
         name = command.env.env.replace("/", "-").replace(":", "-")
         command = dataclasses.replace(command, run_dir=f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     return Plan(command, spec, machine)
+
+
+def _check_kept(asked: RunCommand, saved: RunCommand) -> None:
+    """Raises ConfigError when flags change what the experience or the checkpoint of a resumed run cannot follow."""
+    kept = {
+        "--preset": (asked.preset, saved.preset),
+        "--run-dir": (asked.run_dir, saved.run_dir),
+        "--env": (asked.env.env, saved.env.env),
+        "--n-steps": (asked.agent.n_steps, saved.agent.n_steps),
+        "--unroll-starts": (asked.agent.unroll_starts, saved.agent.unroll_starts),
+    }
+    if not asked.from_scratch:
+        kept |= {
+            "--optimizer": (asked.update.optimizer, saved.update.optimizer),
+            "--channels": (asked.network.channels, saved.network.channels),
+            "--hidden-size": (asked.network.hidden_size, saved.network.hidden_size),
+        }
+    changed = [flag for flag, (now, before) in kept.items() if now != before]
+    if changed:
+        raise ConfigError(
+            f"a run that is resumed cannot change {' '.join(changed)}: leave that out, or begin a new run"
+        )
 
 
 def _reachable(wires: WireConfig) -> WireConfig:
