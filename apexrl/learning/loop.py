@@ -166,7 +166,8 @@ class LearnerLoop:
                 self._check_network(agent)
                 unusable = np.unique(pending.keys[~finite])
                 self._num_unusable += len(unusable)
-                logger.warning("transitions %s give no finite errors: they get priority 0", unusable.tolist())
+                named = unusable[:8].tolist()
+                logger.warning("%d transitions give no finite errors and get priority 0: %s", len(unusable), named)
             replica.update_priorities(life, pending.keys, np.where(finite, priorities, np.float32(0)))
 
         self._arrivals.expect(pending.mark, arrived)
