@@ -1,4 +1,4 @@
-"""The learner: updates the network from sampled batches and publishes it. See `python learner.py --help`."""
+"""The learner updates the network from sampled batches and publishes it. See `python learner.py --help`."""
 
 import os
 from pathlib import Path

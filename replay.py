@@ -1,4 +1,4 @@
-"""The replay server: keeps the log of experience and decides what is sampled. See `python replay.py --help`."""
+"""The replay server keeps the log of experience and draws the learners' batches. See `python replay.py --help`."""
 
 import asyncio
 import signal
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from apexrl.config import ReplayCommand
-from apexrl.flags import parse
+from apexrl.flags import explicit_replay, parse
 from apexrl.lifecycle import Stop, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
@@ -15,13 +15,13 @@ from apexrl.net.sockets import address
 
 
 async def serve(command: ReplayCommand, stop: Stop) -> None:
-    """Serves until a signal comes."""
+    """Serves until a signal or `stop` ends it, and reports statistics to the learner."""
     wires = command.wires
     keyring = load_keyring(wires.keys, "replay")
     kept = command.replay.journal_dir
     journal_dir = None if kept in ("off", "auto") else Path(kept)
     ports = wires.bind_host, wires.actor_port, wires.batch_port
-    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring)
+    server = ReplayServer(explicit_replay(command), *ports, command.seed, journal_dir, keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), "replay", keyring)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -37,10 +37,10 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
             now = time.monotonic()
             if now >= next_report:
                 next_report = now + REPORT_PERIOD_SECONDS
-                figures = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
+                found = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
                 replay = server.service.replay
                 metrics.run = "" if replay is None else replay.identity.log  # the learner follows this log
-                metrics.report(figures | {"system/replay_memory_bytes": float(resident_bytes())})
+                metrics.report(found | {"system/replay_memory_bytes": float(resident_bytes())})
         await serving
     finally:
         server.close()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything on one machine. `bash run.sh` trains (flags: `bash run.sh --help`), `bash run.sh test` runs the tests.
+# Runs everything on one machine: `bash run.sh` trains (flags: `bash run.sh --help`), `bash run.sh test` runs the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -20,7 +20,7 @@ else
   "$python" -m venv .venv || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; rm -rf .venv; exit 1; }
 fi
 
-# What is installed is recorded by the text of the requirements: a later start installs only after a change.
+# The stamp keeps the text of the installed requirements, so a later start installs again only after a change.
 stamp=.venv/installed-$requirements
 if ! cmp -s <(cat requirements.txt "$requirements") "$stamp"; then
   echo "installing $requirements into .venv ..."

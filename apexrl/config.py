@@ -1,16 +1,39 @@
 """Configuration: frozen dataclasses with the papers' defaults. Every command line is made from them (`flags.py`).
 
-A preset replaces some of the defaults: the paper's numbers stand where there is a GPU, numbers tuned on two CPU cores
-where there is none, and others for environments of a few numbers. What is given on the command line wins.
+An algorithm brings its own dataclasses for the sections `algorithm`, `network` and `update`, and its presets. A preset
+replaces some of the defaults, and the command line wins over both.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, cast
+import math
+from typing import Annotated, Literal, NamedTuple, cast
 
 from apexrl.errors import ConfigError
 
 TableKind = Literal["priority", "uniform", "fifo"]
-Preset = Literal["auto", "paper", "two-cores", "small"]
+PresetName = Literal["auto", "paper", "two-cores", "small"]
+DEFAULT_AGENT = "apex-dqn"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that a number may have, as in `Annotated[float, Range(0, 1)]`. Both bounds are included.
+
+    A field that names no range takes finite numbers above 0.
+    """
+
+    least: float | None = None  # none: above 0
+    most: float = math.inf
+
+    def wanted(self, number: float) -> str:
+        """Returns the range in words, or an empty string when the number is in it."""
+        if not math.isfinite(number):
+            return "a finite number"
+        if self.least is None and number <= 0:
+            return "more than 0"
+        if self.least is not None and number < self.least:
+            return f"at least {self.least:g}"
+        return "" if number <= self.most else f"at most {self.most:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,24 +49,41 @@ class EnvConfig:
     """A lost life ends the episode for learning; the game goes on (Atari, training only)."""
     max_episode_frames: int = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of Atari."""
-    noop_max: int = 30
+    noop_max: Annotated[int, Range(0)] = 30
     """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
     fire_at_reset: bool = True
     """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentConfig:
-    """What the actors and the learner must agree on."""
+class AlgorithmConfig:
+    """The numbers that actors and the learner must agree on; each family adds its own."""
 
-    gamma: float = 0.99
-    """Discount a step (Ape-X)."""
-    n_steps: int = 3
-    """Rewards in a return before it bootstraps (Ape-X)."""
+    gamma: Annotated[float, Range(0, 1)] = 0.99
+    """Discount a step."""
     unroll_starts: int = 80
     """Transitions that begin in one unroll."""
-    value_rescaling: bool = False
-    """Learn h(Q) instead of Q, h(x) = sign(x)(sqrt(|x|+1)-1) + 0.001x (R2D2); meant for unclipped rewards."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """The sizes of a network; each family has its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateConfig:
+    """The learner's numbers for its updates; each family has its own, and adds others."""
+
+    batch_size: int = 512
+    """Transitions in a batch."""
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    """Adam, or RMSProp."""
+    learning_rate: float = 0.00025
+    """Step size."""
+    optimizer_epsilon: float = 1e-5
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
+    max_gradient_norm: float = 40.0
+    """Gradients are scaled down to this norm."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,52 +94,25 @@ class ReplayConfig:
     """Transitions kept; a soft limit (Ape-X)."""
     min_size_to_sample: int = 50_000
     """Transitions before the first batch (Ape-X)."""
-    samples_per_insert: float = 0.8
+    samples_per_insert: Annotated[float, Range(0)] = 0.8
     """Times that a transition is sampled on average; 0: actors and learner run free. Ape-X measured about 0.8."""
-    priority_exponent: float = 0.6
-    """How far priorities shape sampling (the papers' alpha)."""
-    importance_exponent: float = 0.4
-    """How far importance weights correct for it (the papers' beta)."""
+    priority_exponent: Annotated[float, Range(0, 1)] = 0.6
+    """Exponent of the priorities in sampling (the papers' alpha)."""
+    importance_exponent: Annotated[float, Range(0, 1)] = 0.4
+    """Exponent of the importance weights (the papers' beta)."""
     eviction_period_batches: int = 100
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
-    tables: tuple[str, ...] = ("transitions=priority",)
-    """Tables over the log, each NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE. Kinds: priority (transitions),
-    uniform and fifo (whole unrolls). Actors wait for the learner of each; 0 samples an insert: nobody waits."""
+    tables: tuple[str, ...] = ()
+    """Tables over the log; none given: those of --agent. Each is NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE.
+    Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the learner of each; 0 samples an
+    insert: nobody waits."""
     journal_dir: str = "auto"
     """Directory where acknowledged experience is kept; off: in memory only. auto: in the directory of a run on one
     machine, else off."""
-    journal_flush_seconds: float = 1.0
-    """What a power cut may take of the journal; 0: nothing is acknowledged before the disk has it."""
+    journal_flush_seconds: Annotated[float, Range(0)] = 1.0
+    """Seconds of experience that a power cut may take from the journal; 0: all that it acknowledges is on the disk."""
     journal_snapshot_seconds: float = 60.0
     """Seconds between snapshots of the priorities beside the journal."""
-
-
-@dataclasses.dataclass(frozen=True)
-class UpdateConfig:
-    """How the learner updates the network."""
-
-    batch_size: int = 512
-    """Transitions in a batch (Ape-X)."""
-    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
-    """Adam, or centered RMSProp with decay 0.95 (Ape-X)."""
-    learning_rate: float = 0.00025 / 4
-    """Step size (Ape-X)."""
-    optimizer_epsilon: float = 1.5e-7
-    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root (Ape-X)."""
-    max_gradient_norm: float = 40.0
-    """Gradients are scaled down to this norm (Ape-X)."""
-    target_period_updates: int = 2500
-    """Updates between copies into the target network (Ape-X)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkConfig:
-    """Sizes of the network."""
-
-    channels: tuple[int, int, int] = (32, 64, 64)
-    """Channels of the three convolutions (DQN)."""
-    hidden_size: int = 512
-    """Units of each dueling stream (DQN), and of the layers of a perceptron."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,16 +132,16 @@ class WireConfig:
     parameter_port: int = 52001
     """Learner's port for parameters."""
     metrics_port: int = 52002
-    """Learner's port for the figures of all roles."""
+    """Learner's port for the metrics of all roles."""
     patience_seconds: float = 600.0
-    """How long a role waits for another before it gives up."""
+    """Seconds that a role waits for another before it gives up."""
     keys: str = ""
     """Directory of CURVE keys (`python -m apexrl.tools.keys DIR`): encrypts, and talks to their owners only."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ActingConfig:
-    """How actors act."""
+    """The actors' numbers."""
 
     num_workers: int = 1
     """Actor processes on this host."""
@@ -136,10 +149,6 @@ class ActingConfig:
     """Environments of one process."""
     environment_groups: int = 2
     """Parts of a process's environments: while one steps, the actions for the next are chosen."""
-    epsilon_base: float = 0.4
-    """Greatest epsilon of the ladder (Ape-X)."""
-    epsilon_exponent: float = 7.0
-    """How steeply the ladder falls (Ape-X)."""
     parameter_period_frames: int = 400
     """Frames of one environment between looks for newer parameters (Ape-X)."""
     compression_level: int = 1
@@ -148,37 +157,35 @@ class ActingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LearningConfig:
-    """How the learner runs."""
+    """The learner's process: device, memory, and the ends of its work."""
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    table: str = "transitions"
-    """Table of the replay that batches come from; of the kind priority."""
     learner_threads: int = 1
     """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
-    memory_gb: float = 0.0
-    """Gigabytes that experience may take on this host; 0: what is free, of the machine and of its control group."""
+    memory_gb: Annotated[float, Range(0)] = 0.0
+    """Gigabytes that experience may take on this host; 0: the free memory of the machine and of its control group."""
     prefetch_batches: int = 8
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""
-    total_updates: int = 0
+    total_updates: Annotated[int, Range(0)] = 0
     """End after so many updates; 0: never."""
-    total_frames: int = 0
+    total_frames: Annotated[int, Range(0)] = 0
     """End after so many environment frames; 0: never."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """How a policy is evaluated: whole games, unclipped, nearly without exploration."""
+    """Evaluations: whole games, unclipped, nearly without exploration."""
 
     episodes: int = 10
     """Games in an evaluation."""
-    evaluation_epsilon: float = 0.001
+    evaluation_epsilon: Annotated[float, Range(0, 1)] = 0.001
     """Probability of a random action (C51, Dopamine); with 0 a policy that never serves the ball sits a game out."""
-    evaluation_period_seconds: float = 60.0
+    evaluation_period_seconds: Annotated[float, Range(0)] = 60.0
     """Seconds from one evaluation's start to the next, while training."""
     checkpoint: str = ""
     """Play this checkpoint once instead of following the learner."""
@@ -186,69 +193,75 @@ class EvaluationConfig:
     """Write a video of the first game of each evaluation here."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ActorCommand:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """The flags of all commands."""
+
+    agent: str = DEFAULT_AGENT
+    """The algorithm: apex-dqn, or module:name of your own."""
+    preset: PresetName = "auto"
+    """Defaults of flags that are not given: the paper's, those for two CPU cores, or those for small environments."""
+    seed: Annotated[int, Range(0)] = 0
+    """Seed of everything random."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorCommand(Command):
     """Plays environments and sends prioritized experience to the replay server."""
 
     env: EnvConfig = EnvConfig()
     wires: WireConfig = WireConfig()
-    agent: AgentConfig = AgentConfig()
+    algorithm: AlgorithmConfig
     acting: ActingConfig = ActingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     device: str = "cpu"
     """Where actions are computed: cpu, cuda or cuda:N; auto: a GPU when there is one."""
     evaluate: bool = False
     """Evaluate instead of exploring: follow the learner, or play --checkpoint."""
-    seed: int = 0
-    """Seed of environments and exploration."""
-    preset: Preset = "auto"
-    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
-    worker_index: int = -1
-    """Number of this process among the workers of its host; set by the one that starts them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerCommand(ActorCommand):
+    """Plays as one of several actor processes of a host; the process that starts them sets its flags."""
+
+    worker_index: Annotated[int, Range(0)] = -1
+    """Number of this process among the workers of its host; has to be given."""
     parameter_endpoint: str = ""
-    """Where to fetch parameters instead of the learner; set by the process that relays them."""
+    """Where to fetch parameters instead of the learner."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReplayCommand:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayCommand(Command):
     """Keeps the log of experience and decides what is sampled."""
 
     wires: WireConfig = WireConfig()
     replay: ReplayConfig = ReplayConfig()
-    seed: int = 0
-    """Seed of the sampling."""
-    preset: Preset = "auto"
-    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnerCommand:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerCommand(Command):
     """Updates the network from sampled batches and publishes it."""
 
     wires: WireConfig = WireConfig()
-    agent: AgentConfig = AgentConfig()
-    update: UpdateConfig = UpdateConfig()
-    network: NetworkConfig = NetworkConfig()
+    algorithm: AlgorithmConfig
+    update: UpdateConfig
+    network: NetworkConfig
     learning: LearningConfig = LearningConfig()
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
-    seed: int = 0
-    """Seed of the network."""
-    preset: Preset = "auto"
-    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RunCommand:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunCommand(Command):
     """Trains on this machine: replay, learner, actors, evaluator and TensorBoard."""
 
     env: EnvConfig = EnvConfig()
     wires: WireConfig = WireConfig()
-    agent: AgentConfig = AgentConfig()
+    algorithm: AlgorithmConfig
     acting: ActingConfig = ActingConfig()
     replay: ReplayConfig = ReplayConfig()
-    update: UpdateConfig = UpdateConfig()
-    network: NetworkConfig = NetworkConfig()
+    update: UpdateConfig
+    network: NetworkConfig
     learning: LearningConfig = LearningConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     actor_device: str = "cpu"
@@ -259,7 +272,7 @@ class RunCommand:
     """Continue the run in this directory, with its configuration; flags given here win."""
     from_scratch: bool = False
     """With --resume: train a new network on the run's experience. Earlier results move to DIR/earlier-N."""
-    max_seconds: float = 0.0
+    max_seconds: Annotated[float, Range(0)] = 0.0
     """End after so many seconds; 0: never."""
     tensorboard: bool = True
     """Serve TensorBoard."""
@@ -271,43 +284,8 @@ class RunCommand:
     """Evaluate while training; with at most 4 cores at a lower priority than the learner."""
     smoke: bool = False
     """A short run through all processes; fails unless all of them have worked within ten minutes."""
-    max_restarts: int = 10
-    """How often a role that dies is started again."""
-    seed: int = 0
-    """Seed of everything."""
-    preset: Preset = "auto"
-    """Defaults of what is not given: the paper's, those for two CPU cores, or those for small environments."""
-
-
-TWO_CORES: dict[str, Any] = {
-    "batch_size": 64,
-    "optimizer": "adam",
-    "learning_rate": 2.5e-4,
-    "optimizer_epsilon": 1e-5,
-    "target_period_updates": 500,
-    "capacity": 400_000,
-    "min_size_to_sample": 15_000,
-    "samples_per_insert": 2.5,
-    "channels": (16, 32, 32),
-    "hidden_size": 256,
-}
-"""Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
-
-SMALL = TWO_CORES | {
-    "batch_size": 128,
-    "learning_rate": 1e-3,
-    "target_period_updates": 100,
-    "capacity": 100_000,
-    "min_size_to_sample": 2_000,
-    "samples_per_insert": 8.0,
-    "hidden_size": 128,
-    "environments_per_worker": 8,
-    "environment_groups": 1,
-    "evaluation_period_seconds": 10.0,
-}
-"""For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
-
-PRESETS: dict[str, dict[str, Any]] = {"paper": {}, "two-cores": TWO_CORES, "small": SMALL}
+    max_restarts: Annotated[int, Range(0)] = 10
+    """Restarts of a role that dies, before the run gives up."""
 
 
 class TableConfig(NamedTuple):
@@ -318,7 +296,7 @@ class TableConfig(NamedTuple):
     min_size_to_sample: int
 
 
-def tables_of(config: ReplayConfig, unroll_starts: int) -> dict[str, TableConfig]:
+def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
     """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
 
     Raises: ConfigError when one is not NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, or two have one name.
@@ -328,7 +306,7 @@ def tables_of(config: ReplayConfig, unroll_starts: int) -> dict[str, TableConfig
         name, _, rest = text.partition("=")
         kind, *numbers = rest.split(":")
         samples_per_insert, min_size = config.samples_per_insert, config.min_size_to_sample
-        if kind == "uniform":
+        if kind == "uniform" or (kind == "priority" and has_unroll_priorities):
             min_size = max(min_size // unroll_starts, 1)
         elif kind == "fifo":
             samples_per_insert, min_size = 1.0, 1

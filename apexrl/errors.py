@@ -1,23 +1,23 @@
-"""The exception tree: what a caller of this package may have to catch.
+"""The exception tree: the errors that a caller of this package may have to catch.
 
 ApexError
-|-- ConfigError   a flag, an environment or a machine cannot do what was asked
-|-- WireError     bytes from a peer or a file that are not what they claim to be
+|-- ConfigError   a flag, an environment or a machine makes the request impossible
+|-- WireError     bytes from a peer or a file are malformed
 |-- PeerError     a peer is gone, refuses us, or let a deadline pass
-`-- JournalError  the disk does not take what has to be kept
+`-- JournalError  the disk does not take experience that has to be kept
 """
 
 
 class ApexError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """The base of all errors that this package raises on purpose."""
 
 
 class ConfigError(ApexError):
-    """The configuration cannot work; the message says what to change."""
+    """The configuration cannot work. The message says what to change."""
 
 
 class WireError(ApexError):
-    """A message or file is malformed, of another version, or of another size than agreed."""
+    """A message or file is malformed, or has another version or size than agreed."""
 
 
 class PeerError(ApexError):
@@ -25,4 +25,4 @@ class PeerError(ApexError):
 
 
 class JournalError(ApexError):
-    """The journal cannot be written; nothing that was acknowledged is lost."""
+    """The journal cannot be written. No acknowledged unroll is lost."""

@@ -1,7 +1,7 @@
-"""Files that others read while they are replaced, and that a kill or a power cut leaves whole.
+"""Durable files: others may read them while they are replaced, and a kill or a power cut leaves them whole.
 
-A file is written beside its place under one fixed name, made durable, and renamed. A kill can leave that one temporary
-file; the next writing of the same file uses it again.
+A file is written under one fixed temporary name in its own directory, made durable, and renamed. A kill can leave that
+temporary file; the next write of the same file uses it again.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ TEMPORARY = ".tmp"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives the path of a temporary file; what is written there replaces the file, whole and durable, or not at all.
+    """Yields the path of a temporary file, which then replaces the file: whole and durable, or not at all.
 
-    Raises: OSError when the disk does not take it; the temporary file is gone then, and the old file stays.
+    Raises: OSError when the disk does not take it. The temporary file is gone then, and the old file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TEMPORARY)
@@ -37,13 +37,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces a file; after a power cut it is the old one or the new one."""
+    """Replaces a file. After a power cut it holds either the old data or the new."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replaces a JSON file."""
+    """Replaces a JSON file durably."""
     write_durably(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
@@ -53,7 +53,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes what was written to a file survive a power cut."""
+    """Makes the data written to a file survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -63,9 +63,11 @@ def sync_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, owner: str) -> Iterator[None]:
-    """Holds a lock file in a directory, which is made; the end of the process gives it back, too.
+    """Holds a lock file and makes its directory. The lock also ends with the process.
 
-    Raises: ConfigError when another process, `owner` in words, holds it, or the directory cannot be written.
+    Args:
+      owner: a description of the process that may hold it, for the error.
+    Raises: ConfigError when another process holds the lock, or the directory cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

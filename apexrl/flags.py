@@ -1,48 +1,100 @@
-"""Command lines from the configuration's dataclasses, and back."""
+"""Command lines from the configuration's dataclasses, and back.
+
+An algorithm's sections take the place of the commands' general ones, so its numbers are flags like all others.
+"""
 
 import dataclasses
-import math
 import shutil
 import sys
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import tyro
 
-from apexrl.config import PRESETS, tables_of
+from apexrl.agents.contract import Transitions, Want
+from apexrl.agents.families import family_of
+from apexrl.config import (
+    DEFAULT_AGENT,
+    Command,
+    LearnerCommand,
+    Range,
+    ReplayCommand,
+    ReplayConfig,
+    RunCommand,
+    tables_of,
+)
 from apexrl.errors import ConfigError
+from apexrl.types import StreamSpec
 
-T = TypeVar("T")
-
-
-def with_defaults(command: T, defaults: dict[str, Any]) -> T:
-    """Returns the command with the fields of these names, at any depth, replaced."""
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(command):  # type: ignore[arg-type]
-        value = getattr(command, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = with_defaults(value, defaults)
-        elif field.name in defaults:
-            changes[field.name] = defaults[field.name]
-    return dataclasses.replace(command, **changes)  # type: ignore[type-var]
+C = TypeVar("C", bound=Command)
+FAMILY_SECTIONS = ("algorithm", "network", "update")
 
 
-def parse(command: type[T], arguments: list[str] | None = None) -> T:
+def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
+    """Returns a command with the defaults of an algorithm.
+
+    Raises: ConfigError when there is no such algorithm.
+    """
+    family, fields = family_of(agent), command.__dataclass_fields__
+    sections: dict[str, Any] = {name: getattr(family, name) for name in FAMILY_SECTIONS if name in fields}
+    return command(agent=agent, **sections)
+
+
+def with_preset(command: C, preset: str) -> C:
+    """Returns the command on top of a preset of its algorithm, which it names then.
+
+    Raises: ConfigError when the algorithm has no such preset.
+    """
+    presets = family_of(command.agent).presets
+    if preset not in presets:
+        raise ConfigError(f"--preset {preset}: --agent {command.agent} has {', '.join(presets)}")
+    return dataclasses.replace(with_sections(command, presets[preset]), preset=preset)  # type: ignore[arg-type]
+
+
+def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:
+    """Returns the command with other values in the sections that it has; it ignores the others.
+
+    Raises: TypeError when a section has no field of a name.
+    """
+    own = {name: values for name, values in sections.items() if name in command.__dataclass_fields__}
+    changes: dict[str, Any] = {
+        name: dataclasses.replace(getattr(command, name), **values) for name, values in own.items()
+    }
+    return dataclasses.replace(command, **changes)
+
+
+def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     """Returns the command that the arguments describe, on top of its preset; ends the program when they are wrong.
 
     The preset auto is the paper's where there is an NVIDIA GPU, else that for two cores.
 
     Raises: ConfigError when a number is outside its range, or two contradict each other.
     """
-    preset = parse_onto(command(), arguments).preset  # type: ignore[attr-defined]
+    given = sys.argv[1:] if arguments is None else arguments
+    default = default_command(command, value_given("--agent", given) or DEFAULT_AGENT)
+    preset: str = parse_onto(default, given).preset
     if preset == "auto":
         preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
-    parsed = parse_onto(with_defaults(command(), PRESETS[preset]), arguments)
+    default = with_preset(default, preset)
+    parsed = dataclasses.replace(parse_onto(default, given), preset=default.preset)
     check_together(parsed)
-    return dataclasses.replace(parsed, preset=preset)  # type: ignore[type-var]
+    return parsed
 
 
-def parse_onto(default: T, arguments: list[str] | None = None) -> T:
-    """Returns the default with what the arguments change; ends the program with a message when they are malformed.
+def value_given(flag: str, arguments: Sequence[str]) -> str:
+    """Returns the last value of a flag, given as `--flag value` or `--flag=value`; empty when there is none."""
+    value = ""
+    for i, word in enumerate(arguments):
+        if word == flag:
+            value = "".join(arguments[i + 1 : i + 2])
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value
+
+
+def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
+    """Returns the default with the changes of the arguments; ends the program with a message when they are malformed.
 
     Raises: ConfigError when a number is outside its range.
     """
@@ -56,61 +108,103 @@ def parse_onto(default: T, arguments: list[str] | None = None) -> T:
     return command
 
 
-MAY_BE_ZERO = {
-    *("samples_per_insert", "priority_exponent", "importance_exponent", "gamma", "noop_max", "seed", "max_restarts"),
-    *("epsilon_exponent", "evaluation_epsilon", "evaluation_period_seconds", "total_updates", "total_frames"),
-    *("max_seconds", "journal_flush_seconds", "memory_gb"),
-}
-AT_MOST_ONE = {"gamma", "epsilon_base", "evaluation_epsilon", "priority_exponent", "importance_exponent"}
-
-
 def check_ranges(config: Any) -> None:
-    """Raises ConfigError when a number is not finite, or negative, or zero where that means nothing."""
+    """Raises ConfigError when a number is outside the range of its field."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        flag = "--" + field.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
             check_ranges(value)
             continue
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, bool) or not isinstance(number, int | float) or field.name == "worker_index":
+            if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if not math.isfinite(number) or number < 0 or (number == 0 and field.name not in MAY_BE_ZERO):
-                bound = "at least" if field.name in MAY_BE_ZERO else "more than"
-                raise ConfigError(f"{flag} {number} makes no sense: it has to be {bound} 0")
-            if field.name in AT_MOST_ONE and number > 1:
-                raise ConfigError(f"{flag} {number} makes no sense: it has to be at most 1")
+            if wanted := range_of(hints[field.name]).wanted(number):
+                raise ConfigError(f"{flag_of(field.name)} {number} makes no sense: it has to be {wanted}")
 
 
-def check_together(command: Any) -> None:
-    """Raises ConfigError when numbers contradict each other; only a command on top of its preset can tell."""
-    replay = getattr(command, "replay", None)
-    if replay is not None and replay.min_size_to_sample > replay.capacity:
+def range_of(hint: Any) -> Range:
+    """Returns the range that a field's type is annotated with, else the one of fields without."""
+    return next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)), Range())
+
+
+def flag_of(name: str) -> str:
+    """Returns the flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def explicit_replay(command: ReplayCommand | RunCommand) -> ReplayConfig:
+    """Returns the replay's numbers with tables: those of the algorithm where none were asked for."""
+    if command.replay.tables:
+        return command.replay
+    if isinstance(command, RunCommand):
+        update = command.update
+    else:
+        update = with_preset(default_command(LearnerCommand, command.agent), command.preset).update
+    return dataclasses.replace(command.replay, tables=family_of(command.agent).tables(update))
+
+
+def check_together(command: Command, stream: StreamSpec | None = None) -> None:
+    """Raises ConfigError when values contradict each other; only a command on top of its preset can tell.
+
+    Args:
+      stream: the spec of the algorithm's unrolls; the tables have to fit it, too.
+    """
+    if not isinstance(command, ReplayCommand | RunCommand):
+        return
+    replay = explicit_replay(command)
+    if replay.min_size_to_sample > replay.capacity:
         raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
-    tables = tables_of(replay, 1) if replay is not None else {}
-    learning = getattr(command, "learning", None)
-    if tables and learning is not None and (learning.table not in tables or tables[learning.table].kind != "priority"):
-        raise ConfigError(f"--table {learning.table}: it has to be one of --tables, of the kind priority")
+    tables = tables_of(replay, 1)
+    if not isinstance(command, RunCommand):
+        return
+    for want in wants_of(command):
+        kinds = kinds_for(want, stream)
+        if want.table not in tables or tables[want.table].kind not in kinds:
+            raise ConfigError(
+                f"--tables {' '.join(replay.tables)}: --agent {command.agent} needs a table named {want.table}, "
+                f"of the kind {' or '.join(kinds)}"
+            )
 
 
-def to_flags(command: Any) -> list[str]:
+def wants_of(command: RunCommand | LearnerCommand) -> tuple[Want, ...]:
+    """Returns the wants of a command's learner: the batches that it asks the replay server for."""
+    return family_of(command.agent).wants(command.algorithm, command.update)
+
+
+def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
+    """Returns the kinds of table that serve a learner's want.
+
+    Raises: ConfigError when no table of such a stream does.
+    """
+    if isinstance(want.view, Transitions):
+        if stream is not None and stream.has_unroll_priorities:
+            raise ConfigError(f"--tables: {want.table} cannot hand out transitions: only unrolls have priorities")
+        return ("priority",)
+    if stream is None or stream.has_unroll_priorities:
+        return ("uniform", "fifo", "priority")
+    return ("uniform", "fifo")
+
+
+def to_flags(command: Command) -> list[str]:
     """Returns arguments from which `parse` makes this command, whose preset is not auto; defaults are left out."""
-    return ["--preset", command.preset, *_flags(command, with_defaults(type(command)(), PRESETS[command.preset]))]
+    default = with_preset(default_command(type(command), command.agent), command.preset)
+    return ["--agent", command.agent, "--preset", command.preset, *_flags(command, default)]
 
 
 def _flags(config: Any, default: Any) -> list[str]:
     flags: list[str] = []
     for field in dataclasses.fields(config):
         value, usual = getattr(config, field.name), getattr(default, field.name)
-        name = "--" + field.name.replace("_", "-")
+        flag = flag_of(field.name)
         if dataclasses.is_dataclass(value):
             flags += _flags(value, usual)
-        elif value == usual or field.name == "preset":
+        elif value == usual:
             continue
         elif isinstance(value, bool):
-            flags.append(name if value else name.replace("--", "--no-", 1))
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
         elif isinstance(value, tuple):
-            flags += [name, *map(str, value)]
+            flags += [flag, *map(str, value)]
         else:
-            flags += [name, str(value)]
+            flags += [flag, str(value)]
     return flags

@@ -1,4 +1,4 @@
-"""How a process lives and ends: a stop that signals set, threads whose errors end the program, logs, memory."""
+"""The life of a process: a stop that signals set, threads whose errors end the program, logs, memory."""
 
 import contextlib
 import ctypes
@@ -19,11 +19,11 @@ from apexrl.errors import ApexError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-ORPHAN_SECONDS = 6.0  # that a role has to end by itself when its supervisor is gone
+ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-PARENT_VARIABLE = "APEXRL_PARENT"  # process number of the supervisor, without which the role ends
-PERMANENT_STATUS = 2  # exit status of what would fail again; a malformed command line has it, too
-TEMPORARY_STATUS = 75  # of what the operating system may allow later (EX_TEMPFAIL of sysexits.h)
+PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
+PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
+TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
     *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
@@ -31,7 +31,7 @@ PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, n
 
 
 class Stop(threading.Event):
-    """Set when the process has to end; remembers the first error that asked for it, and counts the signals."""
+    """An event that is set when the process has to end. It keeps the first error and counts the signals."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Stop(threading.Event):
         self.num_signals = 0
 
     def fail(self, error: BaseException) -> None:
-        """Ends the process because of an error."""
+        """Sets the stop because of an error. The first error is kept."""
         if self.error is None:
             self.error = error
         self.set()
@@ -47,7 +47,7 @@ class Stop(threading.Event):
     def on_signals(self) -> None:
         """Makes SIGINT and SIGTERM set the stop. Only scripts call this.
 
-        A handler runs between two steps of the main thread, which may hold the event's lock: a thread sets it instead.
+        A thread sets it, not a signal handler. A handler runs inside the main thread, which may hold the event's lock.
         """
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -77,7 +77,7 @@ class Stop(threading.Event):
 
 
 def run_role(role: str, main: Callable[[Stop], None]) -> None:
-    """Runs a role until it ends or is told to stop; the exit status is 0, or another with the reason in one line."""
+    """Runs a role until it ends or is told to stop. On an error it logs the reason and exits with a non-zero status."""
     logging.basicConfig(
         level=os.environ.get("APEXRL_LOG", "INFO"),
         format=f"%(asctime)s {role}: %(message)s",
@@ -104,7 +104,7 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
 
 
 def exit_status(error: ApexError) -> int:
-    """Returns the exit status that tells whether a later start may end otherwise."""
+    """Returns the exit status of an error, which says whether a restart can help."""
     if getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
@@ -120,28 +120,28 @@ def _end_with(parent: int, stop: Stop) -> None:
 
 
 class Stopwatch:
-    """Shares of time by what it was spent on, since the last reading. One owner."""
+    """Counts the seconds spent on each activity since the last reading of `shares`. One owner."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._started = time.monotonic()
 
     def add(self, what: str, seconds: float) -> None:
-        """Counts seconds spent on something."""
+        """Adds seconds to an activity."""
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds
 
     def lap(self, what: str, started: float) -> float:
-        """Counts the seconds since `started` (of time.perf_counter); returns the time now."""
+        """Adds the seconds since `started` (a time of time.perf_counter) to an activity; returns the time now."""
         now = time.perf_counter()
         self.add(what, now - started)
         return now
 
     def elapsed(self) -> float:
-        """Returns the seconds since the last reading."""
+        """Returns the seconds since the last reading of `shares`."""
         return max(time.monotonic() - self._started, 1e-9)
 
     def shares(self, prefix: str) -> dict[str, float]:
-        """Returns the share of the wall time of each thing since the last call, and starts anew."""
+        """Returns each activity's share of the wall time since the last call, and resets the counts."""
         elapsed = self.elapsed()
         shares = {f"{prefix}{what}": seconds / elapsed for what, seconds in self._seconds.items()}
         self._seconds = dict.fromkeys(self._seconds, 0.0)
@@ -150,10 +150,10 @@ class Stopwatch:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory of tensors for the next ones instead of giving it back to the kernel.
+    """Makes glibc keep the freed memory of tensors for later ones instead of returning it to the kernel.
 
-    A batch of screens is some megabytes; fresh pages for each of its tensors cost as much as the arithmetic (measured:
-    docs/benchmarks.md). Elsewhere than on glibc nothing happens.
+    A batch of screens has some megabytes. Fresh pages for each of its tensors cost as much as the arithmetic (measured:
+    docs/benchmarks.md). Without glibc the function does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -163,10 +163,10 @@ def keep_freed_memory() -> None:
 
 
 def process_name(index: int) -> str:
-    """Returns a name for the index-th process of its kind on this host, which no other life of any process has."""
+    """Returns a name for the index-th process of its kind on this host. No other process ever has the same name."""
     return f"{socket.gethostname()[:32]}-{index}-{secrets.token_hex(4)}"
 
 
 def resident_bytes() -> int:
-    """Returns the resident memory of this process."""
+    """Returns the resident memory of this process in bytes."""
     return psutil.Process().memory_info().rss

@@ -1,11 +1,11 @@
-"""How much memory this process may still take: what the machine has free, and what its control groups leave of that."""
+"""The memory that this process may still take: free memory of the machine, within the limits of its control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-# By the type of the mounted file system: the files with a group's limit and use, and the line of its file cache.
+# For each file system type: the files with a group's limit and use, and the name of the line with its file cache.
 FILES = {
     "cgroup2": ("memory.max", "memory.current", "inactive_file"),
     "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -13,14 +13,14 @@ FILES = {
 
 
 def free_memory_bytes(memory_gb: float = 0.0, process: Path = Path("/proc/self")) -> int:
-    """Returns the bytes that may still be taken: `memory_gb` where it is not 0, else what is found to be free."""
+    """Returns the bytes that this process may still take: `memory_gb` if it is not 0, else the free memory found."""
     if memory_gb:
         return int(memory_gb * 1e9)
     return max(min([psutil.virtual_memory().available, *_left_by_groups(process)]), 0)
 
 
 def _left_by_groups(process: Path) -> Iterator[int]:
-    """Yields what each limit on the way from the process's group to the root leaves; nothing where there is none."""
+    """Yields the bytes left under each limit, from the process's group up to the root."""
     for kind, top, group in _memory_groups(process):
         limit_file, used_file, cache_line = FILES[kind]
         for directory in (group, *group.parents):
@@ -32,7 +32,7 @@ def _left_by_groups(process: Path) -> Iterator[int]:
 
 
 def _memory_groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
-    """Yields kind, mount point and directory of the groups of the process that may limit its memory."""
+    """Yields the kind, mount point and directory of each control group that may limit the process's memory."""
     try:
         mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
         groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
@@ -44,13 +44,13 @@ def _memory_groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
         for _, controllers, path in groups:
             is_memory = "memory" in controllers.split(",") and "memory" in options.split(",")
             if (kind == "cgroup2" and not controllers) or (kind == "cgroup" and is_memory):
-                # Inside a container the path may be that of the host, of which only the part below the root is seen.
+                # Inside a container the path may be the host's. The container sees only the part below its root.
                 below = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
                 yield kind, top, top / below
 
 
 def _number(path: Path) -> int | None:
-    """Returns the number in a file; None where there is none, as in one that says `max`."""
+    """Returns the number in a file, None when it has none, for example `max`."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -58,7 +58,7 @@ def _number(path: Path) -> int | None:
 
 
 def _cached(path: Path, name: str) -> int:
-    """Returns the bytes of files that the kernel gives up before it lets a group run out of memory."""
+    """Returns the bytes of file cache that the kernel frees before a group runs out of memory."""
     try:
         numbers = dict(line.split() for line in path.read_text().splitlines())
         return int(numbers.get(name, 0))

@@ -1,1 +1,1 @@
-"""Measurements, each one command; results go to docs/."""
+"""Measurements. Each is one command, and its results go to docs/."""

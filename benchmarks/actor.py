@@ -1,17 +1,17 @@
 """Actors side by side: `python -m benchmarks.actor [--games Pong ...] [--seconds N] [--repeats 3] [--json FILE.json]`.
 
-Agent steps per CPU-second (all threads, user and system) and per second, after a warm-up, medians of the repeats:
+Prints agent steps per CPU-second (all threads, user and system) and per second, after a warm-up, as medians:
 
-  stepping   environments alone, random actions: ours (the newest frame of each; the stacks are made by our policy),
+  stepping   environments alone with random actions: ours (the newest frame of each; our policy makes the stacks),
              gymnasium's SyncVectorEnv, EnvPool (stacks of 4)
-  loop       what an actor does: environments, network, n-step priorities, compression, sending (ours: the real actor.py
-             beside a real replay.py), or environments, network and an insert into the buffer (Stable-Baselines3, and a
-             loop in CleanRL's style); their network is Nature's, as ours is with the preset `paper`
+  loop       all that an actor does. Ours is the real actor.py with a real replay.py: environments, network, n-step
+             priorities, compression, sending. Stable-Baselines3 and a loop in CleanRL's style: environments, network
+             and an insert into the buffer. Their network is Nature's, as ours is with the preset `paper`.
 
-Each measurement has a process of its own, and in each repeat all systems take turns. A peer is measured with one
-thread and with as many as it takes by itself, and the better of the two counts, for each figure. The peers come with
-requirements-bench.txt. EnvPool resizing as its own benchmark does gives other screens, so no ratio is to that row.
-`--profile` says instead where the time of our actor goes.
+Each measurement has a process of its own, and in each repeat all systems take turns. A peer runs with one thread and
+with its default number of threads. The better of the two counts, for each figure. requirements-bench.txt installs the
+peers. EnvPool gives other screens when it resizes as in its own benchmark, so no ratio is to that row. `--profile`
+prints instead where the time of our actor goes.
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ from benchmarks.actor_profile import profile
 from benchmarks.machine import machine
 from benchmarks.peers import running
 
-ENVIRONMENTS = 64  # that step together where only they are measured; the default of our workers
+ENVIRONMENTS = 64  # environments that step together under `stepping`, and by default in our workers
 CPU, WALL = "agent_steps_per_cpu_second", "agent_steps_per_second"
 
 
 class System(NamedTuple):
-    """One of those that are compared."""
+    """One of the systems that are compared."""
 
     name: str
     kind: Literal["stepping", "loop"]
-    module: str = ""  # of the script that measures; none: the real actor.py
+    module: str = ""  # the script that measures; empty: the real actor.py
     arguments: tuple[object, ...] = ()
     needs: tuple[str, ...] = ()  # modules that have to be installed
     is_ours: bool = False
-    is_like: bool = True  # gives the same screens, so that ours is held against it
-    threads: tuple[int, ...] = (1, 0)  # 0: as many as it takes by itself
+    is_like: bool = True  # it gives the same screens as ours, so ratios may be to it
+    threads: tuple[int, ...] = (1, 0)  # 0: its default
     preset: str = ""
 
 
@@ -67,26 +67,26 @@ SYSTEMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The choice of measurements."""
 
     games: tuple[str, ...] = ("Pong", "Breakout", "Seaquest")
     """Atari games, as in PongNoFrameskip-v4."""
     seconds: float = 10.0
-    """Of each measurement, after its warm-up; our actor reports every 5, so it takes a multiple of that."""
+    """Seconds of each measurement, after its warm-up; our actor reports every 5, so it takes a multiple of that."""
     repeats: int = 3
-    """How often each is measured."""
+    """Number of measurements of each system."""
     systems: tuple[str, ...] = tuple(SYSTEMS)
     """vector, gymnasium, envpool, envpool-bilinear; paper, two-cores, sb3, sb3-8, cleanrl."""
     device: str = "cpu"
-    """Where the networks of our actors run; cuda is given to actor.py as --device cuda."""
+    """Device of our actors' networks; cuda is passed to actor.py as --device cuda."""
     profile: bool = False
-    """Say where the time of our actor goes, with the networks among --systems."""
+    """Print where the time of our actor goes, with the networks among --systems."""
     json: str = ""
     """File for the figures as JSON."""
 
 
 def measure(system: System, game: str, threads: int, options: Options) -> dict[str, Any]:
-    """Returns one measurement."""
+    """Returns one measurement of a system."""
     if system.module:
         found = running.run(system.module, threads, options.seconds, "--game", game, *system.arguments)
     else:
@@ -151,7 +151,7 @@ def _best(measurements: list[dict], system: System, game: str, figure: str) -> d
 
 
 def table(rows: list[dict]) -> str:
-    """Returns the rows as text; beside each rate its ratio to the best peer's and the threads that gave it."""
+    """Returns the rows as text: each rate, its ratio to the best peer's and the threads that gave it."""
     header = f"{'':8} {'game':9} {'system':24}"
     lines = [header + "".join(f" {name:>12} {'x best peer':>11} {'threads':>7}" for name in ("steps/CPU-s", "steps/s"))]
     for row in rows:
@@ -168,7 +168,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(options: Options) -> None:
-    """Measures and prints."""
+    """Measures and prints the chosen systems."""
     running.end_in_order()
     systems = [SYSTEMS[name] for name in options.systems]
     results: dict[str, Any] = {"machine": machine(), "date": datetime.date.today().isoformat()}

@@ -1,4 +1,4 @@
-"""The real `actor.py`, measured from outside: its replay server never makes it wait, its parameters come from here."""
+"""Measures the real `actor.py` from outside. Its replay server never makes it wait; this process gives parameters."""
 
 import contextlib
 import dataclasses
@@ -12,29 +12,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
+import torch
 import zmq
 
-from apexrl.config import PRESETS, AgentConfig, EnvConfig, NetworkConfig
+from apexrl.agents.families import family_of, implementation
+from apexrl.config import EnvConfig, LearnerCommand
 from apexrl.environments.vector import make_environment, make_spec
-from apexrl.flags import with_defaults
+from apexrl.flags import default_command, with_preset
 from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.networks.dueling import make_network
+from apexrl.networks.config import to_text
 from apexrl.networks.parameters import ParametersHeader, encode_parameters
 from benchmarks.replay import ROOT, free_ports, wait_for_port
 
 STEPS = "actor/agent_steps_total"
 WAITS = "actor/waits_for/"
-PUBLISH_SECONDS = 0.5  # between new parameters, as often as a learner has some
-START_SECONDS = 90.0  # until the first report
-REPORT_SECONDS = 30.0  # until the next one
+PUBLISH_SECONDS = 0.5  # between new parameters, about as often as a learner publishes
+START_SECONDS = 90.0  # the longest wait for the first report
+REPORT_SECONDS = 30.0  # the longest wait for the next report
 NOTED_WAIT_SHARE = 0.02
-ENOUGH = 0.95  # of the seconds asked for: the reports are five seconds apart, more or less
+ENOUGH = 0.95  # smallest share of the seconds asked for: reports are about five seconds apart
 
 
 class Reading(NamedTuple):
-    """One report of the actor, and what it had cost when the report came."""
+    """One report of the actor, with its time and the CPU time that the actor had used by then."""
 
     at: float
     cpu_seconds: float
@@ -43,16 +46,16 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """What the actor did between two of its reports."""
+    """The actor's work between two of its reports."""
 
     agent_steps: float
     cpu_seconds: float
     wall_seconds: float
-    figures: dict[str, float]  # means of its reports in this time
+    figures: dict[str, float]  # means over its reports in this time
 
 
 class Readings(MetricsServer):
-    """Keeps the reports of one actor process with the CPU time that it had taken when each came."""
+    """Keeps each report of one actor process with the CPU time that the process had used by then."""
 
     def __init__(self, context: zmq.Context):
         super().__init__("127.0.0.1", 0, context=context)
@@ -60,21 +63,21 @@ class Readings(MetricsServer):
         self.kept: list[Reading] = []
 
     def take(self, message: Report | Evaluation, num_bytes: int = 0) -> None:
-        """Takes one report; the replay server's are of no interest."""
+        """Keeps a report of the actor, and ignores the replay server's."""
         if self.process is not None and isinstance(message, Report) and STEPS in message.scalars:
             self.kept.append(Reading(time.perf_counter(), cpu_seconds(self.process), message.scalars))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Returns the CPU time of a process and its children so far, of all threads that are or were: the scheduler's."""
+    """Returns the CPU time of a process and its children so far: the scheduler's, of living and ended threads."""
     pids = [process.pid, *(child.pid for child in process.children(recursive=True))]
     return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)  # clock_getcpuclockid(3), CPUCLOCK_SCHED
 
 
 def play(game: str, preset: str, device: str, seconds: float) -> Played:
-    """Runs one actor with the network of a preset, and returns what it did in at least so many seconds.
+    """Runs one actor with the network of a preset, and returns its work in at least ENOUGH of the seconds.
 
-    Raises: RuntimeError when it ends or says nothing.
+    Raises: RuntimeError when it ends or reports nothing.
     """
     env = EnvConfig(env=f"{game}NoFrameskip-v4")
     with contextlib.ExitStack() as stack:
@@ -101,26 +104,29 @@ def play(game: str, preset: str, device: str, seconds: float) -> Played:
 
 
 class _Versions:
-    """Encoded parameters of a network that was never trained, under a new version each time."""
+    """Encodes the parameters of an untrained network, under a new version each time."""
 
     def __init__(self, env: EnvConfig, preset: str):
         environment = make_environment(env, 1)
-        self._spec = make_spec(env, environment, AgentConfig.unroll_starts, AgentConfig.n_steps)
+        command = with_preset(default_command(LearnerCommand), preset)
+        family = family_of(command.agent)
+        spec = family.stream(command.algorithm, make_spec(env, environment))
         environment.close()
-        self._config = with_defaults(NetworkConfig(), PRESETS[preset])
-        self._tensors = make_network(self._spec, self._config).state_dict()
-        self._version = 0
+        make_learner, cpu = implementation(family).make_learner, torch.device("cpu")
+        learner = make_learner(command.algorithm, command.network, command.update, spec, cpu)
+        self._tensors = learner.acting_tensors()
+        self._header = ParametersHeader(0, spec, command.agent, to_text(command.network), "benchmark")
 
     def next(self) -> bytes:
         """Returns the parameters as a learner would send them after its next update."""
-        self._version += 1
-        return encode_parameters(ParametersHeader(self._version, self._spec, self._config, "benchmark"), self._tensors)
+        self._header = msgspec.structs.replace(self._header, params_version=self._header.params_version + 1)
+        return encode_parameters(self._header, self._tensors)
 
 
 def _measure(
     readings: Readings, publisher: ParameterPublisher, versions: _Versions, log: Path, seconds: float
 ) -> Played:
-    """Waits for the reports: what comes before the first is the warm-up."""
+    """Publishes parameters and waits for the reports. The time before the first report is the warm-up."""
     assert readings.process is not None
     deadline = time.perf_counter() + START_SECONDS
     while True:
@@ -149,7 +155,7 @@ def _played(kept: list[Reading]) -> Played:
 
 @contextlib.contextmanager
 def _running(script: str, arguments: list[object], directory: Path) -> Iterator[psutil.Process]:
-    """A role's process, which is ended with the context."""
+    """Starts a role and yields its process, which ends with the context."""
     with (directory / f"{script}.txt").open("wb") as log:
         command = [sys.executable, script, *map(str, arguments)]
         process = psutil.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ))

@@ -1,8 +1,8 @@
-"""Where the time of our actor goes: its own shares of wall time, and its environment taken apart.
+"""Profile of our actor: the loop's shares of wall time, and the parts of an environment step.
 
-The actor's loop says what share of its wall time it spent on what; "emulator" is its waiting for environments, which go
-on while it does other things. What happens inside them cannot be timed there, so ale-py is run with and without parts
-of it in a process of its own, with as many environments.
+The actor's loop reports the share of its wall time by activity. "emulator" is the time that it waits for environments,
+which also step while it does other things. The loop cannot time the parts of an environment step. So another process
+runs ale-py with and without these parts, with as many environments.
 """
 
 import statistics
@@ -11,16 +11,16 @@ from typing import Any
 from benchmarks.actor_process import Played, play
 from benchmarks.peers import running
 
-LOOP = ("emulator", "inference", "assembly", "waiting")  # of the loop's thread: all of its time
-SENDING = "sending"  # of the thread beside it: compression and sockets
+LOOP = ("emulator", "inference", "assembly", "waiting")  # all of the time of the loop's thread
+SENDING = "sending"  # the sender thread: compression and sockets
 PREFIX = "actor/time/"
 ENVIRONMENTS = 32
 
 
 def profile(games: tuple[str, ...], presets: list[str], device: str, seconds: float, repeats: int) -> list[dict]:
-    """Measures and prints a table for each game and network; returns them, medians of the repeats.
+    """Measures and prints a profile for each game and network; returns them as medians of the repeats.
 
-    Raises: RuntimeError when the actor does not say where its time goes.
+    Raises: RuntimeError when the actor does not report where its time goes.
     """
     found = []
     for game in games:

@@ -1,8 +1,8 @@
-"""What our actors are made of, alone: `python -m benchmarks.actor_work --work vector --game Pong --envs 32`.
+"""Measures the parts of our actors alone: `python -m benchmarks.actor_work --work vector --game Pong --envs 32`.
 
-vector     our vector environment, stepped at random
-emulator   ale-py's emulator without screens, and its vector environment with and without resizing, in turn in this
-           process: CPU microseconds of one agent step each
+vector     our vector environment with random actions
+emulator   CPU microseconds of one agent step of ale-py's emulator without screens, and of its vector environment with
+           and without resizing, in turn in this process
 """
 
 import json
@@ -20,7 +20,7 @@ ROUNDS = 5
 
 
 def vector(game: str, num_envs: int, num_threads: int) -> Callable[[], int]:
-    """Returns a step of our vector environment."""
+    """Returns a function that takes one step of our vector environment."""
     envs = make_environment(EnvConfig(env=f"{game}NoFrameskip-v4"), num_envs, num_threads=num_threads)
     envs.reset(seed=0)
     rng = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def vector(game: str, num_envs: int, num_threads: int) -> Callable[[], int]:
 
 
 def ale_vector(game: str, num_envs: int, **options: int) -> Callable[[], int]:
-    """Returns a step of ale-py's vector environment as ours uses it: the newest frame alone."""
+    """Returns a function that steps ale-py's vector environment as ours does, for the newest frame only."""
     from ale_py.vector_env import AtariVectorEnv
 
     envs = AtariVectorEnv(
@@ -51,7 +51,7 @@ def ale_vector(game: str, num_envs: int, **options: int) -> Callable[[], int]:
 
 
 def emulators(game: str, num_envs: int) -> Callable[[], int]:
-    """Returns a step of bare emulators: four frames of each, of which nobody looks at a screen."""
+    """Returns a function that steps bare emulators: four frames each, without reading a screen."""
     from ale_py import ALEInterface, LoggerMode, roms
 
     ALEInterface.setLoggerMode(LoggerMode.Error)
@@ -76,7 +76,7 @@ def emulators(game: str, num_envs: int) -> Callable[[], int]:
 
 
 def take_apart(game: str, num_envs: int, seconds: float) -> dict[str, float]:
-    """Returns CPU microseconds of an agent step, by what is done in it."""
+    """Returns the CPU microseconds of an agent step of each kind."""
     name = _rom(game)
     height, width = ATARI_SCREEN
     steps = {
@@ -97,12 +97,12 @@ def take_apart(game: str, num_envs: int, seconds: float) -> dict[str, float]:
 
 
 def _rom(game: str) -> str:
-    """Pong is pong, SpaceInvaders is space_invaders."""
+    """Returns ale-py's name of a game: pong for Pong, space_invaders for SpaceInvaders."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).lstrip("_")
 
 
 def main() -> None:
-    """Does the work and prints a line of JSON."""
+    """Does the chosen work and prints its result as one line of JSON."""
     arguments = parse_arguments(__doc__, work=("vector", "emulator"))
     if arguments.work == "vector":
         threads = arguments.threads or len(os.sched_getaffinity(0))

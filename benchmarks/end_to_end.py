@@ -1,11 +1,14 @@
 """Whole systems side by side while they learn: `python -m benchmarks.end_to_end [--minutes M] [--repeats R]`.
 
-Frames/s, updates/s, samples/s and resident memory of all that `bash run.sh` starts but TensorBoard, against
-Stable-Baselines3's DQN with the Atari hyperparameters of its zoo (`benchmarks/peers/sb3_learning.py`). Ours at its own
-replay ratio, and at SB3's 8 samples a transition; with the network of its preset, and with one of the size of Nature's,
-as SB3's is. Rates are those of a window that begins when learning has gone on for a while. One system at a time runs,
-and in each repeat all take turns. SB3 is measured with one thread and with as many as it takes by itself; the better
-counts.
+Prints frames/s, updates/s, samples/s and resident memory of two systems:
+
+  ours   all that `bash run.sh` starts but TensorBoard: at its own replay ratio, and at SB3's 8 samples a transition;
+         with the network of its preset, and with one of the size of Nature's, as SB3's is
+  SB3    Stable-Baselines3's DQN with the Atari hyperparameters of its zoo (`benchmarks/peers/sb3_learning.py`), with
+         one thread and with its default number of threads; the better counts
+
+Rates are those of a window that begins after some time of learning. One system runs at a time, and in each repeat all
+systems take turns.
 """
 
 import dataclasses
@@ -28,10 +31,10 @@ RATES = ("frames", "updates", "samples")
 
 
 class System(NamedTuple):
-    """One of those that are compared."""
+    """One of the systems that are compared."""
 
     name: str
-    flags: tuple[str, ...] = ()  # of run.sh
+    flags: tuple[str, ...] = ()  # flags of run.sh
     peer_envs: int = 0  # environments of SB3; 0: ours
     threads: tuple[int, ...] = (0,)
 
@@ -49,14 +52,14 @@ SYSTEMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The choice of measurements."""
 
     minutes: float = 3.0
-    """Of each measurement."""
+    """Minutes of each measurement."""
     settle_seconds: float = 60.0
-    """That ours learns before its measurement."""
+    """Seconds for which ours learns before its measurement."""
     repeats: int = 1
-    """How often each is measured."""
+    """Number of measurements of each system."""
     game: str = "Pong"
     """Atari game."""
     systems: tuple[str, ...] = tuple(SYSTEMS)
@@ -68,7 +71,7 @@ class Options:
 
 
 def measure(system: System, threads: int, options: Options) -> dict[str, Any]:
-    """Returns one measurement, with its rates."""
+    """Returns one measurement of a system, with its rates."""
     seconds = 60 * options.minutes
     if system.peer_envs:
         where = ("--game", options.game, "--envs", system.peer_envs)
@@ -81,7 +84,7 @@ def measure(system: System, threads: int, options: Options) -> dict[str, Any]:
 
 
 def measure_all(systems: list[System], options: Options) -> list[dict[str, Any]]:
-    """Measures one after the other, `repeats` times over. A system that fails is named and left out of the table."""
+    """Measures the systems in turn, `repeats` times over. A system that fails is named and left out of the table."""
     measurements = []
     turns = [(system, threads) for system in systems for threads in system.threads]
     for repeat in range(options.repeats):
@@ -123,7 +126,7 @@ def summarize(measurements: list[dict[str, Any]], systems: list[System]) -> list
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows as text; beside each rate its ratio to the best peer's."""
+    """Returns the rows as text: each rate and its ratio to the best peer's."""
     header = f"{'system':36}" + "".join(f" {name + '/s':>10} {'x peer':>6}" for name in RATES)
     lines = [f"{header} {'samples/transition':>18} {'memory MB':>9} {'transitions held':>16} {'threads':>7}"]
     for row in rows:
@@ -137,7 +140,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def roles(measurements: list[dict[str, Any]]) -> str:
-    """Returns the memory of our roles as text, of the last measurement of each system."""
+    """Returns as text the memory of our roles in the last measurement of each system."""
     lines = []
     for measured in {m["system"]: m for m in measurements if "memory_bytes_by_role" in m}.values():
         parts = (f"{role} {held / 1e6:,.0f}" for role, held in measured["memory_bytes_by_role"].items())
@@ -147,7 +150,7 @@ def roles(measurements: list[dict[str, Any]]) -> str:
 
 
 def main(options: Options) -> None:
-    """Measures and prints."""
+    """Measures and prints the chosen systems."""
     running.end_in_order()
     asked = [SYSTEMS[name] for name in options.systems]
     systems = [s for s in asked if not (s.peer_envs and running.skip_aloud(s.name, ("stable_baselines3",)))]

@@ -11,7 +11,7 @@
 #   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone
 #   LEARNER_SECONDS, ACTOR_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer
 #   SLACK_SECONDS=60       longer limits for all parts, on a slow machine
-#   LEARNER_BATCHES="512 128", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the frame store
+#   LEARNER_BATCHES="512 128", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the unroll store
 #   APEXRL_GPU_DEVICE=cpu  tries the script without a GPU; what it prints is then worth nothing
 set -uo pipefail
 [ $# -eq 1 ] || { echo "usage: bash benchmarks/gpu.sh OUT_DIR" >&2; exit 2; }
@@ -140,7 +140,7 @@ learner=("$python" -m benchmarks.learner --device "$device" --presets paper --re
   --transitions "$transitions" --seconds "$learner_seconds" --directory "$out/frames")
 actor=("$python" -m benchmarks.actor --games Pong --systems paper --repeats 1 --seconds "$actor_seconds")
 tests=()
-mapfile -t tests < <(grep -lE 'cuda' tests/test_*.py)
+mapfile -t tests < <(grep -rlE 'cuda' tests/agents tests/learning tests/networks --include='test_*.py')
 
 part machine 12 "$python" benchmarks/gpu_report.py machine "$out/machine.part"
 # Without the project's pytest settings: they name plugins that need not be here.

@@ -1,11 +1,11 @@
 """The parts of `benchmarks/gpu.sh` that read and write its files: `python benchmarks/gpu_report.py WORK ...`.
 
-Needs nothing but the standard library (torch for `machine`), so that it can say what is missing:
-  missing                what requirements.txt names and this interpreter does not have
-  wanted WHEELS          the wheels in a directory that have to be installed
-  machine FILE           writes what is measured on, as JSON
+It needs only the standard library (torch for `machine`), so that it can list missing packages:
+  missing                prints the requirements of requirements.txt that this interpreter does not have
+  wanted WHEELS          prints the wheels in a directory that have to be installed
+  machine FILE           writes the machine and its software, as JSON
   tests XML FILE         writes the outcome of pytest, as JSON
-  faster OUT_DIR         cpu or cuda: which inference gave more frames while learning
+  faster OUT_DIR         prints the device, cpu or cuda, whose inference gave more frames while learning
   summary OUT_DIR        prints all figures and goals
 """
 
@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"opencv-python-headless": "cv2", "pyzmq": "zmq", "ale-py": "ale_py"}
 KEPT = re.compile(r"(torch|nvidia|triton|cuda)", re.IGNORECASE)
-NOT_NEEDED = {"tensorboard"}  # the runs serve none
+NOT_NEEDED = {"tensorboard"}  # these runs start no TensorBoard
 FRAMES_A_STEP = 4
 GOAL_ENV = "PongNoFrameskip-v4"
 GOAL_UPDATES, GOAL_BATCH = 1000, 512
@@ -44,7 +44,7 @@ def missing() -> list[str]:
 
 
 def wanted_wheels(directory: Path) -> list[Path]:
-    """Returns the wheels that are not here in the same version. What belongs to torch stays as it is here."""
+    """Returns the wheels that are not installed in the same version. Packages of torch stay as they are."""
     wheels = sorted(directory.glob("*.whl"))
     return [wheel for wheel in wheels if not KEPT.match(wheel.name) and not _is_installed(*wheel.name.split("-")[:2])]
 
@@ -57,7 +57,7 @@ def _is_installed(distribution: str, version: str) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what is measured on."""
+    """Returns the machine and its software."""
     import torch
 
     cpu = re.search(r"Model name:\s*(.+)", _output("lscpu"))
@@ -84,14 +84,14 @@ def _output(*command: str) -> str:
 
 
 def outcome_of(xml: Path) -> dict[str, int]:
-    """Returns how many tests passed, and how many were skipped."""
+    """Returns the numbers of passed and skipped tests."""
     suites = list(ElementTree.parse(xml).getroot().iter("testsuite"))
     counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "skipped", "failures")}
     return {"passed": counts["tests"] - counts["skipped"] - counts["failures"], **counts}
 
 
 def read_parts(directory: Path) -> dict[str, Any]:
-    """Returns the figures of the parts that are there, by name; also of those that failed halfway."""
+    """Returns the figures of the parts that have run, by name, also of those that failed halfway."""
     paths = [*sorted(directory.glob("*.part")), *sorted(directory.glob("*.json"))]
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
@@ -102,13 +102,13 @@ def runs_of(parts: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def faster(parts: dict[str, Any]) -> str:
-    """Returns the device of the inference that gave more frames while learning; cpu when that was not measured."""
+    """Returns the device whose inference gave more frames while learning; cpu when that was not measured."""
     rates = {name: parts.get(f"together-{name}", {}).get("frames_per_second", 0.0) for name in ("cpu", "cuda")}
     return max(rates, key=lambda name: rates[name])
 
 
 def figures(parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields what was measured, part by part."""
+    """Yields the measured figures, part by part."""
     if "machine" in parts:
         yield from ((name, str(value)) for name, value in parts["machine"].items())
     if "tests" in parts:
@@ -132,7 +132,7 @@ def figures(parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def goals(parts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yields goals, what they ask for, and what was reached."""
+    """Yields for each goal its name, its target and the figure reached."""
     runs = [run for run in runs_of(parts).values() if run["env"] == GOAL_ENV]
     updates = max((run["updates_per_second"] for run in runs if run["batch_size"] == GOAL_BATCH), default=0)
     frames = [run["frames_per_second"] for run in runs if run["updates_per_second"] >= GOAL_FRAMES_UPDATES]
@@ -158,7 +158,7 @@ def _verdict(value: float, is_reached: bool) -> str:
 
 
 def summary(parts: dict[str, Any], device: str) -> str:
-    """Returns the table of everything."""
+    """Returns all figures and goals as text."""
     lines = [] if device != "cpu" else ["A TRIAL WITHOUT A GPU: no figure here is one of a GPU", ""]
     lines += [f"{what:45} {value}" for what, value in figures(parts)]
     lines += ["", f"{'goal':45} {'asked':>12}  measured"]
@@ -167,7 +167,7 @@ def summary(parts: dict[str, Any], device: str) -> str:
 
 
 def main(work: str, *arguments: str) -> None:
-    """Does one work."""
+    """Runs one of the commands above."""
     paths = [Path(argument) for argument in arguments]
     match work:
         case "missing":

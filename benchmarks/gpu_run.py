@@ -1,8 +1,8 @@
 """One whole run, measured: `python -m benchmarks.gpu_run --json FILE --keep DIR [--until RETURN] -- FLAGS of run.sh`.
 
-Starts `python -m apexrl.running.launch` in a directory of its own, reads status.json, and ends it. Rates are those
-between two reports of the learner, with updates going on; the time
-to a return counts from the start of the launcher to the report that has the evaluation.
+It starts `python -m apexrl.running.launch` in a directory of its own, reads status.json, and ends the run. Rates are
+those between two reports of the learner, while updates go on. The time to a return counts from the start of the
+launcher to the report that has the evaluation.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from apexrl.learning.status_file import STATUS_FILE, Status, read_status
 from benchmarks.replay import ROOT, free_ports
 
 POLL_SECONDS = 0.5
-SETTLE_SECONDS = 4.0  # from the first update seen to where the rates begin
+SETTLE_SECONDS = 4.0  # from the first update seen to the begin of the rates
 STOP_SECONDS = 20.0
 KEPT = (CURVE_FILE, STATUS_FILE, "config.json", "summary.json")
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
@@ -33,7 +33,7 @@ PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 class Report(NamedTuple):
     """One state of the status file."""
 
-    written: float  # seconds, of the file
+    written: float  # modification time of the file, in seconds
     status: Status
 
 
@@ -54,9 +54,9 @@ def watch(launcher: subprocess.Popen[bytes], directory: Path, deadline: float, u
 
 
 def figures_of(reports: list[Report], started: float, until: float | None) -> dict[str, Any]:
-    """Returns what the reports say; no rates when the return asked for came before there were any.
+    """Returns the figures of the reports, without rates when the return asked for came before there were any.
 
-    Raises: ValueError when there is nothing to say.
+    Raises: ValueError when the reports give no figures.
     """
     learning = [report for report in reports if report.status.counters.updates > 0]
     learning = [report for report in learning if report.written >= learning[0].written + SETTLE_SECONDS]
@@ -74,7 +74,7 @@ def figures_of(reports: list[Report], started: float, until: float | None) -> di
         "best_return": last.status.counters.best_evaluation_return,
         "return_asked": until,
         "return_reached_after_seconds": reached[0].written - started if reached else None,
-        "figures": last.status.figures,
+        "figures": last.status.metrics,
     }
 
 
@@ -99,14 +99,14 @@ def stop(launcher: subprocess.Popen[bytes]) -> int:
     try:
         return launcher.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        launcher.kill()  # its roles notice, and end by themselves
+        launcher.kill()  # its roles notice this, and end by themselves
         return launcher.wait()
 
 
 def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -> dict[str, Any]:
-    """Runs once; the small files and the logs of the run are left in `keep`.
+    """Runs once, and leaves the small files and the logs of the run in `keep`.
 
-    Raises: RuntimeError when the launcher failed, ValueError when nothing can be said.
+    Raises: RuntimeError when the launcher failed, ValueError when the reports give no figures.
     """
     ports = [text for name, port in zip(PORTS, free_ports(4), strict=True) for text in (name, str(port))]
     with tempfile.TemporaryDirectory(prefix="apexrl-run-") as directory:
@@ -124,7 +124,7 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
         started = time.time()
         launcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
         try:
-            # From the start of this process: loading must not make a run longer than its caller reckons with.
+            # The deadline counts from the start of this process, so that loading makes no run longer than planned.
             reports = watch(launcher, run, psutil.Process().create_time() + seconds, until)
             failed_by_itself = launcher.poll() not in (None, 0)
         finally:
@@ -142,13 +142,13 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
 
 
 def interrupted(*_: object) -> None:
-    """Ends the program through its `finally` clauses, which a second signal does not disturb: timeout sends two."""
+    """Ends the program through its `finally` clauses. A second signal does not disturb them: timeout sends two."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measures one run, prints its figures and writes them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the figures")
     parser.add_argument("--keep", type=Path, required=True, help="directory for the run's curve, configuration, logs")

@@ -1,14 +1,16 @@
 """Speed of the learner: `python -m benchmarks.learner [--batch-sizes 32 128 512] [--device cpu|cuda] [--json FILE]`.
 
-Each step gathers a prioritized batch from the real frame store, updates, and gives |TD| back. The store holds played
-Pong, more than a CPU's cache. Kinds, each in a process of its own, in turn, several times over; medians:
+Each step gathers a prioritized batch from the unroll store, updates, and returns |TD|. The store holds played Pong,
+more than a CPU's cache. Each kind of step has a process of its own. The kinds take turns, several times over, and the
+figures are medians:
 
-  ours         what learner.py does
-  ours-eager   the same on a GPU without a captured graph
+  ours         the step of learner.py
+  ours-eager   the same on a GPU, without a captured graph
   eager        the plain float32 step with the same network, on the same store
-  gather       the frame store alone
-  sb3          `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at its best of one thread and its
-               default; uniform sampling, one step, no dueling streams: less work a sample than the preset `paper`
+  gather       the unroll store alone
+  sb3          `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at the better of one thread and
+               its default. It has uniform sampling, one step and no dueling streams: less work a sample than the
+               preset `paper`.
 
 Ratios are of samples per CPU-second on a CPU, of samples per second on a GPU.
 """
@@ -32,35 +34,35 @@ from benchmarks.replay_frames import make
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAME_BYTES, FRAMES_A_SAMPLE = 84 * 84, 8
-START_SECONDS = 120.0  # loading, filling and warming up; with it a process must be over
+START_SECONDS = 120.0  # added to the time of a process, for loading, filling and warming up
 BASE_BATCH = 32
 Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The choice of measurements."""
 
     batch_sizes: tuple[int, ...] = (32, 128, 512)
     """Transitions in a batch."""
     presets: tuple[Literal["two-cores", "paper"], ...] = ("two-cores", "paper")
-    """Whose networks and optimizers."""
+    """Presets of the networks and optimizers."""
     threads: tuple[int, ...] = (1,)
-    """Of torch, for ours."""
+    """Threads of torch, for ours."""
     kinds: tuple[str, ...] = ("ours", "eager", "gather", "sb3")
-    """Which steps: ours, ours-eager, eager, gather, sb3."""
+    """Kinds of steps: ours, ours-eager, eager, gather, sb3."""
     seconds: float = 3.0
-    """Of each measurement, after its warm-up."""
+    """Seconds of each measurement, after its warm-up."""
     repeats: int = 3
-    """Of everything, in turn."""
+    """Number of measurements of each setting, in turn."""
     device: str = "cpu"
     """cpu or cuda."""
     transitions: int = 25_600
-    """Held by the frame store, and by the buffer of sb3."""
+    """Transitions in the unroll store, and in the buffer of sb3."""
     steps: int = 4000
-    """Steps of each of the 8 environments whose frames are used; what is stored beyond repeats them."""
+    """Steps of each of the 8 environments whose frames are used. A larger store repeats them."""
     directory: Path = Path("runs/benchmark-replay")
-    """The played game is kept here."""
+    """Directory of the played game."""
     peer_python: str = sys.executable
     """Interpreter that has stable-baselines3."""
     json: str = ""
@@ -68,7 +70,7 @@ class Options:
 
 
 def settings_of(options: Options) -> list[Setting]:
-    """Returns what has to be measured; kinds without a preset of ours stand once."""
+    """Returns the settings to measure. A kind without a preset of ours occurs once, not once a preset."""
     settings = []
     for batch_size in options.batch_sizes:
         for kind in options.kinds:
@@ -91,7 +93,7 @@ def command_of(setting: Setting, frames: Path, options: Options) -> list[str]:
 
 
 def measure(setting: Setting, frames: Path, options: Options) -> Row:
-    """Runs one process to its end; returns its figures, or why there are none under `failed`."""
+    """Runs one process to its end; returns its figures, or the reason of a failure under `failed`."""
     command, environment = command_of(setting, frames, options), dict(os.environ)
     if setting.threads == 0:
         environment.pop("OMP_NUM_THREADS", None)
@@ -127,7 +129,7 @@ def row_of(setting: Setting, runs: list[Row]) -> Row:
 
 
 def with_ratios(rows: list[Row], basis: str) -> list[Row]:
-    """Adds to the rows of ours how they compare, by the figure `basis`."""
+    """Adds to the rows of our network the ratios of the figure `basis` to eager and to sb3."""
 
     def ratio(row: Row, **same: object) -> float | None:
         found = [other[basis] for other in rows if basis in other and same.items() <= other.items()]
@@ -168,7 +170,7 @@ def table(rows: list[Row]) -> str:
 
 
 def without_missing_peers(options: Options) -> Options:
-    """Returns the options without sb3 where it is not installed, and says so."""
+    """Returns the options; without sb3, and with a printed notice, when it is not installed."""
     check = [options.peer_python, "-c", "import stable_baselines3"]
     if "sb3" in options.kinds and subprocess.run(check, capture_output=True, check=False).returncode:
         print(f"SKIPPED: sb3: {options.peer_python} has no stable-baselines3 (requirements-bench.txt, --peer-python)")
@@ -177,13 +179,13 @@ def without_missing_peers(options: Options) -> Options:
 
 
 def machine_of(options: Options) -> str:
-    """Returns on what was measured."""
+    """Returns the processor or GPU, the version of torch and the date."""
     name = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     return f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
 
 
 def main(options: Options) -> None:
-    """Measures and prints; the exit status says whether everything was measured."""
+    """Measures and prints. The exit status is 1 when a setting failed."""
     options = without_missing_peers(options)
     frames = make(options.directory, "Pong", options.steps)
     settings = settings_of(options)

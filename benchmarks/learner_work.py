@@ -1,7 +1,8 @@
-"""One process's part of `benchmarks.learner`: `python -m benchmarks.learner_work --kind ours --batch-size 512 ...`.
+"""One measuring process of `benchmarks.learner`: `python -m benchmarks.learner_work --kind ours --batch-size 512 ...`.
 
-Fills a frame store with a played game, draws prioritized batches from it as the replay server would, and counts steps
-of one kind: gathered from the store, updated, |TD| back on the host. Prints one line of JSON.
+It fills an unroll store with a played game, draws prioritized batches from it as the replay server would, and counts
+steps of one kind. A step gathers a batch from the store, updates, and brings |TD| back to the host. It prints one line
+of JSON.
 """
 
 import copy
@@ -16,30 +17,34 @@ import numpy as np
 import torch
 import tyro
 
-from apexrl.agents import apex_dqn
+from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.agents.contract import TransitionBatch, Transitions, Want
 from apexrl.agents.optimizers import make_optimizer
-from apexrl.config import PRESETS, LearnerCommand, ReplayConfig, TableConfig
-from apexrl.flags import with_defaults
-from apexrl.learning.unroll_store import Batch, FrameStore, TransitionBatch
+from apexrl.config import LearnerCommand, ReplayConfig, TableConfig
+from apexrl.flags import default_command, with_preset, with_sections
+from apexrl.learning.draw import Draw, Gathered
+from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.updater import Updater
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.losses.value_learning import double_q_errors, huber
-from apexrl.networks.device_stream import Arrivals, Lane
+from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.dueling import make_network
 from apexrl.replay.table import make_table
 from apexrl.types import Sample, StreamSpec, Unroll
 from benchmarks.replay_work import spec_of, unrolls_of
 
+TABLE = "transitions"
 PONG_ACTIONS = 6
-NUM_BATCHES = 64  # drawn before the clock starts: sampling is the replay server's work
+NUM_BATCHES = 64  # drawn before the clock starts, because sampling is the replay server's work
 WARM_UP_STEPS, WARM_UP_SECONDS = 3, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What one process measures."""
+    """The measurement of one process."""
 
     kind: str = "ours"
-    """ours: what learner.py does; ours-eager: without a captured graph; eager: the plain float32 step; gather: none."""
+    """ours: learner.py's step; ours-eager: without a captured graph; eager: plain float32 step; gather: no update."""
     preset: str = "two-cores"
     batch_size: int = 64
     threads: int = 1
@@ -47,81 +52,91 @@ class Setting:
 
 
 def main(setting: Setting, frames: Path, transitions: int, seconds: float) -> None:
-    """Prints how many steps were made, and in which time."""
+    """Prints the number of steps and the time that they took."""
     torch.set_num_threads(setting.threads)
     if setting.kind != "eager":
         keep_freed_memory()
     spec = msgspec.structs.replace(spec_of(frames.stem), num_actions=PONG_ACTIONS)
-    lane = Lane(torch.device(setting.device))
-    store = filled_store(spec, unrolls_of(frames), transitions, lane)
-    batches = draw(store, setting.batch_size)
-    print(json.dumps(timed(make_step(setting, spec, store, lane), batches, seconds, setting.device)))
+    device_stream = DeviceStream(torch.device(setting.device))
+    preset = "paper" if setting.kind == "gather" else setting.preset  # which has no network
+    command = with_preset(default_command(LearnerCommand, "apex-dqn"), preset)
+    command = with_sections(command, {"update": {"batch_size": setting.batch_size}})
+    store = filled_store(command, spec, unrolls_of(frames), transitions, device_stream)
+    samples = draw(store, setting.batch_size)
+    print(json.dumps(timed(make_step(setting, command, store, device_stream), samples, seconds, setting.device)))
 
 
-def filled_store(spec: StreamSpec, unrolls: list[Unroll], transitions: int, lane: Lane) -> FrameStore:
-    """Returns a store that holds so many transitions; the unrolls are applied again and again if there are fewer."""
-    command = LearnerCommand()
+def filled_store(
+    command: LearnerCommand, spec: StreamSpec, unrolls: list[Unroll], transitions: int, device_stream: DeviceStream
+) -> UnrollStore:
+    """Returns a store that holds so many transitions. It applies the unrolls repeatedly when they are too few."""
     count = -(-transitions // spec.unroll_starts)
     num_batches = command.learning.prefetch_batches + 2
-    store = FrameStore(spec, count, command.agent.gamma, lane.device, num_batches, lane)
+    want = Want(TABLE, command.update.batch_size, Transitions(spec.overlap_steps, command.algorithm.gamma))
+    store = UnrollStore(spec, count, [want], device_stream.device, num_batches, device_stream)
     for number in range(count):
-        store.apply(number, unrolls[number % len(unrolls)])
+        store.commit(store.begin(number), unrolls[number % len(unrolls)])
     return store
 
 
-def draw(store: FrameStore, batch_size: int) -> list[Sample]:
-    """Returns batches from a priority table over all that the store holds, with priorities like those of |TD|."""
+def draw(store: UnrollStore, batch_size: int) -> list[Sample]:
+    """Returns batches from a priority table over the whole store, with exponential priorities, like those of |TD|."""
     config = ReplayConfig()
-    starts = store.spec.unroll_starts
     exponents = (config.priority_exponent, config.importance_exponent)
-    table = make_table(TableConfig("priority", 0.0, 1), store.ring_unrolls, starts, exponents, seed=0)
-    priorities = np.random.default_rng(0).exponential(size=(store.ring_unrolls, starts)).astype(np.float32)
-    table.insert(0, priorities)
+    table = make_table(TableConfig("priority", 0.0, 1), store.ring_unrolls, store.spec, exponents, seed=0)
+    shape = (store.ring_unrolls, store.spec.unroll_starts)
+    table.insert(0, np.random.default_rng(0).exponential(size=shape).astype(np.float32), np.ones(shape, bool))
     return [table.sample(batch_size) for _ in range(NUM_BATCHES)]
 
 
-def make_step(setting: Setting, spec: StreamSpec, store: FrameStore, lane: Lane) -> Callable[[Sample], object]:
-    """Returns what is done with each batch."""
+def make_step(
+    setting: Setting, command: LearnerCommand, store: UnrollStore, device_stream: DeviceStream
+) -> Callable[[Sample], object]:
+    """Returns the function that takes one step with a batch."""
+
+    def gather(sample: Sample) -> Gathered:
+        return store.gather(TABLE, sample.keys, sample.weights)
+
     if setting.kind == "gather":
-        return in_turn(lane, lambda sample: store.gather(sample.keys, sample.weights))
-    command = with_defaults(LearnerCommand(), PRESETS[setting.preset] | {"batch_size": setting.batch_size})
+        return in_turn(device_stream, gather)
     if setting.kind == "eager":
-        with lane.turn():
-            eager = EagerLearner(command, spec, lane.device)
-        return in_turn(lane, lambda sample: eager.update(store.gather(sample.keys, sample.weights)))
-    learner = apex_dqn.ApexLearner(command.agent, command.update, command.network, spec, lane.device, lane)
-    if setting.kind == "ours-eager":  # what the graph repeats, one kernel after the other
-        return in_turn(lane, lambda sample: learner._step(store.gather(sample.keys, sample.weights)).cpu())
+        with device_stream.exclusive():
+            eager = EagerLearner(command, store.spec, device_stream.device)
+        return in_turn(device_stream, lambda sample: eager.update(gather(sample).batch))
+    sections = command.algorithm, command.network, command.update
+    updater = Updater(ApexLearner(*sections, store.spec, device_stream.device), device_stream)
+    if setting.kind == "ours-eager":  # the kernels of the graph, launched one after the other
+        return in_turn(device_stream, lambda sample: updater._step({TABLE: gather(sample).batch}).cpu())
     arrivals = Arrivals()
-    batches: list[Batch] = []
+    draws: list[Draw] = []
 
     def step(sample: Sample) -> None:
-        """As `learning.LearnerLoop` does it, with as many updates on the way, and a batch ahead."""
-        batch = store.batch(sample.keys, sample.weights)
-        assert batch is not None, "the store holds all that was drawn"
-        batches.append(batch)
-        if len(batches) < 2:
+        """Takes a step as `learning.LearnerLoop` does, with as many updates in flight, and a draw ahead."""
+        named_or_gathered = store.sample(TABLE, sample.keys, sample.weights)
+        assert named_or_gathered is not None, "the store holds all that was drawn"
+        draws.append(Draw(store.generation, {TABLE: named_or_gathered}))
+        if len(draws) < 2:
             return
-        pending = learner.update(batches.pop(0), batches[0])
+        pending = updater.update(draws.pop(0), draws[0])
         assert pending is not None, "the store holds all that was drawn"
-        arrivals.expect(pending.mark, pending.result)
-        arrivals.collect(lane.depth)
+        arrivals.expect(pending.event, pending.result)
+        arrivals.collect(device_stream.depth)
 
     return step
 
 
-def in_turn(lane: Lane, step: Callable[[Sample], object]) -> Callable[[Sample], object]:
-    """Returns the step on the lane's stream, where the frames were written."""
+def in_turn(device_stream: DeviceStream, step: Callable[[Sample], object]) -> Callable[[Sample], object]:
+    """Wraps a step so that it holds the device stream, on which the frames were written."""
 
     def stepping(sample: Sample) -> None:
-        with lane.turn():
+        with device_stream.exclusive():
             step(sample)
 
     return stepping
 
 
 class EagerLearner:
-    """The plain float32 step: same network, loss and optimizer, fresh memory for every tensor."""
+    """The plain float32 step: the same network, loss and optimizer, with fresh memory for every tensor."""
 
     def __init__(self, command: LearnerCommand, spec: StreamSpec, device: torch.device):
         self._config = command.update
@@ -146,7 +161,7 @@ class EagerLearner:
 
 
 def timed(step: Callable[[Sample], object], batches: list[Sample], seconds: float, device: str) -> dict[str, float]:
-    """Takes steps for so many seconds after a warm-up; the device has finished them when the clock stops."""
+    """Takes steps for so many seconds after a warm-up. The clock stops when the device has finished them."""
 
     def run(least_steps: int, duration: float) -> int:
         count, started = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""The machine that a benchmark runs on."""
 
 import importlib.metadata
 import os
@@ -38,7 +38,7 @@ def _processor() -> str:
 
 
 def _output(*command: str) -> str:
-    """Returns what a command prints, nothing when it cannot be run."""
+    """Returns the output of a command, an empty string when it cannot be run."""
     root = Path(__file__).resolve().parent.parent
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10, check=False)

@@ -1,6 +1,6 @@
 """Draws evaluation curves: `python -m benchmarks.plot_curve OUT.png RUN.csv [RUN.csv ...]` (requirements-bench.txt).
 
-A CSV is a run's evaluations.csv: one line an evaluation, with seconds and frames since the start.
+A CSV is a run's evaluations.csv: one line for each evaluation, with seconds and frames since the start.
 """
 
 import csv

@@ -1,14 +1,20 @@
 """Replay services side by side: `python -m benchmarks.replay [--parts ...] [--games ...] [--out FILE.json]`.
 
-Ours (replay.py, with its journal on the disk), dm-reverb, and a re-creation of the 2019 design that pickles through one
-lock, each fed with the same frames through real sockets:
+It compares ours (replay.py, with its journal on the disk), dm-reverb, and a re-creation of the 2019 design that pickles
+through one lock. Each gets the same frames through real sockets:
 
   insert       one process inserts as fast as it can; ours twice: unrolls compressed before, and compressing too
   sample       batches of 512 delivered, decoded and gathered in the learner's memory
   together     both at once, priorities sent back
   memory       bytes that the server grew by, per transition held
-and of ours alone: keys (sampling without a replica), paper (the load of the Ape-X paper), crowd (512 actors), recovery
-(of 2 M transitions), scaling (cost of a sample from 2^16 to 2^24 transitions; --plot FILE draws it).
+
+These parts measure ours alone:
+
+  keys         sampling without a replica
+  paper        the load of the Ape-X paper
+  crowd        512 actors
+  recovery     of 2 M transitions
+  scaling      cost of a sample from 2^16 to 2^24 transitions; --plot FILE draws it
 """
 
 import contextlib
@@ -39,16 +45,16 @@ ALONE = ("keys", "paper", "crowd", "recovery", "scaling")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The choice of measurements."""
 
     parts: tuple[str, ...] = (*SIDE_BY_SIDE, *ALONE)
     """insert, sample, together, memory; keys, paper, crowd, recovery, scaling."""
     peers: tuple[str, ...] = ("ours", "reverb", "pickle")
-    """Whom to compare."""
+    """Services to compare."""
     games: tuple[str, ...] = GAMES
-    """Whose frames."""
+    """Games of the frames."""
     seconds: float = 5.0
-    """Of each measurement, after its warm-up."""
+    """Seconds of each measurement, after its warm-up."""
     batch: int = 512
     """Transitions in a batch."""
     steps: int = 4000
@@ -56,7 +62,7 @@ class Options:
     fill: int = 100_000
     """Transitions held before sampling is measured (the peers: 20,000)."""
     directory: Path = Path("runs/benchmark-replay")
-    """Frames and the peers' environment are kept here."""
+    """Directory of the frames and the peers' environment."""
     out: str = ""
     """File for the figures as JSON."""
     plot: str = ""
@@ -64,7 +70,7 @@ class Options:
 
 
 class Server:
-    """A replay server of ours in a process of its own."""
+    """Runs a replay server of ours in a process of its own."""
 
     def __init__(self, directory: Path, *flags: object):
         self.ports = free_ports(2)
@@ -77,21 +83,21 @@ class Server:
         self._cpu, self._since = self.cpu_seconds(), time.perf_counter()
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process so far, by the scheduler: clock ticks miscount what wakes often and briefly."""
+        """Returns the CPU time by the scheduler: clock ticks miscount a process that wakes often and briefly."""
         paths = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         nanoseconds = sum(int(path.read_text().split()[0]) for path in paths)
         times = self.process.cpu_times()
         return nanoseconds / 1e9 or times.user + times.system
 
     def cpu_share(self) -> float:
-        """Share of a core since the last call."""
+        """Returns the share of a core that the process used since the last call."""
         cpu, now = self.cpu_seconds(), time.perf_counter()
         share = (cpu - self._cpu) / (now - self._since)
         self._cpu, self._since = cpu, now
         return share
 
     def grown_bytes(self) -> int:
-        """Resident memory beyond that of the empty server."""
+        """Returns the resident memory beyond that of the empty server."""
         return self.process.memory_info().rss - self.empty_bytes
 
     def close(self) -> None:
@@ -106,7 +112,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*flags: object) -> Iterator[Server]:
-    """A server with a journal of its own, which is removed at the end."""
+    """Yields a server with a journal of its own, and removes both at the end."""
     with tempfile.TemporaryDirectory(prefix="apexrl-benchmark-") as directory:
         server = Server(Path(directory) / "journal", *flags)
         try:
@@ -116,7 +122,7 @@ def serving(*flags: object) -> Iterator[Server]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on."""
+    """Returns ports on which no process listens."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))
@@ -127,7 +133,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for_port(port: int, seconds: float = 60.0) -> None:
-    """Returns when somebody listens; raises TimeoutError when nobody does in time."""
+    """Waits until a process listens on a port; raises TimeoutError when none does in time."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -146,7 +152,7 @@ def start(work: str, **arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Returns what a process measured."""
+    """Waits for the end of a process and returns its figures."""
     output, _ = process.communicate(timeout=300)
     if process.returncode:
         raise RuntimeError(f"{process.args} ended with status {process.returncode}")
@@ -154,7 +160,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def work(name: str, **arguments: object) -> dict[str, Any]:
-    """Runs a process of `benchmarks.replay_work` to its end."""
+    """Runs a process of `benchmarks.replay_work` to its end and returns its figures."""
     return finish(start(name, **arguments))
 
 
@@ -182,27 +188,27 @@ def ours(part: str, game: str, frames: Path, options: Options) -> list[dict[str,
             server.cpu_share()
             found = work("learn", port=server.ports[1], seconds=seconds, batch=options.batch)
             return [row | found]
-    # The limiter keeps both in proportion: 1.2 samples an insert is about what the peers do at their best. As with them
-    # the rings are full before anything is measured: memory that is touched for the first time is slow.
+    # The limiter keeps both in proportion. At their best the peers make about 1.2 samples an insert. As theirs, our
+    # rings are full before anything is measured, because memory that is touched for the first time is slow.
     sizes = ("--capacity", fill, "--min-size-to-sample", fill)
     with serving(*sizes, "--samples-per-insert", 1.2) as server:
         inserting = start("insert", frames=frames, port=server.ports[0], seconds=seconds + 12, compress=True)
         found = work("learn", port=server.ports[1], seconds=seconds, batch=options.batch)
         found["server_cpu"] = server.cpu_share()
-        inserting.kill()  # the limiter holds it now
+        inserting.kill()  # it waits for the limiter now
         inserting.wait()
     return [row | found | {"transitions_per_second": found["transitions_applied_per_second"]}]
 
 
 def keys_alone(frames: Path, options: Options) -> dict[str, Any]:
-    """Key-only sampling from two million transitions."""
+    """Measures key-only sampling from two million transitions."""
     with serving(*UNLIMITED) as server:
         work("insert", frames=frames, port=server.ports[0], seconds=0, count=31_000)
         return work("keys", port=server.ports[1], seconds=options.seconds, batch=options.batch)
 
 
 def paper(frames: Path, options: Options) -> dict[str, Any]:
-    """The load of the Ape-X paper: 12.5 k transitions/s of 64 actors, 19 batches of 512 a second, priorities back."""
+    """Measures the Ape-X paper's load: 12.5 k transitions/s of 64 actors, 19 batches of 512 per second, priorities."""
     with serving(*UNLIMITED, "--min-size-to-sample", 10_000) as server:
         actors = {"actors": 64, "rate": PAPER_TRANSITIONS}
         acting = start("crowd", frames=frames, port=server.ports[0], seconds=options.seconds + 20, **actors)
@@ -215,7 +221,7 @@ def paper(frames: Path, options: Options) -> dict[str, Any]:
 
 
 def crowds(frames: Path, options: Options) -> dict[str, Any]:
-    """512 actors: as fast as they are let, and then at half of that."""
+    """Measures 512 actors, as fast as the server allows, and then at half of that rate."""
     found: dict[str, Any] = {}
     for name in ("full", "half"):
         with serving(*UNLIMITED) as server:
@@ -262,7 +268,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(options: Options) -> None:
-    """Measures and prints."""
+    """Measures and prints the chosen parts."""
     frames = {game: make(options.directory, game, options.steps) for game in options.games}
     results: dict[str, Any] = {"machine": f"{psutil.cpu_count()} cores, {platform.processor()}", "rows": []}
     interpreters = {"pickle": Path(sys.executable)}
@@ -295,8 +301,8 @@ def main(options: Options) -> None:
 
 
 def peers(peer: str, part: str, frames: Path, options: Options, python: Path) -> list[dict[str, Any]]:
-    """Measures another service with one game; a fresh server each time, whose ring is full before inserts count."""
-    if part == "memory":  # every measurement of the sampling gives it too
+    """Measures another service with one game. Each server is fresh, and its ring is full before inserts count."""
+    if part == "memory":  # each measurement of sampling gives it, too
         return []
     ports = free_ports(1 if peer == "reverb" else 3)
     if peer == "reverb":

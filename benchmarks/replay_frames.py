@@ -1,8 +1,8 @@
-"""Games to feed replay services with: `python -m benchmarks.replay_frames OUT_DIR [--steps N] [--games Pong noise]`.
+"""Records games for replay services: `python -m benchmarks.replay_frames OUT_DIR [--steps N] [--games Pong noise]`.
 
-Each game is played by a random policy in several environments side by side; the newest frame of every step is kept.
-A reset is a step like any other here (its action was ignored): every system measured is fed with the same bytes.
-The file of a game is written once and then left alone, whatever the options of a later call.
+A random policy plays each game in several environments side by side. The file keeps the newest frame of every step. A
+reset is a step like any other here (its action was ignored), so that every measured system gets the same bytes. The
+file of a game is written once. Later calls leave it alone, whatever their options are.
 """
 
 import argparse
@@ -13,16 +13,16 @@ import numpy as np
 
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 NUM_ENVS = 8
-NOISE_SHAPE = (4, 1000)  # what does not compress is the same everywhere, so less of it is enough
+NOISE_SHAPE = (4, 1000)  # incompressible frames cost the same everywhere, so fewer are enough
 FRAME_SHAPE = (84, 84)
 
 
 class Frames(NamedTuple):
-    """Steps of E environments; frame t is the newest one of the observation in which action t was taken."""
+    """Steps of E environments. Frame t is the newest one of the observation in which action t was taken."""
 
     frames: np.ndarray  # [E, steps, 84, 84] uint8
     actions: np.ndarray  # [E, steps] int32
-    rewards: np.ndarray  # [E, steps] float32, of action t
+    rewards: np.ndarray  # [E, steps] float32, the reward of action t
     terminals: np.ndarray  # [E, steps] bool: action t ended the episode or cost a life
 
 
@@ -65,7 +65,7 @@ def play(game: str, num_steps: int, seed: int) -> Frames:
 
 
 def noise(seed: int) -> Frames:
-    """Returns steps whose frames no codec makes smaller."""
+    """Returns steps with frames that no codec can compress."""
     rng = np.random.default_rng(seed)
     steps = _empty(*NOISE_SHAPE)
     steps.frames[:] = rng.integers(256, size=steps.frames.shape, dtype=np.uint8)
@@ -86,7 +86,7 @@ def _empty(num_envs: int, num_steps: int) -> Frames:
 
 
 def main() -> None:
-    """Writes the files asked for and says where they are."""
+    """Writes the files asked for and prints their paths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="OUT_DIR")
     parser.add_argument("--steps", type=int, default=4000, help="steps of each environment")

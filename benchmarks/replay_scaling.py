@@ -1,4 +1,4 @@
-"""Cost of one sample and one update in the replay server, by the number of transitions held; without sockets."""
+"""Measures one sample and one update in the replay server, by the number of transitions held, without sockets."""
 
 import time
 from pathlib import Path
@@ -7,17 +7,20 @@ import numpy as np
 
 
 def scaling(batch: int) -> list[dict[str, float]]:
-    """Cost of one sample and one update in the server, by the number of transitions held; in this process."""
+    """Returns the costs of one sample and one update, by the number of transitions held, measured in this process."""
     from apexrl.config import TableConfig
     from apexrl.replay.table import make_table
+    from apexrl.types import StreamSpec
 
     rng = np.random.default_rng(0)
+    spec = StreamSpec("Known-v0", (2,), "float32", 1, 2, 1, unroll_starts=64)
     rows = []
     for power in range(16, 25):
         unrolls = 2**power // 64
-        table = make_table(TableConfig("priority", 0, 1), unrolls, 64, (0.6, 0.4), 0)
+        table = make_table(TableConfig("priority", 0, 1), unrolls, spec, (0.6, 0.4), 0)
         for first in range(0, unrolls, 1024):
-            table.insert(first, rng.exponential(size=(min(1024, unrolls - first), 64)).astype(np.float32))
+            priorities = rng.exponential(size=(min(1024, unrolls - first), 64)).astype(np.float32)
+            table.insert(first, priorities, np.ones(priorities.shape, bool))
         samples, updates = [], []
         for _ in range(300):
             before = time.perf_counter()
@@ -33,7 +36,7 @@ def scaling(batch: int) -> list[dict[str, float]]:
 
 
 def plot(rows: list[dict[str, float]], path: Path) -> None:
-    """Draws the costs over the logarithm of the size; a straight line is a logarithmic cost."""
+    """Draws the costs over the logarithm of the size. A straight line is a logarithmic cost."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""One process's part of `benchmarks.replay`, on our own service: `python -m benchmarks.replay_work WORK ...`.
+"""One measuring process of `benchmarks.replay` for our own service: `python -m benchmarks.replay_work WORK ...`.
 
-Each work is what an actor, a learner or a crowd of actors does, through real sockets; it prints one line of JSON. Rates
-are counted after a warm-up, and count only what was acknowledged or delivered.
+It works as an actor, a learner or a crowd of actors, through real sockets, and prints one line of JSON. Rates are
+counted after a warm-up, and only acknowledged inserts and delivered batches count.
 """
 
 import json
@@ -23,8 +23,8 @@ STREAMS = 32
 
 
 def spec_of(game: str) -> StreamSpec:
-    """Returns what the unrolls of a game hold."""
-    return StreamSpec(game, (84, 84), "uint8", STACK, 18, 4, STARTS, N_STEPS)
+    """Returns the spec of the unrolls of a game."""
+    return StreamSpec(game, (84, 84), "uint8", STACK, 18, 4, unroll_starts=STARTS, overlap_steps=N_STEPS)
 
 
 def unrolls_of(path: Path) -> list[Unroll]:
@@ -49,7 +49,7 @@ def unrolls_of(path: Path) -> list[Unroll]:
 
 
 class Feeder:
-    """Gives the unrolls of a game again and again, with random priorities."""
+    """Gives the unrolls of a game without end, with random priorities."""
 
     def __init__(self, frames: Path, compress: bool):
         self.spec = spec_of(frames.stem)
@@ -57,19 +57,20 @@ class Feeder:
         self._codec = UnrollCodec(self.spec)
         self._blocks = [] if compress else [self._codec.encode(unroll) for unroll in self._unrolls]
         self._priorities = np.random.default_rng(0).exponential(size=(997, STARTS)).astype(np.float32)
+        self._valid = np.ones(STARTS, bool)
         self._count = 0
 
     def next(self) -> tuple[UnrollHeader, bytes]:
-        """Returns the next header and block."""
+        """Returns the next unroll's header and block."""
         n = self._count
         self._count += 1
-        header = UnrollHeader(n % STREAMS, n // STREAMS * STARTS, 0, 0.1, self._priorities[n % 997], ())
+        header = UnrollHeader(n % STREAMS, n // STREAMS * STARTS, 0, 0.1, self._valid, self._priorities[n % 997], ())
         i = n % len(self._unrolls)
         return header, self._blocks[i] if self._blocks else self._codec.encode(self._unrolls[i])
 
 
 def insert(frames: Path, port: int, seconds: float, compress: bool = False, count: int = 0) -> dict[str, Any]:
-    """Inserts as fast as it can, or `count` unrolls and no more."""
+    """Inserts as fast as it can: for so many seconds, or exactly `count` unrolls."""
     feeder = Feeder(frames, compress)
     client = InsertClient(f"tcp://127.0.0.1:{port}", f"bench-{time.monotonic_ns()}", feeder.spec, STREAMS)
     client.connect(10)
@@ -96,10 +97,11 @@ def insert(frames: Path, port: int, seconds: float, compress: bool = False, coun
 
 
 def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float = 0.0) -> dict[str, Any]:
-    """Follows the log into a frame store, gathers every batch, and sends priorities back; at most `rate` batches/s."""
+    """Follows the log into an unroll store, gathers every batch and sends priorities back, at most `rate` batches/s."""
     import torch
 
-    from apexrl.learning.unroll_store import FrameStore
+    from apexrl.agents.contract import Transitions, Want
+    from apexrl.learning.unroll_store import UnrollStore
     from apexrl.lifecycle import keep_freed_memory
 
     torch.set_num_threads(1)
@@ -118,21 +120,23 @@ def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float
         assert now - started < wait + seconds, f"no batches in time: {client.waits_for}"
         match event:
             case LogStart():
-                store = FrameStore(event.spec, event.ring_unrolls, 0.99, torch.device("cpu"), 4)
+                want = Want("transitions", batch, Transitions(event.spec.overlap_steps, 0.99))
+                store = UnrollStore(event.spec, event.ring_unrolls, [want], torch.device("cpu"), 4)
                 codec = UnrollCodec(event.spec)
             case LogAppend():
                 assert store is not None and codec is not None
-                store.apply(event.number, codec.decode(event.block, store.room(event.number)))
+                slot = store.begin(event.number)
+                store.commit(slot, codec.decode(event.block, slot.frames))
                 applied += 1
             case LogBatch():
                 assert store is not None
-                gathered = store.gather(event.sample.keys, event.sample.weights)
+                gathered = store.gather(event.table, event.sample.keys, event.sample.weights)
                 client.update_priorities(gathered.keys, rng.exponential(size=batch))
                 if rate:
                     next_batch = max(next_batch + 1 / rate, now)
                     while (left := next_batch - time.perf_counter()) > 0:
                         time.sleep(left)
-                client.take()
+                client.batch_used()
                 batches += 1
                 if not measured_from and batches >= 20 and now - started > WARM_UP_SECONDS:
                     print("measuring", flush=True)
@@ -166,7 +170,7 @@ def keys(port: int, seconds: float, batch: int) -> dict[str, Any]:
 
 
 class Crowd:
-    """Many actors of one environment each, served in turn by one process, and a reader of the log."""
+    """Many actors of one environment each, which one process serves in turn, and a reader of the log."""
 
     def __init__(self, frames: Path, port: int, learner_port: int, actors: int):
         self._feeder = Feeder(frames, compress=False)
@@ -186,7 +190,7 @@ class Crowd:
         self.sent = 0
 
     def send(self, most: int) -> None:
-        """Lets the next actors insert, those that may, but not more than so many unrolls."""
+        """Lets up to 64 actors in turn insert if the server allows it, at most so many unrolls in all."""
         for _ in range(64):
             if most <= 0:
                 return
@@ -202,7 +206,7 @@ class Crowd:
                 most -= 1
 
     def read(self) -> None:
-        """Notes how long it took what has arrived."""
+        """Notes the delay of each unroll that has arrived at the reader."""
         while self._reader is not None and (event := self._reader.poll(0)) is not None:
             if isinstance(event, LogAppend):
                 i = int(event.insert.actor.rsplit("-", 2)[1])
@@ -211,7 +215,7 @@ class Crowd:
                     self.delays.append(time.perf_counter() - sent)
 
     def close(self) -> None:
-        """Says goodbye for all."""
+        """Closes all clients."""
         for client in self._clients:
             client.close()
         if self._reader is not None:
@@ -221,9 +225,9 @@ class Crowd:
 def crowd(
     frames: Path, port: int, seconds: float, learner_port: int = 0, actors: int = 512, rate: float = 0.0
 ) -> dict[str, Any]:
-    """Many actors, at `rate` transitions/s together (0: as fast as they are let).
+    """Measures many actors at `rate` transitions/s together (0: as fast as the server allows).
 
-    The time from an insert's sending to its arrival at a reader of the log, from where it can be sampled, is measured.
+    The delay is the time from sending an insert to its arrival at a reader of the log, when it can be sampled.
     """
     people = Crowd(frames, port, learner_port, actors)
     started = time.perf_counter()

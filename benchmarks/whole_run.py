@@ -1,6 +1,7 @@
-"""A whole run of ours, as run.sh starts it, measured from what it leaves: rates in a window, memory by role."""
+"""Measures a whole run of ours, as run.sh starts it, by its files: rates in a window, memory by role."""
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import tempfile
@@ -9,26 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import psutil
 
 from apexrl.config import RunCommand
 from apexrl.learning.status_file import Status, read_status
-from apexrl.running.run_directory import CONFIG_FILE, SavedConfig
+from apexrl.running.run_directory import CONFIG_FILE, read_config
 from benchmarks.replay import ROOT, free_ports
 
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 LOOK_SECONDS = 0.5
-START_SECONDS = 600.0  # until the window begins, beside the time to settle
-STATUS_SECONDS = 60.0  # until the next status
+START_SECONDS = 600.0  # longest time until the window begins, beyond the time to settle
+STATUS_SECONDS = 60.0  # longest time until the next status
 END_SECONDS = 20.0  # the run promises less
 BALANCE = "replay/samples_per_insert"
-IN_BALANCE = 0.9  # of the samples an insert that were asked for
+IN_BALANCE = 0.9  # share of the samples an insert asked for, from which a run is in balance
 UNSTEADY = 0.1
 
 
 class Window(NamedTuple):
-    """What happened between two statuses."""
+    """The work of a run between two statuses."""
 
     wall_seconds: float
     frames: int
@@ -37,9 +37,9 @@ class Window(NamedTuple):
 
 
 def run(game: str, flags: tuple[str, ...], settle_seconds: float, seconds: float) -> dict:
-    """Runs everything until it has learned for `settle_seconds`, and returns what it does in the seconds after that.
+    """Runs everything until it has learned for `settle_seconds`, and returns the figures of the seconds after that.
 
-    Raises: RuntimeError when it ends or stands still.
+    Raises: RuntimeError when the run ends or stands still.
     """
     with tempfile.TemporaryDirectory(prefix="apexrl-benchmark-") as name:
         directory = Path(name) / "run"
@@ -60,17 +60,17 @@ def run(game: str, flags: tuple[str, ...], settle_seconds: float, seconds: float
         "steadiness": halves,
         "transitions_held": min(inserted, command.replay.capacity),
         "batch_size": command.update.batch_size,
-        "network": [*command.network.channels, command.network.hidden_size],
+        "network": dataclasses.asdict(command.network),
         "preset": command.preset,
         "memory_bytes": sum(resident for resident, _ in memory.values()),
         "memory_bytes_by_role": {role: resident for role, (resident, _) in memory.items()},
         "memory_bytes_shared_once": sum(proportional for _, proportional in memory.values()),
-        "waits": {tag: share for tag, share in statuses[-1].figures.items() if "/waits_for/" in tag and share >= 0.01},
+        "waits": {tag: share for tag, share in statuses[-1].metrics.items() if "/waits_for/" in tag and share >= 0.01},
     }
 
 
 def memory_by_role(launcher: psutil.Process) -> dict[str, tuple[int, int]]:
-    """Returns resident bytes of each role's processes, and the same with what they share counted once (PSS)."""
+    """Returns the resident bytes of each role's processes, and the same with shared memory counted once (PSS)."""
     found: dict[str, tuple[int, int]] = {}
     for process in [launcher, *launcher.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -90,7 +90,7 @@ def _role(words: list[str]) -> str:
 def _follow(
     launcher: psutil.Process, directory: Path, settle_seconds: float, seconds: float
 ) -> tuple[list[Status], RunCommand]:
-    """Returns the statuses of the window, by the learner's own clock, and what is run."""
+    """Returns the statuses of the window, by the learner's own clock, and the run's configuration."""
     statuses: list[Status] = []
     learning_at = None
     command = None
@@ -103,11 +103,11 @@ def _follow(
         status = read_status(directory)
         if status is None or not status.counters.updates or status in statuses[-1:]:
             continue
-        command = command or msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=SavedConfig).command
+        command = command or read_config(directory / CONFIG_FILE)[0]
         at = status.counters.seconds
         learning_at = at if learning_at is None else learning_at
-        # At the beginning the actors are ahead, and then stand still until the learner has caught up.
-        in_balance = status.figures.get(BALANCE, 0.0) >= IN_BALANCE * command.replay.samples_per_insert
+        # At first the actors are ahead. Then they stand still until the learner has caught up.
+        in_balance = status.metrics.get(BALANCE, 0.0) >= IN_BALANCE * command.replay.samples_per_insert
         if statuses or (at >= learning_at + settle_seconds and in_balance):
             statuses.append(status)
             give_up = time.monotonic() + STATUS_SECONDS
@@ -121,7 +121,7 @@ def _between(first: Status, last: Status) -> Window:
 
 
 def _halves(statuses: list[Status]) -> float | None:
-    """Returns frames/s in the second half of the window over those in the first; says it when they differ."""
+    """Returns the ratio of frames/s in the second half of the window to the first; prints a note when they differ."""
     middle = statuses[len(statuses) // 2]
     first, second = _between(statuses[0], middle), _between(middle, statuses[-1])
     if not (first.frames and second.frames):
@@ -134,7 +134,7 @@ def _halves(statuses: list[Status]) -> float | None:
 
 @contextlib.contextmanager
 def _launched(arguments: list[str], log: Path) -> Iterator[psutil.Process]:
-    """The launcher's process, which is ended with the context, and all roles with it."""
+    """Starts the launcher and yields its process. The context ends it and all roles."""
     with log.open("wb") as file:
         command = [sys.executable, "-m", "apexrl.running.launch", *arguments]
         launcher = psutil.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
@@ -144,6 +144,6 @@ def _launched(arguments: list[str], log: Path) -> Iterator[psutil.Process]:
             launcher.terminate()
             try:
                 launcher.wait(END_SECONDS)
-            except psutil.TimeoutExpired:  # the roles notice within seconds that it is gone
+            except psutil.TimeoutExpired:  # the roles notice within seconds that the launcher is gone
                 launcher.kill()
                 launcher.wait()

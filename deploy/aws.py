@@ -1,4 +1,4 @@
-"""How the scripts talk to AWS: the SDK's own credential chain, short deadlines, errors with their cure."""
+"""Clients of AWS for the scripts: the SDK's own credential chain, short deadlines, errors with their cure."""
 
 import functools
 from typing import Any
@@ -33,22 +33,22 @@ REFUSED = (
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
-"""AWS's names for credentials that it does not know, or no longer."""
+"""AWS's error codes for credentials that it does not know, or that have expired."""
 
 
 @functools.cache
 def client(service: str, region: str) -> Any:
-    """Returns a client, one for each service and region; nothing is sent yet."""
+    """Returns the client of a service and region, the same at each call. Sends nothing yet."""
     return boto3.client(service, region_name=region, config=CONFIG)
 
 
 def code_of(error: Exception) -> str:
-    """Returns AWS's name of an error, empty when the request never got an answer."""
+    """Returns AWS's code of an error, empty when the request got no answer."""
     return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def explain(error: Exception) -> tuple[str, str]:
-    """Returns what went wrong, and its cure."""
+    """Returns the description of an error, and its cure."""
     code = code_of(error)
     if isinstance(error, NOT_LOGGED_IN):
         return f"no AWS credentials ({error})", LOGIN

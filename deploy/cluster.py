@@ -1,4 +1,4 @@
-"""What the scripts have to know of a cluster: Terraform's variables, from the places where Terraform looks for them.
+"""The description of a cluster: Terraform's variables, from the places where Terraform looks for them.
 
 Later places win: defaults in variables.tf, TF_VAR_name, terraform.tfvars, *.auto.tfvars, --var-file, flags.
 """
@@ -17,12 +17,12 @@ RANGES = {
     "learner_volume_gib": (8, 16384),
     "max_hours": (1, 168),
 }
-"""What the validations in variables.tf let through."""
+"""The ranges that the validations in variables.tf allow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterFlags:
-    """Where the cluster is described, and what a flag says instead."""
+    """The files that describe a cluster, and flags that override their variables."""
 
     var_file: tuple[Path, ...] = ()
     """Files of variables, as for `terraform apply -var-file`."""
@@ -43,7 +43,7 @@ class ClusterFlags:
     actor_hosts: int | None = None
     """Number of actor hosts."""
     actor_on_demand_hosts: int | None = None
-    """How many of them are not spot instances."""
+    """Number of actor hosts that are not spot instances."""
     replay_volume_gib: int | None = None
     """Volume of the replay host."""
     learner_volume_gib: int | None = None
@@ -59,7 +59,7 @@ class ClusterFlags:
 
 
 class Cluster(NamedTuple):
-    """The variables that the scripts use; an empty text where Terraform's value is null."""
+    """The variables that the scripts use. Where Terraform's value is null, the text is empty."""
 
     name: str
     region: str
@@ -79,14 +79,14 @@ class Cluster(NamedTuple):
 
     @property
     def spot_hosts(self) -> int:
-        """Actor hosts that are spot instances."""
+        """The number of actor hosts that are spot instances."""
         return self.actor_hosts - self.actor_on_demand_hosts
 
 
 def read_cluster(flags: ClusterFlags) -> Cluster:
     """Returns a cluster's variables.
 
-    Raises: DeployError when a file cannot be read, or a variable is unknown, of another type or out of its range.
+    Raises: DeployError when a file cannot be read, or a variable is unknown, has another type or is out of its range.
     """
     values = read_defaults(CONFIGURATION / "variables.tf")
     files = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
@@ -113,7 +113,7 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
 
 
 def _environment(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns what TF_VAR_ variables say; Terraform takes text as it is where the variable is a text."""
+    """Returns the values of TF_VAR_ variables. As in Terraform, a variable of type text takes the text as it is."""
     given: dict[str, Any] = {}
     for name in values.keys() & {key.removeprefix("TF_VAR_") for key in os.environ if key.startswith("TF_VAR_")}:
         text = os.environ[f"TF_VAR_{name}"]

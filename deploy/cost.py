@@ -1,6 +1,6 @@
-"""`python deploy/cost.py`: what a cluster costs an hour, until its time limit, and for 200 million frames.
+"""`python deploy/cost.py` prints a cluster's cost an hour, until its time limit, and for 200 million frames.
 
-Reads the same variables as Terraform (see cluster.py) and the dated table prices.json; asks nobody.
+It reads the same variables as Terraform (see cluster.py) and the dated table prices.json. It sends no request.
 """
 
 import json
@@ -20,7 +20,7 @@ CERTAIN = ("catalog", "multiple")
 
 
 class Row(NamedTuple):
-    """Dollars an hour: everything on demand, and as planned at the lowest and the highest spot price."""
+    """Dollars an hour: with everything on demand, and as planned, at the lowest and at the highest spot price."""
 
     name: str
     on_demand: float
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 def read_prices(path: Path) -> dict[str, Any]:
     """Returns the price table.
 
-    Raises: DeployError when it cannot be read, or names a source that it does not explain.
+    Raises: DeployError when the table cannot be read, or names a source that it does not explain.
     """
     try:
         prices = json.loads(path.read_text(encoding="utf-8"))
@@ -47,9 +47,9 @@ def read_prices(path: Path) -> dict[str, Any]:
 
 
 def price_of(prices: dict[str, Any], instance_type: str, kind: str) -> tuple[list[float], bool]:
-    """Returns the numbers of one price, and whether they were looked up.
+    """Returns the numbers of one price, and whether they were looked up (else they are from memory).
 
-    Raises: DeployError when the table lacks it.
+    Raises: DeployError when the table lacks the price.
     """
     entry = prices["instances"].get(instance_type, {})
     if kind not in entry:
@@ -59,7 +59,7 @@ def price_of(prices: dict[str, Any], instance_type: str, kind: str) -> tuple[lis
 
 
 def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
-    """Returns what costs money by the hour.
+    """Returns the items that cost money by the hour.
 
     Raises: DeployError when a price is missing.
     """
@@ -81,7 +81,7 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
 
 
 def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
-    """The group takes the first type on demand, and whichever has spare capacity on spot."""
+    """Returns the actors' row. The group takes the first type on demand; on spot, any type with spare capacity."""
     if not cluster.actor_instance_types:
         raise DeployError("variable actor_instance_types is empty: give --actor-instance-types")
     first = cluster.actor_instance_types[0]
@@ -98,7 +98,7 @@ def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
 
 
 def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | None) -> list[str]:
-    """Returns the lines of the answer.
+    """Returns the lines to print.
 
     Raises: DeployError when a price is missing.
     """
@@ -137,11 +137,11 @@ def _line(row: Row, width: int) -> str:
 
 
 def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], frames_per_second: float | None = None) -> int:
-    """Tells what a cluster costs.
+    """Prints the cost of a cluster.
 
     Args:
-      flags: Where the cluster is described.
-      frames_per_second: Environment frames a second of the whole cluster, measured on such a one.
+      flags: The description of the cluster.
+      frames_per_second: Environment frames a second of the whole cluster, measured on such a cluster.
     """
     try:
         if frames_per_second is not None and not 0 < frames_per_second < float("inf"):

@@ -1,7 +1,7 @@
 """`python deploy/keys.py --cluster NAME --region REGION`: makes a cluster's CURVE keys and stores them in SSM.
 
-Each role gets a pair, /apexrl/NAME/keys/ROLE.public and ROLE.secret, encrypted (SecureString). Values are made here,
-go to AWS and nowhere else: no file, no output. Which role may read which is decided in terraform/cluster/iam.tf.
+Each role gets a pair, /apexrl/NAME/keys/ROLE.public and ROLE.secret, encrypted (SecureString). The script makes the
+values and sends them to AWS only: to no file and no output. terraform/cluster/iam.tf says which role may read which.
 """
 
 import re
@@ -18,12 +18,12 @@ CLUSTER_NAME = re.compile(r"[a-z][a-z0-9-]{1,18}[a-z0-9]")
 
 
 def key_names(cluster: str) -> list[str]:
-    """Returns the names of the parameters that a cluster needs: of each role the public key, then the secret one."""
+    """Returns the names of the parameters that a cluster needs: for each role the public key, then the secret one."""
     return [f"/apexrl/{cluster}/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
 
 
 def stored_keys(ssm: Any, cluster: str) -> dict[str, str]:
-    """Returns the types of the parameters that are there, by name; their values stay where they are."""
+    """Returns the types of the stored parameters by name, without reading their values."""
     pages = ssm.get_paginator("describe_parameters").paginate(
         ParameterFilters=[{"Key": "Path", "Option": "Recursive", "Values": [f"/apexrl/{cluster}/keys"]}]
     )
@@ -33,7 +33,7 @@ def stored_keys(ssm: Any, cluster: str) -> dict[str, str]:
 def store_keys(ssm: Any, cluster: str, rotate: bool) -> list[str]:
     """Makes all keys of a cluster and stores them; returns their names.
 
-    Raises: DeployError when there are some already and `rotate` is not set, or only some could be stored.
+    Raises: DeployError when some exist already and `rotate` is not set, or when only some could be stored.
     """
     existing = sorted(stored_keys(ssm, cluster))
     if existing and not rotate:
@@ -48,7 +48,7 @@ def store_keys(ssm: Any, cluster: str, rotate: bool) -> list[str]:
         for name, key in zip(names, (key for _ in ROLES for key in zmq.curve_keypair()), strict=True):
             ssm.put_parameter(Name=name, Value=key.decode(), Type="SecureString", Overwrite=rotate)
             stored += 1
-            # In a request of its own: AWS refuses tags together with Overwrite.
+            # The tags need a request of their own, because AWS refuses them together with Overwrite.
             ssm.add_tags_to_resource(ResourceType="Parameter", ResourceId=name, Tags=tags)
     except AwsError as error:
         if code_of(error) == "ParameterAlreadyExists":
@@ -68,7 +68,7 @@ def main(cluster: str, region: str, rotate: bool = False) -> int:
     Args:
       cluster: Name of the cluster, the variable `name` of Terraform.
       region: Region of the cluster.
-      rotate: Replace keys that are there. Hosts that run keep the old ones until they are restarted.
+      rotate: Replace existing keys. Running hosts keep the old ones until they are restarted.
     """
     try:
         if not CLUSTER_NAME.fullmatch(cluster):

@@ -1,7 +1,7 @@
 """`python deploy/preflight.py`: asks AWS whether `terraform apply` can work, before it costs anything.
 
-Reads the same variables as Terraform (see cluster.py), changes nothing, and reads no key. Every line says PASS or FAIL;
-a FAIL comes with its cure, and makes the exit status 1.
+It reads the same variables as Terraform (see cluster.py), changes nothing, and reads no key. Every line says PASS or
+FAIL. A FAIL comes with its cure, and makes the exit status 1.
 """
 
 import functools
@@ -35,7 +35,7 @@ ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 
 
 class Line(NamedTuple):
-    """What was found out about one thing; with a cure it is a failure."""
+    """The finding of one check. With a cure it is a failure."""
 
     name: str
     finding: str
@@ -43,13 +43,13 @@ class Line(NamedTuple):
 
 
 def check_credentials(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whose credentials these are."""
+    """Reports the account and the user of the credentials."""
     caller = client("sts", cluster.region).get_caller_identity()
     yield Line("credentials", f"account {caller['Account']} as {caller['Arn'].rsplit(':', 1)[-1]}")
 
 
 def check_region(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether the account may use the region; a misspelled one does not answer at all."""
+    """Checks whether the account may use the region. A misspelled region does not answer at all."""
     answer = client("ec2", cluster.region).describe_regions(RegionNames=[cluster.region], AllRegions=True)
     if any(region["OptInStatus"] == "not-opted-in" for region in answer["Regions"]):
         yield Line("region", f"{cluster.region} is not enabled", "enable it in the console: Account, AWS Regions")
@@ -58,7 +58,7 @@ def check_region(cluster: Cluster) -> Iterator[Line]:
 
 
 def check_bucket(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether the results bucket is there, ours, and in the region."""
+    """Checks whether the results bucket exists, belongs to this account, and is in the region."""
     bucket = cluster.results_bucket
     cure = "apply deploy/terraform/bootstrap, and give its output results_bucket as --results-bucket or in a var-file"
     if not bucket:
@@ -88,14 +88,14 @@ def instance_types(cluster: Cluster) -> tuple[str, ...]:
 
 @functools.cache
 def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Returns what EC2 says of the cluster's instance types, by name; unknown ones are missing."""
+    """Returns EC2's descriptions of the cluster's instance types by name, without those that EC2 does not know."""
     filters = [{"Name": "instance-type", "Values": list(instance_types(cluster))}]
     answer = client("ec2", cluster.region).describe_instance_types(Filters=filters)
     return {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
 
 
 def check_types(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether the instance types are what their roles need."""
+    """Checks whether the instance types fit their roles."""
     names = instance_types(cluster)
     found = describe_types(cluster)
     pair = (cluster.replay_instance_type, cluster.learner_instance_type)
@@ -130,7 +130,7 @@ def _variable_of(cluster: Cluster, name: str) -> str:
 
 
 def check_zone(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether one zone offers all types."""
+    """Checks whether one zone offers all types."""
     names = instance_types(cluster)
     ec2 = client("ec2", cluster.region)
     standard = [
@@ -168,7 +168,7 @@ def quota_of(instance_type: str, spot: bool) -> str:
 
 
 def check_quotas(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether the account may start so many vCPUs beside those that run already."""
+    """Checks whether the account may start so many vCPUs in addition to those that run already."""
     used = _vcpus_in_use(cluster)
     for code, needed in _vcpus_wanted(cluster).items():
         if code not in QUOTA_NAMES:
@@ -187,9 +187,9 @@ def check_quotas(cluster: Cluster) -> Iterator[Line]:
 
 
 def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
-    """Counts the cluster's vCPUs by quota; of what no quota is known, by type.
+    """Counts the cluster's vCPUs by quota, or by instance type where this script knows no quota.
 
-    The group may start its hosts of any of its types: each quota that one of them counts against has to do.
+    The group may start hosts of any of its types. So each quota that one of them counts against has to be enough.
     """
     vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
     wanted: Counter[str] = Counter()
@@ -208,7 +208,7 @@ def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
 
 
 def _allowed(cluster: Cluster, service: str, code: str) -> float:
-    """Returns a quota of the account: AWS's default where the account has none of its own."""
+    """Returns a quota of the account, or AWS's default when the account has none of its own."""
     quotas = client("service-quotas", cluster.region)
     try:
         return float(quotas.get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"])
@@ -240,7 +240,7 @@ def _vcpus_in_use(cluster: Cluster) -> Counter[str]:
 
 
 def check_network(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether there is room for one more VPC."""
+    """Checks whether there is room for one more VPC."""
     vpcs = client("ec2", cluster.region).describe_vpcs()["Vpcs"]
     is_there = any({"Key": "Cluster", "Value": cluster.name} in vpc.get("Tags", []) for vpc in vpcs)
     allowed = _allowed(cluster, "vpc", VPCS)
@@ -250,7 +250,7 @@ def check_network(cluster: Cluster) -> Iterator[Line]:
 
 
 def check_images(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether both images are there, of one version."""
+    """Checks whether both images exist in one version."""
     images = client("ec2", cluster.region).describe_images(
         Owners=["self"], Filters=[{"Name": "tag:Project", "Values": ["apexrl"]}]
     )["Images"]
@@ -275,7 +275,7 @@ def check_images(cluster: Cluster) -> Iterator[Line]:
 
 
 def check_keys(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether the CURVE keys are stored; their values are not read."""
+    """Checks whether the CURVE keys are stored, without reading their values."""
     stored = stored_keys(client("ssm", cluster.region), cluster.name)
     missing = [name for name in key_names(cluster.name) if name not in stored]
     exposed = [name for name in key_names(cluster.name) if stored.get(name, "SecureString") != "SecureString"]
@@ -290,7 +290,7 @@ def check_keys(cluster: Cluster) -> Iterator[Line]:
 
 
 def check_spot_role(cluster: Cluster) -> Iterator[Line]:
-    """Finds out whether EC2 has its role for spot instances; without it a group of actors stays empty."""
+    """Checks whether EC2 has its role for spot instances. Without it a group of actors stays empty."""
     if not cluster.spot_hosts:
         return
     path = "/aws-service-role/spot.amazonaws.com/"
@@ -302,7 +302,7 @@ def check_spot_role(cluster: Cluster) -> Iterator[Line]:
 
 
 def check_addresses(cluster: Cluster, address: str) -> Iterator[Line]:
-    """Finds out whether this machine may open TensorBoard."""
+    """Checks whether this machine may open TensorBoard."""
     if not cluster.operator_cidrs:
         yield Line("address", "operator_cidrs is empty: TensorBoard through `aws ssm start-session` only")
         return
@@ -348,15 +348,15 @@ FURTHER: tuple[tuple[str, Check], ...] = (
 
 def run_checks(cluster: Cluster, address: str) -> bool:
     """Prints a line for each finding; returns whether all passed."""
-    if not all(_passes(name, check, cluster) for name, check in FIRST):  # ends at the first failure
+    if not all(_passes(name, check, cluster) for name, check in FIRST):  # stops at the first failure
         print("      the rest can only be asked when that passes")
         return False
     last = ("address", lambda cluster: check_addresses(cluster, address))
-    return all([_passes(name, check, cluster) for name, check in (*FURTHER, last)])  # asks for all
+    return all([_passes(name, check, cluster) for name, check in (*FURTHER, last)])  # runs all of them
 
 
 def _passes(name: str, check: Check, cluster: Cluster) -> bool:
-    """Prints what a check finds; an error of AWS is a finding, too."""
+    """Prints the findings of a check, or an error of AWS as a finding; returns whether all passed."""
     passes = True
     try:
         lines = list(check(cluster))
@@ -374,8 +374,8 @@ def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], address: str = "") -> i
     """Asks AWS whether `terraform apply` can work.
 
     Args:
-      flags: Where the cluster is described.
-      address: This machine's public IPv4 address; asked of checkip.amazonaws.com when it is needed and not given.
+      flags: The description of the cluster.
+      address: This machine's public IPv4 address. If needed and not given, checkip.amazonaws.com is asked for it.
     """
     try:
         cluster = read_cluster(flags)

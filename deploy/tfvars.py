@@ -1,6 +1,6 @@
 """Reads the values of Terraform variables: .tfvars, .tfvars.json, and the defaults in variables.tf.
 
-Literals only, which is all that a .tfvars file may hold: strings, numbers, true, false, null, lists and maps.
+It reads literals only, as a .tfvars file may hold nothing else: strings, numbers, true, false, null, lists and maps.
 """
 
 import json
@@ -16,13 +16,13 @@ TEMPLATE = re.compile(r"(?<![$%])[$%]\{")
 
 
 class DeployError(Exception):
-    """A script cannot do what was asked; the message says what to change."""
+    """A script cannot do its work. The message says what to change."""
 
 
 def read_tfvars(path: Path) -> dict[str, Any]:
     """Returns the values in a .tfvars or .tfvars.json file.
 
-    Raises: DeployError when it cannot be read, or holds more than literals.
+    Raises: DeployError when the file cannot be read, or holds more than literals.
     """
     text = _text_of(path)
     if path.suffix != ".json":
@@ -37,9 +37,9 @@ def read_tfvars(path: Path) -> dict[str, Any]:
 
 
 def read_defaults(path: Path) -> dict[str, Any]:
-    """Returns the variables that a .tf or .pkr.hcl file declares; None for those without a default.
+    """Returns the variables that a .tf or .pkr.hcl file declares with their defaults, None without a default.
 
-    Raises: DeployError when it cannot be read, or a default is not a literal.
+    Raises: DeployError when the file cannot be read, or a default is not a literal.
     """
     return {
         _string(label, str(path)): _literal(body.get("default"), f"{path}: default of {label}")
@@ -51,7 +51,7 @@ def read_defaults(path: Path) -> dict[str, Any]:
 def read_literal(text: str, source: str) -> Any:
     """Returns the value of a literal.
 
-    Raises: DeployError when it is none.
+    Raises: DeployError when the text is no literal.
     """
     return _literal(_parse(f"value = {text}\n", source).get("value"), source)
 
@@ -72,7 +72,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 
 def _literal(value: Any, source: str) -> Any:
-    """Returns the value of what hcl2 has read: strings come with their quotes, what is no literal as ${...}."""
+    """Returns the value of an hcl2 value. hcl2 keeps the quotes of strings and gives non-literals as ${...}."""
     match value:
         case dict():
             return {
@@ -85,7 +85,7 @@ def _literal(value: Any, source: str) -> Any:
             return _string(value, source)
         case str():
             try:
-                return float(value.removeprefix("${").removesuffix("}"))  # 1e3, which hcl2 does not turn into a number
+                return float(value.removeprefix("${").removesuffix("}"))  # 1e3: hcl2 does not convert it
             except ValueError:
                 raise DeployError(f"{source}: {value} is not a literal, and only literals can stand here") from None
     return value

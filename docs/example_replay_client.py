@@ -16,12 +16,12 @@ import numpy as np
 
 from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.net import InsertClient, ReplayClient, StoredUnroll
-from apexrl.types import StreamSpec, TimeSteps, Unroll, UnrollHeader
+from apexrl.types import StreamSpec, TimeSteps, UnrollHeader
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 START, END, GAMMA = 3, 6, 0.9
 SPEC = StreamSpec("Corridor", frame_shape=(), frame_dtype="uint8", stacked_frames=1, num_actions=2, frames_per_step=1,
-                  unroll_starts=16, n_steps=1)  # fmt: skip
+                  unroll_starts=16, overlap_steps=1)  # fmt: skip
 
 
 def play(endpoint: str, num_unrolls: int) -> None:
@@ -33,9 +33,10 @@ def play(endpoint: str, num_unrolls: int) -> None:
     while num_sent < num_unrolls:
         complete = builder.observe({})  # what an agent computed from the observation goes in here
         if complete is not None:  # every 16 steps
-            unroll = Unroll(*(array[:, 0] for array in complete[0]))  # of the only stream
-            priorities = valid_starts(unroll.starts, SPEC.unroll_starts).astype(np.float32)
-            header = UnrollHeader(0, num_sent * SPEC.unroll_starts, 0, 1.0, priorities, episodes=())
+            unroll = complete[0].stream(0)  # the only one
+            valid = valid_starts(unroll.starts, SPEC.unroll_starts)
+            first_step = num_sent * SPEC.unroll_starts
+            header = UnrollHeader(0, first_step, 0, 1.0, valid, valid.astype(np.float32), episodes=())
             client.insert(header, codec.encode(unroll), timeout_seconds=10)
             num_sent += 1
         action, resets = rng.integers(2), place in (0, END)  # the step after the last one of an episode is the reset
@@ -57,8 +58,8 @@ def learn(endpoint: str, num_batches: int) -> np.ndarray:
         held |= client.fetch(set(numbers.tolist()) - held.keys(), timeout_seconds=10)
         errors = np.zeros(len(numbers), np.float32)
         for i, (number, start) in enumerate(zip(numbers.tolist(), starts, strict=True)):
-            frames, actions, rewards, discounts, is_start = held[number].unroll
-            windows = n_step_windows(rewards, discounts, is_start, GAMMA, SPEC.n_steps)
+            frames, actions, rewards, discounts, is_start, _ = held[number].unroll
+            windows = n_step_windows(rewards, discounts, is_start, GAMMA, SPEC.overlap_steps)
             n_step_return, discount, offset = (array[start] for array in windows)
             bootstrap = values[frames[start + offset]].max()
             errors[i] = n_step_return + discount * bootstrap - values[frames[start], actions[start]]

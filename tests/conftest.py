@@ -1,4 +1,4 @@
-"""What all tests share: one thread, small specs, and streams whose every number is known."""
+"""Settings and fixtures of all tests: one thread, small specs, and streams whose every number is known."""
 
 import collections
 import os
@@ -16,7 +16,7 @@ from apexrl.types import StreamSpec, Unroll
 torch.set_num_threads(1)
 
 
-# Files that share what is slow to make: the images, an applied cluster.
+# Files that share a slow preparation: the images, an applied cluster.
 TOGETHER = {name: "images" for name in ("test_cluster.py", "test_packer.py", "test_units.py")} | {
     name: "plans"
     for name in (
@@ -28,7 +28,7 @@ TOGETHER = {name: "images" for name in ("test_cluster.py", "test_packer.py", "te
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `--numprocesses 2` a process takes whole files, and those together that share what is slow to make."""
+    """With `--numprocesses 2` a process takes whole files, and those together that share a slow preparation."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -66,7 +66,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture
 def spec() -> StreamSpec:
     """Frames of two numbers, stacks of 3, unrolls of 8 starts and 2 more steps."""
-    return StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
+    return StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, overlap_steps=2)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Streams written by hand, and what a slow reader makes of them: the oracle of unrolls, windows and the frame store."""
+"""Streams written by hand, and a slow reader of them: the oracle of unrolls, windows and the frame store."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from apexrl.environments.vector import take_step
-from apexrl.types import StreamSpec, TimeSteps, Unroll
+from apexrl.types import StreamSpec, StreamUnrolls, TimeSteps
 from apexrl.unroll import UnrollBuilder
 
 
@@ -22,7 +22,9 @@ class Step(NamedTuple):
     next_observation: np.ndarray
 
 
-def record(envs, num_envs: int, num_steps: int, spec: StreamSpec, seed: int) -> tuple[list[list[Step]], list[Unroll]]:
+def record(
+    envs, num_envs: int, num_steps: int, spec: StreamSpec, seed: int
+) -> tuple[list[list[Step]], list[StreamUnrolls]]:
     """Plays random actions; returns the steps of each stream and the unrolls (all streams side by side)."""
     rng = np.random.default_rng(seed)
     frames = envs.reset(seed=seed)
@@ -66,7 +68,7 @@ def slow_stack(observations: np.ndarray, step: TimeSteps) -> np.ndarray:
 
 
 def slow_screens(stacks: torch.Tensor) -> np.ndarray:
-    """Returns stacks [.., h, w] of what the frame store gathered; of screens in blocks [.., h/4, w/4, 16] too."""
+    """Returns stacks [.., h, w] of the frames that the store gathered, also of those in blocks [.., h/4, w/4, 16]."""
     if stacks.dim() != 5:
         return stacks.numpy()
     batch, stacked, height, width, _ = stacks.shape

@@ -1,4 +1,4 @@
-"""What the benchmarks make of what they measure."""
+"""The reports that the benchmarks make of their measurements."""
 
 import msgspec
 import numpy as np

@@ -1,20 +1,29 @@
 import dataclasses
+import typing
 
 import pytest
 
+from apexrl.agents.contract import Section
+from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config import (
-    PRESETS,
     ActorCommand,
     LearnerCommand,
+    Range,
     ReplayCommand,
     ReplayConfig,
     RunCommand,
     TableConfig,
+    WorkerCommand,
     tables_of,
 )
 from apexrl.errors import ConfigError
-from apexrl.flags import parse, to_flags, with_defaults
+from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
+from apexrl.types import StreamSpec
+from tests.own_agent import OwnAlgorithm
 
+COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, RunCommand]
+OWN = "tests.own_agent:own"
+AGENTS = ["apex-dqn", OWN]
 OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v / 2 or 0.25, str: lambda v: v + "x"}
 CHOICES = {
     "clip_rewards": "no",
@@ -22,6 +31,7 @@ CHOICES = {
     "channels": (7, 8, 9),
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
     "table": "c",
+    "queue": "b",
 }
 
 
@@ -32,19 +42,54 @@ def changed(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             changes[field.name] = changed(value)
-        elif field.name != "preset":
+        elif field.name not in ("agent", "preset"):
             changes[field.name] = CHOICES.get(field.name) or OTHER[type(value)](value)
     return dataclasses.replace(config, **changes)
 
 
-@pytest.mark.parametrize("command", [ActorCommand, ReplayCommand, LearnerCommand, RunCommand])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_flag_survives_the_command_line(command, preset):
-    papers = dataclasses.replace(command(), preset=preset)  # differs from the preset where the preset differs
-    usual = with_defaults(papers, PRESETS[preset])
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("preset", ["paper", "two-cores", "small"])
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_flag_survives_the_command_line(command, preset, agent):
+    papers = dataclasses.replace(default_command(command, agent), preset=preset)  # with another preset's numbers
+    usual = with_preset(papers, preset)
     for config in (changed(papers), papers, usual):
         assert parse(command, to_flags(config)) == config
-    assert to_flags(usual) == ["--preset", preset]
+    assert to_flags(usual) == ["--agent", agent, "--preset", preset]
+
+
+def test_a_worker_is_told_its_number():
+    worker = WorkerCommand(**vars(parse(ActorCommand, ["--seed", "3"])), worker_index=0, parameter_endpoint="here")
+    assert parse(WorkerCommand, to_flags(worker)) == worker
+    with pytest.raises(ConfigError, match="--worker-index -1"):
+        parse(WorkerCommand, ["--preset", "small"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("agent", "preset"), [(name, preset) for name in FAMILIES for preset in FAMILIES[name].presets]
+)
+def test_every_preset_fits_every_command(command, agent, preset):
+    sections = FAMILIES[agent].presets[preset]
+    assert sections.keys() <= set(typing.get_args(Section))
+    usual = default_command(command, agent)
+    made = with_preset(usual, preset)
+    for field in dataclasses.fields(command):
+        value, before = getattr(made, field.name), getattr(usual, field.name)
+        assert field.name == "preset" or value == before or field.name in sections
+    check_together(made)
+
+
+def test_a_preset_names_no_field_that_is_not_there():
+    with pytest.raises(TypeError, match="batch"):
+        with_sections(default_command(LearnerCommand), {"update": {"batch": 3}})
+    assert with_sections(default_command(ReplayCommand), {"update": {"batch": 3}}) == default_command(ReplayCommand)
+
+
+def test_a_preset_of_one_algorithm_does_not_touch_another_with_fields_of_the_same_names():
+    ours, own = (parse(LearnerCommand, ["--agent", agent, "--preset", "small"]).update for agent in AGENTS)
+    assert (ours.batch_size, ours.learning_rate) == (128, 1e-3)
+    assert (own.batch_size, own.learning_rate) == (2, 0.00025)
 
 
 def test_what_is_given_wins_over_the_preset():
@@ -54,25 +99,85 @@ def test_what_is_given_wins_over_the_preset():
     assert (paper.update.batch_size, paper.update.learning_rate, paper.network.channels) == (512, 6.25e-5, (32, 64, 64))
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("form", [["--agent", OWN], [f"--agent={OWN}"]])
+def test_an_algorithm_of_ones_own_has_flags_like_ours(command, form, capsys):
+    parsed = parse(command, ["--agent", "apex-dqn", *form, "--preset", "small"])
+    assert parsed == with_preset(default_command(command, OWN), "small")
+    with pytest.raises(SystemExit):
+        parse(command, [*form, "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ("--trace-length FLOAT How far a trace reaches. (default: 0.9)" in shown) == hasattr(parsed, "algorithm")
+    assert ("--width INT Units of the one layer." in shown) == hasattr(parsed, "network")
+    assert ("--queue STR The table that unrolls come from." in shown) == hasattr(parsed, "update")
+    assert "--n-steps" not in shown and "--hidden-size" not in shown
+
+
+def test_numbers_of_ones_own_have_ranges():
+    assert parse(ActorCommand, ["--agent", OWN, "--overlap-steps", "0"]).algorithm == OwnAlgorithm(
+        unroll_starts=20, overlap_steps=0
+    )
+    with pytest.raises(ConfigError, match=r"--trace-length 2\.0 makes no sense: it has to be at most 1"):
+        parse(ActorCommand, ["--agent", OWN, "--trace-length", "2"])
+
+
+@pytest.mark.parametrize(
+    ("agent", "complaint"),
+    [
+        ("apex", "--agent apex: there is no such algorithm; known are apex-dqn"),
+        ("tests.own_agent:other", "--agent tests.own_agent:other: there is no such algorithm"),
+        ("nowhere:own", "--agent nowhere:own: nowhere cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_an_unknown_algorithm_is_refused_in_one_line(agent, complaint):
+    for command in COMMANDS:
+        with pytest.raises(ConfigError, match=complaint) as refused:
+            parse(command, ["--agent", agent])
+        assert "\n" not in str(refused.value)
+
+
+def test_a_preset_that_an_algorithm_lacks_is_refused(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "plain", family_of(OWN)._replace(presets={"paper": {}}))
+    with pytest.raises(ConfigError, match="--preset small: --agent plain has paper"):
+        parse(LearnerCommand, ["--agent", "plain", "--preset", "small"])
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--learning-rate", "nan"], "--learning-rate nan makes no sense"),
+        (["--learning-rate", "nan"], "--learning-rate nan makes no sense: it has to be a finite number"),
+        (["--gamma", "inf"], "--gamma inf makes no sense: it has to be a finite number"),
         (["--target-period-updates", "0"], "more than 0"),
         (["--samples-per-insert", "-1"], "at least 0"),
-        (["--gamma", "1.1"], "at most 1"),
+        (["--gamma", "1.1"], "--gamma 1.1 makes no sense: it has to be at most 1"),
+        (["--epsilon-base", "0"], "more than 0"),
+        (["--epsilon-base", "2"], "at most 1"),
         (["--channels", "16", "0", "16"], "--channels 0"),
         (["--capacity", "10"], "--min-size-to-sample 50000 is more than --capacity 10"),
         (["--journal-flush-seconds", "-1"], "at least 0"),
         (["--journal-snapshot-seconds", "0"], "more than 0"),
         (["--tables", "x=stack"], "--tables x=stack"),
-        (["--tables", "x=priority"], "--table transitions"),
-        (["--tables", "transitions=uniform", "x=priority"], "--table transitions"),
+        (
+            ["--tables", "x=priority"],
+            "--tables x=priority: --agent apex-dqn needs a table named transitions, of the kind",
+        ),
+        (["--tables", "transitions=uniform", "x=priority"], "of the kind priority"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(flags, complaint):
     with pytest.raises(ConfigError, match=complaint):
         parse(RunCommand, [*flags, "--preset", "paper"])
+
+
+def test_zero_is_a_number_where_its_field_says_so():
+    zeros = ["--gamma", "0", "--seed", "0", "--samples-per-insert", "0", "--epsilon-exponent", "0", "--noop-max", "0"]
+    assert parse(RunCommand, [*zeros, "--max-restarts", "0", "--preset", "small"]).algorithm.gamma == 0
+
+
+def test_the_bounds_of_a_range_belong_to_it():
+    assert not Range(0, 1).wanted(0) and not Range(0, 1).wanted(1) and not Range(most=1).wanted(0.5)
+    assert [Range(0, 1).wanted(x) for x in (-1, 2, float("nan"))] == ["at least 0", "at most 1", "a finite number"]
+    assert Range().wanted(0) == Range(most=1).wanted(0) == "more than 0"
 
 
 def test_a_capacity_is_compared_with_the_minimum_of_the_preset():
@@ -82,14 +187,13 @@ def test_a_capacity_is_compared_with_the_minimum_of_the_preset():
 
 def test_the_preset_auto_is_resolved():
     command = parse(ActorCommand, ["--num-workers", "2"])
-    assert command.preset in PRESETS
+    assert command.preset in ("paper", "two-cores")
     assert parse(ActorCommand, to_flags(command)) == command
 
 
-def test_flag_names_are_unique_over_all_parts():
-    names = [
-        name for part in dataclasses.fields(RunCommand) for name in leaves(getattr(RunCommand(), part.name), part.name)
-    ]
+@pytest.mark.parametrize("agent", FAMILIES)
+def test_flag_names_are_unique_over_all_parts(agent):
+    names = leaves(default_command(RunCommand, agent), "")
     assert len(names) == len(set(names))
 
 
@@ -104,6 +208,28 @@ def test_a_mistyped_flag_is_refused(capsys):
         parse(RunCommand, ["--enviroment", "Pong-v4"])
     assert ended.value.code == 2
     assert "--enviroment" in capsys.readouterr().err
+
+
+def test_no_tables_are_those_of_the_algorithm():
+    assert explicit_replay(parse(ReplayCommand, [])).tables == ("transitions=priority",)
+    assert explicit_replay(parse(ReplayCommand, ["--agent", OWN])).tables == ("queue=fifo",)
+    assert explicit_replay(parse(RunCommand, ["--agent", OWN, "--queue", "q"])).tables == ("q=fifo",)
+    given = parse(ReplayCommand, ["--agent", OWN, "--tables", "a=fifo"])
+    assert explicit_replay(given) == given.replay
+
+
+def test_tables_fit_what_the_learner_takes_from_them():
+    for kind in ("fifo", "uniform"):
+        parse(RunCommand, ["--agent", OWN, "--tables", f"queue={kind}", "more=priority"])
+    environment = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1)
+    whole = environment.streamed(8, 2, has_unroll_priorities=True)
+    own = parse(RunCommand, ["--agent", OWN, "--tables", "queue=priority"])
+    check_together(own, whole)
+    with pytest.raises(ConfigError, match=r"--tables queue=priority: .* of the kind uniform or fifo"):
+        check_together(own, environment)
+    check_together(parse(RunCommand, []), environment)
+    with pytest.raises(ConfigError, match="transitions cannot hand out transitions"):
+        check_together(parse(RunCommand, []), whole)
 
 
 def test_tables_take_the_common_numbers_unless_they_have_their_own():

@@ -1,4 +1,4 @@
-"""How a role ends: its exit status and its last words, as a process of its own."""
+"""The end of a role: its exit status and its last words, as a process of its own."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The benchmarks of actors and whole runs: what they count, and whom they compare with whom."""
+"""The benchmarks of actors and whole runs: their counts, and the systems that they compare."""
 
 import time
 

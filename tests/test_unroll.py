@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from apexrl.errors import WireError
 from apexrl.losses.windows import n_step_windows, valid_starts
-from apexrl.types import StreamSpec, TimeSteps
-from apexrl.unroll import LARGEST_VALUE, UnrollBuilder, UnrollCodec
+from apexrl.unroll import LARGEST_VALUE, UnrollCodec
+from tests.fields import slow_block
 
 
 def windows_of(rewards, terminated=(), truncated=(), gamma=0.9, n=3):
@@ -90,32 +90,12 @@ def test_windows_equal_the_slow_twin(data):
         assert offsets[s] == used
 
 
-def test_unrolls_overlap_by_n_and_carry_the_extras():
-    spec = StreamSpec("Count-v0", (1,), "float32", 1, 2, 1, unroll_starts=4, n_steps=2)
-    frames = np.zeros((3, 1), np.float32)
-    builder = UnrollBuilder(spec, frames)
-    found = []
-    for t in range(20):
-        complete = builder.observe({"seen": frames[:, 0].copy()})
-        if complete is not None:
-            found.append(complete)
-        frames = np.full((3, 1), t + 1, np.float32)
-        step = TimeSteps(frames, np.full(3, t), np.ones(3), np.zeros(3, bool), np.full(3, np.nan), np.zeros(3, int))
-        builder.add(np.full(3, t % 2), step)
-    assert len(found) == 4
-    for i, (unroll, extras) in enumerate(found):
-        first = 4 * i
-        assert (unroll.frames[:, 1, 0] == np.arange(first, first + 7)).all()
-        assert (unroll.rewards[:, 2] == np.arange(first, first + 6)).all()
-        assert (extras["seen"][:, 0] == np.arange(first, first + 7)).all()
-        assert unroll.starts[0].all() == (i == 0) and not unroll.starts[1:].any()
-
-
 def test_codec_round_trip(spec, make_unroll):
     unroll = make_unroll(spec)
     back = UnrollCodec(spec).decode(UnrollCodec(spec).encode(unroll))
-    for sent, received in zip(unroll, back, strict=True):
+    for sent, received in zip(unroll[:5], back[:5], strict=True):
         assert sent.dtype == received.dtype and np.array_equal(sent, received)
+    assert back.extras == {}
 
 
 def test_codec_refuses_a_bomb_before_it_decompresses(spec):
@@ -159,12 +139,12 @@ def test_codec_refuses_content_that_cannot_be(spec, make_unroll, name, value, me
 
 def compressed(spec, unroll):
     """Compresses an unroll as a peer would that checks nothing."""
-    return zstandard.ZstdCompressor().compress(b"".join(array.tobytes() for array in unroll))
+    return zstandard.ZstdCompressor().compress(slow_block(spec, unroll))
 
 
 def test_no_window_of_content_that_is_taken_overflows(spec, make_unroll):
     unroll = make_unroll(spec)
     unroll.rewards[:] = LARGEST_VALUE
     unroll = UnrollCodec(spec).decode(UnrollCodec(spec).encode(unroll))
-    returns, _, _ = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, 1.0, spec.n_steps)
+    returns, _, _ = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, 1.0, spec.overlap_steps)
     assert np.isfinite(returns * returns).all()

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 import torch
 
-from apexrl.acting.loop import check_spec
-from apexrl.acting.video import Recorder, VideoFolder
-from apexrl.agents.apex_dqn import ApexActor
+from apexrl.acting.loop import check_fits, why_unfit
+from apexrl.acting.video import VideoFolder, VideoWriter
+from apexrl.agents.contract import Actor, Observation
+from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
 from apexrl.errors import PeerError, WireError
@@ -42,7 +43,7 @@ class Games(NamedTuple):
 
 
 class Progress:
-    """Tells how far an evaluation is: figures each report period, and a log line when games have ended since the last.
+    """Tells how far an evaluation is: metrics each report period, and a log line when games have ended since the last.
 
     The mean so far leans towards short games, which end first.
     """
@@ -69,11 +70,11 @@ class Progress:
 
 
 def play_games(
-    agent: ApexActor,
+    agent: Actor,
     envs: list[VectorEnvironment],
     config: EvaluationConfig,
     seed: int,
-    recorder: Recorder,
+    recorder: VideoWriter,
     progress: Progress,
     stop: Stop,
 ) -> Games | None:
@@ -87,9 +88,9 @@ def play_games(
     quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
     games: list[list[tuple[float, int]]] = [[] for _ in envs]
     rng = np.random.default_rng(seed)
-    epsilons = np.full(num_envs, config.evaluation_epsilon)
+    exploration = np.full(num_envs, config.evaluation_epsilon)
     frames = np.concatenate([env.reset((seed + i) % 2**31) for i, env in enumerate(envs)])
-    starts = np.ones(num_envs, bool)
+    starts, rewards = np.ones(num_envs, bool), np.zeros(num_envs, np.float32)
     state = agent.initial_state(num_envs)
     while playing := [i for i in range(num_envs) if len(games[i]) < quota[i]]:
         if stop.is_set():
@@ -97,10 +98,10 @@ def play_games(
         picture = None if games[0] else envs[0].render()
         if picture is not None:
             recorder.add(picture)
-        actions, _ = agent.act(frames, starts, epsilons, state, rng)
+        actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
         for i in playing:
             seen = take_step(envs[i], actions[i : i + 1])
-            frames[i], starts[i] = seen.frames[0], seen.starts[0]
+            frames[i], starts[i], rewards[i] = seen.frames[0], seen.starts[0], seen.rewards[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
         progress.update([game[0] for stream in games for game in stream])
@@ -121,8 +122,9 @@ class Evaluator:
         self.videos = VideoFolder(Path(directory)) if directory else None
         num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
         self._envs = [make_environment(command.env, 1, evaluate=True, render=i == 0) for i in range(num_envs)]
-        agent = command.agent
-        self.spec: StreamSpec = make_spec(command.env, self._envs[0], agent.unroll_starts, agent.n_steps)
+        self._family = family_of(command.agent)
+        self.environment = make_spec(command.env, self._envs[0])
+        self.spec: StreamSpec = self._family.stream(command.algorithm, self.environment)
 
     def evaluate(
         self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Stop
@@ -131,10 +133,10 @@ class Evaluator:
         config = self._command.evaluation
         started = time.monotonic()
         version = parameters.header.params_version
-        agent = ApexActor(self._command.agent, parameters, torch.device("cpu"))
+        agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
         seed = self._command.seed + 1_000_003 * (version + 1)
         video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
-        recorder = Recorder(video, 60 / self.spec.frames_per_step)
+        recorder = VideoWriter(video, 60 / self.spec.frames_per_step)
         progress = Progress(config.episodes, version, report)
         games = play_games(agent, self._envs, config, seed, recorder, progress, stop)
         picture = recorder.close()
@@ -186,17 +188,9 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                     raise PeerError(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
                 continue
             started = heard = time.monotonic()
-            try:
-                parameters = decode_parameters(encoded)
-            except WireError as error:
-                subscriber.drop(error)
+            parameters = _playable(encoded, evaluator, command.agent, subscriber, played)
+            if parameters is None:
                 continue
-            if parameters.header.params_version == played:  # a sign of life, nothing new
-                continue
-            if played >= 0 and parameters.header.spec != evaluator.spec:
-                subscriber.drop(WireError(f"they are for {parameters.header.spec}, we play {evaluator.spec}"))
-                continue
-            check_spec(parameters, evaluator.spec)
             metrics.run = parameters.header.run
             try:
                 outcome = evaluator.evaluate(parameters, metrics.report, stop)
@@ -220,6 +214,28 @@ def follow(command: ActorCommand, stop: Stop) -> None:
         metrics.close()
 
 
+def _playable(
+    encoded: bytes, evaluator: Evaluator, agent: str, subscriber: ParameterSubscriber, played: int
+) -> Parameters | None:
+    """Returns published parameters, None when they were played already or are dropped because they do not fit.
+
+    Raises: ConfigError when the first ones do not fit.
+    """
+    try:
+        parameters = decode_parameters(encoded)
+    except WireError as error:
+        subscriber.drop(error)
+        return None
+    if parameters.header.params_version == played:  # a sign of life, nothing new
+        return None
+    if played < 0:
+        check_fits(parameters, evaluator.spec, agent)
+    elif unfit := why_unfit(parameters, evaluator.spec, agent):
+        subscriber.drop(WireError(unfit))
+        return None
+    return parameters
+
+
 def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
     """Evaluates a checkpoint once and prints the outcome.
 
@@ -229,11 +245,10 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
     evaluator = Evaluator(command)
     try:
         parameters = checkpoint.parameters()
-        spec = checkpoint.header.spec  # how it was cut into unrolls does not matter to play it
-        check_spec(
-            parameters, msgspec.structs.replace(evaluator.spec, unroll_starts=spec.unroll_starts, n_steps=spec.n_steps)
-        )
-        outcome = evaluator.evaluate(parameters, lambda figures: None, stop)
+        spec = checkpoint.header.spec  # its way of cutting streams into unrolls does not matter to play it
+        cut = spec.unroll_starts, spec.overlap_steps, spec.extras, spec.has_unroll_priorities
+        check_fits(parameters, evaluator.environment.streamed(*cut), command.agent)
+        outcome = evaluator.evaluate(parameters, lambda metrics: None, stop)
         if outcome is not None:
             print(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
             if evaluator.videos:
@@ -244,6 +259,6 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
 
 def describe(outcome: Evaluation) -> str:
     """Returns one line about an evaluation."""
-    figures = outcome.figures()
-    mean, median, low, high = (figures[f"evaluation/return_{name}"] for name in ("mean", "median", "min", "max"))
+    metrics = outcome.metrics()
+    mean, median, low, high = (metrics[f"evaluation/return_{name}"] for name in ("mean", "median", "min", "max"))
     return f"{len(outcome.returns)} games, mean {mean:.2f}, median {median:.2f}, min {low:.2f}, max {high:.2f}"

@@ -1,17 +1,18 @@
-"""The actor's loop: step a vector of environments, and send what happened as prioritized unrolls."""
+"""The actor's loop: step a vector of environments, and send the steps as prioritized unrolls."""
 
 import logging
 import time
 
 import numpy as np
 
-from apexrl.acting.sending import FLUSH_SECONDS, Round, UnrollSender
-from apexrl.agents.apex_dqn import ApexActor
-from apexrl.agents.exploration import epsilon_ladder
-from apexrl.config import ActorCommand
+from apexrl.acting.sending import FLUSH_SECONDS, Lease, Round, UnrollSender
+from apexrl.agents.contract import Actor, Extras, Observation
+from apexrl.agents.families import family_of, implementation
+from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError, WireError
 from apexrl.lifecycle import Stop, Stopwatch, process_name, resident_bytes
+from apexrl.losses.windows import valid_starts
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
@@ -31,19 +32,19 @@ class EnvironmentGroup:
     def __init__(self, envs: VectorEnvironment, spec: StreamSpec, streams: range):
         """Takes the environments of some streams of the process."""
         self.streams = streams
-        self.epsilons = np.zeros(len(streams))
+        self.exploration = np.zeros(len(streams))
         self.steps = 0
         self._envs = envs
         self._spec = spec
         self._episodes: list[list[Episode]] = [[] for _ in streams]
         self._num_unrolls = 0
 
-    def reset(self, agent: ApexActor, seed: int) -> None:
+    def reset(self, agent: Actor, seed: int) -> None:
         """Begins the games."""
-        self._frames = self._envs.reset(seed)
-        self._starts = np.ones(len(self.streams), bool)
-        self._state = agent.initial_state(len(self.streams))
-        self._builder = UnrollBuilder(self._spec, self._frames)
+        size = len(self.streams)
+        self._seen = Observation(self._envs.reset(seed), np.ones(size, bool), np.zeros(size, np.float32))
+        self._state = agent.initial_state(size)
+        self._builder = UnrollBuilder(self._spec, self._seen.frames)
         self._actions: np.ndarray | None = None
 
     def receive(self) -> TimeSteps | None:
@@ -54,20 +55,20 @@ class EnvironmentGroup:
         """Takes a step into the unrolls and the counts."""
         assert self._actions is not None
         self._builder.add(self._actions, step)
-        self._frames, self._starts = step.frames, step.starts
+        self._seen = Observation(step.frames, step.starts, step.rewards)
         self.steps += int((~step.starts).sum())
         for i in np.flatnonzero(step.episode_steps):
-            episode = Episode(float(step.episode_returns[i]), int(step.episode_steps[i]), float(self.epsilons[i]))
+            episode = Episode(float(step.episode_returns[i]), int(step.episode_steps[i]), float(self.exploration[i]))
             self._episodes[i].append(episode)
 
-    def act(self, agent: ApexActor, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Chooses actions and begins the next step; returns what the agent computed of the observations."""
-        self._actions, extras = agent.act(self._frames, self._starts, self.epsilons, self._state, rng)
+    def act(self, agent: Actor, rng: np.random.Generator) -> Extras:
+        """Chooses actions and begins the next step; returns the extras of the observations."""
+        self._actions, extras, self._state = agent.act(self._seen, self.exploration, self._state, rng)
         self._envs.send(self._actions)
         return extras
 
-    def observe(self, agent: ApexActor, extras: dict[str, np.ndarray]) -> Round | None:
-        """Takes what the agent computed; returns the unrolls of all streams when they are complete.
+    def observe(self, agent: Actor, extras: Extras) -> Round | None:
+        """Takes the extras of the observations; returns the unrolls of all streams when they are complete.
 
         Raises: ApexError when a priority is not finite.
         """
@@ -75,18 +76,30 @@ class EnvironmentGroup:
         if complete is None:
             return None
         unrolls, extras = complete
+        valid = valid_starts(unrolls.starts, self._spec.unroll_starts)
+        can_be_drawn = valid.any(axis=0, keepdims=True) if self._spec.has_unroll_priorities else valid
         priorities = agent.priorities(unrolls, extras)
-        if not np.isfinite(priorities).all():
+        if priorities is None:
+            priorities = np.ones_like(can_be_drawn, np.float32)
+        if not np.isfinite(priorities[can_be_drawn]).all():
             raise ApexError(
-                f"values or rewards are not finite (parameters {agent.params_version}): "
+                f"values or rewards are not finite (parameters {agent.header.params_version}): "
                 "has the learner diverged, or does the environment give NaN?"
             )
         first_step = self._num_unrolls * self._spec.unroll_starts
         episodes = [tuple(ended) for ended in self._episodes]
         self._num_unrolls += 1
         self._episodes = [[] for _ in self.streams]
-        epsilons = self.epsilons.copy()
-        return Round(self.streams[0], first_step, agent.params_version, epsilons, priorities, episodes, unrolls)
+        return Round(
+            self.streams[0],
+            first_step,
+            agent.header.params_version,
+            self.exploration.copy(),
+            valid,
+            np.where(can_be_drawn, priorities, 0).astype(np.float32),
+            episodes,
+            unrolls,
+        )
 
     def close(self) -> None:
         """Frees the environments."""
@@ -107,20 +120,24 @@ class ActorLoop:
         num_envs = acting.environments_per_worker
         shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
         environments = [make_environment(command.env, len(share)) for share in shares]
-        self.spec = make_spec(command.env, environments[0], command.agent.unroll_starts, command.agent.n_steps)
+        self._family = family_of(command.agent)
+        self.spec = self._family.stream(command.algorithm, make_spec(command.env, environments[0]))
         self._groups = [
             EnvironmentGroup(envs, self.spec, range(int(share[0]), int(share[-1]) + 1))
             for envs, share in zip(environments, shares, strict=True)
         ]
-        name = process_name(max(command.worker_index, 0))
+        index, relay = 0, ""
+        if isinstance(command, WorkerCommand):
+            index, relay = command.worker_index, command.parameter_endpoint
+        name = process_name(index)
         keyring = load_keyring(wires.keys, "actor")
         replay = address(wires.replay_host, wires.actor_port)
         self._client = InsertClient(replay, name, self.spec, num_envs, keyring)
-        endpoint = command.parameter_endpoint or address(wires.learner_host, wires.parameter_port)
+        endpoint = relay or address(wires.learner_host, wires.parameter_port)
         # The relay of this host speaks in the clear, and on the loopback only.
-        self._parameters = ParameterSubscriber(endpoint, None if command.parameter_endpoint else keyring)
+        self._parameters = ParameterSubscriber(endpoint, None if relay else keyring)
         self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, keyring)
-        self._ladder: tuple[tuple[int, ...], int] = ((), 0)
+        self._lease = Lease((), 0)
         self._stopwatch = Stopwatch()
         self._reported: dict[str, float] = {}  # totals at the last report
 
@@ -148,16 +165,16 @@ class ActorLoop:
             for group in self._groups:
                 group.close()
 
-    def _wait_for_agent(self, stop: Stop) -> ApexActor | None:
+    def _wait_for_agent(self, stop: Stop) -> Actor | None:
         """Returns an agent with the first parameters that fit, None when stopped."""
         deadline = time.monotonic() + self._command.wires.patience_seconds
         said = time.monotonic()
         while not stop.is_set():
             parameters = self._parameters.fetch(200)
             if parameters is not None:
-                check_spec(parameters, self.spec)
+                check_fits(parameters, self.spec, self._command.agent)
                 try:
-                    return ApexActor(self._command.agent, parameters, self._device)
+                    return implementation(self._family).make_actor(self._command.algorithm, parameters, self._device)
                 except WireError as error:
                     self._parameters.drop(error)
             if time.monotonic() > deadline:
@@ -167,10 +184,10 @@ class ActorLoop:
                 logger.info("waiting for parameters at %s", self._parameters.endpoint)
         return None
 
-    def _play(self, agent: ApexActor, sender: UnrollSender, stop: Stop) -> None:
-        self._metrics.run = agent.run
+    def _play(self, agent: Actor, sender: UnrollSender, stop: Stop) -> None:
+        self._metrics.run = agent.header.run
         # The slots are ours alone in the whole cluster, so no other actor plays the same games.
-        seeds = np.random.SeedSequence([self._command.seed, sender.ladder[0][0]])
+        seeds = np.random.SeedSequence([self._command.seed, sender.lease.slots[0]])
         rng = np.random.default_rng(seeds)
         for group, seed in zip(self._groups, seeds.generate_state(len(self._groups)), strict=True):
             group.reset(agent, int(seed >> 1))
@@ -179,7 +196,7 @@ class ActorLoop:
         while not stop.is_set():
             if rounds % period == 0:
                 self._fetch(agent)
-            self._climb_ladder(sender)
+            self._explore(agent, sender.lease)
             for index, group in enumerate(self._groups):
                 if rounds < index * self.spec.unroll_starts // len(self._groups):
                     continue  # begins later, so that the groups' unrolls are not complete at one time
@@ -190,7 +207,7 @@ class ActorLoop:
             self._report_when_due(agent, sender)
         self._report(agent, sender)
 
-    def _advance(self, group: EnvironmentGroup, agent: ApexActor, rng: np.random.Generator) -> Round | None:
+    def _advance(self, group: EnvironmentGroup, agent: Actor, rng: np.random.Generator) -> Round | None:
         """Takes one step in a group; returns its unrolls when they are complete."""
         watch = self._stopwatch
         started = time.perf_counter()
@@ -205,37 +222,36 @@ class ActorLoop:
         watch.lap("assembly", started)
         return complete
 
-    def _fetch(self, agent: ApexActor) -> None:
+    def _fetch(self, agent: Actor) -> None:
         """Takes newer parameters; those that do not fit are dropped, and the old ones stay in use."""
         parameters = self._parameters.fetch()
         if parameters is None:
             return
         try:
-            if parameters.header.spec != self.spec:
-                raise WireError(f"they are for {parameters.header.spec}, we play {self.spec}")
+            unfit = why_unfit(parameters, self.spec, self._command.agent)
+            if unfit:
+                raise WireError(unfit)
             agent.load(parameters)
-            self._metrics.run = agent.run
+            self._metrics.run = agent.header.run
         except WireError as error:
             self._parameters.drop(error)
 
-    def _climb_ladder(self, sender: UnrollSender) -> None:
-        """Takes the epsilons of our slots when the lease or the size of the ladder has changed."""
-        ladder = sender.ladder
-        if ladder == self._ladder:
+    def _explore(self, agent: Actor, lease: Lease) -> None:
+        """Takes the exploration of our slots when the lease or the size of the ladder has changed."""
+        if lease == self._lease:
             return
-        self._ladder = ladder
-        size = max(ladder[1], max(ladder[0]) + 1)
-        acting = self._command.acting
-        epsilons = epsilon_ladder(np.array(ladder[0]), size, acting.epsilon_base, acting.epsilon_exponent)
+        self._lease = lease
+        size = max(lease.ladder_size, max(lease.slots) + 1)
+        exploration = agent.explore(np.array(lease.slots), size)
         for group in self._groups:
-            group.epsilons = epsilons[group.streams.start : group.streams.stop]
+            group.exploration = exploration[group.streams.start : group.streams.stop]
 
-    def _report_when_due(self, agent: ApexActor, sender: UnrollSender) -> None:
+    def _report_when_due(self, agent: Actor, sender: UnrollSender) -> None:
         if self._stopwatch.elapsed() > REPORT_PERIOD_SECONDS:
             self._report(agent, sender)
 
-    def _report(self, agent: ApexActor, sender: UnrollSender) -> None:
-        """Tells the learner the figures since the last report; what no part of the loop took was waiting."""
+    def _report(self, agent: Actor, sender: UnrollSender) -> None:
+        """Tells the learner the metrics since the last report. Time that no part of the loop took was waiting."""
         elapsed = self._stopwatch.elapsed()
         steps = float(sum(group.steps for group in self._groups))
         totals = {"steps": steps, "sending": sender.busy_seconds} | sender.waited_seconds
@@ -244,13 +260,13 @@ class ActorLoop:
         steps_per_second = since.pop("steps") / elapsed
         sending = since.pop("sending") / elapsed
         shares = self._stopwatch.shares("actor/time/")
-        figures = {f"actor/waits_for/{reason}": seconds / elapsed for reason, seconds in since.items()}
+        metrics = {f"actor/waits_for/{reason}": seconds / elapsed for reason, seconds in since.items()}
         self._metrics.report(
             {
                 "actor/frames_per_second": steps_per_second * self.spec.frames_per_step,
                 "actor/agent_steps_per_second": steps_per_second,
                 "actor/agent_steps_total": steps,
-                "actor/params_version": float(agent.params_version),
+                "actor/params_version": float(agent.header.params_version),
                 "actor/dropped_parameters_total": float(self._parameters.num_dropped),
                 "system/actors_memory_bytes": float(resident_bytes()),
                 "actor/sent_bytes_total": float(sender.bytes_sent),
@@ -258,12 +274,22 @@ class ActorLoop:
             }
             | shares
             | {"actor/time/waiting": 1 - sum(shares.values())}
-            | figures
+            | metrics
         )
 
 
-def check_spec(parameters: Parameters, spec: StreamSpec) -> None:
-    """Raises ConfigError when the learner learns something else than we play."""
-    theirs = parameters.header.spec
-    if theirs != spec:
-        raise ConfigError(f"the learner learns {theirs}, we play {spec}: use the same --env and --n-steps everywhere")
+def why_unfit(parameters: Parameters, spec: StreamSpec, agent: str) -> str:
+    """Returns why a learner's parameters are not for us, or an empty string."""
+    header = parameters.header
+    if header.agent != agent:
+        return f"they are of the agent {header.agent}, ours is {agent}: give the same --agent everywhere"
+    if header.spec != spec:
+        return f"they are for {header.spec}, we play {spec}: give actors and learner the same flags"
+    return ""
+
+
+def check_fits(parameters: Parameters, spec: StreamSpec, agent: str) -> None:
+    """Raises ConfigError when a learner's parameters are not for us."""
+    unfit = why_unfit(parameters, spec, agent)
+    if unfit:
+        raise ConfigError(f"the parameters do not fit: {unfit}")

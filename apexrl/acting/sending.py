@@ -9,7 +9,7 @@ import numpy as np
 
 from apexrl.lifecycle import Stop
 from apexrl.net.insert_client import InsertClient
-from apexrl.types import Episode, Unroll, UnrollHeader
+from apexrl.types import Episode, StreamUnrolls, UnrollHeader
 from apexrl.unroll import UnrollCodec
 
 logger = logging.getLogger(__name__)
@@ -19,20 +19,28 @@ POLL_SECONDS = 0.05
 FLUSH_SECONDS = 1.5
 
 
+class Lease(NamedTuple):
+    """The environment slots leased to an actor: it is the only one in the whole cluster that has them."""
+
+    slots: tuple[int, ...]  # one a stream
+    ladder_size: int  # slots of the whole cluster
+
+
 class Round(NamedTuple):
-    """One unroll of each of E streams, with what the replay is told of them."""
+    """One unroll of each of E streams, with the actor's account of them."""
 
     first_stream: int
     first_step: int
     params_version: int
-    epsilons: np.ndarray  # [E]
-    priorities: np.ndarray  # [K, E]
+    exploration: np.ndarray  # [E]
+    valid: np.ndarray  # [K, E] bool
+    priorities: np.ndarray  # [P, E] float32
     episodes: list[tuple[Episode, ...]]  # [E]
-    unrolls: Unroll  # side by side
+    unrolls: StreamUnrolls
 
 
 class UnrollSender:
-    """Owns the connection to the replay once its thread runs. The actor's loop may `offer` and read the figures."""
+    """Owns the connection to the replay once its thread runs. The actor's loop may `offer` and read the metrics."""
 
     def __init__(self, client: InsertClient, codec: UnrollCodec, patience_seconds: float, stop: Stop):
         """Takes over a client that is welcome."""
@@ -44,13 +52,13 @@ class UnrollSender:
         self._queue: queue.Queue[Round] = queue.Queue(MAX_QUEUED)
 
     @property
-    def ladder(self) -> tuple[tuple[int, ...], int]:
-        """The slots leased to us, and the size of the whole ladder."""
-        return self._client.slots, self._client.ladder_size
+    def lease(self) -> Lease:
+        """The slots leased to us now."""
+        return Lease(self._client.slots, self._client.ladder_size)
 
     @property
     def waited_seconds(self) -> dict[str, float]:
-        """Seconds that inserts had to wait, by what for."""
+        """Seconds that inserts had to wait, by reason."""
         return dict(self._client.waited_seconds)
 
     @property
@@ -67,7 +75,7 @@ class UnrollSender:
         return True
 
     def run(self) -> None:
-        """Sends until stopped, then what the replay still takes; the body of the thread.
+        """Sends until stopped, and then the unrolls that the replay still takes; the body of the thread.
 
         Raises: PeerError when the replay is silent for longer than the patience.
         """
@@ -91,11 +99,12 @@ class UnrollSender:
                 unrolls.first_stream + i,
                 unrolls.first_step,
                 unrolls.params_version,
-                float(unrolls.epsilons[i]),
+                float(unrolls.exploration[i]),
+                unrolls.valid[:, i],
                 unrolls.priorities[:, i],
                 episodes,
             )
-            block = self._codec.encode(Unroll(*(array[:, i] for array in unrolls.unrolls)))
+            block = self._codec.encode(unrolls.unrolls.stream(i))
             self._client.insert(header, block, self._patience_seconds, self._stop.is_set)
             waited = sum(self.waited_seconds.values()) - waited
             self.busy_seconds += time.perf_counter() - started - waited

@@ -1,4 +1,4 @@
-"""Pictures of a game: a video, written while it is played, and a strip of a few. The only importer of OpenCV."""
+"""Pictures of a game: a video that is written during play, and a strip of a few pictures. Only importer of OpenCV."""
 
 import itertools
 import logging
@@ -18,7 +18,7 @@ VIDEOS_KEPT = 20
 
 
 class VideoFolder:
-    """A directory of which one process keeps its newest VIDEOS_KEPT videos; files of others are never touched."""
+    """A directory in which one process keeps its newest VIDEOS_KEPT videos. It never touches files of others."""
 
     def __init__(self, directory: Path):
         """Makes the directory.
@@ -33,13 +33,13 @@ class VideoFolder:
             raise ConfigError(f"--record-dir {directory} cannot be made ({error.strerror}): give another") from error
 
     def new_path(self, name: str) -> Path:
-        """Returns a path for a video of this name that no file has."""
+        """Returns a free path for a video of this name."""
         suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
         paths = (self._directory / f"{name}{suffix}.mp4" for suffix in suffixes)
         return next(path for path in paths if not path.exists())
 
     def take(self, video: Path | None) -> None:
-        """Takes a video that was written, if any; the oldest of ours above VIDEOS_KEPT are removed."""
+        """Adds a written video, if any, and deletes the oldest of this process beyond VIDEOS_KEPT."""
         if video is not None:
             self._own.append(video)
         while len(self._own) > VIDEOS_KEPT:
@@ -47,18 +47,18 @@ class VideoFolder:
 
     @property
     def newest(self) -> Path | None:
-        """The video that was written last."""
+        """The last video that was written, None before the first."""
         return self._own[-1] if self._own else None
 
 
-class Recorder:
-    """Takes the pictures of one game; its memory is bounded however long the game lasts.
+class VideoWriter:
+    """Records the pictures of one game. Its memory is bounded however long the game lasts.
 
-    `video` is the file that is written, None where there is none: none was asked for, or it cannot be written.
+    `video` is the file that it writes. It is None when nobody asked for a video or the file cannot be written.
     """
 
     def __init__(self, video: Path | None, pictures_per_second: float):
-        """Records into an mp4 file when there is a path."""
+        """Begins a recording, into an mp4 file when there is a path."""
         self.video = video
         self._pictures_per_second = pictures_per_second
         self._writer: cv2.VideoWriter | None = None
@@ -67,7 +67,7 @@ class Recorder:
         self._stride = 1
 
     def add(self, picture: np.ndarray) -> None:
-        """Takes an RGB picture [height, width, 3]."""
+        """Adds an RGB picture [height, width, 3]."""
         if self._count % self._stride == 0:
             self._kept.append(picture.copy())
             if len(self._kept) > KEPT_PICTURES:
@@ -78,7 +78,7 @@ class Recorder:
         self._count += 1
 
     def close(self) -> bytes:
-        """Finishes the video; returns a PNG of pictures side by side, empty when there were none."""
+        """Finishes the video. Returns a PNG of a few pictures side by side, empty when there was no picture."""
         if self._writer is not None:
             self._writer.release()
         else:

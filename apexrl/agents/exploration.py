@@ -1,4 +1,4 @@
-"""How actions are explored: the Ape-X epsilon ladder and epsilon-greedy choice. Pure numpy."""
+"""Exploration: the epsilon ladder of Ape-X, and epsilon-greedy actions. Pure numpy."""
 
 import numpy as np
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from apexrl.config import UpdateConfig
 
-DECAY = 0.95  # of RMSProp's averages
+DECAY = 0.95  # the decay of RMSProp's averages
 
 
 class CenteredRMSprop(torch.optim.Optimizer):
@@ -75,6 +75,21 @@ def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Opti
         # As Adam makes it itself in its first step, which a captured graph would repeat each time.
         adam.state[parameter] = _zero_slots(parameter, ("exp_avg", "exp_avg_sq"))
     return adam
+
+
+def step_where_finite(optimizer: torch.optim.Optimizer, gradient_norm: Tensor) -> None:
+    """Takes a step that changes nothing when the gradient's norm is not finite: the batch is at fault."""
+    optimizer.found_inf = (~gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """Returns the optimizer's state by names that are the same in every process: `optimizer.INDEX.NAME`."""
+    return {
+        f"optimizer.{index}.{name}": tensor
+        for index, parameter in enumerate(network.parameters())
+        for name, tensor in optimizer.state[parameter].items()
+    }
 
 
 def _zero_slots(parameter: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:

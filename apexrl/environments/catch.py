@@ -1,6 +1,6 @@
-"""Catch: a ball falls through a small pixel field, a paddle at the bottom moves left, stays, or moves right.
+"""Catch: a ball falls through a small pixel field, and a paddle at the bottom moves left, stays, or moves right.
 
-The reward is +1 or -1 when the ball arrives. An episode lasts rows - 1 steps. The smallest environment that
+The reward is +1 or -1 when the ball arrives. An episode lasts rows - 1 steps. Catch is the smallest environment that
 needs the convolutions, so a test can learn from pixels in a minute.
 """
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Catch(gymnasium.Env):
-    """Observations [rows, columns] uint8: 255 where the ball and the paddle are."""
+    """The environment. Observations are [rows, columns] uint8: 255 at the ball and the paddle, 0 elsewhere."""
 
     metadata = {  # noqa: RUF012 - as gymnasium has it
         "render_modes": ["rgb_array"],
@@ -33,7 +33,7 @@ class Catch(gymnasium.Env):
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Moves the paddle by action - 1 and the ball down by one row."""
+        """Moves the paddle by action - 1 columns and the ball down by one row."""
         rows, columns = self._shape
         self._paddle = int(np.clip(self._paddle + action - 1, 0, columns - 1))
         self._ball = (self._ball[0] + 1, self._ball[1])

@@ -1,7 +1,7 @@
-"""Environments into time steps: the only module that knows gymnasium and ale_py.
+"""Vector environments that return time steps. Only this module knows gymnasium and ale_py.
 
-Every vector environment here resets in the NEXT_STEP way: the step after an end ignores its action and returns the
-first frame of the next game, so the final observation of a game is always part of the stream.
+Every vector environment here resets in gymnasium's NEXT_STEP mode. The step after an end ignores its action and returns
+the first frame of the next game. So the final observation of a game is always part of the stream.
 """
 
 import importlib
@@ -15,26 +15,28 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
 
 from apexrl.config import EnvConfig
-from apexrl.environments import catch
+from apexrl.environments import catch, corridor
 from apexrl.errors import ConfigError
-from apexrl.types import StreamSpec, TimeSteps
+from apexrl.types import MAX_ACTION_SIZE, EnvironmentSpec, TimeSteps
 
 ATARI_FRAMES_PER_STEP = 4
 ATARI_SCREEN = (210, 160)
 ATARI_KWARGS = {"game", "frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"}
-FRAMESKIPS = (1, 4)  # of registrations that are played with 4: DQN's skip, and what v5 registers
-SMALLEST_PICTURE = 16  # pixels of a side, from which a short first dimension is taken for channels
+FRAMESKIPS = (1, 4)  # ids registered with either are played with 4: DQN's skip, which v5 ids register
+SMALLEST_PICTURE = 16  # pixels; before two sides of at least so many, a shorter first dimension counts as channels
 
 logger = logging.getLogger(__name__)
 
 gymnasium.register_envs(ale_py)
 catch.register()
+corridor.register()
 
 
 class VectorEnvironment(Protocol):
-    """E environments that step together. Owned by one thread."""
+    """E environments that step together. One thread owns them."""
 
-    num_actions: int
+    num_actions: int  # 0 where an action is a vector of numbers
+    action_bounds: tuple[tuple[float, float], ...]  # by number of an action; empty if discrete
     frame_shape: tuple[int, ...]
     frame_dtype: Literal["uint8", "float32"]
     stacked_frames: int
@@ -44,13 +46,17 @@ class VectorEnvironment(Protocol):
         """Returns the first frames [E, *frame]."""
 
     def send(self, actions: np.ndarray) -> None:
-        """Begins one step: an action [E] in every environment. Where there are threads it goes on in the background."""
+        """Begins one step. Environments with threads of their own step in the background.
+
+        Args:
+          actions: [E] numbers of discrete actions, or [E, action size] float32, which are clipped to the bounds.
+        """
 
     def receive(self) -> TimeSteps:
-        """Waits for the step that was begun."""
+        """Waits for the step that `send` began, and returns it."""
 
     def render(self) -> np.ndarray | None:
-        """Returns the picture [height, width, 3] uint8 (RGB) of the first environment, None where there is none."""
+        """Returns the picture [height, width, 3] uint8 (RGB) of the first environment, None if it has none."""
 
     def close(self) -> None:
         """Frees the environments."""
@@ -59,9 +65,13 @@ class VectorEnvironment(Protocol):
 def make_environment(
     config: EnvConfig, num_envs: int, *, evaluate: bool = False, num_threads: int = 1, render: bool = False
 ) -> VectorEnvironment:
-    """Makes a vector of environments; for evaluation with whole games, without life-loss ends.
+    """Makes a vector environment.
 
-    Raises: ConfigError when the id is unknown, cannot be made, or has no discrete actions.
+    Args:
+      evaluate: play whole games; a lost life ends no episode.
+      num_threads: ale-py's threads; other environments have none.
+      render: `render` gives pictures.
+    Raises: ConfigError when the id is unknown, the environment cannot be made, or has actions that are not supported.
     """
     registered = _registered(config.env)
     kwargs = registered.kwargs
@@ -76,35 +86,34 @@ def make_environment(
         raise ConfigError(f"environment {config.env!r} cannot be made: {_reason(error)}") from error
 
 
-def make_spec(config: EnvConfig, environment: VectorEnvironment, unroll_starts: int, n_steps: int) -> StreamSpec:
-    """Returns what the unrolls of this environment hold."""
-    return StreamSpec(
+def make_spec(config: EnvConfig, environment: VectorEnvironment) -> EnvironmentSpec:
+    """Returns the frames and the actions of an environment."""
+    return EnvironmentSpec(
         env=config.env,
         frame_shape=environment.frame_shape,
         frame_dtype=environment.frame_dtype,
         stacked_frames=environment.stacked_frames,
         num_actions=environment.num_actions,
         frames_per_step=environment.frames_per_step,
-        unroll_starts=unroll_starts,
-        n_steps=n_steps,
+        action_bounds=environment.action_bounds,
     )
 
 
 def take_step(envs: VectorEnvironment, actions: np.ndarray) -> TimeSteps:
-    """Takes one action [E] in every environment, and waits for it."""
+    """Takes one action in every environment and waits for the result."""
     envs.send(actions)
     return envs.receive()
 
 
 class _GameBook:
-    """Raw return and length of the game that each environment is in."""
+    """Counts the raw return and the length of each environment's current game."""
 
     def __init__(self, num_envs: int):
         self._returns = np.zeros(num_envs)
         self._steps = np.zeros(num_envs, np.int64)
 
     def add(self, rewards: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Adds one step; returns the return (NaN) and length (0) of the games that it ended."""
+        """Adds one step. Returns the return [E] and length [E] of the games that it ended, NaN and 0 for the others."""
         self._returns = np.where(starts, 0.0, self._returns + rewards)
         self._steps = np.where(starts, 0, self._steps + 1)
         return np.where(ends, self._returns, np.nan), np.where(ends, self._steps, 0)
@@ -113,15 +122,17 @@ class _GameBook:
 class AtariEnvironment:
     """ale-py's C++ vector environment with DQN's preprocessing: 84x84 gray, skip 4, max of 2 frames.
 
-    Three settings of ale-py are avoided. `episodic_life` resets the game at a lost life, so that the later lives are
-    never seen. `life_loss_info` reports a loss like the game's end, and hides a truncation. `reward_clipping` hides
-    the score.
+    It avoids three settings of ale-py:
+      episodic_life    resets the game at a lost life, so that the later lives are never played
+      life_loss_info   reports a lost life like the game's end, and hides a truncation
+      reward_clipping  hides the score
     """
 
     frame_shape: tuple[int, ...] = (84, 84)
     frame_dtype: Literal["uint8", "float32"] = "uint8"
     stacked_frames = 4
     frames_per_step = ATARI_FRAMES_PER_STEP
+    action_bounds: tuple[tuple[float, float], ...] = ()
 
     def __init__(
         self, config: EnvConfig, kwargs: dict, num_envs: int, *, evaluate: bool, num_threads: int, render: bool
@@ -136,7 +147,7 @@ class AtariEnvironment:
             "stack_num": 1,
         }
         self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
-        # The same game, seed and actions in colour: ale-py's vector environment cannot render.
+        # ale-py's vector environment cannot render, so a second one plays the same game, seed and actions in colour.
         height, width = ATARI_SCREEN
         picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False}
         self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
@@ -156,14 +167,14 @@ class AtariEnvironment:
         return observations[:, -1]
 
     def send(self, actions: np.ndarray) -> None:
-        """Begins one action [E] in every game; ale-py's threads play on."""
+        """Begins one step with actions [E]; ale-py's threads play it in the background."""
         actions = np.asarray(actions, np.int32)
         self._envs.send(actions)
         if self._camera is not None:
             self._camera.send(actions[:1])
 
     def receive(self) -> TimeSteps:
-        """Waits for the step that was begun."""
+        """Waits for the step that `send` began, and returns it."""
         observations, rewards, terminated, truncated, info = self._envs.recv()
         if self._camera is not None:
             self._picture = self._camera.recv()[0][0, -1]
@@ -178,7 +189,7 @@ class AtariEnvironment:
         return TimeSteps(frames, rewards.astype(np.float32), discounts.astype(np.float32), starts, returns, steps)
 
     def render(self) -> np.ndarray | None:
-        """Returns the screen [210, 160, 3] of the first game when made with `render`."""
+        """Returns the screen [210, 160, 3] of the first game, None unless made with `render`."""
         return self._picture
 
     def close(self) -> None:
@@ -189,7 +200,7 @@ class AtariEnvironment:
 
 
 class GymnasiumEnvironment:
-    """Any other Gymnasium environment with discrete actions, stepped one after the other in this process."""
+    """Any other Gymnasium environment with discrete or vector actions. This process steps its copies one by one."""
 
     stacked_frames = 1
     frames_per_step = 1
@@ -215,14 +226,18 @@ class GymnasiumEnvironment:
                 "%s: observations without %s, which cannot be flattened", config.env, ", ".join(sorted(dropped))
             )
         actions = self._envs.single_action_space
-        if not isinstance(actions, gymnasium.spaces.Discrete):
+        if refusal := _why_other_actions(actions):
             self._envs.close()
-            raise ConfigError(f"environment {config.env!r} has actions {actions}; only discrete actions are supported")
+            raise ConfigError(f"environment {config.env!r} has actions {actions}; {refusal}")
         box = self._envs.single_observation_space
-        self.num_actions = int(actions.n)
         self.frame_shape = tuple(box.shape or ())
         self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"
-        self._first_action = int(actions.start)
+        self.num_actions, self._first_action = 0, 0
+        self.action_bounds: tuple[tuple[float, float], ...] = ()
+        if isinstance(actions, gymnasium.spaces.Discrete):
+            self.num_actions, self._first_action = int(actions.n), int(actions.start)
+        elif isinstance(actions, gymnasium.spaces.Box):
+            self.action_bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True))
         self._clip = config.clip_rewards == "yes"
 
     def reset(self, seed: int) -> np.ndarray:
@@ -233,8 +248,12 @@ class GymnasiumEnvironment:
         return observations.astype(self.frame_dtype)
 
     def send(self, actions: np.ndarray) -> None:
-        """Takes the actions [E] that `receive` will step with."""
-        self._actions = np.asarray(actions) + self._first_action
+        """Stores the actions [E] or [E, action size] with which `receive` steps."""
+        if self.num_actions:
+            self._actions = np.asarray(actions) + self._first_action
+        else:
+            low, high = np.array(self.action_bounds, np.float32).T
+            self._actions = np.clip(np.asarray(actions, np.float32), low, high)
 
     def receive(self) -> TimeSteps:
         """Takes one step in every environment."""
@@ -249,7 +268,7 @@ class GymnasiumEnvironment:
         return TimeSteps(frames, rewards.astype(np.float32), discounts, starts, returns, steps)
 
     def render(self) -> np.ndarray | None:
-        """Returns the picture of the first environment when made with `render`."""
+        """Returns the picture of the first environment, None unless made with `render` and able to render."""
         if not self._renders:
             return None
         try:
@@ -266,9 +285,9 @@ class GymnasiumEnvironment:
 
 
 def _readable(env: gymnasium.Env, name: str, dropped: set[str]) -> Any:
-    """Discrete, tuple and dictionary observations become one vector (a discrete one is one-hot).
+    """Wraps an environment so that discrete, tuple and dictionary observations are one vector (discrete: one-hot).
 
-    Keys of a dictionary that cannot be flattened are left out, and added to `dropped`.
+    Leaves out the keys of a dictionary that cannot be flattened, and adds them to `dropped`.
 
     Raises: ConfigError when nothing is left, or when a picture has its channels first.
     """
@@ -293,6 +312,25 @@ def _readable(env: gymnasium.Env, name: str, dropped: set[str]) -> Any:
     return gymnasium.wrappers.FlattenObservation(env)
 
 
+def _why_other_actions(actions: gymnasium.Space) -> str:
+    """Returns why an action space is not supported, or an empty string."""
+    if isinstance(actions, gymnasium.spaces.Discrete):
+        return ""
+    if not isinstance(actions, gymnasium.spaces.Box) or not np.issubdtype(actions.dtype, np.floating):
+        return "supported are Discrete, and Box of floats: register it behind a wrapper that makes it one of these"
+    if len(actions.shape) != 1 or not 1 <= actions.shape[0] <= MAX_ACTION_SIZE:
+        return (
+            f"a Box needs one dimension of 1 to {MAX_ACTION_SIZE} numbers: "
+            "register it behind a gymnasium.wrappers.TransformAction that reshapes them"
+        )
+    if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all() and (actions.low < actions.high).all()):
+        return (
+            "a Box needs finite bounds, the least below the greatest: "
+            "register it behind gymnasium.wrappers.TransformAction with a bounded action_space"
+        )
+    return ""
+
+
 def _is_flattenable(space: gymnasium.Space) -> bool:
     try:
         return isinstance(gymnasium.spaces.flatten_space(space), gymnasium.spaces.Box)
@@ -301,7 +339,7 @@ def _is_flattenable(space: gymnasium.Space) -> bool:
 
 
 def _check_atari(env: str, kwargs: dict) -> None:
-    """Raises ConfigError when an id asks for what DQN's preprocessing does not give."""
+    """Raises ConfigError when an id asks for settings that DQN's preprocessing does not have."""
     others = sorted(kwargs.keys() - ATARI_KWARGS)
     if others:
         raise ConfigError(f"environment {env!r} is registered with {', '.join(others)}: register it without")
@@ -317,21 +355,21 @@ def _check_atari(env: str, kwargs: dict) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns an error of somebody else's code in one line."""
+    """Returns an error of foreign code as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _render_modes(registered: EnvSpec) -> list[str]:
-    """Returns how an environment says that it can be rendered, without making one."""
+    """Returns the render modes that an environment declares, without making one."""
     entry = registered.entry_point
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     return list((getattr(creator, "metadata", None) or {}).get("render_modes") or [])
 
 
 def _registered(env: str) -> EnvSpec:
-    """Returns gymnasium's entry of an id; `module:Id` imports the module that registers it first.
+    """Returns gymnasium's registry entry of an id. `module:Id` first imports the module that registers it.
 
-    Raises: ConfigError when there is none.
+    Raises: ConfigError when there is no such entry.
     """
     module, _, name = env.rpartition(":")
     try:

@@ -1,7 +1,7 @@
-"""The event file of a run, which TensorBoard shows: its records are written here, because a disk may be full.
+"""The event file of a run, which TensorBoard shows. This module writes its records itself, because a disk may be full.
 
-tensorboardX's own writer has a thread that ends with the first error of the disk; the next call then waits for it for
-ever. Its messages and its record format are used, its writer is not.
+tensorboardX's own writer has a thread that ends at the first error of the disk. The next call would then wait for that
+thread without end. So this module uses tensorboardX's messages and record format, but not its writer.
 """
 
 import os
@@ -20,7 +20,7 @@ FILE_VERSION = "brain.Event:2"
 CHARTS = {
     "Ape-X": {
         "return": ["Multiline", ["evaluation/return_mean", "evaluation/return_max", "actor/return_mean"]],
-        "return by epsilon": ["Multiline", ["actor/return_by_epsilon/.*"]],
+        "return by exploration": ["Multiline", ["actor/return_by_exploration/.*"]],
         "frames a second": ["Multiline", ["actor/frames_per_second"]],
         "updates a second": ["Multiline", ["learner/updates_per_second"]],
         "who waits": ["Multiline", ["actor/waits_for/.*", "learner/waits_for/.*"]],
@@ -32,34 +32,34 @@ CHARTS = {
 class EventFile:
     """Adds records to a new event file of a directory. One owner.
 
-    A record waits in memory until `flush` has written it; beyond MAX_PENDING_BYTES new ones are dropped and counted.
+    A record waits in memory until `flush` has written it. Beyond MAX_PENDING_BYTES new records are dropped and counted.
     """
 
     def __init__(self, directory: Path):
-        """Names the file; `flush` makes it."""
+        """Chooses the file's name; the first `flush` makes the file."""
         self.num_dropped = 0
         self._path = directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._num_bytes = 0  # of whole records in the file
+        self._num_bytes = 0  # bytes of whole records in the file
         self._pending = bytearray()
         self._add(Event(wall_time=time.time(), file_version=FILE_VERSION))
         self._add(Event(wall_time=time.time(), summary=custom_scalars(CHARTS)))
 
     def scalars(self, metrics: dict[str, float], frames: int) -> None:
-        """Adds metrics at a number of environment frames."""
+        """Adds metrics under their tags at a number of environment frames."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
         self._add(Event(wall_time=time.time(), step=frames, summary=Summary(value=values)))
 
     def png(self, tag: str, picture: bytes, frames: int) -> None:
-        """Adds an encoded picture as it is."""
+        """Adds a PNG picture, without decoding it."""
         image = Summary.Image(colorspace=3, encoded_image_string=picture)
         self._add(
             Event(wall_time=time.time(), step=frames, summary=Summary(value=[Summary.Value(tag=tag, image=image)]))
         )
 
     def flush(self) -> None:
-        """Writes all records that wait; those that are not written whole go on waiting.
+        """Writes all waiting records, or none.
 
-        Raises: OSError when the disk takes nothing.
+        Raises: OSError when the disk does not take them all; they go on waiting then.
         """
         if not self._pending:
             return

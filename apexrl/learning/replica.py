@@ -1,23 +1,28 @@
-"""The learner's thread beside the log: decodes each unroll into the frame store, and gathers batches ahead.
+"""The learner's thread that follows the log: it decodes each unroll into the unroll store, and gathers draws ahead.
 
-Where the frames lie on a GPU, batches stay keys and weights until the update gathers them there.
+Where the frames lie on a GPU, a draw stays keys and weights until the update gathers them there.
 """
 
 import collections
 import logging
 import queue
+import threading
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from apexrl.agents.contract import Transitions, Want
 from apexrl.errors import ConfigError, PeerError, WireError
-from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, Batch, FrameStore
+from apexrl.learning.draw import Draw, Gathered, SampledKeys
+from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import Stop
 from apexrl.memory import free_memory_bytes
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
-from apexrl.networks.device_stream import Lane
-from apexrl.types import Episode, LogPosition, Sample, StreamSpec
+from apexrl.networks.device_stream import DeviceStream
+from apexrl.types import Episode, LogPosition, StreamSpec
 from apexrl.unroll import UnrollCodec
 
 logger = logging.getLogger(__name__)
@@ -26,40 +31,80 @@ POLL_MILLISECONDS = 5
 MAX_KEPT_EPISODES = 10_000
 
 
-class Replica:
-    """Owns the connection to the replay and the frame store; runs in a thread of its own.
+class NewPriorities(NamedTuple):
+    """New priorities of one table's sample, on their way to the replay."""
 
-    Other threads call `next_batch`, `update_priorities` and `take_episodes`, and read the counters. A batch is good
-    until `next_batch` was called as often again as updates may be in flight, and once more.
+    generation: int
+    table: str
+    keys: np.ndarray  # [M]
+    priorities: np.ndarray  # [M]
+
+
+class DrawQueue:
+    """Draws that wait for their update. The server sends only demanded batches, so that a put never waits."""
+
+    def __init__(self) -> None:
+        self._draws: collections.deque[Draw] = collections.deque()
+        self._arrived = threading.Condition()
+
+    def put(self, draw: Draw) -> None:
+        """Appends a draw."""
+        with self._arrived:
+            self._draws.append(draw)
+            self._arrived.notify()
+
+    def get(self, timeout_seconds: float) -> Draw | None:
+        """Removes the oldest draw; None when there is none in time."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._draws, timeout_seconds)
+            return self._draws.popleft() if self._draws else None
+
+    def peek(self) -> Draw | None:
+        """Returns the oldest draw, and leaves it; None when there is none."""
+        with self._arrived:
+            return self._draws[0] if self._draws else None
+
+
+class Replica:
+    """Owns the connection to the replay and the unroll store; runs in a thread of its own.
+
+    Other threads call `next_draw`, `update_priorities` and `drain_episodes`, and read the counters. The memory of a
+    draw is used again after `DeviceStream.depth` + 1 further calls of `next_draw`.
     """
 
     def __init__(
         self,
         client: LogClient,
-        gamma: float,
-        lane: Lane,
+        wants: Sequence[Want],
+        device_stream: DeviceStream,
         prefetch_batches: int,
         counted: LogPosition,
         stop: Stop,
         memory_gb: float = 0.0,
     ):
-        """Makes a replica; unrolls that were `counted` by an earlier life of the learner are not counted again."""
+        """Makes a replica for a learner that wants some tables.
+
+        Args:
+          counted: unrolls that were counted by an earlier start of the learner are not counted again.
+          memory_gb: gigabytes that the store may take; 0: the memory that is free.
+        """
         self.spec: StreamSpec | None = None
         self.counted = counted
-        self.params_versions = collections.deque[int](maxlen=256)  # of the parameters that made the newest unrolls
+        self.params_versions = collections.deque[int](maxlen=256)  # those that made the newest unrolls
         self.num_undecodable = 0
-        self.store: FrameStore | None = None
+        self.store: UnrollStore | None = None
         self.waits_for = "replay_connection"
         self._client = client
-        self._gamma = gamma
-        self._lane = lane
-        self._num_batches = prefetch_batches + 2 + lane.depth
+        self._wants = tuple(wants)
+        self._device_stream = device_stream
+        self._num_batches = prefetch_batches + 2 + device_stream.depth
         self._stop = stop
         self._memory_gb = memory_gb
-        # The server sends only what was demanded, so that a put never waits.
-        self._batches: queue.Queue[tuple[int, Batch]] = queue.Queue()
-        self._outgoing: queue.SimpleQueue[tuple[int, np.ndarray, np.ndarray] | None] = queue.SimpleQueue()
-        self._life = 0  # counts the logs that were followed: keys mean nothing beyond theirs
+        self._draws = DrawQueue()
+        # The samples of each table that wait for those of others.
+        self._samples = {want.table: collections.deque[SampledKeys | Gathered]() for want in self._wants}
+        self._outgoing: queue.SimpleQueue[NewPriorities | None] = queue.SimpleQueue()  # None: a draw was used
+        self._generation = 0  # counts the logs that were followed
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
         self._codec: UnrollCodec | None = None
 
@@ -79,7 +124,7 @@ class Replica:
                     case LogAppend():
                         self._apply(event)
                     case LogBatch():
-                        self._gather(event.sample)
+                        self._gather(event)
             self._send()
         except WireError as error:
             raise PeerError(
@@ -88,25 +133,22 @@ class Replica:
         finally:
             self._client.close()
 
-    def next_batch(self, timeout_seconds: float) -> tuple[int, Batch] | None:
-        """Returns the next batch and the life of the log that it is of, None when there is none in time."""
-        try:
-            item = self._batches.get(timeout=timeout_seconds)
-        except queue.Empty:
-            return None
-        self._outgoing.put(None)
-        return item
+    def next_draw(self, timeout_seconds: float) -> Draw | None:
+        """Returns the next draw, None when there is none in time."""
+        draw = self._draws.get(timeout_seconds)
+        if draw is not None:
+            self._outgoing.put(None)
+        return draw
 
-    def upcoming_batch(self) -> Batch | None:
-        """Returns what `next_batch` will return next, where it is there already. Call it from the same thread."""
-        with self._batches.mutex:
-            return self._batches.queue[0][1] if self._batches.queue else None
+    def upcoming_draw(self) -> Draw | None:
+        """Returns the draw that `next_draw` returns next, where it is there already. Call it from the same thread."""
+        return self._draws.peek()
 
-    def update_priorities(self, life: int, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities of a batch soon, unless the log has begun another life."""
-        self._outgoing.put((life, keys, priorities))
+    def update_priorities(self, generation: int, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sends new priorities soon, unless another log has begun since the draw of this generation."""
+        self._outgoing.put(NewPriorities(generation, table, keys, priorities))
 
-    def take_episodes(self) -> list[Episode]:
+    def drain_episodes(self) -> list[Episode]:
         """Returns the training games that ended since the last call."""
         episodes = []
         while self._episodes:
@@ -115,47 +157,69 @@ class Replica:
 
     def _send(self) -> None:
         while not self._outgoing.empty():
-            item = self._outgoing.get()
-            if item is None:
-                self._client.take()
-            elif item[0] == self._life:
-                self._client.update_priorities(*item[1:])
+            message = self._outgoing.get()
+            if message is None:
+                for want in self._wants:
+                    self._client.batch_used(want.table)
+            elif message.generation == self._generation:
+                self._client.update_priorities(message.keys, message.priorities, message.table)
 
     def _start(self, start: LogStart) -> None:
         if self.spec is not None and start.spec != self.spec:
             raise PeerError(f"the replay now holds {start.spec}, we learn {self.spec}: restart the learner")
-        self._life += not start.continues
+        self._check_views(start)
+        if not start.continues:
+            self._generation += 1
+            self._forget_samples()
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
             started = time.monotonic()
             if self.store is not None:
                 self.store.release()
             self.store = None
             self.store = self._make_store(start)
+            self.store.generation = self._generation
             self._codec = UnrollCodec(start.spec)
             logger.info(
-                "frame store on %s: %d unrolls, %.1f GB (%.1f s)",
+                "unroll store on %s: %d unrolls, %.1f GB (%.1f s)",
                 self.store.device, start.ring_unrolls, self.store.num_bytes / 1e9, time.monotonic() - started,
             )  # fmt: skip
         elif not start.continues:
             logger.warning("the replay server began a new log; ours is forgotten")
-            self.store.clear()
+            self.store.clear(self._generation)
         self.spec = start.spec
         if start.log != self.counted.log:
             self.counted = LogPosition(start.log, 0, self.counted.transitions)
 
-    def _make_store(self, start: LogStart) -> FrameStore:
-        """Makes the frame store on the learner's device, or in host memory when it does not fit there.
+    def _check_views(self, start: LogStart) -> None:
+        """Raises ConfigError when the keys of a table name something else than the learner wants."""
+        for want in self._wants:
+            wanted = "transitions" if isinstance(want.view, Transitions) else "unrolls"
+            if start.granularity[want.table] != wanted:
+                raise ConfigError(
+                    f"the replay's table {want.table} hands out {start.granularity[want.table]}, the agent learns from "
+                    f"{wanted}: give the learner and the replay the same --agent, or change --tables"
+                )
+
+    def _forget_samples(self) -> None:
+        """Drops the samples that wait for others: they may be of an older log."""
+        for table, samples in self._samples.items():
+            while samples:
+                samples.popleft()
+                self._client.batch_used(table)
+
+    def _make_store(self, start: LogStart) -> UnrollStore:
+        """Makes the unroll store on the learner's device, or in host memory when it does not fit there.
 
         Raises: ConfigError when it fits nowhere.
         """
-        needed = FrameStore.bytes_needed(start.spec, start.ring_unrolls)
-        device = self._lane.device
+        needed = UnrollStore.bytes_needed(start.spec, start.ring_unrolls, self._wants)
+        device = self._device_stream.device
         if device.type == "cuda":
-            with self._lane.turn():
+            with self._device_stream.exclusive():
                 on_device = torch.cuda.mem_get_info(device)[0]
             if needed + DEVICE_RESERVE_BYTES > on_device:
                 logger.warning(
-                    "the frame store needs %.1f GB and %.1f GB beside it, %.1f GB are free on %s: "
+                    "the unroll store needs %.1f GB and %.1f GB beside it, %.1f GB are free on %s: "
                     "it goes to host memory, and each batch is copied from there",
                     needed / 1e9, DEVICE_RESERVE_BYTES / 1e9, on_device / 1e9, device,
                 )  # fmt: skip
@@ -164,32 +228,40 @@ class Replica:
             free = free_memory_bytes(self._memory_gb)
             if needed > free:
                 raise ConfigError(
-                    f"the frame store needs {needed / 1e9:.1f} GB on {device}, {free / 1e9:.1f} GB are free: "
+                    f"the unroll store needs {needed / 1e9:.1f} GB on {device}, {free / 1e9:.1f} GB are free: "
                     "start the replay with a smaller --capacity"
                 )
-        return FrameStore(start.spec, start.ring_unrolls, self._gamma, device, self._num_batches, self._lane)
+        return UnrollStore(start.spec, start.ring_unrolls, self._wants, device, self._num_batches, self._device_stream)
 
     def _apply(self, append: LogAppend) -> None:
         assert self.store is not None and self._codec is not None
-        header = append.insert.header()
+        header = append.insert.header(self.store.spec.unroll_starts)
         if append.number >= self.counted.next_number:
-            transitions = self.counted.transitions + int((header.priorities > 0).sum())
+            transitions = self.counted.transitions + int(header.valid.sum())
             self.counted = LogPosition(self.counted.log, append.number + 1, transitions)
             self.params_versions.append(header.params_version)
             self._episodes.extend(header.episodes)
+        slot = self.store.begin(append.number)
         try:
-            self.store.apply(append.number, self._codec.decode(append.block, self.store.room(append.number)))
+            self.store.commit(slot, self._codec.decode(append.block, slot.frames))
         except WireError as error:  # one actor's fault must not end the run: its unroll is never sampled again
             self.num_undecodable += 1
             logger.warning("unroll %d of %s is dropped: %s", append.number, append.insert.actor, error)
-            starts = self.store.spec.unroll_starts
-            keys = append.number * starts + np.arange(starts)
-            self._client.update_priorities(keys, np.zeros(starts, np.float32))
+            for want in self._wants:
+                keys = np.array([append.number])
+                if isinstance(want.view, Transitions):
+                    starts = self.store.spec.unroll_starts
+                    keys = append.number * starts + np.arange(starts)
+                self._client.update_priorities(keys, np.zeros(len(keys), np.float32), want.table)
 
-    def _gather(self, sample: Sample) -> None:
+    def _gather(self, event: LogBatch) -> None:
+        """Gathers a table's sample; a draw is complete when every table has given one."""
         assert self.store is not None
-        batch = self.store.batch(sample.keys, sample.weights)
-        if batch is None:
-            self._client.take()
-        else:
-            self._batches.put((self._life, batch))
+        sample = self.store.sample(event.table, event.sample.keys, event.sample.weights)
+        if sample is None:
+            self._client.batch_used(event.table)
+            return
+        self._samples[event.table].append(sample)
+        if all(self._samples.values()):
+            draw = Draw(self._generation, {table: samples.popleft() for table, samples in self._samples.items()})
+            self._draws.put(draw)

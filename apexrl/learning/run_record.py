@@ -1,4 +1,4 @@
-"""What a run leaves behind: counters, checkpoints, event files, the status file and the evaluation curve.
+"""The results of a run: counters, checkpoints, event files, the status file and the evaluation curve.
 
 Owned by the learner. Everything is written so that a reader, or a later start of the run, never sees a half of it. A
 disk that takes nothing ends no run: training goes on, the fault is said and counted, and writing is tried again.
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.config import NetworkConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import TEMPORARY, write_durably, write_json
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
+from apexrl.learning.updater import Updater
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import (
+    ACTING,
     BEST,
     LATEST,
     Checkpoint,
@@ -33,8 +33,8 @@ from apexrl.networks.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from apexrl.networks.parameters import decode_parameters
-from apexrl.types import LogPosition, StreamSpec
+from apexrl.networks.parameters import Identity, decode_parameters
+from apexrl.types import LogPosition
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ FAULT_SAID_SECONDS = 30.0
 
 
 def latest_checkpoint(directory: Path) -> Checkpoint | None:
-    """Returns what a run directory continues from, None when it has neither a checkpoint nor results yet.
+    """Returns the checkpoint that a run directory continues from, None when it has neither a checkpoint nor results.
 
     Raises: ConfigError when the checkpoint is damaged or not finite, or missing beside results that a new network would
       replace.
@@ -67,7 +67,7 @@ def latest_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 class Disk:
-    """Tries to write, and says and counts what the disk does not take. One owner."""
+    """Tries to write, and logs and counts the failures. One owner."""
 
     def __init__(self) -> None:
         self.num_faults = 0
@@ -89,7 +89,7 @@ class Disk:
 class RunRecord:
     """Counters and files of one run. Used from one thread."""
 
-    def __init__(self, directory: Path, spec: StreamSpec, network: NetworkConfig):
+    def __init__(self, directory: Path, identity: Identity):
         """Takes the run directory; the results in it are continued.
 
         Raises: ConfigError when it cannot be written, or holds the best network of another environment or network;
@@ -97,8 +97,8 @@ class RunRecord:
         """
         self.run = secrets.token_hex(8)
         self._directory = directory
-        self._spec = spec
-        self._network = network
+        self._identity = identity
+        self._spec = identity.spec
         self._disk = Disk()
         try:
             _tidy(directory)
@@ -118,28 +118,29 @@ class RunRecord:
         """Environment frames that the log has brought."""
         return self.counters.transitions_inserted * self._spec.frames_per_step
 
-    def restore(self, agent: ApexLearner, checkpoint: Checkpoint) -> None:
+    def restore(self, updater: Updater, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint; the best return is the one that the best network's own file says.
 
         Raises: ConfigError when it is of another environment, network or optimizer.
         """
         header = checkpoint.header
-        if (header.spec, header.network) != (self._spec, self._network):
+        if header.identity != self._identity:
             raise ConfigError(f"the checkpoint is of {header}, not of this run: choose another --run-dir")
         self.run = header.run or self.run
         best = self.counters.best_evaluation_return
         self.counters = self._start = msgspec.structs.replace(header.counters, best_evaluation_return=best)
-        agent.load_state_dict(checkpoint.tensors, self.counters.updates)
+        updater.load_state_dict(checkpoint.tensors, self.counters.updates)
         set_random_state(checkpoint.tensors)
         logger.info("continuing from update %d, %d frames", self.counters.updates, self.frames)
 
-    def count(self, updates: int, batch_size: int, log: LogPosition, episodes: int) -> None:
-        """Takes the updates so far, how far the log was counted, and the episodes since the last call."""
+    def count(self, updates: int, transitions_per_update: int, log: LogPosition, episodes: int) -> None:
+        """Takes the updates so far, the position up to which the log was counted, and new episodes."""
         self.counters = msgspec.structs.replace(
             self.counters,
             updates=updates,
             log=log,
-            transitions_sampled=self.counters.transitions_sampled + (updates - self.counters.updates) * batch_size,
+            transitions_sampled=self.counters.transitions_sampled
+            + (updates - self.counters.updates) * transitions_per_update,
             episodes=self.counters.episodes + episodes,
             seconds=self._start.seconds + time.monotonic() - self._started,
         )
@@ -148,8 +149,8 @@ class RunRecord:
         """Writes metrics by tag to TensorBoard and the status file.
 
         Args:
-          living: of processes that run now; a tag that is missing is not shown any more.
-          games: of games that have ended; the newest of each tag stays.
+          living: metrics of processes that run now; a tag that is missing is not shown any more.
+          games: metrics of games that have ended; the newest of each tag stays.
         """
         living = living | {"learner/disk_faults_total": float(self._disk.num_faults)}
         living, games = ({t: v for t, v in metrics.items() if math.isfinite(v)} for metrics in (living, games))
@@ -161,7 +162,7 @@ class RunRecord:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Takes an evaluation: metrics, picture, curve, and the parameters when they are the best so far."""
-        metrics = evaluation.figures()
+        metrics = evaluation.metrics()
         self._results |= metrics
         self._events.scalars(metrics, self.frames)
         if evaluation.picture:
@@ -180,18 +181,18 @@ class RunRecord:
             self._unsaved_best = evaluation
         self._write_results()
 
-    def checkpoint(self, agent: ApexLearner) -> bool:
+    def checkpoint(self, updater: Updater) -> bool:
         """Writes everything that a later start needs; returns whether the disk took it.
 
         Raises: ApexError when a value is not finite: the last checkpoint stays.
         """
-        tensors = agent.state_dict()
+        tensors = updater.state_dict()
         if not all_finite(tensors):
             raise ApexError(
-                f"the network has diverged by update {agent.num_updates}: lower --learning-rate; "
+                f"the network has diverged by update {updater.num_updates}: lower --learning-rate; "
                 "the run can go on from its last checkpoint (--resume)"
             )
-        header = CheckpointHeader(self._spec, self._network, self.counters, self.run)
+        header = CheckpointHeader(*self._identity, self.counters, self.run)
         tensors |= random_state()
         return self._disk.tries(lambda: save_checkpoint(self._directory / CHECKPOINTS / LATEST, header, tensors))
 
@@ -205,7 +206,7 @@ class RunRecord:
         if not path.exists():
             return None
         best = load_header(path)
-        if (best.spec, best.network) != (self._spec, self._network):
+        if best.identity != self._identity:
             raise ConfigError(f"{path} is of {best}, not of this run: choose another --run-dir")
         return best.counters.best_evaluation_return
 
@@ -227,12 +228,12 @@ class RunRecord:
     def _save_best(self, evaluation: Evaluation) -> None:
         """Writes evaluated parameters as the best ones: the network alone, in the precision in which it was played."""
         parameters = decode_parameters(evaluation.parameters)  # published by us: their checksum was compared
-        mean = evaluation.figures()["evaluation/return_mean"]
+        mean = evaluation.metrics()["evaluation/return_mean"]
         counters = msgspec.structs.replace(
             self.counters, updates=evaluation.params_version, best_evaluation_return=mean
         )
-        header = CheckpointHeader(self._spec, self._network, counters, self.run)
-        tensors = {f"online.{name}": tensor for name, tensor in parameters.tensors.items()}
+        header = CheckpointHeader(*self._identity, counters, self.run)
+        tensors = {ACTING + name: tensor for name, tensor in parameters.tensors.items()}
         save_checkpoint(self._directory / CHECKPOINTS / BEST, header, tensors)
 
 

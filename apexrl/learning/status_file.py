@@ -1,4 +1,4 @@
-"""The status file: how far a run is, for whoever watches it. The learner replaces it every few seconds."""
+"""The status file says how far a run is. The learner replaces it every few seconds for readers such as the launcher."""
 
 import contextlib
 from pathlib import Path
@@ -11,17 +11,17 @@ STATUS_FILE = "status.json"
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What the learner writes to STATUS_FILE for whoever watches the run."""
+    """The content of STATUS_FILE. The learner writes it, readers watch the run by it."""
 
     env: str
     frames: int
     counters: Counters
-    figures: dict[str, float]
+    metrics: dict[str, float]
     waits_for: str
 
 
 def read_status(directory: Path) -> Status | None:
-    """Returns the newest status of a run, None when there is none yet."""
+    """Returns the newest status of a run, None when there is none yet or it cannot be read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode((directory / STATUS_FILE).read_bytes(), type=Status)
     return None

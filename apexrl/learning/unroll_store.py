@@ -1,91 +1,83 @@
-"""The learner's decoded replica of the experience log: unrolls in a ring, transitions gathered by key.
+"""The learner's decoded replica of the experience log: unrolls in a ring, batches gathered by key.
 
 Each unroll is decoded once, into the ring position number % ring_unrolls; its n-step windows are computed then. A batch
 is gathered from keys alone. One thread applies. Where the ring lies on a GPU, batches are gathered there as part of the
-update, by the thread that updates: marking a position and copying into it are one turn of the lane, and so are the
-check of the keys and the launch of the update.
+update, by the thread that updates: it holds the device stream while it checks the keys and launches the update, and the
+applying thread holds it while it marks a position and copies into it.
 """
 
 import collections
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from apexrl.agents.contract import Batch, TransitionBatch, Transitions, UnrollBatch, Unrolls, Want
+from apexrl.errors import ConfigError
+from apexrl.learning.draw import Gathered, SampledKeys, fill
+from apexrl.learning.row import WORD_BYTES, RowLayout
 from apexrl.losses.windows import n_step_windows
-from apexrl.networks.device_stream import Lane, Staging, wait
-from apexrl.networks.screens import blocks, in_blocks, stored_shape
+from apexrl.networks.device_stream import DeviceStream, Staging, wait
+from apexrl.networks.frame_layout import FrameLayout
+from apexrl.networks.frame_stack import frame_ages, gather_stacks
 from apexrl.types import StreamSpec, Unroll
 
-DEVICE_RESERVE_BYTES = 2e9  # of a GPU, for networks, optimizer, an update and libraries
+DEVICE_RESERVE_BYTES = 2e9  # kept free on a GPU for networks, optimizer, an update and libraries
 STAGED_UNROLLS = 8  # on their way to a GPU
 
 
-class TransitionBatch(NamedTuple):
-    """B transitions, where the frame store lies."""
+class Slot(NamedTuple):
+    """The place of an unroll that is being decoded. Its earlier content is forgotten."""
 
-    observation: Tensor  # [B, H, *frame]; screens in blocks, see `screens.stored_shape`
-    action: Tensor  # [B] int64
-    n_step_return: Tensor  # [B] float32
-    discount: Tensor  # [B] float32: gamma ** offset, 0 where terminated
-    next_observation: Tensor  # [B, H, *frame]
-    weight: Tensor  # [B] float32
-    keys: np.ndarray  # [B] int64
+    number: int
+    frames: np.ndarray  # [F, *frame], to be written
+    row: np.ndarray  # [words] int32
 
 
-class KeyBatch(NamedTuple):
-    """B transitions by name, which the update gathers itself: some may be overwritten by then."""
-
-    store: "FrameStore"
-    generation: int  # of the store's content
-    keys: np.ndarray  # [B] int64
-    weights: np.ndarray  # [B] float32
-
-    def held(self) -> np.ndarray:
-        """Returns [B] bool: which are still there; in the turn in which they are gathered."""
-        if self.generation != self.store.generation:
-            return np.zeros(len(self.keys), bool)
-        return self.store.holds(self.keys)
-
-
-Batch = TransitionBatch | KeyBatch
-
-
-class FrameStore:
-    """A ring of decoded unrolls. An unroll takes F frames; memory is touched only as the ring fills."""
+class UnrollStore:
+    """A ring of decoded unrolls. An unroll takes F frames and a row; memory is touched only as the ring fills."""
 
     def __init__(
         self,
         spec: StreamSpec,
         ring_unrolls: int,
-        gamma: float,
+        wants: Sequence[Want],
         device: torch.device,
         num_batches: int,
-        lane: Lane | None = None,
+        device_stream: DeviceStream | None = None,
     ):
         """Allocates the ring.
 
         Args:
+          wants: the batches to be gathered; they decide which columns are kept.
           device: where the frames lie.
-          num_batches: a gathered batch is good until so many more are gathered; then its memory is used again.
-          lane: of the device that learns, which may be another one; of `device` when None.
-        Raises: torch.OutOfMemoryError or RuntimeError when the device cannot hold it.
+          num_batches: a gathered batch is good until so many more of its table are gathered; then its memory is used
+            again.
+          device_stream: the stream of the device that learns, which may be another one; that of `device` when None.
+        Raises: torch.OutOfMemoryError or RuntimeError when the device cannot hold it; ConfigError when the wants
+          contradict each other.
         """
         self.spec = spec
         self.ring_unrolls = ring_unrolls
-        self.generation = 0
+        self.generation = 0  # counts the logs that were held
         self.device = device
-        self._lane = lane or Lane(device)
-        self._gamma = gamma
+        self._device_stream = device_stream or DeviceStream(device)
+        self._wants = {want.table: want for want in wants}
+        self._frame_layout = FrameLayout.of(spec)
+        self._row_layout = row_layout(spec, wants)
+        self._transitions = next((w.view for w in wants if isinstance(w.view, Transitions)), None)
         self._numbers = np.full(ring_unrolls, -1, np.int64)
-        self._room: tuple[int, np.ndarray, np.ndarray] | None = None  # number, frames and row of the unroll to come
         self._zero_frame = ring_unrolls * spec.unroll_frames
-        with self._lane.turn():
+        with self._device_stream.exclusive():
             self._allocate()
         self._staging = self._make_staging() if device.type == "cuda" else None
         # Batches are gathered into a few buffers in turn: fresh memory for each would cost more than the copy.
-        self._buffers: collections.deque[Tensor] = collections.deque(maxlen=2 * num_batches)
+        self._buffers = {
+            want.table: collections.deque[Tensor](maxlen=num_batches * (1 if isinstance(want.view, Unrolls) else 2))
+            for want in wants
+        }
 
     def _allocate(self) -> None:
         spec, device = self.spec, self.device
@@ -94,17 +86,17 @@ class FrameStore:
             if frame_bytes % wider.itemsize == 0:
                 dtype = wider
                 break
-        # One more frame, of zeros, is what a stack sees in the place of frames from before its episode.
+        # One more frame, all zeros: stacks show it in the place of frames from before their episode.
         self._frames = torch.empty((self._zero_frame + 1, frame_bytes // dtype.itemsize), dtype=dtype, device=device)
         self._frames[self._zero_frame] = 0
-        # All else of an unroll is one row, so that it is one copy. Zeros: what is gathered from a row that was never
-        # written has to lie inside the ring too.
-        self._rows = torch.zeros((self.ring_unrolls, _row_size(spec)), dtype=torch.int32, device=device)
+        # Zeros: a row that was never written may be gathered, and has to point inside the ring.
+        self._rows = torch.zeros((self.ring_unrolls, self._row_layout.words), dtype=torch.int32, device=device)
         self._backwards = torch.arange(spec.stacked_frames - 1, -1, -1, device=device)  # [H]
+        self._times = torch.arange(spec.unroll_steps + 1, device=device)
 
     def _make_staging(self) -> Staging:
         frames = (self.spec.unroll_frames, self._frames.shape[1]), self._frames.dtype
-        return Staging(self._lane, STAGED_UNROLLS, frames, ((self._rows.shape[1],), torch.int32))
+        return Staging(self._device_stream, STAGED_UNROLLS, frames, ((self._rows.shape[1],), torch.int32))
 
     @property
     def num_bytes(self) -> int:
@@ -112,172 +104,209 @@ class FrameStore:
         return self._frames.nbytes + self._rows.nbytes
 
     @staticmethod
-    def bytes_needed(spec: StreamSpec, ring_unrolls: int) -> int:
-        """Returns about how many bytes a frame store takes when it is full."""
-        return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + 4 * _row_size(spec))
+    def bytes_needed(spec: StreamSpec, ring_unrolls: int, wants: Sequence[Want]) -> int:
+        """Returns the bytes that a full store takes."""
+        return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + WORD_BYTES * row_layout(spec, wants).words)
 
-    def holds(self, keys: np.ndarray) -> np.ndarray:
-        """Returns [B] bool: whether the unrolls of keys are here."""
-        numbers = keys // self.spec.unroll_starts
+    def holds(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns [B] bool: whether the unrolls of a table's keys are here."""
+        numbers = keys // self.spec.unroll_starts if isinstance(self._wants[table].view, Transitions) else keys
         return self._numbers[numbers % self.ring_unrolls] == numbers
 
-    def clear(self) -> None:
-        """Forgets everything: the log is another one."""
-        with self._lane.turn():
-            self.generation += 1
+    def clear(self, generation: int) -> None:
+        """Forgets everything: the log is another one, of this generation."""
+        with self._device_stream.exclusive():
+            self.generation = generation
             self._numbers[:] = -1
 
     def release(self) -> None:
         """Forgets everything and gives the memory back, when no update reads it any more."""
-        with self._lane.turn():
-            self.clear()
-            wait(self._lane.mark())
+        with self._device_stream.exclusive():
+            self.clear(self.generation + 1)
+            wait(self._device_stream.event())
             self._frames = self._rows = torch.empty(0)
             self._staging = None
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def room(self, number: int) -> np.ndarray:
-        """Returns where the frames [F, *frame] of an unroll are to be written before `apply`.
+    def begin(self, number: int) -> Slot:
+        """Returns the place of an unroll, whose frames are to be written before `commit`.
 
-        What was at its position is forgotten, even if `apply` is not called after all.
+        The unroll at its position is forgotten, even if `commit` is not called after all.
         """
         spec = self.spec
-        slot = number % self.ring_unrolls
-        with self._lane.turn():
-            self._numbers[slot] = -1
+        position = number % self.ring_unrolls
+        with self._device_stream.exclusive():
+            self._numbers[position] = -1
         if self._staging is None:
-            frames, row = self._frames[self._frames_of(slot)], self._rows[slot]
+            frames, row = self._frames[self._frames_of(position)], self._rows[position]
         else:
-            frames, row = self._staging.take()
+            frames, row = self._staging.next_piece()
         shaped = frames.numpy().view(spec.frame_dtype).reshape(spec.unroll_frames, *spec.frame_shape)
-        self._room = number, shaped, row.numpy()
-        return shaped
+        return Slot(number, shaped, row.numpy())
 
-    def apply(self, number: int, unroll: Unroll) -> None:
-        """Stores an unroll in place of the one that is ring_unrolls older; its frames may lie in `room(number)`."""
-        if self._room is None or self._room[0] != number:
-            self.room(number)
-        assert self._room is not None
-        _, frames, row = self._room
-        if unroll.frames is not frames:
-            np.copyto(frames, unroll.frames)
-        self._fill(row, unroll)
-        self._room = None
-        slot = number % self.ring_unrolls
-        place = self._frames[self._frames_of(slot)]
-        with self._lane.turn():
+    def commit(self, slot: Slot, unroll: Unroll) -> None:
+        """Stores an unroll in place of the one that is ring_unrolls older; its frames may lie in the slot."""
+        if unroll.frames is not slot.frames:
+            np.copyto(slot.frames, unroll.frames)
+        self._fill(slot.row, unroll)
+        position = slot.number % self.ring_unrolls
+        place = self._frames[self._frames_of(position)]
+        with self._device_stream.exclusive():
             if self._staging is not None:
-                staged_frames, staged_row = self._staging.take()
+                staged_frames, staged_row = self._staging.next_piece()
                 place.copy_(staged_frames, non_blocking=True)
-                self._rows[slot].copy_(staged_row, non_blocking=True)
+                self._rows[position].copy_(staged_row, non_blocking=True)
                 self._staging.sent()
-            if in_blocks(self.spec):  # once here instead of in every batch
+            if self._frame_layout.in_blocks:  # once here instead of in every batch
                 screens = place.view(torch.uint8).view(-1, *self.spec.frame_shape)
-                place.copy_(blocks(screens).flatten(1).view(place.dtype))
-            self._numbers[slot] = number
+                place.copy_(self._frame_layout.store(screens).flatten(1).view(place.dtype))
+            self._numbers[position] = slot.number
 
-    def batch(self, keys: np.ndarray, weights: np.ndarray) -> Batch | None:
-        """Returns the transitions of a sample that are here; None when there is none.
+    def sample(self, table: str, keys: np.ndarray, weights: np.ndarray) -> SampledKeys | Gathered | None:
+        """Returns a sample of a table as far as it is here; None when nothing is.
 
-        Where the ring lies on a GPU they are named, not gathered.
+        Where the ring lies on a GPU it is named, not gathered.
         """
+        named = SampledKeys(self, table, self.generation, keys, weights)
         if self._staging is not None:
-            return KeyBatch(self, self.generation, keys, weights)
-        held = self.holds(keys)
-        return self.gather(keys[held], weights[held]) if held.any() else None
+            return named
+        held = named.held()
+        return self.gather(table, keys[held], weights[held]) if held.any() else None
 
-    def gather(self, keys: np.ndarray, weights: np.ndarray) -> TransitionBatch:
-        """Returns the transitions of keys [B].
+    def gather(self, table: str, keys: np.ndarray, weights: np.ndarray) -> Gathered:
+        """Returns the batch of M keys of a table, filled up to the table's batch size.
 
         Raises: KeyError when a key's unroll is not held.
         """
-        held = self.holds(keys)
+        held = self.holds(table, keys)
         if not held.all():
-            raise KeyError(
-                f"unrolls {np.unique(keys[~held] // self.spec.unroll_starts)[:5]} are not in the frame store"
-            )
-        memory = [self._buffer(len(keys) * self.spec.stacked_frames) for _ in range(2)]
-        key, weight = (_tensor(array).to(self.device) for array in (keys, weights))
-        return self.transitions(key, weight, *memory)._replace(keys=keys)
+            raise KeyError(f"the unrolls of keys {keys[~held][:5]} are not in the store")
+        size = max(self._wants[table].batch_size, len(keys))
+        all_keys, all_weights = np.empty(size, np.int64), np.empty(size, np.float32)
+        fill(all_keys, all_weights, keys, weights)
+        key, weight = (torch.from_numpy(array).to(self.device) for array in (all_keys, all_weights))
+        return Gathered(keys, self.batch(table, key, weight, reuses_memory=True))
 
-    def transitions(
-        self, key: Tensor, weight: Tensor, memory: Tensor | None = None, next_memory: Tensor | None = None
-    ) -> TransitionBatch:
-        """Returns the transitions of keys [B] int64 on the device, whatever lies there: only kernels, nothing is read.
+    def batch(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool = False) -> Batch:
+        """Returns the batch of keys [B] int64 on the device, whatever lies there: only kernels, nothing is read.
 
         Args:
-          memory, next_memory: where observations and next observations are gathered; new memory when None.
+          reuses_memory: gather observations into memory that later batches are gathered into as well.
         """
-        spec = self.spec
+        if isinstance(self._wants[table].view, Unrolls):
+            return self._unrolls(table, key, weight, reuses_memory)
+        return self._transition_batch(table, key, weight, reuses_memory)
+
+    def _transition_batch(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> TransitionBatch:
+        spec, entry = self.spec, self._row_layout.entry
         slot = (key // spec.unroll_starts) % self.ring_unrolls
         start = key % spec.unroll_starts
-        starts = spec.unroll_starts
-        returns, discounts, actions, offsets = (self._rows[slot, start + starts * column] for column in range(4))
+        memory = [self._buffer(table, len(key)) if reuses_memory else None for _ in range(2)]
+        action = entry(self._rows, "action", slot, start)
         return TransitionBatch(
-            self._stack(slot, start, memory),
-            actions.long(),
-            returns.view(torch.float32),
-            discounts.view(torch.float32),
-            self._stack(slot, start + offsets, next_memory),
+            self._stacks(slot, start, memory[0]),
+            action.long() if spec.num_actions else action,
+            entry(self._rows, "n_step_return", slot, start),
+            entry(self._rows, "n_step_discount", slot, start),
+            self._stacks(slot, start + entry(self._rows, "offset", slot, start), memory[1]),
             weight,
-            np.empty(0, np.int64),
         )
 
-    def _stack(self, slot: Tensor, position: Tensor, memory: Tensor | None) -> Tensor:
-        """Returns the observations [B, H, *frame] at positions of unrolls."""
+    def _unrolls(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> UnrollBatch:
+        """Returns whole unrolls, time first."""
+        spec, size = self.spec, len(key)
+        slot = key % self.ring_unrolls
+        rows = self._rows.index_select(0, slot)
+        columns = {name: self._row_layout.whole(rows, name).transpose(0, 1) for name in self._row_layout.columns}
+        times = self._times.repeat_interleave(size)
+        memory = self._buffer(table, len(times)) if reuses_memory else None
+        stacks = self._stacks(slot.repeat(len(self._times)), times, memory)
+        extras = {field.name: columns[f"extra.{field.name}"] for field in spec.extras}
+        extras |= {field.name: extras[field.name][0] for field in spec.extras if field.at == "first"}
+        action = columns["action"]
+        return UnrollBatch(
+            stacks.unflatten(0, (len(self._times), size)),
+            action.long() if spec.num_actions else action,
+            columns["reward"],
+            columns["discount"],
+            columns["start"] != 0,
+            extras,
+            weight,
+        )
+
+    def _stacks(self, slot: Tensor, position: Tensor, memory: Tensor | None) -> Tensor:
+        """Returns the observations [B, H, *stored] at positions of unrolls."""
         spec = self.spec
         newest = slot * spec.unroll_frames + position + spec.stacked_frames - 1
-        frame = newest[:, None] - self._backwards  # [B, H]
-        ages = self._rows[slot, position + 4 * spec.unroll_starts]
-        frame = frame.masked_fill(self._backwards > ages[:, None], self._zero_frame)
-        stacks = torch.index_select(self._frames, 0, frame.flatten(), out=memory)
-        stacks = stacks.view(getattr(torch, spec.frame_dtype))
-        return stacks.view(len(slot), spec.stacked_frames, *stored_shape(spec))
+        ages = self._row_layout.entry(self._rows, "age", slot, position)
+        stacks = gather_stacks(self._frames, newest, ages, self._zero_frame, self._backwards, memory)
+        return self._frame_layout.as_frames(stacks)
 
-    def _frames_of(self, slot: int) -> slice:
-        return slice(slot * self.spec.unroll_frames, (slot + 1) * self.spec.unroll_frames)
+    def _frames_of(self, position: int) -> slice:
+        return slice(position * self.spec.unroll_frames, (position + 1) * self.spec.unroll_frames)
 
     def _fill(self, row: np.ndarray, unroll: Unroll) -> None:
-        """Writes returns, discounts, actions and offsets [K] and the ages [T + 1] of an unroll, 4 bytes each."""
-        spec = self.spec
-        starts = spec.unroll_starts
-        windows = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, self._gamma, spec.n_steps)
-        columns = row[: 4 * starts].reshape(4, starts)
-        columns[0].view(np.float32)[:], columns[1].view(np.float32)[:], columns[3] = windows
-        columns[2] = unroll.actions[:starts]
-        row[4 * starts :] = _frame_ages(unroll.starts, spec.stacked_frames)
+        """Writes the columns of an unroll."""
+        layout, spec = self._row_layout, self.spec
+        values = {
+            "age": frame_ages(unroll.starts, spec.stacked_frames),
+            "action": unroll.actions[: layout.columns["action"].entries],
+        }
+        if self._transitions is not None:
+            gamma, n_steps = self._transitions.gamma, self._transitions.n_steps
+            windows = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, gamma, n_steps)
+            starts = spec.unroll_starts
+            values |= dict(zip(WINDOWS, (window[:starts] for window in windows), strict=True))
+        if "reward" in layout.columns:
+            values |= {"reward": unroll.rewards, "discount": unroll.discounts, "start": unroll.starts}
+            values |= {f"extra.{name}": array for name, array in unroll.extras.items()}
+        for name, array in values.items():
+            layout.write(row, name, array)
 
-    def _buffer(self, num_frames: int) -> Tensor:
-        """Returns the oldest buffer, or a new one while there are few or when the size of the batch has changed."""
-        oldest = self._buffers[0] if len(self._buffers) == self._buffers.maxlen else None
-        if oldest is None or len(oldest) != num_frames:
+    def _buffer(self, table: str, num_observations: int) -> Tensor:
+        """Returns the oldest buffer of a table, or a new one while there are few or when it is too small."""
+        buffers = self._buffers[table]
+        num_frames = num_observations * self.spec.stacked_frames
+        oldest = buffers[0] if len(buffers) == buffers.maxlen else None
+        if oldest is None or len(oldest) < num_frames:
             shape = (num_frames, self._frames.shape[1])
             if self.device.type == "cpu":
-                oldest = self._lane.host_memory(shape, self._frames.dtype)
+                oldest = self._device_stream.host_memory(shape, self._frames.dtype)
             else:
                 oldest = torch.empty(shape, dtype=self._frames.dtype, device=self.device)
-        self._buffers.append(oldest)
-        return oldest
+        buffers.append(oldest)
+        return oldest[:num_frames]
+
+
+WINDOWS = {"n_step_return": "float32", "n_step_discount": "float32", "offset": "int32"}
+
+
+def row_layout(spec: StreamSpec, wants: Sequence[Want]) -> RowLayout:
+    """Returns the columns that the batches of some wants need.
+
+    Raises: ConfigError when they ask for two kinds of transitions, or for windows longer than unrolls overlap.
+    """
+    transitions = {want.view for want in wants if isinstance(want.view, Transitions)}
+    has_unrolls = any(isinstance(want.view, Unrolls) for want in wants)
+    layout = RowLayout()
+    for view in transitions:
+        if len(transitions) > 1 or view.n_steps > spec.overlap_steps:
+            raise ConfigError(
+                f"transitions of {view.n_steps} steps do not fit unrolls that overlap by {spec.overlap_steps}, "
+                f"or differ from others that are wanted: {sorted(transitions)}"
+            )
+        for name, dtype in WINDOWS.items():
+            layout.add(name, spec.unroll_starts, dtype)
+    action_entries = spec.unroll_steps if has_unrolls else spec.unroll_starts
+    layout.add("action", action_entries, spec.action.dtype, spec.action.shape)
+    layout.add("age", spec.unroll_steps + 1, "int32")
+    if has_unrolls:
+        for field in spec.fields[1:]:
+            name = f"extra.{field.name}" if field in spec.extras else field.name
+            layout.add(name, spec.num_entries(field), field.dtype, field.shape)
+    return layout
 
 
 def _frame_bytes(spec: StreamSpec) -> int:
     return spec.frame_size * np.dtype(spec.frame_dtype).itemsize
-
-
-def _row_size(spec: StreamSpec) -> int:
-    """Numbers that are kept of an unroll beside its frames."""
-    return 4 * spec.unroll_starts + spec.unroll_steps + 1
-
-
-def _frame_ages(starts: np.ndarray, stacked_frames: int) -> np.ndarray:
-    """Returns for each observation how many older frames of its stack are of its own episode: at most H - 1."""
-    position = np.arange(len(starts))
-    # The frames before the unroll were zeroed by its builder where they are not to be seen.
-    latest_start = np.maximum.accumulate(np.where(starts, position, -stacked_frames))
-    return np.minimum(position - latest_start, stacked_frames - 1)
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """A tensor of an array; copies the read-only ones, which torch does not take."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

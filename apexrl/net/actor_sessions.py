@@ -1,12 +1,12 @@
 """The replay's conversations with actors: leases, numbered inserts, acknowledgements. No sockets, no clock.
 
 Rules:
-* An actor's inserts are numbered. They are stored in order, each once; after any loss of contact the actor introduces
-  itself again and resends what was not acknowledged. Acknowledgements are cumulative.
-* An actor's name is its connection's alone (`identity`), and its numbers never jump: a greeting cannot begin behind
-  what this life of the server has stored, an insert cannot leave one out.
-* An insert is acknowledged when it is journalled and in the log. How many more an actor may send is told with it; the
-  limiter, or a disk that is full, makes actors wait by not raising that number, so what is on the way is bounded.
+* An actor's inserts are numbered. They are stored in order, each once. After any loss of contact the actor introduces
+  itself again and resends the inserts that were not acknowledged. Acknowledgements are cumulative.
+* An actor's name is its connection's alone (`identity`), and its numbers never jump. A greeting cannot begin behind the
+  inserts that this life of the server has stored. An insert cannot leave a number out.
+* An insert is acknowledged when it is journalled and in the log. The acknowledgement tells how many more the actor may
+  send. The limiter, or a full disk, makes actors wait by not raising that number. This bounds the unrolls on the way.
 """
 
 import collections
@@ -14,15 +14,13 @@ import dataclasses
 import logging
 from typing import NamedTuple
 
-import numpy as np
-import zstandard
-
 from apexrl.errors import JournalError, WireError
 from apexrl.net import wire
 from apexrl.net.identity import why_not_named
+from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.net.leases import Leases
 from apexrl.net.outbox import Outbox
-from apexrl.replay.log import Record
+from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
 
 logger = logging.getLogger(__name__)
@@ -31,19 +29,16 @@ MAX_ACTORS = 4096
 MAX_STREAMS_PER_ACTOR = 4096
 MAX_SLOTS = 65_536
 REMEMBERED_ACTORS = 65_536
-MAX_MESSAGE_OVERHEAD_BYTES = 1024
-EPISODE_BYTES = 40
-MAX_BLOCK_OVERHEAD_BYTES = 1024  # what does not compress grows a little
 JOURNAL_FAULT = "journal"
 
 
 @dataclasses.dataclass
 class ActorSession:
-    """What the server knows of one actor process."""
+    """The state of one actor process at the server."""
 
     actor: str
     slots: tuple[int, ...]
-    next_sequence: int  # of the insert to arrive
+    next_sequence: int  # number of the insert to arrive
     stored_sequence: int  # all before it are stored
     last_seen: float
     told: tuple[int, int] = (0, 0)  # the stored and the allowed sequence of the last acknowledgement
@@ -66,18 +61,19 @@ class _Arrived(NamedTuple):
 
 
 class ActorSessions:
-    """Owns what is known of the actors. `receive` messages, then `store` and `acknowledge` once for all of them."""
+    """Owns the sessions of the actors. `receive` messages, then `store` and `acknowledge` once for all of them."""
 
     def __init__(self, outbox: Outbox):
         self.sessions: dict[bytes, ActorSession] = {}
         self.leases = Leases(MAX_SLOTS)
         self.journal_fault = ""
         self._outbox = outbox
+        self._sizes: InsertSizes | None = None  # sizes of the log's inserts, once there is a log
         self._arrived: list[_Arrived] = []
         self._to_tell: dict[bytes, None] = {}  # peers to be acknowledged, in order
-        self._told_all: tuple[str, int] = ("", 0)  # what keeps actors waiting and the ladder's size, as last told
-        # The insert after the last one stored, by actor. What this life stored is kept after a session has ended, so
-        # that a late resend is not stored twice. What the journal held may lack the newest: a power cut took them.
+        self._told_all: tuple[str, int] = ("", 0)  # the reason to wait and the ladder's size, as last told
+        # The insert after the last one stored, by actor. Numbers of this life are kept after a session has ended,
+        # so that a late resend is not stored twice. Those of the journal may be too low after a power cut.
         self._stored: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._recovered: dict[str, int] = {}
 
@@ -106,11 +102,11 @@ class ActorSessions:
             if message.num_streams > self.leases.num_free or len(self.sessions) >= MAX_ACTORS:
                 self._outbox.drop("actor", peer, "crowded", f"{MAX_ACTORS} actors, {MAX_SLOTS} environments at most")
                 return
-            session = ActorSession(message.actor, self.leases.take(message.num_streams), 0, 0, now)
+            session = ActorSession(message.actor, self.leases.lease(message.num_streams), 0, 0, now)
             self.sessions[peer] = session
             logger.info("actor %s joined with %d environments", message.actor, message.num_streams)
         if known is None:
-            # What lies before the first insert that it still holds was stored once, even if a power cut took it.
+            # All before the first insert that it still holds was stored once, even if a power cut took it.
             known = max(self._recovered.get(message.actor, 0), message.first_sequence)
         session.next_sequence = session.stored_sequence = known
         session.lost_inserts = bool(self.journal_fault)
@@ -124,7 +120,7 @@ class ActorSessions:
     def receive(self, peer: bytes, message: wire.ToReplay, frames: list[bytes], replay: Replay, now: float) -> None:
         """Takes a message of a known actor.
 
-        Raises: WireError when an insert is not what the spec says.
+        Raises: WireError when an insert does not follow the spec.
         """
         session = self.sessions[peer]
         session.last_seen = now
@@ -139,26 +135,20 @@ class ActorSessions:
                 self._outbox.drop("actor", peer, "misplaced", f"{type(message).__name__} from an actor")
 
     def store(self, replay: Replay) -> None:
-        """Stores the inserts that arrived, all at once; what cannot be stored is neither kept nor acknowledged."""
+        """Stores the inserts that arrived, all at once. Those that cannot be stored are not acknowledged either."""
         arrived, self._arrived = self._arrived, []
         if not arrived:
             return
         whole = [item for item in arrived if item.frames]
-        priorities = np.frombuffer(b"".join(item.insert.priorities for item in whole), np.float32)
-        priorities = priorities.reshape(len(whole), replay.spec.unroll_starts)
-        good = np.all(np.isfinite(priorities) & (priorities >= 0), axis=1)
-        for i in np.flatnonzero(~good):
-            reason = f"insert {whole[i].insert.sequence}: a priority is negative or not finite"
-            self._outbox.drop("actor", whole[i].peer, "malformed", reason)
-        counts = (priorities > 0).sum(axis=1).tolist()
-        records = [
-            Record(item.frames[0], item.frames[1], count, item.now)
-            for item, count, is_good in zip(whole, counts, good, strict=True)
-            if is_good
-        ]
+        priorities, valid, faults = insert_arrays([item.insert for item in whole], self._sizes_of(replay))
+        for i, fault in faults.items():
+            self._outbox.drop("actor", whole[i].peer, "malformed", f"insert {whole[i].insert.sequence}: {fault}")
+        counts = valid.sum(axis=1).tolist()
+        good = [i for i in range(len(whole)) if i not in faults]
+        entries = [LogEntry(whole[i].frames[0], whole[i].frames[1], counts[i], whole[i].now) for i in good]
         try:
-            if records:
-                replay.insert(records, priorities[good])
+            if entries:
+                replay.insert(entries, priorities[good], valid[good])
         except JournalError as error:
             self.fail(str(error))
             for item in arrived:
@@ -171,7 +161,7 @@ class ActorSessions:
             self._to_tell[item.peer] = None
 
     def acknowledge(self, replay: Replay) -> None:
-        """Tells actors where they stand: those whose inserts came, or all when what keeps them waiting has changed."""
+        """Tells actors where they stand: those whose inserts came, or all when the reason to wait changed."""
         state = (self.waits_for(replay), self.leases.ladder_size)
         if state != self._told_all:
             self._told_all = state
@@ -185,7 +175,7 @@ class ActorSessions:
         self._to_tell = {}
 
     def resume(self) -> None:
-        """The journal can be written again: who lost inserts sends them once more."""
+        """The journal can be written again: actors that lost inserts send them once more."""
         logger.warning("the journal can be written again")
         self.journal_fault = ""
         for peer, session in self.sessions.items():
@@ -198,6 +188,11 @@ class ActorSessions:
         logger.info("actor %s left; its %d slots are free", session.actor, len(session.slots))
         self.leases.give_back(session.slots)
 
+    def _sizes_of(self, replay: Replay) -> InsertSizes:
+        if self._sizes is None:
+            self._sizes = InsertSizes(replay.spec)
+        return self._sizes
+
     def _remember(self, session: ActorSession) -> None:
         self._stored[session.actor] = session.stored_sequence
         self._stored.move_to_end(session.actor)
@@ -205,7 +200,7 @@ class ActorSessions:
             self._stored.popitem(last=False)
 
     def _standing(self, session: ActorSession, replay: Replay) -> tuple[int, int]:
-        """Returns what an actor is to be told: up to where it is stored, and up to where it may send."""
+        """Returns two numbers for an actor: up to where it is stored, and up to where it may send."""
         stored = session.stored_sequence
         if self.journal_fault:
             return stored, stored
@@ -213,7 +208,7 @@ class ActorSessions:
 
     def _insert(self, peer: bytes, session: ActorSession, insert: wire.Insert, frames: list[bytes], replay: Replay,
                 now: float) -> None:  # fmt: skip
-        if insert.sequence < session.next_sequence:  # a resend of what is stored: its acknowledgement was lost
+        if insert.sequence < session.next_sequence:  # a resend of a stored insert: its acknowledgement was lost
             self._outbox.dropped["duplicate"] += 1
             self._to_tell[peer] = None
             return
@@ -228,7 +223,7 @@ class ActorSessions:
             reason = f"insert {insert.sequence}: only those before {session.told[1]} are allowed"
             self._outbox.drop("actor", peer, "not allowed", reason)
             return
-        reason = why_malformed(insert, frames, session, replay)
+        reason = why_malformed(insert, frames, session, self._sizes_of(replay))
         # From here on the insert is dealt with, stored or not: its actor would only send the same again.
         session.next_sequence += 1
         self._arrived.append(_Arrived(peer, session, insert, [] if reason else frames, now))
@@ -255,22 +250,13 @@ def _why_refuse(peer: bytes, message: wire.Hello, known: int | None) -> str:
     return ""
 
 
-def why_malformed(insert: wire.Insert, frames: list[bytes], session: ActorSession, replay: Replay) -> str:
-    """Returns what is wrong with an insert, or an empty string; looks at sizes only, and decompresses nothing."""
-    spec = replay.spec
+def why_malformed(insert: wire.Insert, frames: list[bytes], session: ActorSession, sizes: InsertSizes) -> str:
+    """Returns the fault of an insert, or an empty string. Looks at sizes only, and decompresses nothing."""
     message, block = frames
-    if len(message) > MAX_MESSAGE_OVERHEAD_BYTES + 4 * spec.unroll_starts + EPISODE_BYTES * (spec.unroll_steps + 1):
-        return f"a message of {len(message)} bytes for {spec.unroll_steps} steps"
+    if len(message) > sizes.max_message_bytes:
+        return f"a message of {len(message)} bytes, at most {sizes.max_message_bytes} are allowed"
     if insert.actor != session.actor:
         return f"it names the actor {insert.actor}, this is {session.actor}"
     if insert.stream >= len(session.slots):
         return f"stream {insert.stream} of {len(session.slots)}"
-    if len(insert.priorities) != 4 * spec.unroll_starts:
-        return f"{len(insert.priorities)} bytes of priorities for {spec.unroll_starts} starts"
-    if len(block) > spec.unroll_bytes + MAX_BLOCK_OVERHEAD_BYTES + spec.unroll_bytes // 128:
-        return f"a block of {len(block)} bytes for an unroll of {spec.unroll_bytes}"
-    try:
-        size = zstandard.frame_content_size(block)
-    except zstandard.ZstdError:
-        size = -1
-    return "" if size == spec.unroll_bytes else f"a block that holds {size} bytes, not {spec.unroll_bytes}"
+    return sizes.why_wrong(insert) or sizes.why_wrong_block(block)

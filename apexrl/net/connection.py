@@ -1,4 +1,4 @@
-"""One connection to a replay server: sends and receives messages, and knows when the server was last heard."""
+"""One connection to a replay server: it sends and receives messages and knows when the server last answered."""
 
 import contextlib
 import logging
@@ -15,15 +15,15 @@ from apexrl.net.sockets import HandshakeMonitor, connect, make_socket, receive, 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-RESEND_SECONDS = 5.0  # without a sign of life this long, introduce ourselves again
+RESEND_SECONDS = 5.0  # after so long without a sign of life the client introduces itself again
 POLL_MILLISECONDS = 100
 COMPLAIN_SECONDS = 10.0  # between two warnings
-MAX_ASK_SECONDS = 10.0  # between two signs of life for a server that is away
-MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand let be on the way
+MAX_ASK_SECONDS = 10.0  # longest pause between two heartbeats to a silent server
+MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand allow in flight
 
 
 class Connection:
-    """A DEALER socket to the server, which knows it by its secret routing id. Belongs to one thread."""
+    """A DEALER socket to the server, which knows the peer by its secret routing id. Belongs to one thread."""
 
     def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
         self.endpoint = endpoint
@@ -39,7 +39,7 @@ class Connection:
         self._monitor = HandshakeMonitor(self._socket) if keyring is not None else None
 
     def send(self, message: wire.ToReplay) -> None:
-        """Sends one message; never blocks. What a server that is away has not read yet waits for it, up to a bound."""
+        """Sends one message; never blocks. Messages to an absent server wait in the socket, up to a bound."""
         self.send_frames(wire.encode(message))
 
     def send_frames(self, *frames: bytes) -> None:
@@ -48,9 +48,9 @@ class Connection:
             send(self._socket, frames)
 
     def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
-        """Returns the next message and its attachments, or None when there is none in time, or it is malformed.
+        """Returns the next message and its attachments, None when none comes in time or it is malformed.
 
-        Raises: PeerError when the server refuses us.
+        Raises: PeerError when the server refuses this client.
         """
         frames = receive(self._socket, timeout_milliseconds)
         if frames is None:
@@ -70,11 +70,14 @@ class Connection:
 
     @property
     def is_silent(self) -> bool:
-        """True when nothing has been heard for longer than it should take."""
+        """True when the server has sent nothing for RESEND_SECONDS."""
         return time.monotonic() - self.last_heard > RESEND_SECONDS
 
     def should_ask(self) -> bool:
-        """True once a second: time for a sign of life. Seldom while the server is silent, for which they all wait."""
+        """True when a heartbeat is due: every second, and up to every 10 s while the server is silent.
+
+        The longer pauses keep a returning server from a flood of the messages that wait for it.
+        """
         now = time.monotonic()
         if now < self._ask_again:
             return False
@@ -87,15 +90,15 @@ class Connection:
         return True
 
     def need_not_ask(self) -> None:
-        """The server has just said where we stand: no sign of life is due for a while."""
+        """Postpones the next heartbeat by a second, because the server has just answered."""
         self._ask_again = time.monotonic() + HEARTBEAT_SECONDS
 
     def ask_at_once(self) -> None:
-        """Makes `should_ask` true."""
+        """Makes `should_ask` true at its next call."""
         self._ask_again = -1e9
 
     def silence(self, seconds: float) -> PeerError:
-        """Returns the error of a server that was silent for so long."""
+        """Returns the error to raise when the server was silent for `seconds`."""
         return PeerError(f"the replay server at {self.endpoint} was silent for {seconds:.0f} s: {self._fault}")
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Routing ids: each connection has a secret one, and a mark of it that everybody may see.
 
-The server knows a peer by the routing id of its connection. Nobody else is told it, so nobody else can speak for the
-peer. An actor's name ends in the mark, which proves on every server, and after every restart, whose name it is.
+The server knows a peer by the routing id of its connection. No other peer learns it, so no other peer can speak in its
+name. An actor's name ends in the mark. The mark proves on every server, and after every restart, who owns the name.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ def new_routing_id() -> bytes:
 
 
 def mark_of(routing_id: bytes) -> str:
-    """Returns the mark of a routing id: 24 hexadecimal digits, from which nobody can find an id that has it too."""
+    """Returns the mark of a routing id: 24 hexadecimal digits. Nobody can find an id with a given mark."""
     return hashlib.blake2b(routing_id, digest_size=MARK_BYTES).hexdigest()
 
 
@@ -27,7 +27,7 @@ def marked(prefix: str, routing_id: bytes) -> str:
 
 
 def why_not_named(name: str, routing_id: bytes) -> str:
-    """Returns why a connection may not use an actor's name, or an empty string."""
+    """Returns the reason why a connection may not use an actor's name, or an empty string."""
     if len(routing_id) < MIN_ID_BYTES:
         return f"the routing id of your connection has {len(routing_id)} bytes: make one of {MIN_ID_BYTES} or more"
     if not name.endswith("-" + mark_of(routing_id)):

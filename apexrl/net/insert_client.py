@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class InsertClient:
     """Sends the unrolls of one actor process, each stored exactly once while this process lives.
 
-    The server says how far the client may go on; beyond that `insert` waits. What is not acknowledged is kept, and sent
-    again after the server was lost.
+    The server says up to which number the client may insert; beyond it `insert` waits. The client keeps unacknowledged
+    unrolls and resends them after it has lost the server.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class InsertClient:
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
     ):
-        """Connects and waits for nobody.
+        """Connects, without waiting for the server.
 
         Args:
-          name: for people to read. The actor's name is this and a mark that no other client has, in `actor`.
+          name: a name for people to read. `actor` is this name and a mark that no other client has.
         """
         self._connection = Connection(endpoint, keyring, context)
         self.actor = marked(name, self._connection.routing_id)
@@ -56,39 +56,34 @@ class InsertClient:
         self._last_progress = time.monotonic()
 
     @property
-    def is_welcome(self) -> bool:
-        """True when the server knows us and has leased our slots."""
-        return self._welcome
-
-    @property
     def may_insert(self) -> bool:
         """True when an insert would not wait."""
         return self._welcome and self._next_sequence < self._allowed_sequence
 
     @property
     def num_dropped(self) -> int:
-        """Messages that the server dropped; why is in the log."""
+        """The number of messages that the server dropped; the log has the reasons."""
         return self._connection.num_dropped
 
     @property
     def num_unacknowledged(self) -> int:
-        """Inserts that the server may not have stored."""
+        """The number of inserts that the server may not have stored."""
         return len(self._unacknowledged)
 
     def connect(self, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Waits for the lease of our slots.
+        """Waits until the server has leased the slots, or until `stopped` is true.
 
-        Raises: PeerError when the server refuses us or is silent for so long.
+        Raises: PeerError when the server refuses this client, or is silent for `timeout_seconds`.
         """
         self._wait(lambda: self._welcome, timeout_seconds, stopped, "replay_connection")
 
     def insert(
         self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Sends an unroll; first waits until the server allows it. Does not send it when stopped before.
+        """Waits until the server allows another unroll, then sends this one. Sends nothing when stopped before.
 
-        Raises: PeerError when the server is silent for so long; one that tells us to wait may do so. WireError when the
-          header holds what no server takes, such as a return that is not finite.
+        Raises: PeerError when the server is silent for `timeout_seconds`; a server that tells the client to wait is
+          not silent. WireError when no server takes the header, for example because a return is not finite.
         """
         self._wait(lambda: self.may_insert, timeout_seconds, stopped)
         if not self.may_insert:
@@ -99,7 +94,8 @@ class InsertClient:
             header.stream,
             header.first_step,
             header.params_version,
-            header.epsilon,
+            float(header.exploration),
+            np.packbits(header.valid).tobytes(),
             header.priorities.astype(np.float32).tobytes(),
             header.episodes,
         )
@@ -112,13 +108,13 @@ class InsertClient:
         self._send_allowed()
 
     def poll(self) -> None:
-        """Takes what the server has said, and keeps the connection alive. Does not wait."""
+        """Takes the messages that have arrived and keeps the connection alive. Does not wait."""
         while self._receive(0):
             pass
         self._keep_alive()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until every insert is acknowledged; False when the time is up."""
+        """Waits until every insert is acknowledged; returns False when the time is up before."""
         deadline = time.monotonic() + timeout_seconds
         while self._unacknowledged and time.monotonic() < deadline:
             self._receive(POLL_MILLISECONDS)
@@ -126,7 +122,7 @@ class InsertClient:
         return not self._unacknowledged
 
     def close(self) -> None:
-        """Gives the slots back. Call `flush` before, or open inserts may be lost."""
+        """Releases the slots. Call `flush` first, or unacknowledged inserts may be lost."""
         self._connection.close()
 
     def _wait(
@@ -158,7 +154,7 @@ class InsertClient:
                 self._allowed_sequence = message.allowed_sequence
                 self._reason = message.waits_for
                 self._forget(message.stored_sequence)
-                if not self._welcome:  # else it answers a greeting from before the last one: nothing was lost since
+                if not self._welcome:  # else it answers an older greeting, and nothing was lost
                     self._welcome = True
                     self._welcomed_seconds = time.monotonic()
                     self._next_to_send = next(iter(self._unacknowledged), self._next_sequence)
@@ -195,7 +191,7 @@ class InsertClient:
         self._connection.send(wire.Hello(wire.PROTOCOL, self.actor, self._num_streams, self._spec, first))
 
     def _send_allowed(self) -> None:
-        """Sends what was not sent since the last welcome, as far as the server allows."""
+        """Sends the unrolls that were not sent since the last welcome, as far as the server allows."""
         end = min(self._next_sequence, self._allowed_sequence)
         first = next(iter(self._unacknowledged), self._next_sequence)
         for sequence in range(max(self._next_to_send, first), end):

@@ -1,7 +1,8 @@
-"""CURVE keys: who may talk to whom. A directory holds `ROLE.public` of everybody and `ROLE.secret` of a host's roles.
+"""CURVE keys decide which roles may talk to each other.
 
-Roles are replay, learner and actor (evaluators are actors). Further keys of a role are named `ROLE-anything.public`;
-all public keys of a role are let in where that role is. Keys are 40 characters (Z85) in a line of text.
+A directory holds `ROLE.public` of all roles, and `ROLE.secret` of the roles of its host. Roles are replay, learner and
+actor (evaluators are actors). A role may have further keys, named `ROLE-anything.public`. A server that accepts a role
+accepts all of its public keys. A key is a line of 40 characters (Z85).
 """
 
 import os
@@ -18,7 +19,7 @@ ROLES = ("replay", "learner", "actor")
 
 
 class Keyring:
-    """The keys of one process, and the guards at its servers. Used by the thread that makes the sockets."""
+    """The keys of one process, and the guards of its server sockets. Only the thread that makes the sockets uses it."""
 
     def __init__(self, directory: Path, role: str):
         """Reads the keys.
@@ -32,7 +33,7 @@ class Keyring:
         self._guards: dict[zmq.Context, ThreadAuthenticator] = {}
 
     def guard(self, socket: zmq.Socket, clients: tuple[str, ...]) -> None:
-        """Makes a socket that will bind let in only owners of the keys of these roles."""
+        """Makes a socket, before it binds, accept only clients that own a key of these roles."""
         socket.curve_server = 1
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
         domain = "-".join(clients)
@@ -45,25 +46,25 @@ class Keyring:
         self._guards[context].configure_curve_callback(domain=domain, credentials_provider=allowed)
 
     def introduce(self, socket: zmq.Socket, server: str) -> None:
-        """Makes a socket that will connect show our key, and talk to the owner of that server's key only."""
+        """Makes a socket, before it connects, show our key and talk only to the owner of the server role's key."""
         socket.curve_serverkey = read_key(self.directory / f"{server}.public")
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
 
     def close(self) -> None:
-        """Ends the guards; after the servers were closed."""
+        """Ends the guards. Call it after the servers are closed."""
         for guard in self._guards.values():
             guard.stop()
         self._guards = {}
 
 
 class _Allowed:
-    """The public keys that a guard lets in; the protocol of zmq.auth."""
+    """The public keys that a guard accepts, in the form that zmq.auth asks for."""
 
     def __init__(self, keys):  # type: ignore[no-untyped-def]
         self._keys = frozenset(keys)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Returns whether the owner of a key may come in."""
+        """Returns whether the owner of a key may connect."""
         return key in self._keys
 
 

@@ -1,7 +1,7 @@
 """The replay's conversations with learners and other readers: the log in order, batches, fetches, priorities back.
 
-A reader that follows the log gets every unroll in order before the first batch that names it, on one connection. What
-is on the way to it is bounded by its demand, so a slow one slows nobody else down. No sockets, no clock.
+A reader that follows the log gets every unroll in order before the first batch that names it, on one connection. Its
+demand bounds the messages on the way to it, so a slow one slows nobody else down. No sockets, no clock.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ MAX_UNAPPLIED_UNROLLS = 512
 MAX_UNAPPLIED_BYTES = 64 * 2**20
 MAX_BATCHES_AHEAD = 64
 MAX_TRANSITIONS_AT_ONCE = 2**18  # in batches
-MAX_FETCHED_BYTES = 2**20  # at once; what was asked for beyond that has to wait for the others
+MAX_FETCHED_BYTES = 2**20  # at once; further answers wait for the other peers
 
 
 @dataclasses.dataclass
@@ -38,18 +38,20 @@ class TableSession:
 
 @dataclasses.dataclass
 class LearnerSession:
-    """What the server knows of one learner."""
+    """The state of one learner at the server."""
 
     learner: str
     request: int
     follows_log: bool
     tables: list[TableSession]
-    next_number: int  # of the unroll to send
+    next_number: int  # number of the unroll to send
     last_seen: float
     applied_number: int
     fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
     unapplied_bytes: int = 0
-    unapplied: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # number and bytes of what was sent
+    unapplied: deque[tuple[int, int]] = dataclasses.field(
+        default_factory=deque
+    )  # number and bytes of unrolls that were sent
 
     def has_applied(self, number: int) -> None:
         """Takes note of how far the replica is."""
@@ -59,7 +61,7 @@ class LearnerSession:
 
 
 class LearnerSessions:
-    """Owns what is known of the learners. `receive` messages, then `send` what may be sent now."""
+    """Owns the sessions of the learners. `receive` messages, then `send` everything that may be sent now."""
 
     def __init__(self, outbox: Outbox):
         self.sessions: dict[bytes, LearnerSession] = {}
@@ -88,7 +90,7 @@ class LearnerSessions:
     def receive(self, peer: bytes, message: wire.ToReplay, replay: Replay, now: float) -> None:
         """Takes a message of a known learner.
 
-        Raises: WireError when it is not what it should be.
+        Raises: WireError when it breaks the protocol.
         """
         session = self.sessions[peer]
         session.last_seen = now
@@ -176,14 +178,14 @@ class LearnerSessions:
         replay.tables[session.tables[message.table].table].update_priorities(keys, priorities)
 
     def _send_fetched(self, peer: bytes, session: LearnerSession, replay: Replay) -> bool:
-        """Answers some of what was asked for by number; returns whether there is more."""
+        """Answers some of the fetches; returns whether there are more."""
         sent_bytes = 0
         while session.fetches and sent_bytes < MAX_FETCHED_BYTES:
             request, number = session.fetches.popleft()
-            record = replay.log.get(number)
-            attachments = (b"", b"") if record is None else (record.message, record.block)
+            entry = replay.log.get(number)
+            attachments = (b"", b"") if entry is None else (entry.message, entry.block)
             sent_bytes += 1024 + sum(map(len, attachments))
-            self._outbox.send("learner", peer, wire.Fetched(request, number, record is not None), *attachments)
+            self._outbox.send("learner", peer, wire.Fetched(request, number, entry is not None), *attachments)
         return bool(session.fetches)
 
     def _send_unrolls(self, peer: bytes, session: LearnerSession, replay: Replay) -> None:
@@ -193,16 +195,16 @@ class LearnerSessions:
         end = min(log.end_number, session.applied_number + MAX_UNAPPLIED_UNROLLS)
         while session.next_number < end and session.unapplied_bytes < MAX_UNAPPLIED_BYTES:
             number = session.next_number
-            record = log.get(number)
-            if record is None:  # lost with a damaged journal
+            entry = log.get(number)
+            if entry is None:  # lost with a damaged journal
                 present = number + 1
                 while present < log.end_number and log.get(present) is None:
                     present += 1
                 self._jump(peer, session, present, replay)
                 continue
-            self._outbox.send("learner", peer, wire.Append(number), record.message, record.block)
-            session.unapplied.append((number, record.num_bytes))
-            session.unapplied_bytes += record.num_bytes
+            self._outbox.send("learner", peer, wire.Append(number), entry.message, entry.block)
+            session.unapplied.append((number, entry.num_bytes))
+            session.unapplied_bytes += entry.num_bytes
             session.next_number += 1
 
     def _jump(self, peer: bytes, session: LearnerSession, number: int, replay: Replay) -> None:
@@ -230,5 +232,6 @@ class LearnerSessions:
         message = wire.Subscribed(
             session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
             session.next_number, tuple(table.sent for table in session.tables),
+            tuple(replay.tables[table.table].granularity for table in session.tables),
         )  # fmt: skip
         self._outbox.send("learner", peer, message)

@@ -1,24 +1,24 @@
-"""Slots on the epsilon ladder, leased to the streams of actors and used again when they are free."""
+"""Slots of the epsilon ladder: each stream of an actor leases one, and a free slot is leased again."""
 
 import heapq
 
 
 class Leases:
-    """Gives out the lowest free slots, so that the ladder stays dense when actors come and go."""
+    """Leases the lowest free slots, so that the ladder stays dense when actors come and go."""
 
     def __init__(self, max_slots: int):
         self.ladder_size = 0
         self._max_slots = max_slots
         self._held: set[int] = set()
-        self._free: list[int] = []  # below ladder_size, a heap
+        self._free: list[int] = []  # a heap of the free slots below ladder_size
 
     @property
     def num_free(self) -> int:
-        """How many more slots can be leased."""
+        """The number of slots that can still be leased."""
         return self._max_slots - len(self._held)
 
-    def take(self, count: int) -> tuple[int, ...]:
-        """Leases slots; there must be as many free ones."""
+    def lease(self, count: int) -> tuple[int, ...]:
+        """Leases `count` slots. At least so many must be free."""
         assert count <= self.num_free
         while len(self._free) < count:
             heapq.heappush(self._free, self.ladder_size)
@@ -28,7 +28,7 @@ class Leases:
         return slots
 
     def give_back(self, slots: tuple[int, ...]) -> None:
-        """Frees slots; the ladder ends behind the last one held."""
+        """Frees slots. The ladder then ends behind the highest slot that is still leased."""
         self._held.difference_update(slots)
         self.ladder_size = max(self._held, default=-1) + 1
         self._free = [slot for slot in {*self._free, *slots} if slot < self.ladder_size]

@@ -12,11 +12,11 @@ from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.connection import HEARTBEAT_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.keyring import Keyring
-from apexrl.types import Sample, StreamSpec
+from apexrl.types import Granularity, Sample, StreamSpec
 
 logger = logging.getLogger(__name__)
 
-APPLIED_PERIOD_UNROLLS = 64  # how often a learner that catches up says how far it is
+APPLIED_PERIOD_UNROLLS = 64  # a learner that catches up says how far it is after so many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class LogStart:
     spec: StreamSpec
     ring_unrolls: int
     next_number: int
-    continues: bool  # False: what was held before belongs to another log
+    continues: bool  # False: a replica from before belongs to another log
+    granularity: dict[str, Granularity]  # by wanted table: the items that its keys name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +62,9 @@ LogEvent = LogStart | LogAppend | LogBatch | LogFetched | wire.Statistics
 
 
 class LogClient:
-    """Follows the log and receives batches; whoever holds no replica leaves the log out.
+    """Follows the log and receives batches; a reader without a replica leaves the log out.
 
-    After a loss of contact it subscribes again from where it is, and asks only for what it lacks.
+    After a loss of contact it subscribes again from where it is, and asks only for the unrolls that it lacks.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class LogClient:
 
         Args:
           learner: a name for people to read.
-          batch_sizes: of the tables that batches are wanted of.
-          prefetch_batches: of each table, that may be on the way or not yet taken.
+          batch_sizes: by table, for those that batches are wanted from.
+          prefetch_batches: batches of each table that may be on the way or not yet taken.
         """
         self.waits_for = "replay_connection"
         self._connection = Connection(endpoint, keyring, context)
@@ -108,7 +109,7 @@ class LogClient:
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the next event of the log in order, or None when there is none in time.
 
-        Raises: PeerError when the server refuses us, WireError when it sends what cannot be read.
+        Raises: PeerError when the server refuses us, WireError when its message cannot be read.
         """
         self._keep_alive()
         received = self._connection.receive(timeout_milliseconds)
@@ -145,7 +146,7 @@ class LogClient:
                 return message
         return None
 
-    def take(self, table: str | None = None) -> None:
+    def batch_used(self, table: str | None = None) -> None:
         """A received batch (of the only table, if none is named) was used: the server may send another."""
         self._untaken[self._position(table)] -= 1
         self._demand()
@@ -166,14 +167,17 @@ class LogClient:
         return 0 if table is None else self._tables.index(table)
 
     def _start(self, message: wire.Subscribed) -> LogStart:
-        if len(message.next_batches) != len(self._tables):
+        if not len(message.next_batches) == len(message.granularity) == len(self._tables):
             raise WireError(f"{len(message.next_batches)} tables, {len(self._tables)} were asked for")
         self._log, self._life, self._ring_unrolls = message.log, message.life, message.ring_unrolls
         self._next_number = message.next_number
         self._next_batch = list(message.next_batches)
         self._subscribed = True
         self._demand()
-        return LogStart(message.log, message.spec, message.ring_unrolls, message.next_number, message.continues)
+        granularity = dict(zip(self._tables, message.granularity, strict=True))
+        return LogStart(
+            message.log, message.spec, message.ring_unrolls, message.next_number, message.continues, granularity
+        )
 
     def _is_next(self, message: wire.Batch) -> bool:
         """True when neither a batch nor an unroll was lost before this batch."""
@@ -197,9 +201,9 @@ class LogClient:
             self._subscribe()
 
     def _subscribe(self) -> None:
-        """Asks for the log from where we are. The answer may come late, behind what was sent before it."""
+        """Asks for the log from where we are. The answer may come late, behind older messages."""
         self._asked_seconds, self._patience_seconds = time.monotonic(), RESEND_SECONDS
-        self._request += 1  # what still comes of an older subscription is not for us
+        self._request += 1  # answers to an older subscription are void
         message = wire.Subscribe(
             wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
             self._log, self._life, self._ring_unrolls, self._next_number,
@@ -207,12 +211,15 @@ class LogClient:
         self._connection.send(message)
 
     def _batch(self, message: wire.Batch) -> LogBatch | None:
-        table = self._tables[message.table]
+        table, size = self._tables[message.table], self._wants[message.table].batch_size
         try:
-            return LogBatch(table, message.sample())
+            sample = message.sample()
+            if len(sample.keys) != size:  # memory for batches is made once, for this size
+                raise WireError(f"{len(sample.keys)} keys of table {table}, {size} were asked for")
+            return LogBatch(table, sample)
         except WireError as error:
             logger.warning("a batch is dropped: %s", error)
-            self.take(table)
+            self.batch_used(table)
             return None
 
     def _demand(self) -> None:

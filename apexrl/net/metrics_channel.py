@@ -44,7 +44,7 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     """The metrics of one process, by tag."""
 
     sender: Name
-    run: Name  # of the parameters in use, or the replay's log
+    run: Name  # the run of the parameters in use, or the replay's log
     scalars: Annotated[dict[Tag, float], msgspec.Meta(max_length=MAX_TAGS)]
 
 
@@ -52,16 +52,16 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
     """Whole games played with one version of the parameters."""
 
     params_version: Count
-    epsilon: Share
+    exploration: Share
     returns: Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     steps: Annotated[tuple[Games, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     run: Name = ""
-    checksum: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # of the parameters as they were published
+    checksum: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # for the parameters as they were published
     parameters: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)] = b""  # so that the best can be kept
     picture: Annotated[bytes, msgspec.Meta(max_length=MAX_PICTURE_BYTES)] = b""  # PNG
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns the scalars of this evaluation by tag."""
         returns = np.array(self.returns)
         values = (returns.mean(), np.median(returns), returns.min(), returns.max(), np.mean(self.steps))
@@ -81,7 +81,7 @@ def checksum(encoded: bytes) -> bytes:
 
 
 class MetricsClient:
-    """Sends reports and never waits: while the learner is away a few are kept, the rest dropped. Of one thread."""
+    """Sends reports and never waits: without a learner it keeps a few and drops the rest. Owned by one thread."""
 
     def __init__(self, endpoint: str, sender: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
         self.run = ""  # reports begin when their run is known
@@ -124,11 +124,11 @@ class MetricsServer:
         self.runs: frozenset[str] = frozenset()  # whose reports are taken: none before the learner knows its own
         self.dropped: collections.Counter[str] = collections.Counter()
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PULL)
-        self._socket.rcvhwm = 8  # of each sender
+        self._socket.rcvhwm = 8  # for each sender
         self.endpoint = bind(self._socket, host, port, keyring, ("actor", "replay"))
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
-        self._tags: dict[str, str] = {}  # of the living
+        self._tags: dict[str, str] = {}  # those of living processes
         self._evaluations: list[Evaluation] = []
         self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_VERSIONS)
         self._published: collections.OrderedDict[int, bytes] = collections.OrderedDict()  # checksums by version
@@ -173,16 +173,16 @@ class MetricsServer:
             evaluations, self._evaluations = self._evaluations, []
         return evaluations
 
-    def figures(self) -> dict[str, float]:
-        """Returns the latest metrics of the living processes, combined by tag, and counts of what was dropped."""
+    def latest(self) -> dict[str, float]:
+        """Returns the latest metrics of the living processes, combined by tag, and counts of dropped messages."""
         values = collections.defaultdict(list)
         with self._lock:
             self._forget_the_dead()
             for _, scalars in self._latest.values():
                 for tag, value in scalars.items():
                     values[tag].append(value)
-        figures = {tag: sum(v) if tag.endswith(ADDED_UP) else sum(v) / len(v) for tag, v in values.items()}
-        return figures | {f"system/dropped_reports/{reason}": float(n) for reason, n in self.dropped.items()}
+        metrics = {tag: sum(v) if tag.endswith(ADDED_UP) else sum(v) / len(v) for tag, v in values.items()}
+        return metrics | {f"system/dropped_reports/{reason}": float(n) for reason, n in self.dropped.items()}
 
     def close(self) -> None:
         """Ends the thread."""

@@ -1,4 +1,4 @@
-"""What the replay service has to say: messages to send, and what it dropped and why."""
+"""The replay service's outgoing messages, and its counts of dropped messages by reason."""
 
 import collections
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outgoing(NamedTuple):
-    """One message to a peer; `role` names the socket."""
+    """One message to a peer. Its `role` chooses the socket."""
 
     role: str  # "actor" or "learner"
     peer: bytes
@@ -19,7 +19,7 @@ class Outgoing(NamedTuple):
 
 
 class Outbox:
-    """Collects messages until the server takes them; counts what was dropped."""
+    """Collects messages until the server sends them, and counts dropped ones by kind and reason."""
 
     def __init__(self) -> None:
         self.messages: list[Outgoing] = []
@@ -30,17 +30,17 @@ class Outbox:
         self.messages.append(Outgoing(role, peer, (wire.encode(message), *attachments)))
 
     def refuse(self, role: str, peer: bytes, reason: str) -> None:
-        """Counts a peer that is not served, and tells it why."""
+        """Counts a refused peer, and queues the reason for it."""
         self._count("refused", f"{role} {mark_of(peer)}: {reason}")
         self.send(role, peer, wire.Refused(reason[:2000]))
 
     def drop(self, role: str, peer: bytes, kind: str, reason: str) -> None:
-        """Counts a message that was dropped, and tells its sender why."""
+        """Counts a dropped message, and queues the reason for its sender."""
         self._count(kind, f"{role} {mark_of(peer)}: {reason}")
         self.send(role, peer, wire.Dropped(f"{kind}: {reason}"[:2000]))
 
-    def take(self) -> list[Outgoing]:
-        """Returns what is to be sent, and forgets it."""
+    def drain(self) -> list[Outgoing]:
+        """Returns the queued messages and empties the queue."""
         messages, self.messages = self.messages, []
         return messages
 

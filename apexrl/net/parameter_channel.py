@@ -1,7 +1,7 @@
-"""Parameters from the learner to everybody who acts; the newest wins.
+"""The parameter channel: from the learner to all actors and evaluators; the newest value wins.
 
-A subscriber keeps only the newest message in its socket (CONFLATE). It says that it is there once a second, and the
-publisher gives each connection that it heard of every value once. Nothing that a peer says takes memory.
+A subscriber keeps only the newest message in its socket (CONFLATE). Once a second it says that it is there. The
+publisher sends each value once to each connection that it has heard of. It stores nothing of a peer's messages.
 """
 
 import contextlib
@@ -21,35 +21,35 @@ logger = logging.getLogger(__name__)
 HELLO = b"\x01"
 HELLO_SECONDS = 1.0
 MAX_HEARD_BYTES = 1024  # a CURVE handshake needs more than 256
-MAX_HEARD_AT_ONCE = 1000  # messages, before values are sent again
-MAX_SUBSCRIBERS = 16_384  # connections; others have to wait until one of them ends
-REPEAT_SECONDS = 30.0  # without a new value the last one is sent again: a sign of life
+MAX_HEARD_AT_ONCE = 1000  # messages read in a row before values are sent again
+MAX_SUBSCRIBERS = 16_384  # connections; further ones wait until one of these ends
+REPEAT_SECONDS = 30.0  # after so long without a new value, the last one is sent again as a sign of life
 POLL_MILLISECONDS = 20
 WARNING_SECONDS = 10.0
 
 
 class ParameterPublisher:
-    """Publishes encoded parameters; whoever makes it runs `run` in a thread, which alone uses the socket."""
+    """Publishes encoded parameters. Its owner runs `run` in a thread, and only that thread uses the socket."""
 
     def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
         """Binds the port; with a keyring only actors may subscribe.
 
-        Raises: ConfigError when it cannot be had.
+        Raises: ConfigError when the port cannot be bound.
         """
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say who is gone, and whose queue is full
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send raises when the peer is gone or its queue is full
         self._socket.maxmsgsize = MAX_HEARD_BYTES
         self._socket.rcvhwm = 4
         self._socket.sndhwm = 1
         self.endpoint = bind(self._socket, host, port, keyring, ("actor",))
         self._last: bytes | None = None
-        self._told: dict[bytes, int] = {}  # by connection: the round in which it was sent a value, 0 before the first
+        self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False
         self._closed = threading.Event()
 
     def publish(self, encoded: bytes) -> None:
-        """Replaces the last value and sends it to all subscribers soon."""
+        """Replaces the value; the thread sends it to all subscribers soon."""
         self._last = encoded
 
     def close(self) -> None:
@@ -57,8 +57,8 @@ class ParameterPublisher:
         self._closed.set()
 
     def run(self) -> None:
-        """Publishes until closed; the body of the thread."""
-        number, value, began = 0, None, 0.0  # of the round in which all are sent the value
+        """Sends values to subscribers until `close` is called. This is the body of the thread."""
+        number, value, began = 0, None, 0.0  # the current round: its number, value and start
         while not self._closed.is_set():
             self._hear()
             last, now = self._last, time.monotonic()
@@ -69,7 +69,7 @@ class ParameterPublisher:
         self._socket.close()
 
     def _hear(self) -> None:
-        """Waits a moment for subscribers, and takes in who is new."""
+        """Waits a moment for messages of subscribers, and adds the new ones."""
         timeout = POLL_MILLISECONDS
         for _ in range(MAX_HEARD_AT_ONCE):
             frames = receive(self._socket, timeout)
@@ -89,7 +89,7 @@ class ParameterPublisher:
             )
 
     def _send(self, number: int, encoded: bytes) -> None:
-        """Sends the value of a round to all who do not have it; one who is busy with an older one gets it later."""
+        """Sends the value of a round to all who lack it. A subscriber with a full queue gets it later."""
         for peer in [peer for peer, told in self._told.items() if told != number]:
             try:
                 send(self._socket, [peer, encoded])
@@ -106,7 +106,7 @@ class ParameterSubscriber:
     """Fetches the newest parameters. Belongs to one thread."""
 
     def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
-        """Connects and waits for nobody."""
+        """Connects, without waiting for the publisher."""
         self.endpoint = endpoint
         self.num_dropped = 0
         self._warned = -WARNING_SECONDS
@@ -118,13 +118,13 @@ class ParameterSubscriber:
         self._say_hello()
 
     def fetch_encoded(self, timeout_milliseconds: int = 0) -> bytes | None:
-        """Returns the newest parameters as they were sent, None when nothing came in time."""
+        """Returns the newest parameters, still encoded, None when none come in time."""
         self._say_hello()
         frames = receive(self._socket, timeout_milliseconds)
         return None if frames is None else frames[0]
 
     def _say_hello(self) -> None:
-        """Makes the publisher hear of this connection, which may be a new one."""
+        """Announces this connection, which may be a new one, to the publisher."""
         now = time.monotonic()
         if now >= self._said + HELLO_SECONDS:
             self._said = now
@@ -132,7 +132,7 @@ class ParameterSubscriber:
                 self._socket.send(HELLO, zmq.NOBLOCK)
 
     def fetch(self, timeout_milliseconds: int = 0) -> Parameters | None:
-        """Returns the newest parameters if they came since the last call, else None; malformed ones are dropped."""
+        """Returns the newest parameters if any came since the last call, else None. Malformed ones are dropped."""
         encoded = self.fetch_encoded(timeout_milliseconds)
         if encoded is None:
             return None
@@ -143,7 +143,7 @@ class ParameterSubscriber:
             return None
 
     def drop(self, error: WireError) -> None:
-        """Counts parameters that cannot be used, and says so now and then."""
+        """Counts unusable parameters, and logs a warning at most every WARNING_SECONDS."""
         self.num_dropped += 1
         now = time.monotonic()
         if now >= self._warned + WARNING_SECONDS:
@@ -156,7 +156,7 @@ class ParameterSubscriber:
 
 
 def relay(upstream: str, publisher: ParameterPublisher, stop: threading.Event, keyring: Keyring | None) -> None:
-    """Passes parameters on to the workers of a host, so that the host fetches them once. Runs until `stop` is set."""
+    """Forwards parameters to the workers of a host until `stop` is set, so that the host fetches them once."""
     subscriber = ParameterSubscriber(upstream, keyring)
     while not stop.is_set():
         encoded = subscriber.fetch_encoded(200)

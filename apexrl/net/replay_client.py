@@ -1,7 +1,7 @@
-"""The replay as a service: sample keys, fetch unrolls by number, update priorities, read statistics. Of one thread.
+"""The replay as a service: sample keys, fetch unrolls by number, update priorities, read statistics.
 
-For programs that hold no replica of the log: a learner of another algorithm, a tool. Every call has a deadline; after a
-restart of the server it goes on by itself. Inserting is `InsertClient`'s.
+It is for programs that hold no replica of the log: a learner of another algorithm, a tool. One thread owns a client.
+Every call has a deadline. After a restart of the server it goes on by itself. Inserting is `InsertClient`'s.
 """
 
 import collections
@@ -18,7 +18,7 @@ from apexrl.net import wire
 from apexrl.net.connection import POLL_MILLISECONDS
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import LogBatch, LogClient, LogEvent, LogFetched, LogStart
-from apexrl.types import Sample, StreamSpec, Unroll, UnrollHeader
+from apexrl.types import Granularity, Sample, StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec
 
 RESEND_SECONDS = 2.0  # without an answer this long a request is sent again
@@ -32,7 +32,7 @@ class StoredUnroll(NamedTuple):
 
 
 class ReplayClient:
-    """Reads a replay server; what it sampled and did not yet hand out is at most `prefetch_batches` old."""
+    """Reads a replay server. Batches that it hands out are at most `prefetch_batches` batches old."""
 
     def __init__(
         self,
@@ -46,11 +46,12 @@ class ReplayClient:
         """Connects and waits for nobody.
 
         Args:
-          endpoint: of the server's port for learners.
+          endpoint: the server's port for learners.
           name: for people to read.
-          batch_sizes: of the tables that will be sampled.
+          batch_sizes: by table, for those that will be sampled.
         """
         self.spec: StreamSpec | None = None
+        self.granularity: dict[str, Granularity] = {}  # by table: the items that its keys name; set by the first batch
         self._client = LogClient(endpoint, name, batch_sizes or {}, prefetch_batches, False, keyring, context)
         self._batches: dict[str, collections.deque[Sample]] = {t: collections.deque() for t in batch_sizes or {}}
         self._requests = itertools.count()
@@ -70,13 +71,13 @@ class ReplayClient:
     def sample(self, table: str, timeout_seconds: float) -> Sample:
         """Returns a batch: keys, probabilities and importance weights [B].
 
-        Keys of a priority table are unroll number * K + offset, of the others unroll numbers.
+        Keys of a table of transitions are unroll number * K + offset, those of a table of unrolls unroll numbers.
 
         Raises: KeyError when the table was not named at the start, PeerError when there is no batch in time.
         """
         batches = self._batches[table]
         self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
-        self._client.take(table)
+        self._client.batch_used(table)
         return batches.popleft()
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
@@ -100,9 +101,9 @@ class ReplayClient:
         finally:
             del self._answers[request]
         assert self.spec is not None
-        codec = UnrollCodec(self.spec)
+        codec, starts = UnrollCodec(self.spec), self.spec.unroll_starts
         return {
-            number: StoredUnroll(answer.insert.header(), codec.decode(answer.block))
+            number: StoredUnroll(answer.insert.header(starts), codec.decode(answer.block))
             for number, answer in found.items()
             if answer.insert is not None
         }
@@ -115,7 +116,7 @@ class ReplayClient:
             self._take(event)
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
-        """Returns the server's figures, and how it sees its peers.
+        """Returns the server's metrics, and how it sees its peers.
 
         Raises: PeerError when they do not come in time.
         """
@@ -151,12 +152,12 @@ class ReplayClient:
     def _take(self, event: LogEvent) -> None:
         match event:
             case LogStart():
-                self.spec = event.spec
+                self.spec, self.granularity = event.spec, event.granularity
                 if not event.continues:  # keys of another log mean nothing
                     for table, batches in self._batches.items():
                         while batches:
                             batches.pop()
-                            self._client.take(table)
+                            self._client.batch_used(table)
             case LogBatch():
                 self._batches[event.table].append(event.sample)
             case LogFetched():

@@ -28,13 +28,13 @@ LINGER_SECONDS = 0.02
 BUSY_MESSAGES = 2000
 MAX_MESSAGES_AT_ONCE = 1024
 MAX_BYTES_AT_ONCE = 32 * 2**20
-MAX_QUEUED_BY_PEER = 128  # messages; more are left in the peer's own queue
+MAX_QUEUED_BY_PEER = 128  # messages; further ones stay in the peer's own queue
 MAX_QUEUED_FOR_ACTOR = 256
-MAX_QUEUED_FOR_LEARNER = 1024  # more than demand lets be on the way
+MAX_QUEUED_FOR_LEARNER = 1024  # more than demand allows in flight
 
 
 class ReplayServer:
-    """Moves messages between the sockets and the service, and syncs its journal in a thread beside."""
+    """Moves messages between the sockets and the service. A second thread syncs the journal."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ReplayServer:
     ):
         """Recovers the journal, then binds both ports.
 
-        Raises: ConfigError when a port or the journal cannot be had; everything is given back then.
+        Raises: ConfigError when a port or the journal cannot be used; everything is released then.
         """
         self.service = ReplayService(config, seed, journal_dir, time.monotonic())
         self._config = config
@@ -56,7 +56,7 @@ class ReplayServer:
         self._failure: asyncio.Future[None] | None = None
         self._comes_again = False
         self._descriptors: dict[str, int] = {}
-        self._num_received = 0  # messages of this second, and a half of those before it
+        self._num_received = 0  # messages of this second, plus half of the count a second ago
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = {role: make_socket(self._context, zmq.ROUTER) for role in ("actor", "learner")}
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
@@ -71,7 +71,7 @@ class ReplayServer:
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set; at the end everything is on the disk."""
+        """Serves until `stop` is set, then writes everything to the disk."""
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
         self._linger = loop.call_soon(lambda: None)
@@ -104,7 +104,7 @@ class ReplayServer:
         self.service.close()
 
     def _wake_for_actors(self, loop: asyncio.AbstractEventLoop) -> None:
-        """While little is to be done inserts wait a moment for others: waking for each is most of their cost."""
+        """Lets inserts wait LINGER_SECONDS for others under low load, because waking for each is most of their cost."""
         if self._num_received > BUSY_MESSAGES:
             self._wake(loop)
             return
@@ -116,7 +116,7 @@ class ReplayServer:
         self._wake(loop)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serves what is there. A descriptor tells of a change once: while there is more, we come again."""
+        """Serves the waiting messages. The descriptor signals a change only once, so we return while there are more."""
         if self._comes_again:
             return
         try:
@@ -133,12 +133,12 @@ class ReplayServer:
         self._wake(loop)
 
     def _serve(self) -> bool:
-        """Takes what has come and sends what may be sent; returns whether there is more to do."""
+        """Receives waiting messages and sends allowed ones; returns whether there is more to do."""
         now = time.monotonic()
         for role, socket in self._sockets.items():
             self._drain(role, socket, now)
         has_more = self.service.advance()
-        for role, peer, frames in self.service.outbox.take():
+        for role, peer, frames in self.service.outbox.drain():
             with contextlib.suppress(zmq.Again):
                 send(self._sockets[role], (peer, *frames))
         return has_more or any(int(socket.getsockopt(_EVENTS)) & _READABLE for socket in self._sockets.values())
@@ -157,8 +157,8 @@ class ReplayServer:
                 return
 
     async def _keep_house(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Once a second gives up silent peers; now and then writes a line of figures."""
-        figures, reported = self.service.statistics(time.monotonic()), time.monotonic()
+        """Expires silent peers once a second, and logs a summary every SUMMARY_PERIOD_SECONDS."""
+        metrics, reported = self.service.statistics(time.monotonic()), time.monotonic()
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_SECONDS)
             now = time.monotonic()
@@ -167,12 +167,12 @@ class ReplayServer:
             self._num_received //= 2
             self._wake(loop)
             if now - reported >= SUMMARY_PERIOD_SECONDS:
-                before, figures = figures, self.service.statistics(now)
-                logger.info("%s", summary(figures, before, now - reported))
+                before, metrics = metrics, self.service.statistics(now)
+                logger.info("%s", summary(metrics, before, now - reported))
                 reported = now
 
     async def _keep_journal(self) -> None:
-        """Syncs the journal and writes snapshots in a thread: the disk never holds the service up."""
+        """Syncs the journal and writes snapshots in a thread, so that the disk never holds the service up."""
         config = self._config
         next_snapshot = time.monotonic() + config.journal_snapshot_seconds
         while True:

@@ -1,39 +1,39 @@
 """The replay service without its sockets: messages in, messages out. No clock, no torch.
 
-Feed it messages and the time with `receive`, call `advance` once for all that came, send what `outbox.take` gives, and
-call `expire` every second.
+Feed it messages and the time with `receive`, call `advance` once for all that came, send the messages of
+`outbox.drain`, and call `expire` every second.
 """
 
 import logging
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from apexrl.config import ReplayConfig, tables_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
 from apexrl.net.actor_sessions import ActorSessions
+from apexrl.net.insert_checks import InsertSizes, insert_arrays, why_impossible
 from apexrl.net.learner_sessions import LearnerSessions
 from apexrl.net.outbox import Outbox
-from apexrl.net.statistics import Vitals, figures_of, peers_of
+from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity, recover
-from apexrl.replay.log import Record
-from apexrl.replay.replay import Recorded, Replay
+from apexrl.replay.log import LogEntry
+from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
 PEER_TIMEOUT_SECONDS = 15.0
 STALLED_SECONDS = 5.0  # between two calls of `expire`, which should be one
-STATISTICS_PERIOD_SECONDS = 0.1  # within which all who ask get the same answer
+STATISTICS_PERIOD_SECONDS = 0.1  # all requests within it get the same answer
 
 
 class ReplayService:
     """Owns the replay and the sessions of its peers."""
 
     def __init__(self, config: ReplayConfig, seed: int, journal_dir: Path | None = None, now: float = 0.0):
-        """Starts with what the journal holds; without one the first actor's spec decides what the log holds.
+        """Starts with the journal's content. Without any, the first actor's spec becomes that of the log.
 
         Raises: ConfigError when the journal cannot be used, or the tables make no sense.
         """
@@ -71,14 +71,14 @@ class ReplayService:
             self._lock.close()
 
     def receive(self, role: str, peer: bytes, frames: list[bytes], now: float) -> None:
-        """Takes one message; what is malformed or out of place is dropped, counted, and answered."""
+        """Takes one message. One that is malformed or out of place is dropped, counted, and answered."""
         try:
             self._receive(role, peer, wire.decode_to_replay(frames), frames, now)
         except WireError as error:
             self.outbox.drop(role, peer, "malformed", str(error))
 
     def advance(self) -> bool:
-        """Stores what came, and sends what may be sent now: acknowledgements, unrolls, batches.
+        """Stores the inserts that came, and sends all that may go now: acknowledgements, unrolls, batches.
 
         Returns: whether there is more to be sent, after this is.
         """
@@ -87,16 +87,16 @@ class ReplayService:
         self.actors.store(self.replay)
         self.actors.acknowledge(self.replay)
         has_more = self.learners.send(self.replay)
-        self.actors.acknowledge(self.replay)  # what was sampled may let actors go on
+        self.actors.acknowledge(self.replay)  # these samples may let actors go on
         return has_more
 
     def expire(self, now: float) -> None:
-        """Gives up peers that were silent for too long, frees what they held, and tries a failed journal again."""
+        """Gives up peers that were silent for too long, frees all that they held, and tries a failed journal again."""
         elapsed, self._expired_seconds = now - self._expired_seconds, now
         for standing in self._peers(now):
             if standing.waits_for:
                 self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
-        if elapsed < STALLED_SECONDS:  # else it was this process that stood still, and what they said waits to be read
+        if elapsed < STALLED_SECONDS:  # else it was this process that stood still, and their messages wait to be read
             self._give_up_silent_peers(now)
         journal = self.replay.journal if self.replay is not None else None
         if self.actors.journal_fault and journal is not None and journal.is_writable():
@@ -118,8 +118,8 @@ class ReplayService:
         self.actors.fail(fault)
 
     def statistics(self, now: float) -> dict[str, float]:
-        """Returns the server's figures; totals count from the start of the log or of this process."""
-        return figures_of(self.replay, self.actors, self.learners, self.vitals, now)
+        """Returns the server's metrics; totals count from the start of the log or of this process."""
+        return metrics_of(self.replay, self.actors, self.learners, self.vitals, now)
 
     def _peers(self, now: float) -> tuple[wire.PeerStanding, ...]:
         return peers_of(self.replay, self.actors, self.learners, now)
@@ -128,26 +128,29 @@ class ReplayService:
         recovered = recover(directory)
         if recovered is None:
             return
-        identity, starts = recovered.identity, recovered.identity.spec.unroll_starts
+        identity, sizes = recovered.identity, InsertSizes(recovered.identity.spec)
         journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
-        recorded = []
+        unrolls = []
         for number, message, block in recovered.entries:
             try:
                 insert = wire.decode_insert(message)
-                priorities = wire.array_from(insert.priorities, np.float32)
+                self.actors.recover(insert.actor, insert.sequence)
+                if wrong := sizes.why_wrong(insert):
+                    raise WireError(wrong)
+                priorities, valid, faults = insert_arrays([insert], sizes)
+                if faults:
+                    raise WireError(faults[0])
             except WireError as error:
                 logger.error("unroll %d in %s is not used: %s", number, directory, error)
                 continue
-            self.actors.recover(insert.actor, insert.sequence)
-            if len(priorities) == starts:
-                record = Record(message, block, int((priorities > 0).sum()), now)
-                recorded.append(Recorded(number, record, priorities))
-        replay.restore(recorded, recovered.end_number, directory)
+            entry = LogEntry(message, block, int(valid.sum()), now)
+            unrolls.append(RecoveredUnroll(number, entry, priorities[0], valid[0]))
+        replay.restore(unrolls, recovered.end_number, directory)
         self.replay = replay
         logger.info(
             "recovered %d unrolls (%d transitions) from %s, up to number %d, life %d of log %s",
-            len(recorded), replay.log.num_transitions, directory, recovered.end_number, identity.life, identity.log,
+            len(unrolls), replay.log.num_transitions, directory, recovered.end_number, identity.life, identity.log,
         )  # fmt: skip
 
     def _begin(self, spec: StreamSpec) -> Replay:
@@ -219,11 +222,5 @@ def why_refuse(protocol: int, spec: StreamSpec, held: StreamSpec | None) -> str:
     if protocol != wire.PROTOCOL:
         return why_other_protocol(protocol)
     if held is not None and spec != held:
-        return f"the log holds {held}, you bring {spec}: use the same --env and --n-steps everywhere"
-    if not (spec.unroll_starts >= 1 and spec.n_steps >= 0 and spec.stacked_frames >= 1 and spec.num_actions >= 1):
-        return f"counts below 1 in {spec}"
-    if min(spec.frame_shape, default=1) < 1:
-        return f"frames of shape {spec.frame_shape} are not supported"
-    if spec.unroll_bytes > wire.MAX_MESSAGE_BYTES // 2 or spec.unroll_starts > wire.MAX_BATCH:
-        return f"an unroll of {spec.unroll_bytes} bytes is larger than a message may be: lower --unroll-starts"
-    return ""
+        return f"the log holds {held}, you bring {spec}: use the same --env, --agent and algorithm flags everywhere"
+    return why_impossible(spec)

@@ -1,7 +1,7 @@
-"""Several replay servers side by side, each with a log of its own, as one: `ShardedReplayClient`. Of one thread.
+"""Several replay servers, each with its own log, read as one service: `ShardedReplayClient`. Belongs to one thread.
 
-An actor process inserts into one of them, chosen by its name (`shard_of`). Readers see keys and unroll numbers that
-carry their shard: key * shards + shard. Batches come from the shards in turn, so all of them should hold as much.
+An actor process inserts into one shard, chosen by its name (`shard_of`). Readers see keys and unroll numbers that carry
+their shard: key * shards + shard. Batches come from the shards in turn, so all shards should hold about as much.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from apexrl.types import Sample
 
 
 def shard_of(actor: str, num_shards: int) -> int:
-    """Returns the shard that an actor inserts into: always the same for a name."""
+    """Returns the shard that an actor inserts into. A name always gets the same shard."""
     return zlib.crc32(actor.encode()) % num_shards
 
 
 class ShardedReplayClient:
-    """A `ReplayClient` of several servers. One that is away is left out while the others have batches."""
+    """A `ReplayClient` of several servers. It skips a server that is away while the others have batches."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class ShardedReplayClient:
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
     ):
-        """Connects to all and waits for nobody; the order of the endpoints has to stay the same.
+        """Connects to all servers and waits for none. The order of the endpoints has to stay the same.
 
-        Raises: ValueError when there is none.
+        Raises: ValueError when there is no endpoint.
         """
         if not endpoints:
             raise ValueError("at least one endpoint is needed")
@@ -47,7 +47,7 @@ class ShardedReplayClient:
         self._turns = itertools.cycle(range(len(self.shards)))
 
     def sample(self, table: str, timeout_seconds: float) -> Sample:
-        """Returns a batch of the next shard that has one; probabilities are over all shards, weights within one.
+        """Returns a batch of the next shard that has one. Probabilities are over all shards, weights within the shard.
 
         Raises: PeerError when no shard has a batch in time.
         """
@@ -64,7 +64,7 @@ class ShardedReplayClient:
         raise PeerError("; ".join(reasons))
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
-        """Returns unrolls by number, decoded; those that no log holds are left out.
+        """Returns decoded unrolls by number, without those that no log holds.
 
         Raises: PeerError when they do not come in time, WireError when one cannot be decoded.
         """
@@ -77,7 +77,7 @@ class ShardedReplayClient:
         return found
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities [B] of keys [B] to the shards that gave them."""
+        """Sends new priorities [B] of keys [B] to the shards that the keys came from."""
         count = len(self.shards)
         for shard, client in enumerate(self.shards):
             of_shard = keys % count == shard
@@ -85,14 +85,14 @@ class ShardedReplayClient:
                 client.update_priorities(table, keys[of_shard] // count, priorities[of_shard])
 
     def statistics(self, timeout_seconds: float) -> list[wire.Statistics]:
-        """Returns the figures of each shard.
+        """Returns the statistics of each shard.
 
         Raises: PeerError when they do not come in time.
         """
         return [client.statistics(timeout_seconds) for client in self.shards]
 
     def close(self) -> None:
-        """Says goodbye to all."""
+        """Says goodbye to all servers and closes the sockets."""
         for client in self.shards:
             client.close()
 

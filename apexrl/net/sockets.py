@@ -1,4 +1,4 @@
-"""How every socket of the system is made: bounded messages, no lingering, dead links noticed, keys checked."""
+"""The sockets of all roles: messages are bounded, nothing lingers, dead links are noticed, keys are checked."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ LOOPBACK = ("127.", "localhost", "::1")
 
 
 def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) -> zmq.Socket:
-    """Returns a socket with the options that all roles share. It belongs to the thread that uses it."""
+    """Returns a socket with the options that all roles share. Only one thread may use it."""
     socket = context.socket(kind)
     socket.linger = 0
     socket.maxmsgsize = MAX_MESSAGE_BYTES
@@ -42,12 +42,12 @@ def bind(
 ) -> str:
     """Binds to host:port (port 0: any free one) and returns the endpoint.
 
-    Dead links are noticed by TCP, and by the heartbeats of those who connect. A socket that binds sends none: libzmq
-    4.3.5 aborts the process when it is to send one to a peer that died while the queue from it was full.
+    TCP notices dead links, and so do the ZMTP heartbeats of the sockets that connect. A socket that binds sends none.
+    libzmq 4.3.5 aborts the process when it has to send one to a peer that died while the queue from it was full.
 
     Args:
-      keyring: with it only owners of the keys of these client roles may connect.
-    Raises: ConfigError when the address cannot be had; the socket is closed then.
+      keyring: with it only owners of the keys of the roles in `clients` may connect.
+    Raises: ConfigError when the address cannot be bound; the socket is closed then.
     """
     if keyring is not None:
         with _closed_on_error(socket):
@@ -70,7 +70,7 @@ def bind(
 
 
 def connect(socket: zmq.Socket, endpoint: str, keyring: Keyring | None = None, server: str = "") -> None:
-    """Connects; with a keyring only to the owner of that server role's key.
+    """Connects to an endpoint; with a keyring, only to the owner of the server role's key.
 
     Raises: ConfigError when a key is missing; the socket is closed then.
     """
@@ -92,19 +92,19 @@ def _closed_on_error(socket: zmq.Socket) -> Iterator[None]:
 
 
 def receive(socket: zmq.Socket, timeout_milliseconds: int = 0) -> list[bytes] | None:
-    """Returns the frames of the next message, None when there is none in time."""
+    """Returns the frames of the next message, None when none comes in time."""
     for attempt in range(2):
         try:
             return socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
-            # A poll may find a message that is gone when it is asked for: its connection was closed.
+            # A message that poll announced may be gone when we read it, because its connection was closed.
             if attempt or timeout_milliseconds <= 0 or not socket.poll(timeout_milliseconds):
                 return None
     return None
 
 
 def send(socket: zmq.Socket, frames: Sequence[bytes]) -> None:
-    """Sends one message without waiting: half the time of pyzmq's `send_multipart`.
+    """Sends one message without waiting, in half the time of pyzmq's `send_multipart`.
 
     Raises: zmq.Again when the queue is full.
     """
@@ -114,7 +114,7 @@ def send(socket: zmq.Socket, frames: Sequence[bytes]) -> None:
 
 
 class HandshakeMonitor:
-    """Notices that a server does not let a client's socket in, which the socket itself never says."""
+    """Notices that the handshake with a server fails, which the client's socket itself never reports."""
 
     def __init__(self, socket: zmq.Socket):
         self._monitor = socket.get_monitor_socket(HANDSHAKE_FAULTS)
@@ -122,7 +122,7 @@ class HandshakeMonitor:
         self._socket = socket
 
     def fault(self) -> str:
-        """Returns what went wrong since the last call, or an empty string."""
+        """Returns the handshake's failure since the last call, or an empty string."""
         found = ""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
@@ -133,7 +133,7 @@ class HandshakeMonitor:
         return found
 
     def close(self) -> None:
-        """Ends the watch; before the socket is closed."""
+        """Ends the watch. Call it before the socket is closed."""
         self._socket.disable_monitor()
         self._monitor.close()
 

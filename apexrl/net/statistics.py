@@ -1,4 +1,4 @@
-"""What a replay service says of itself: figures by name, its peers, and a line for the log."""
+"""The report of a replay service about itself: metrics by name, its peers, and a line for the log."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ QUANTILES = (10, 50, 90)
 
 @dataclasses.dataclass
 class Vitals:
-    """What the owner of a service measures of it."""
+    """Measurements that the owner of a service takes of it."""
 
     memory_bytes: int = 0
     synced_seconds: float = 0.0  # when the journal was last synced
@@ -22,30 +22,30 @@ class Vitals:
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
-def figures_of(
+def metrics_of(
     replay: Replay | None, actors: ActorSessions, learners: LearnerSessions, vitals: Vitals, now: float
 ) -> dict[str, float]:
-    """Returns the figures by name: counts, bytes, seconds; samples and inserts since the log began.
+    """Returns the metrics by name: counts, bytes, seconds; samples and inserts since the log began.
 
     Figures of one table are named table/NAME/...; its counts are of transitions, or of unrolls if it holds those.
     `transitions_inserted` counts those of the log, whatever tables sample it. `transitions_sampled` adds up all tables,
     an unroll as its unroll_starts transitions. `samples_per_insert` adds up the tables' own: how often a transition is
     sampled in all.
     """
-    figures: dict[str, float] = {
+    metrics: dict[str, float] = {
         "actors": len(actors.sessions),
         "learners": len(learners.sessions),
         "slots": actors.leases.ladder_size,
         "memory_bytes": vitals.memory_bytes,
     }
-    figures |= {f"dropped_{kind}": float(count) for kind, count in vitals.dropped.items()}
-    figures |= {f"waited_seconds_{what}": seconds for what, seconds in vitals.waited_seconds.items()}
+    metrics |= {f"dropped_{kind}": float(count) for kind, count in vitals.dropped.items()}
+    metrics |= {f"waited_seconds_{what}": seconds for what, seconds in vitals.waited_seconds.items()}
     if replay is None:
-        return figures
+        return metrics
     log = replay.log
     oldest = log.get(log.first_number)
     followers = [session for session in learners.sessions.values() if session.follows_log]
-    figures |= {
+    metrics |= {
         "size": log.num_transitions,
         "fill": log.num_transitions / replay.config.capacity,
         "age_seconds": now - oldest.arrived_seconds if oldest is not None else 0.0,
@@ -58,14 +58,14 @@ def figures_of(
         "journal_failed": float(bool(actors.journal_fault)),
     }
     if replay.journal is not None:
-        figures |= {
+        metrics |= {
             "journal_bytes": replay.journal.num_bytes,
             "journal_unsynced_bytes": replay.journal.unsynced_bytes,
             "journal_unsynced_seconds": now - vitals.synced_seconds,
         }
     for name, table in replay.tables.items():
-        figures |= {f"table/{name}/{what}": value for what, value in _table_figures(table).items()}
-    return figures
+        metrics |= {f"table/{name}/{what}": value for what, value in _table_metrics(table).items()}
+    return metrics
 
 
 def peers_of(
@@ -87,52 +87,52 @@ def peers_of(
     )
 
 
-def summary(figures: dict[str, float], before: dict[str, float], seconds: float) -> str:
-    """Returns the line for the log, with rates since the figures before."""
+def summary(metrics: dict[str, float], before: dict[str, float], seconds: float) -> str:
+    """Returns the line for the log, with rates since the metrics before."""
 
     def rate(name: str) -> float:
-        return (figures.get(name, 0.0) - before.get(name, 0.0)) / max(seconds, 1e-9)
+        return (metrics.get(name, 0.0) - before.get(name, 0.0)) / max(seconds, 1e-9)
 
     waits = {
         name.removeprefix("waited_seconds_"): (value - before.get(name, 0.0)) / seconds
-        for name, value in figures.items()
+        for name, value in metrics.items()
         if name.startswith("waited_seconds_")
     }
-    dropped = {name.removeprefix("dropped_"): int(value) for name, value in figures.items() if "dropped_" in name}
+    dropped = {name.removeprefix("dropped_"): int(value) for name, value in metrics.items() if "dropped_" in name}
     parts = [
-        f"{figures.get('size', 0):,.0f} transitions ({figures.get('fill', 0):.0%})",
-        f"oldest {figures.get('age_seconds', 0):.0f} s",
+        f"{metrics.get('size', 0):,.0f} transitions ({metrics.get('fill', 0):.0%})",
+        f"oldest {metrics.get('age_seconds', 0):.0f} s",
         f"in {rate('transitions_inserted'):,.0f}/s, out {rate('transitions_sampled'):,.0f}/s",
-        f"{figures['actors']:.0f} actors, {figures['learners']:.0f} learners",
-        f"{figures.get('unrolls_not_applied', 0):.0f} unrolls on the way",
+        f"{metrics['actors']:.0f} actors, {metrics['learners']:.0f} learners",
+        f"{metrics.get('unrolls_not_applied', 0):.0f} unrolls on the way",
     ]
     parts += [f"{what.replace('_', ' waits for ', 1)} {share:.0%}" for what, share in waits.items() if share >= 0.005]
-    if "journal_bytes" in figures:
+    if "journal_bytes" in metrics:
         parts.append(
-            f"journal {figures['journal_bytes'] / 1e6:.1f} MB, {figures['journal_unsynced_bytes'] / 1e6:.2f} MB to sync"
+            f"journal {metrics['journal_bytes'] / 1e6:.1f} MB, {metrics['journal_unsynced_bytes'] / 1e6:.2f} MB to sync"
         )
     parts += [f"dropped {count} {kind}" for kind, count in dropped.items()]
-    parts.append(f"memory {figures['memory_bytes'] / 1e6:.0f} MB")
+    parts.append(f"memory {metrics['memory_bytes'] / 1e6:.0f} MB")
     return "; ".join(parts)
 
 
 def _transitions_sampled(table: Table, replay: Replay) -> int:
-    return table.limiter.sampled * (1 if isinstance(table, PriorityTable) else replay.spec.unroll_starts)
+    return table.limiter.sampled * (1 if table.granularity == "transitions" else replay.spec.unroll_starts)
 
 
-def _table_figures(table: Table) -> dict[str, float]:
-    figures: dict[str, float] = {
+def _table_metrics(table: Table) -> dict[str, float]:
+    metrics: dict[str, float] = {
         "inserted": table.limiter.inserted,
         "sampled": table.limiter.sampled,
         "samples_per_insert": table.limiter.samples_per_insert_so_far(),
     }
     if isinstance(table, FifoTable):
-        figures["missed"] = table.num_missed
+        metrics["missed"] = table.num_missed
     if isinstance(table, PriorityTable):
-        figures["stale_priorities"] = table.num_stale
+        metrics["stale_priorities"] = table.num_stale
         quantiles = table.priority_quantiles(tuple(q / 100 for q in QUANTILES))
-        figures |= {f"priority_quantile_{q}": float(v) for q, v in zip(QUANTILES, quantiles, strict=True)}
-    return figures
+        metrics |= {f"priority_quantile_{q}": float(v) for q, v in zip(QUANTILES, quantiles, strict=True)}
+    return metrics
 
 
 def _why_waiting(tables: list[TableSession], replay: Replay) -> str:

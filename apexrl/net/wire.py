@@ -18,17 +18,18 @@ import msgspec
 import numpy as np
 
 from apexrl.errors import WireError
-from apexrl.types import Count, Episode, Name, Sample, Share, SmallCount, StreamSpec, Text, UnrollHeader
+from apexrl.types import Count, Episode, Finite, Granularity, Name, Sample, SmallCount, StreamSpec, Text, UnrollHeader
 
 T = TypeVar("T")
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
 MAX_FETCH = 1024
 
 Array = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_BATCH)]
+Bits = Annotated[bytes, msgspec.Meta(max_length=MAX_BATCH // 8)]
 PerTable = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_TABLES)]
 
 
@@ -39,7 +40,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     actor: Name  # ends in the mark of its routing id (`identity`)
     num_streams: int
     spec: StreamSpec
-    first_sequence: Count  # of the oldest insert that it has not seen acknowledged
+    first_sequence: Count  # number of the oldest insert that it has not seen acknowledged
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
@@ -60,18 +61,31 @@ class Insert(msgspec.Struct, tag=True, frozen=True):
     stream: SmallCount
     first_step: Count
     params_version: Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
-    epsilon: Share
-    priorities: Array  # float32 [K]
+    exploration: Finite
+    valid: Bits  # K bits, the first one the highest of its byte: a transition starts there
+    priorities: Array  # float32 [P]
     episodes: Annotated[tuple[Episode, ...], msgspec.Meta(max_length=MAX_BATCH)] = ()
 
-    def header(self) -> UnrollHeader:
-        """Returns the header as a record; the caller has checked the length of the priorities."""
-        priorities = np.frombuffer(self.priorities, np.float32)
-        return UnrollHeader(self.stream, self.first_step, self.params_version, self.epsilon, priorities, self.episodes)
+    def header(self, unroll_starts: int) -> UnrollHeader:
+        """Returns the header as a record.
+
+        Raises: WireError when `valid` or the priorities have a wrong length.
+        """
+        if len(self.valid) != num_valid_bytes(unroll_starts):
+            raise WireError(f"{len(self.valid)} bytes of valid for {unroll_starts} starts")
+        return UnrollHeader(
+            self.stream,
+            self.first_step,
+            self.params_version,
+            self.exploration,
+            np.unpackbits(np.frombuffer(self.valid, np.uint8), count=unroll_starts).view(bool),
+            array_from(self.priorities, np.float32),
+            self.episodes,
+        )
 
 
 class Acknowledge(msgspec.Struct, tag=True, frozen=True):
-    """What is stored of an actor's inserts, and how far it may go on: cumulative, so that a lost one does no harm."""
+    """An actor's stored inserts, and how far it may go on. It is cumulative, so that a lost one does no harm."""
 
     stored_sequence: int
     allowed_sequence: int
@@ -99,22 +113,23 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     wants: Annotated[tuple[Want, ...], msgspec.Meta(max_length=MAX_TABLES)]
     follows_log: bool
     log: Name  # the log of which it holds a replica, or empty
-    life: Count  # of the server when the replica was last fed
-    ring_unrolls: Count  # of the replica
+    life: Count  # life of the server when the replica was last fed
+    ring_unrolls: Count  # size of the replica
     next_number: Count  # the first unroll that it lacks of that log
 
 
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
-    """What the learner needs to hold a replica, and which unroll and which batches come next."""
+    """The answer to a Subscribe: how to hold a replica, and which unroll and which batches come next."""
 
     request: int
     log: str
     life: int  # counts the starts of a server over this log
-    continues: bool  # False: what the learner held is of another log, it starts over
+    continues: bool  # False: the learner's replica is of another log, it starts over
     spec: StreamSpec
     ring_unrolls: int
     next_number: int
     next_batches: tuple[int, ...]  # by wanted table
+    granularity: tuple[Granularity, ...]  # by wanted table: the items that its keys name
 
 
 class Demand(msgspec.Struct, tag=True, frozen=True):
@@ -131,11 +146,11 @@ class Append(msgspec.Struct, tag=True, frozen=True):
 
 
 class Batch(msgspec.Struct, tag=True, frozen=True):
-    """A sampled batch; to who follows the log it names only unrolls that were sent before it."""
+    """A sampled batch. A peer that follows the log has got every unroll that it names."""
 
     table: SmallCount  # position among the wanted ones
     index: Count  # counts the batches of this table since the learner subscribed
-    next_number: Count  # unrolls before it were sent before; who lacks one has lost it
+    next_number: Count  # unrolls before it were sent before; a peer that lacks one has lost it
     keys: bytes  # int64 [B]
     probabilities: bytes  # float64 [B]
     weights: bytes  # float32 [B]
@@ -156,7 +171,7 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
 
 
 class UpdatePriorities(msgspec.Struct, tag=True, frozen=True):
-    """New priorities of sampled transitions."""
+    """New priorities of sampled keys."""
 
     table: SmallCount  # position among the wanted ones
     keys: Array  # int64 [B]
@@ -164,14 +179,14 @@ class UpdatePriorities(msgspec.Struct, tag=True, frozen=True):
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """What a learner waits for; sent when it changes."""
+    """The reason why a learner waits. The server sends it when it changes."""
 
     table: SmallCount
     reason: str
 
 
 class Standing(msgspec.Struct, tag=True, frozen=True):
-    """The answer to a learner's heartbeat: what it must have by now if nothing was lost, and what it waits for."""
+    """The answer to a learner's heartbeat: its position if nothing was lost, and why it waits."""
 
     next_number: int
     next_batches: tuple[int, ...]
@@ -194,7 +209,7 @@ class Fetched(msgspec.Struct, tag=True, frozen=True):
 
 
 class AskStatistics(msgspec.Struct, tag=True, frozen=True):
-    """Asks for the server's figures."""
+    """Asks for the server's metrics."""
 
     request: Count
 
@@ -209,10 +224,10 @@ class PeerStanding(msgspec.Struct, frozen=True):
 
 
 class Statistics(msgspec.Struct, tag=True, frozen=True):
-    """The server's figures and its peers."""
+    """The server's metrics and its peers."""
 
     request: int
-    figures: dict[str, float]
+    metrics: dict[str, float]
     peers: tuple[PeerStanding, ...]
 
 
@@ -233,7 +248,7 @@ class Stranger(msgspec.Struct, tag=True, frozen=True):
 
 
 class Goodbye(msgspec.Struct, tag=True, frozen=True):
-    """The peer leaves; what it held may be given to others."""
+    """The peer leaves. Its slots may be given to others."""
 
 
 ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Fetch | AskStatistics | Goodbye
@@ -241,7 +256,7 @@ FromReplay = (
     Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Fetched | Statistics
     | Dropped | Refused | Stranger
 )  # fmt: skip
-MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises for bytes of a stranger
+MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # errors of msgspec for bytes of a stranger
 NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2, Fetched: 2}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -279,6 +294,11 @@ def decode_insert(frame: bytes) -> Insert:
     if not isinstance(message, Insert):
         raise WireError(f"an insert was expected, not {type(message).__name__}")
     return message
+
+
+def num_valid_bytes(unroll_starts: int) -> int:
+    """Returns how many bytes `Insert.valid` has."""
+    return -(-unroll_starts // 8)
 
 
 def array_from(data: bytes, dtype: type) -> np.ndarray:

@@ -12,18 +12,18 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.files import replacing
-from apexrl.networks.parameters import Parameters, ParametersHeader
+from apexrl.networks.parameters import Identity, Parameters, ParametersHeader
 from apexrl.types import LogPosition, StreamSpec
 
 LATEST = "latest.safetensors"
 BEST = "best.safetensors"
+ACTING = "acting."  # begins the names of the tensors that actors use
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """How far a run is; totals over all its starts."""
+    """The progress of a run, in totals over all its starts."""
 
     updates: int = 0
     log: LogPosition = LogPosition()
@@ -44,21 +44,28 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
     """Everything of a checkpoint that is no tensor."""
 
     spec: StreamSpec
-    network: NetworkConfig
+    agent: str
+    network: str  # the configuration of the agent's network as JSON, see `networks.config`
     counters: Counters
     run: str = ""  # the run's id, which its parameters and reports carry
 
+    @property
+    def identity(self) -> Identity:
+        """The environment, the algorithm and the network of the tensors."""
+        return Identity(self.spec, self.agent, self.network)
+
 
 class Checkpoint(NamedTuple):
-    """What a file holds. A `best` file holds only the `online.` tensors."""
+    """The content of a file. A `best` file holds only the `acting.` tensors."""
 
     header: CheckpointHeader
     tensors: dict[str, Tensor]
 
     def parameters(self) -> Parameters:
-        """Returns the online network, as an actor uses it."""
-        header = ParametersHeader(self.header.counters.updates, self.header.spec, self.header.network, self.header.run)
-        tensors = {n.removeprefix("online."): t for n, t in self.tensors.items() if n.startswith("online.")}
+        """Returns the parameters that actors use."""
+        updates, run = self.header.counters.updates, self.header.run
+        header = ParametersHeader(updates, *self.header.identity, run)
+        tensors = {n.removeprefix(ACTING): t for n, t in self.tensors.items() if n.startswith(ACTING)}
         return Parameters(header, tensors)
 
 
@@ -125,7 +132,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(tensors: dict[str, Tensor]) -> None:
-    """Restores what `random_state` returned."""
+    """Restores the states that `random_state` returned."""
     if "random.cpu" in tensors:
         torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():

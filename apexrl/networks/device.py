@@ -1,9 +1,11 @@
-"""What a process computes on: the device, and the number type that is fastest there."""
+"""The device that a process computes on, and the number type that is fastest there."""
+
+from collections.abc import Callable
 
 import torch
 
 from apexrl.errors import ConfigError
-from apexrl.types import StreamSpec
+from apexrl.types import EnvironmentSpec
 
 
 def choose_device(name: str) -> torch.device:
@@ -24,7 +26,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def fastest_dtype(device: torch.device, spec: StreamSpec) -> torch.dtype:
+def fastest_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype:
     """Returns the type to compute in: bfloat16 for pictures where the hardware has it, else float32."""
     if len(spec.frame_shape) <= 1:
         return torch.float32
@@ -33,3 +35,9 @@ def fastest_dtype(device: torch.device, spec: StreamSpec) -> torch.dtype:
     else:
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+def autocast_for(device: torch.device, spec: EnvironmentSpec) -> Callable[[], torch.autocast]:
+    """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
+    enabled = fastest_dtype(device, spec) == torch.bfloat16
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled)

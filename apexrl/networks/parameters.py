@@ -9,22 +9,37 @@ import torch
 
 from apexrl.config import NetworkConfig
 from apexrl.errors import ApexError, WireError
-from apexrl.types import Name, StreamSpec
+from apexrl.networks.config import to_text
+from apexrl.types import Name, StreamSpec, Text
 
 _LENGTH = struct.Struct("<I")
 
 
+class Identity(NamedTuple):
+    """The environment, the algorithm and the network that tensors belong to."""
+
+    spec: StreamSpec
+    agent: str  # the family's name
+    network: str  # its configuration as JSON, see `networks.config`
+
+    @classmethod
+    def of(cls, spec: StreamSpec, agent: str, network: NetworkConfig) -> "Identity":
+        """Returns the identity of a network with this configuration."""
+        return cls(spec, agent, to_text(network))
+
+
 class ParametersHeader(msgspec.Struct, frozen=True):
-    """What an actor must know to use the tensors."""
+    """Everything that an actor must know to use the tensors."""
 
     params_version: int  # learner updates
     spec: StreamSpec
-    network: NetworkConfig
+    agent: Name  # the family's name
+    network: Text  # its configuration as JSON, see `networks.config`
     run: Name = ""  # the learner's run, which reports and evaluations repeat
 
 
 class Parameters(NamedTuple):
-    """One version of the online network."""
+    """One version of the parameters that actors use."""
 
     header: ParametersHeader
     tensors: dict[str, torch.Tensor]

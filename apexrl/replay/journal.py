@@ -1,13 +1,13 @@
-"""The log on disk: what was acknowledged survives the server. Files, no sockets, no clock, no threads.
+"""The log on disk: an acknowledged unroll survives the server. Files, no sockets, no clock, no threads.
 
 A journal is a directory:
-  log.json              which log it is, what its unrolls hold, and where each life of the server began
-  unrolls-NUMBER.log    records (`segment.py`) from that number on; deleted whole when all of it is evicted
+  log.json              the log's name, the spec of its unrolls, and the number at which each life of the server began
+  unrolls-NUMBER.log    records (`segment.py`) from that number on; deleted whole when all of them are evicted
   priorities.bin        a snapshot of the tables (`snapshot.py`)
-  *.damaged             files set aside because a part of them could not be read; what could be read was written anew
+  *.damaged             files renamed because a part of them is unreadable; their readable records are rewritten
   lock                  held by the server that writes here
-An append returns when the operating system has the bytes, so a killed server loses nothing. `unsynced` gives what a
-power cut could still take; the owner syncs it when it sees fit, from any thread.
+An append returns when the operating system has the bytes, so a killed server loses nothing. A power cut can still take
+the bytes that are not synced. `take_unsynced` gives their files, and the owner syncs them from any thread.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ SEGMENT_PATTERN = "unrolls-*.log"
 
 
 class LogIdentity(msgspec.Struct, frozen=True):
-    """Which log this is. A server starts a new life of it each time, so that who holds a replica can be told apart."""
+    """The identity of a log. Each start of a server begins a new life of the log, which tells replicas apart."""
 
     format: int
     log: Name
@@ -44,28 +44,34 @@ class LogIdentity(msgspec.Struct, frozen=True):
 
     @property
     def life(self) -> int:
-        """The life now, counted from 0."""
+        """The current life, counted from 0."""
         return len(self.lives) - 1
 
     def continues(self, log: str, life: int, next_number: int) -> bool:
         """True when a replica of `log`, fed in that life up to next_number, is a replica of this log too.
 
-        It is not when the disk lost the newest unrolls of that life, and their numbers were given to others.
+        It is no replica when the disk lost the newest unrolls of that life and other unrolls got their numbers.
         """
         return log == self.log and life <= self.life and next_number <= self.end_of_life(life, next_number)
 
     def end_of_life(self, life: int, end_number: int) -> int:
-        """Returns up to where, at most end_number, the numbers mean what they meant in a life."""
+        """Returns the end of the numbers, at most end_number, that still name the same unrolls as in that life."""
         return min((end_number, *self.lives[life + 1 :]))
 
 
+class _Format(msgspec.Struct, frozen=True):
+    """The part of `log.json` that every format has."""
+
+    format: int
+
+
 def new_identity(spec: StreamSpec) -> LogIdentity:
-    """Returns the identity of a log that begins."""
+    """Returns the identity of a new log."""
     return LogIdentity(FORMAT, secrets.token_hex(8), (0,), spec)
 
 
 class Recovered(NamedTuple):
-    """What a journal holds."""
+    """The content of a journal."""
 
     identity: LogIdentity
     entries: list[Entry]  # in the order of their numbers, which may have gaps
@@ -73,7 +79,7 @@ class Recovered(NamedTuple):
 
 
 class Lock:
-    """The right to write into a journal, kept until closed."""
+    """The right to write into a journal, held until `close`."""
 
     def __init__(self, directory: Path):
         """Raises: ConfigError when the directory cannot be used or another server holds it."""
@@ -91,7 +97,7 @@ class Lock:
             ) from error
 
     def close(self) -> None:
-        """Gives the right back."""
+        """Releases the lock."""
         os.close(self._descriptor)
 
 
@@ -107,26 +113,41 @@ def first_number_of(path: Path) -> int:
 
 
 def read_identity(directory: Path) -> LogIdentity | None:
-    """Returns which log a directory holds, None when that is not (any longer) written there.
+    """Returns the identity of the log in a directory, None when it is missing or unreadable.
 
-    Raises: ConfigError when a newer version of the software wrote it.
+    Raises: ConfigError when another version of the software wrote it.
     """
     try:
-        identity = msgspec.json.decode((directory / IDENTITY_FILE).read_bytes(), type=LogIdentity)
+        data = (directory / IDENTITY_FILE).read_bytes()
+        check_format(msgspec.json.decode(data, type=_Format).format, directory)
+        identity = msgspec.json.decode(data, type=LogIdentity)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
-    if identity.format != FORMAT:
-        raise ConfigError(f"{directory} has format {identity.format}, this version reads {FORMAT}: give another")
     return identity if identity.lives else None
 
 
-def recover(directory: Path) -> Recovered | None:
-    """Reads a journal and mends it: cuts off a torn end, sets damaged files aside. None when nothing is there.
+def check_format(found: int, directory: Path) -> None:
+    """Raises ConfigError when this version does not read journals of a format."""
+    if found != FORMAT:
+        raise ConfigError(
+            f"the journal in {directory} has format {found}, this version reads format {FORMAT}: start a new run or "
+            "give another --journal-dir; the version that wrote this journal still reads it"
+        )
 
-    Needs the `Lock`. The identity returned begins the next life of the server; the first append writes it down.
+
+def recover(directory: Path) -> Recovered | None:
+    """Reads a journal and mends it: truncates an incomplete last record, renames damaged files to `*.damaged`.
+
+    Needs the `Lock`. The identity that it returns begins the next life of the server; the first append writes it down.
+
+    Returns: None when the directory holds no journal.
+    Raises: ConfigError when another version wrote it, or when no file says which log it is.
     """
     identity = read_identity(directory)
     scans = [(path, scan(path.read_bytes())) for path in segment_paths(directory)]
+    for _, found in scans:  # before anything is changed
+        if found.header is not None:
+            check_format(found.header.format, directory)
     if identity is None:
         headers = [found.header for _, found in scans if found.header is not None]
         if not headers and scans:
@@ -137,13 +158,11 @@ def recover(directory: Path) -> Recovered | None:
         identity = LogIdentity(FORMAT, secrets.token_hex(8), (), headers[-1].spec)
     entries: dict[int, Entry] = {}
     for path, found in scans:
-        if found.header is not None and found.header.format != FORMAT:
-            raise ConfigError(f"{path} has format {found.header.format}, this version reads {FORMAT}: give another")
         _mend(path, found, is_last=path == scans[-1][0], identity=identity)
         sync_file(path)  # a server that was killed had not synced all of it
         if not found.entries:
             path.unlink()
-        for entry in found.entries:  # of a number that was written twice only the later one was acknowledged
+        for entry in found.entries:  # when a number was written twice, only the later unroll was acknowledged
             entries[entry.number] = entry
     end = max(entries, default=identity.lives[-1] - 1 if identity.lives else -1) + 1
     identity = msgspec.structs.replace(identity, lives=(*identity.lives, end))
@@ -178,7 +197,7 @@ class Journal:
     """Appends to a log's journal and forgets its oldest files. One owner; needs the `Lock`."""
 
     def __init__(self, directory: Path, identity: LogIdentity, sync_at_once: bool = False):
-        """Opens a journal for a life of the server; the first append writes down the life and begins a file.
+        """Opens a journal for one life of the server. The first append writes the life down and begins a file.
 
         Args:
           sync_at_once: an append returns when the disk has the bytes, not only the operating system.
@@ -195,9 +214,9 @@ class Journal:
         self._unsynced: list[int] = []  # descriptors of finished files
 
     def append(self, first_number: int, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Writes messages and blocks as the unrolls first_number ..; all of them, or none when it raises.
+        """Writes (message, block) records as the unrolls first_number, first_number + 1, ...
 
-        Raises: JournalError when the file system does not take them.
+        Raises: JournalError when the file system does not take them; none of them is written then.
         """
         pieces: list[bytes] = []
         for i, (message, block) in enumerate(records):
@@ -228,7 +247,7 @@ class Journal:
                 logger.warning("%s holds nothing any more but cannot be deleted: %s", path, error)
 
     def is_writable(self) -> bool:
-        """Tries to write a megabyte and takes it back: whether it makes sense to go on after a failure."""
+        """Returns whether an append can succeed after a failure: writes a megabyte and deletes it."""
         path = self.directory / "probe"
         try:
             with path.open("wb") as file:
@@ -243,7 +262,7 @@ class Journal:
                 path.unlink()
 
     def take_unsynced(self) -> list[int]:
-        """Returns descriptors of what was written since the last call; `sync` them in any thread."""
+        """Returns descriptors of the files written since the last call; call `sync` with them in any thread."""
         descriptors, self._unsynced = self._unsynced, []
         if self._descriptor >= 0 and self.unsynced_bytes:
             descriptors.append(os.dup(self._descriptor))
@@ -288,7 +307,7 @@ class Journal:
         _write_all(self._descriptor, data)
 
     def _undo(self) -> None:
-        """Takes a record that was written in part back, or never writes to this file again."""
+        """Truncates a record that was written in part. If that fails, this file gets no further records."""
         if self._descriptor < 0:
             return
         try:
@@ -299,7 +318,7 @@ class Journal:
 
 
 def sync(descriptors: Sequence[int]) -> None:
-    """Waits until the disk has what was written to descriptors, and closes them.
+    """Waits until the disk has the bytes written to the descriptors, and closes them.
 
     Raises: JournalError when the disk fails.
     """

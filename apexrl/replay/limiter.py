@@ -1,11 +1,11 @@
-"""Keeps samples and inserts in proportion, so that a learning curve does not depend on which machine was faster.
+"""The limiter keeps samples and inserts in proportion, so that no learning curve depends on a machine's speed.
 
 The law, over all transitions since the start:
     error = (inserted - min_size) * samples_per_insert - sampled
     inserting may go on while error <= +slack; a batch may be sampled while error >= batch_size - slack.
 
-The limiter only says who waits. Inserts that were allowed before it said so still come: the error ends at most at
-    slack + samples_per_insert * (transitions of all inserts that were allowed and not stored yet).
+The limiter only decides which side waits. Inserts that it allowed earlier still come, so the error is at most
+    slack + samples_per_insert * (transitions of all inserts that are allowed and not stored yet).
 An actor of E streams may have 2 E + 2 unrolls on the way. With many actors this is the wider part of the band.
 """
 
@@ -14,7 +14,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class Limiter:
-    """Decides who waits. `samples_per_insert` 0 lets both sides run free once min_size is reached."""
+    """Decides which side waits. With `samples_per_insert` 0 neither side waits once min_size is reached."""
 
     samples_per_insert: float
     min_size: int
@@ -28,7 +28,7 @@ class Limiter:
 
     @property
     def error(self) -> float:
-        """Samples that are due, beyond those already drawn."""
+        """Samples that are due and not drawn yet; negative when more were drawn than were due."""
         return (self.inserted - self.min_size) * self.samples_per_insert - self.sampled
 
     def may_insert(self) -> bool:
@@ -36,20 +36,20 @@ class Limiter:
         return self.samples_per_insert == 0 or self.inserted < self.min_size or self.error <= self.slack
 
     def may_sample(self, batch_size: int) -> bool:
-        """False before min_size transitions were inserted, and while the actors are behind by more than the slack."""
+        """False before min_size transitions are inserted, and while the actors are behind by more than the slack."""
         if self.inserted < self.min_size:
             return False
         return self.samples_per_insert == 0 or self.error >= batch_size - self.slack
 
     def samples_per_insert_so_far(self) -> float:
-        """The proportion reached since sampling could begin."""
+        """Returns the samples drawn for each transition inserted beyond min_size."""
         return self.sampled / max(self.inserted - self.min_size, 1)
 
     def resume(self, inserted: int, sampled: int, inserted_since: int) -> None:
-        """Goes on with the totals of an earlier life, after which `inserted_since` more came.
+        """Continues from the totals of an earlier life, after which `inserted_since` more transitions came.
 
-        The samples drawn meanwhile are not known: they are taken to have kept pace with the inserts, so that a learner
-        is not made to catch up with what it has done already.
+        The number of samples drawn since then is lost. The limiter assumes that they kept pace with the inserts, so
+        that no learner has to draw them again.
         """
         self.inserted, self.sampled = inserted, sampled
         due = max(self.error, 0.0)

@@ -1,15 +1,15 @@
-"""The experience log: compressed unrolls, numbered for ever; the newest are kept as the bytes that arrived."""
+"""The experience log: numbered compressed unrolls. It keeps the newest, as the bytes that arrived."""
 
 from typing import NamedTuple
 
 
-class Record(NamedTuple):
+class LogEntry(NamedTuple):
     """One unroll as its actor sent it."""
 
     message: bytes  # the encoded insert message, forwarded unchanged
     block: bytes  # the compressed unroll
     transitions: int  # starts that are valid
-    arrived_seconds: float  # of the server's monotonic clock
+    arrived_seconds: float  # by the server's monotonic clock
 
     @property
     def num_bytes(self) -> int:
@@ -18,10 +18,10 @@ class Record(NamedTuple):
 
 
 class UnrollLog:
-    """A ring of records. Numbers first_number .. end_number - 1 are held, but for what a damaged journal lost."""
+    """A ring of entries. Numbers first_number .. end_number - 1 are held, but for those that a damaged journal lost."""
 
     def __init__(self, ring_unrolls: int):
-        self._ring: list[Record | None] = [None] * ring_unrolls
+        self._ring: list[LogEntry | None] = [None] * ring_unrolls
         self.first_number = 0
         self.end_number = 0
         self.num_transitions = 0
@@ -32,8 +32,8 @@ class UnrollLog:
         return self.end_number - self.first_number
 
     @property
-    def room(self) -> int:
-        """How many records may be appended before an eviction is needed."""
+    def free(self) -> int:
+        """Entries that may be appended before an eviction is needed."""
         return len(self._ring) - len(self)
 
     def skip_to(self, number: int) -> None:
@@ -43,34 +43,34 @@ class UnrollLog:
         """
         if len(self) == 0 and number > self.end_number:
             self.first_number = self.end_number = number
-        if not 0 <= number - self.end_number <= self.room:
+        if not 0 <= number - self.end_number <= self.free:
             raise ValueError(f"cannot skip from {self.end_number} to {number}")
         self.end_number = number
 
-    def append(self, record: Record) -> int:
-        """Adds a record and returns its number. There must be room."""
-        assert self.room > 0
+    def append(self, entry: LogEntry) -> int:
+        """Adds an entry and returns its number. One must be free."""
+        assert self.free > 0
         number = self.end_number
-        self._ring[number % len(self._ring)] = record
+        self._ring[number % len(self._ring)] = entry
         self.end_number += 1
-        self.num_transitions += record.transitions
-        self.num_inserted += record.transitions
-        self.num_bytes += record.num_bytes
+        self.num_transitions += entry.transitions
+        self.num_inserted += entry.transitions
+        self.num_bytes += entry.num_bytes
         return number
 
     def evict(self) -> int:
-        """Drops the oldest record and returns its number."""
+        """Drops the oldest entry and returns its number."""
         number = self.first_number
-        record = self.get(number)
+        entry = self.get(number)
         self._ring[number % len(self._ring)] = None
         self.first_number += 1
-        if record is not None:
-            self.num_transitions -= record.transitions
-            self.num_bytes -= record.num_bytes
+        if entry is not None:
+            self.num_transitions -= entry.transitions
+            self.num_bytes -= entry.num_bytes
         return number
 
-    def get(self, number: int) -> Record | None:
-        """Returns a record; None when it was evicted, is missing, or does not exist yet."""
+    def get(self, number: int) -> LogEntry | None:
+        """Returns an entry; None when it was evicted, is missing, or does not exist yet."""
         if not self.first_number <= number < self.end_number:
             return None
         return self._ring[number % len(self._ring)]

@@ -1,9 +1,9 @@
 """Proportional sampling over rows of transitions: one row an unroll, one column a start.
 
-Sums are kept of each row and of each group of 64 rows. A sample finds its group in the running sum of all groups, then
-its row, then its column, each by two steps through eights. Changed rows are marked, and their sums are brought up to
-date together when somebody samples: an insert costs one row of memory. Sums are always recomputed from their parts,
-never corrected by differences, so no error builds up.
+The index keeps the sum of each row and of each group of 64 rows. A sample finds its group in the running sum of all
+groups, then its row, then its column. Row and column take two steps through eights each. An insert writes one row of
+memory and marks it as changed; the next sample recomputes the sums of all changed rows at once. Sums are always
+recomputed from their parts, never corrected by differences, so no error builds up.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ _ONES = np.ones(EIGHT)
 
 
 class PriorityIndex:
-    """Priorities of `num_rows` x `row_size` transitions; sampling in proportion to them. One owner, not thread-safe.
+    """Keeps priorities of `num_rows` x `row_size` transitions; samples in proportion to them. Not thread-safe.
 
     Invariant (`check_valid`): after `total()` each sum is the sum of its parts.
     """
 
     def __init__(self, num_rows: int, row_size: int):
-        """Starts with zeros everywhere: nothing can be sampled."""
+        """Starts with all priorities zero: nothing can be sampled yet."""
         num_groups = -(-num_rows // GROUP_ROWS)
         self._values = np.zeros((num_rows, -(-row_size // EIGHT) * EIGHT))
         self._row_size = row_size
@@ -29,12 +29,12 @@ class PriorityIndex:
         self._changed: set[int] = set()
 
     def set_rows(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Replaces the priorities of whole rows [M] with values [M, row_size]; zeros take them out of sampling."""
+        """Replaces the priorities of whole rows [M] with values [M, row_size]; a priority of 0 is never sampled."""
         self._values[rows, : self._row_size] = values
         self._changed.update(rows.tolist())
 
     def set(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
-        """Replaces single priorities [B]; of a place named twice the last one counts."""
+        """Replaces single priorities [B]; when a place occurs twice, its last value counts."""
         self._values[rows, columns] = values
         self._changed.update(rows.tolist())
 
@@ -92,9 +92,9 @@ class PriorityIndex:
 
 
 def _descend(values: np.ndarray, index: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds in lines values[index] ([B, W], W a multiple of 8) the column that each mass falls into.
+    """Finds the column that each mass [B] falls into, in the lines values[index] ([B, W], W a multiple of 8).
 
-    Returns: columns [B] and what is left of the mass inside them. A column of zero is never found.
+    Returns: columns [B], never one of value 0, and the rest of the mass inside them [B].
     """
     width = values.shape[1]
     lines = np.take(values, index, axis=0)
@@ -105,9 +105,9 @@ def _descend(values: np.ndarray, index: np.ndarray, mass: np.ndarray) -> tuple[n
 
 
 def _find(parts: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds in each line of parts [B, W] the first whose running sum exceeds the mass; returns it and the rest."""
+    """Returns the first part of each line [B, W] whose running sum exceeds the mass, and the rest of the mass."""
     running = np.cumsum(parts, axis=1)
-    # The mass is from 0 to below the sum but for rounding, which must not end in a part of zero or behind the last one.
+    # The mass lies in [0, sum), but rounding may move it out. It must not fall into a part of 0 or behind the last one.
     mass = np.minimum(np.maximum(mass, 0), np.nextafter(running[:, -1], 0))
     found = (running <= mass[:, None]).sum(axis=1)
     lines = np.arange(len(parts))

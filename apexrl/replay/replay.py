@@ -9,7 +9,7 @@ import numpy as np
 
 from apexrl.config import ReplayConfig, TableConfig, tables_of
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
-from apexrl.replay.log import Record, UnrollLog
+from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
 from apexrl.replay.table import PriorityTable, Table, make_table
 from apexrl.types import Sample
@@ -17,21 +17,22 @@ from apexrl.types import Sample
 logger = logging.getLogger(__name__)
 
 
-class Recorded(NamedTuple):
-    """An unroll that a journal gave back."""
+class RecoveredUnroll(NamedTuple):
+    """An unroll read back from a journal."""
 
     number: int
-    record: Record
-    priorities: np.ndarray  # [K]
+    entry: LogEntry
+    priorities: np.ndarray  # [P]
+    valid: np.ndarray  # [K] bool
 
 
 class Replay:
-    """Owns all experience of a server. Single-threaded; inserts are always taken, the limiters only say who waits."""
+    """Owns all experience of a server. Single-threaded. It takes every insert; the limiters say which side waits."""
 
     def __init__(self, config: ReplayConfig, identity: LogIdentity, seed: int, journal: Journal | None = None):
         """Makes an empty replay.
 
-        Raises: ConfigError when the tables make no sense.
+        Raises: ConfigError when the configuration of the tables cannot work.
         """
         spec = identity.spec
         self.config = config
@@ -42,60 +43,63 @@ class Replay:
         self.log = UnrollLog(self.ring_unrolls)
         self.journal = journal
         self.num_batches = 0
-        self._settings: dict[str, TableConfig] = tables_of(config, spec.unroll_starts)
+        self._settings: dict[str, TableConfig] = tables_of(config, spec.unroll_starts, spec.has_unroll_priorities)
         exponents = config.priority_exponent, config.importance_exponent
         seeds = np.random.SeedSequence([seed, identity.life]).spawn(len(self._settings))
         self.tables: dict[str, Table] = {
-            name: make_table(table, self.ring_unrolls, spec.unroll_starts, exponents, table_seed)
+            name: make_table(table, self.ring_unrolls, spec, exponents, table_seed)
             for (name, table), table_seed in zip(self._settings.items(), seeds, strict=True)
         }
         self.set_batch_sizes({})
 
     def set_batch_sizes(self, batch_sizes: dict[str, int]) -> None:
-        """Fits each limiter's slack to the learners: 4 of their batches, or a tenth of the samples due at the start."""
+        """Sets each limiter's slack: 4 batches, or a tenth of the samples due at the start, whichever is more."""
         for name, table in self.tables.items():
             settings = self._settings[name]
             due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
             table.limiter.slack = max(4.0 * batch_sizes.get(name, 1), due)
 
-    def insert(self, records: Sequence[Record], priorities: np.ndarray) -> int:
-        """Journals unrolls with priorities [M, K], appends them, makes them sampleable; returns the first number.
+    def insert(self, entries: Sequence[LogEntry], priorities: np.ndarray, valid: np.ndarray) -> int:
+        """Journals M unrolls with priorities [M, P] and valid [M, K], appends them to the log, makes them sampleable.
 
+        Returns: the number of the first one.
+
+        Returns: the number of the first one.
         Raises: JournalError when the disk does not take them; nothing has changed then.
         """
         first = self.log.end_number
         if self.journal is not None:
-            self.journal.append(first, [(record.message, record.block) for record in records])
+            self.journal.append(first, [(entry.message, entry.block) for entry in entries])
         done = 0
-        while done < len(records):
-            if self.log.room == 0:
+        while done < len(entries):
+            if self.log.free == 0:
                 self._evict_to(self.soft_unrolls)
-            stop = min(done + self.log.room, len(records))
-            for record in records[done:stop]:
-                self.log.append(record)
+            stop = min(done + self.log.free, len(entries))
+            for entry in entries[done:stop]:
+                self.log.append(entry)
             for table in self.tables.values():
-                table.insert(first + done, priorities[done:stop])
+                table.insert(first + done, priorities[done:stop], valid[done:stop])
             done = stop
         return first
 
-    def restore(self, recorded: Sequence[Recorded], end_number: int, directory: Path) -> None:
-        """Fills an empty replay with what its journal held, and takes the priorities of the last snapshot.
+    def restore(self, unrolls: Sequence[RecoveredUnroll], end_number: int, directory: Path) -> None:
+        """Fills an empty replay with the unrolls of its journal and the priorities of the last snapshot.
 
         Raises: ValueError when the unrolls are not in order.
         """
         first = max(end_number - self.soft_unrolls, 0)
-        recorded = [item for item in recorded if item.number >= first]
-        for item in recorded:
+        unrolls = [item for item in unrolls if item.number >= first]
+        for item in unrolls:
             self._skip_to(item.number)
-            self.log.append(item.record)
+            self.log.append(item.entry)
             for table in self.tables.values():
-                table.insert(item.number, item.priorities[None])
+                table.insert(item.number, item.priorities[None], item.valid[None])
         self._skip_to(end_number)
         snapshot = recover_snapshot(directory / SNAPSHOT_FILE, self.identity.log)
-        # What a power cut took after the snapshot may have given its numbers to other unrolls.
+        # Unrolls that a power cut took after the snapshot may have lost their numbers to other unrolls.
         same_until = 0 if snapshot is None else self.identity.end_of_life(snapshot.life, snapshot.end_number)
         if snapshot is not None:
-            since = sum(item.record.transitions for item in recorded if item.number >= same_until)
+            since = sum(item.entry.transitions for item in unrolls if item.number >= same_until)
             self.log.num_inserted = max(snapshot.inserted + since, self.log.num_transitions)
         for name, table in self.tables.items():
             state = snapshot.tables.get(name) if snapshot is not None else None
@@ -109,14 +113,14 @@ class Replay:
                 table.limiter.resume(0, 0, held)
 
     def _skip_to(self, number: int) -> None:
-        """Leaves out the numbers that a damaged journal lost."""
+        """Skips the numbers that a damaged journal lost."""
         if number != self.log.end_number:
             self.log.skip_to(number)
             for table in self.tables.values():
                 table.skip(number)
 
     def snapshot(self) -> Snapshot:
-        """Returns the state of all tables; a copy."""
+        """Returns a copy of the state of all tables."""
         tables = {name: table.state() for name, table in self.tables.items()}
         log = self.log
         return Snapshot(
@@ -124,7 +128,7 @@ class Replay:
         )
 
     def sample(self, table: str, batch_size: int) -> Sample:
-        """Draws a batch; call only when `why_no_sample` has no reason against it."""
+        """Draws a batch. Call it only when `why_no_sample` returns an empty string."""
         sample = self.tables[table].sample(batch_size)
         self.num_batches += 1
         if self.num_batches % self.config.eviction_period_batches == 0:
@@ -132,11 +136,11 @@ class Replay:
         return sample
 
     def why_no_insert(self) -> str:
-        """Returns why actors have to wait, or an empty string."""
+        """Returns the reason why actors have to wait, or an empty string."""
         return "" if all(table.limiter.may_insert() for table in self.tables.values()) else "learner"
 
     def why_no_sample(self, table: str, batch_size: int) -> str:
-        """Returns why a learner has to wait, or an empty string."""
+        """Returns the reason why a learner has to wait, or an empty string."""
         chosen = self.tables[table]
         if chosen.limiter.inserted < chosen.limiter.min_size:
             return "min_size"
@@ -156,6 +160,6 @@ class Replay:
 
 
 def ring_unrolls(capacity: int, unroll_starts: int) -> int:
-    """Returns how many unrolls server and learner must be able to hold: the capacity and an excess of a sixteenth."""
+    """Returns how many unrolls server and learner must be able to hold: the capacity plus a sixteenth, at least 8."""
     soft = -(-capacity // unroll_starts)
     return soft + max(soft // 16, 8)

@@ -1,9 +1,14 @@
 """The records of a journal file: unrolls exactly as they arrived, each with its checksum. Bytes in, bytes out.
 
-A record is, little-endian: 4 bytes magic, uint32 CRC-32 of all that follows, uint64 number of the unroll, uint32 bytes
-of the insert message, uint32 bytes of the block, the message, the block. The first record of a file is its header,
-with another magic and a `SegmentHeader` in the place of the message. After a damaged record the next one is found by
-its magic and its checksum.
+A record has these parts, little-endian:
+  4 bytes   magic
+  uint32    CRC-32 of all that follows
+  uint64    number of the unroll
+  uint32    bytes of the insert message
+  uint32    bytes of the block
+  ...       the message, then the block
+The first record of a file is its header: another magic, and a `SegmentHeader` in the place of the message. A reader
+finds the next record after a damaged one by its magic and its checksum.
 """
 
 import struct
@@ -14,14 +19,14 @@ import msgspec
 
 from apexrl.types import Count, Name, StreamSpec
 
-FORMAT = 1
+FORMAT = 2
 HEADER_MAGIC, UNROLL_MAGIC = b"apxH", b"apxU"
 _FIXED = struct.Struct("<4sIQII")
 _CHECKED = struct.Struct("<QII")
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
-    """What a file of the journal says of itself."""
+    """The header of a journal file: its log, its life and the number of its first unroll."""
 
     format: int
     log: Name
@@ -39,14 +44,14 @@ class Entry(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes of a journal file that are no record."""
+    """A range of bytes of a journal file that holds no readable record."""
 
     offset: int
     num_bytes: int
 
 
 class Scan(NamedTuple):
-    """What a journal file holds."""
+    """The content of a journal file."""
 
     header: SegmentHeader | None  # None when it is damaged
     entries: list[Entry]
@@ -67,7 +72,7 @@ def pack_header(header: SegmentHeader) -> bytes:
 
 
 def scan(data: bytes) -> Scan:
-    """Reads a whole file; never raises for what it holds."""
+    """Reads a whole file. It never raises, whatever the bytes are."""
     header: SegmentHeader | None = None
     entries: list[Entry] = []
     damages: list[Damage] = []
@@ -89,7 +94,7 @@ def scan(data: bytes) -> Scan:
 
 
 def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | None:
-    """Returns the record at a position and the position behind it, None when there is none."""
+    """Returns the record at a position and the position behind it, None when no good record is there."""
     start = position + _FIXED.size
     if start > len(data):
         return None
@@ -104,7 +109,7 @@ def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | Non
 
 
 def _next_record(data: bytes, position: int) -> int:
-    """Returns where the next good record begins, or the end."""
+    """Returns the position of the next good record, or the end of the data."""
     while (position := data.find(UNROLL_MAGIC, position)) >= 0:
         if _unpack(data, position, UNROLL_MAGIC) is not None:
             return position

@@ -1,4 +1,4 @@
-"""A snapshot of the tables beside the journal: one file, replaced atomically, with a checksum."""
+"""The snapshot of the tables in a journal's directory: one file with a checksum, replaced atomically."""
 
 import logging
 import zlib
@@ -16,7 +16,7 @@ MAGIC = b"apxS"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The tables when the log held first_number .. end_number - 1."""
+    """The state of the tables when the log held the unrolls first_number to end_number - 1."""
 
     log: str
     life: int
@@ -50,7 +50,7 @@ def load_snapshot(path: Path) -> Snapshot:
 
 
 def recover_snapshot(path: Path, log: str) -> Snapshot | None:
-    """Returns the snapshot of a log; None when there is none, or when it cannot be used and was set aside."""
+    """Returns the snapshot of a log; None when there is none, or when it is unusable and has been renamed."""
     if not path.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is sampled from the log: transitions by priority, or whole unrolls, uniformly or first-in first-out.
+"""Tables sample the log: transitions or unrolls by priority, or whole unrolls, uniformly or first-in first-out.
 
 Every table has a limiter of its own, and follows the log: it is told of each insert and of each eviction.
 """
@@ -12,26 +12,27 @@ import numpy as np
 from apexrl.config import TableConfig
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_index import PriorityIndex
-from apexrl.types import Sample
+from apexrl.types import Granularity, Sample, StreamSpec
 
 
 class TableState(msgspec.Struct, frozen=True):
-    """What has to survive a restart of the server beside the log."""
+    """The state of a table that survives a restart of the server, besides the log."""
 
     inserted: int
     sampled: int
-    next_number: int = 0  # fifo: of the unroll to hand out
+    next_number: int = 0  # fifo: number of the unroll to hand out
     priority_exponent: float = 1.0  # that was applied to the priorities
-    priorities: bytes = b""  # priority table: float32 [unrolls, K], after the exponent
+    priorities: bytes = b""  # priority table: float32 [unrolls, P], after the exponent
 
 
 class Table(Protocol):
     """One way to sample the log."""
 
     limiter: Limiter
+    granularity: Granularity
 
-    def insert(self, first_number: int, priorities: np.ndarray) -> None:
-        """Takes note of new unrolls: priorities [M, K] before the exponent, 0 where no transition starts."""
+    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
+        """Takes note of new unrolls: priorities [M, P] before the exponent, valid [M, K] where a transition starts."""
 
     def skip(self, end_number: int) -> None:
         """The numbers up to end_number - 1 that were not inserted do not exist; only while a log is restored."""
@@ -49,7 +50,7 @@ class Table(Protocol):
         """Sets the priorities of keys still held; the others are ignored."""
 
     def state(self) -> TableState:
-        """Returns what has to survive a restart."""
+        """Returns the state that survives a restart."""
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Takes the state of when the log held first_number .. end_number - 1; later unrolls are inserted already.
@@ -58,14 +59,20 @@ class Table(Protocol):
         """
 
 
-def make_table(config: TableConfig, ring_unrolls: int, unroll_starts: int, exponents: tuple[float, float],
+def make_table(config: TableConfig, ring_unrolls: int, spec: StreamSpec, exponents: tuple[float, float],
                seed: int | np.random.SeedSequence) -> Table:  # fmt: skip
     """Returns an empty table; exponents are of the priority and of the importance weights."""
     limiter = Limiter(config.samples_per_insert, config.min_size_to_sample, slack=1.0)
     rng = np.random.default_rng(seed)
     if config.kind == "priority":
-        return PriorityTable(ring_unrolls, unroll_starts, exponents, limiter, rng)
+        granularity: Granularity = "unrolls" if spec.has_unroll_priorities else "transitions"
+        return PriorityTable(granularity, (ring_unrolls, spec.num_priorities), exponents, limiter, rng)
     return (UniformTable if config.kind == "uniform" else FifoTable)(limiter, rng)
+
+
+def drawable(valid: np.ndarray, priorities: np.ndarray) -> np.ndarray:
+    """Returns [M, P] bool: where a priority is of something that exists, a transition or an unroll that has some."""
+    return valid if valid.shape == priorities.shape else np.any(valid, axis=1, keepdims=True)
 
 
 def importance_weights(probabilities: np.ndarray, size: int, exponent: float) -> np.ndarray:
@@ -78,32 +85,40 @@ def importance_weights(probabilities: np.ndarray, size: int, exponent: float) ->
 
 
 class PriorityTable:
-    """Transitions, in proportion to priority ** exponent. One owner; mirrors the log's first and end number.
+    """Items in proportion to priority ** exponent. One owner; mirrors the log's first and end number.
 
-    A transition's key is unroll_number * K + offset, counted up for ever. Its row in the index is that of its unroll in
-    the ring, so that a key older than the ring is recognised by comparison, and a late priority never lands on the
-    newer transition that took its place. The limiter counts transitions.
+    An unroll has P items: its K transitions, or itself. The key of an item is unroll_number * P + offset, and no key
+    is used twice. The row of an item in the index is that of its unroll in the ring. So a key older than the ring is
+    recognised by comparison, and a late priority never lands on the newer item that took its place. The limiter counts
+    items that exist: valid transitions, or unrolls that have one.
     """
 
-    def __init__(self, ring_unrolls: int, unroll_starts: int, exponents: tuple[float, float], limiter: Limiter,
-                 rng: np.random.Generator):  # fmt: skip
+    def __init__(self, granularity: Granularity, index_shape: tuple[int, int], exponents: tuple[float, float],
+                 limiter: Limiter, rng: np.random.Generator):  # fmt: skip
+        """Makes an empty table.
+
+        Args:
+          index_shape: unrolls in the ring, and items of an unroll.
+          exponents: that of the priority, and that of the importance weights.
+        """
+        self.granularity: Granularity = granularity
         self.limiter = limiter
         self.num_stale = 0
-        self._index = PriorityIndex(ring_unrolls, unroll_starts)
-        self._unroll_starts = unroll_starts
-        self._ring_unrolls = ring_unrolls
+        self._index = PriorityIndex(*index_shape)
+        self._ring_unrolls, self._unroll_items = index_shape
         self._priority_exponent, self._importance_exponent = exponents
         self._rng = rng
         self._first_number = 0
         self._end_number = 0
-        self._transitions = np.zeros(ring_unrolls, np.int64)  # by row
-        self._size = 0  # transitions held
+        self._items = np.zeros(self._ring_unrolls, np.int64)  # that exist, by row
+        self._size = 0  # items held
 
-    def insert(self, first_number: int, priorities: np.ndarray) -> None:
+    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
         rows = (first_number + np.arange(len(priorities))) % self._ring_unrolls
-        self._index.set_rows(rows, self._powers(priorities))
-        self._transitions[rows] = (priorities > 0).sum(axis=1)
-        inserted = int(self._transitions[rows].sum())
+        exists = drawable(valid, priorities)
+        self._index.set_rows(rows, np.where(exists, self._powers(priorities), 0.0))
+        self._items[rows] = exists.sum(axis=1)
+        inserted = int(self._items[rows].sum())
         self._size += inserted
         self.limiter.inserted += inserted
         self._first_number = first_number if self._first_number == self._end_number else self._first_number
@@ -115,9 +130,9 @@ class PriorityTable:
 
     def evict(self, number: int) -> None:
         row = np.array([number % self._ring_unrolls])
-        self._index.set_rows(row, np.zeros((1, self._unroll_starts)))
-        self._size -= int(self._transitions[row[0]])
-        self._transitions[row] = 0
+        self._index.set_rows(row, np.zeros((1, self._unroll_items)))
+        self._size -= int(self._items[row[0]])
+        self._items[row] = 0
         self._first_number = number + 1
 
     def can_sample(self, batch_size: int) -> bool:
@@ -126,19 +141,19 @@ class PriorityTable:
     def sample(self, batch_size: int) -> Sample:
         rows, columns, probabilities = self._index.sample(batch_size, self._rng)
         numbers = self._first_number + (rows - self._first_number) % self._ring_unrolls
-        keys = numbers * self._unroll_starts + columns
+        keys = numbers * self._unroll_items + columns
         self.limiter.sampled += batch_size
         return Sample(keys, probabilities, importance_weights(probabilities, self._size, self._importance_exponent))
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of the keys still held; the others are ignored and counted in `num_stale`.
 
-        A place of priority zero is no transition and stays so.
+        An item of priority 0 cannot be drawn and stays so.
         """
-        numbers = keys // self._unroll_starts
+        numbers = keys // self._unroll_items
         held = (numbers >= self._first_number) & (numbers < self._end_number)
         self.num_stale += int(len(keys) - held.sum())
-        rows, columns = numbers[held] % self._ring_unrolls, keys[held] % self._unroll_starts
+        rows, columns = numbers[held] % self._ring_unrolls, keys[held] % self._unroll_items
         exists = self._index.get(rows, columns) > 0
         self._index.set(rows[exists], columns[exists], self._powers(priorities[held][exists]))
 
@@ -152,7 +167,7 @@ class PriorityTable:
 
         Raises: ValueError when the state does not fit the numbers.
         """
-        powers = np.frombuffer(state.priorities, np.float32).astype(np.float64).reshape(-1, self._unroll_starts)
+        powers = np.frombuffer(state.priorities, np.float32).astype(np.float64).reshape(-1, self._unroll_items)
         if len(powers) < end_number - first_number:
             raise ValueError(f"priorities of {len(powers)} unrolls, not {end_number - first_number}")
         if state.priority_exponent != self._priority_exponent:
@@ -161,18 +176,18 @@ class PriorityTable:
         held = np.arange(max(first_number, self._first_number), min(end_number, self._end_number))
         rows = held % self._ring_unrolls
         powers = powers[held - first_number]
-        # What is no transition stays so: a missing unroll, a start that is a reset.
+        # An item that cannot be drawn stays so: a missing unroll, a start that is a reset.
         self._index.set_rows(rows, np.where(self._index.get_rows(rows) > 0, powers, 0))
         since = np.arange(max(end_number, self._first_number), self._end_number) % self._ring_unrolls
-        self.limiter.resume(state.inserted, state.sampled, int(self._transitions[since].sum()))
+        self.limiter.resume(state.inserted, state.sampled, int(self._items[since].sum()))
 
     def priority_quantiles(self, quantiles: tuple[float, ...], num_draws: int = 1024) -> np.ndarray:
-        """Returns quantiles of the priorities (before the exponent) of transitions drawn uniformly."""
+        """Returns quantiles of the priorities (before the exponent) of items drawn uniformly."""
         if self._end_number == self._first_number:
             return np.zeros(len(quantiles))
         rng = np.random.default_rng(0)
         rows = rng.integers(self._first_number, self._end_number, num_draws) % self._ring_unrolls
-        powers = self._index.get(rows, rng.integers(0, self._unroll_starts, num_draws))
+        powers = self._index.get(rows, rng.integers(0, self._unroll_items, num_draws))
         powers = powers[powers > 0]
         if not len(powers) or self._priority_exponent == 0:
             return np.zeros(len(quantiles))
@@ -186,12 +201,14 @@ class PriorityTable:
         assert not self._index.get_rows(np.flatnonzero(~held)).any(), "an unroll that is not held can be sampled"
 
     def _powers(self, priorities: np.ndarray) -> np.ndarray:
-        """Returns priority ** exponent, but 0 for 0 whatever the exponent: there is no transition."""
+        """Returns priority ** exponent, but 0 for 0 whatever the exponent: it cannot be drawn."""
         return np.where(priorities > 0, priorities.astype(np.float64) ** self._priority_exponent, 0.0)
 
 
 class _UnrollTable:
-    """What the tables of whole unrolls share: which numbers can be drawn. Keys are unroll numbers."""
+    """The common part of tables of unrolls without priorities: the numbers that can be drawn, which are the keys."""
+
+    granularity: Granularity = "unrolls"
 
     def __init__(self, limiter: Limiter, rng: np.random.Generator):
         self.limiter = limiter
@@ -200,7 +217,7 @@ class _UnrollTable:
         self._end_number = 0
         self._missing: set[int] = set()  # numbers that a damaged journal lost
 
-    def insert(self, first_number: int, priorities: np.ndarray) -> None:
+    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
         self._first_number = first_number if self._first_number == self._end_number else self._first_number
         self._end_number = first_number + len(priorities)
         self.limiter.inserted += len(priorities)
@@ -216,7 +233,7 @@ class _UnrollTable:
         self._first_number = number + 1
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Does nothing: unrolls have no priority here."""
+        """Does nothing: this table has no priorities."""
 
     def state(self) -> TableState:
         return TableState(self.limiter.inserted, self.limiter.sampled)
@@ -246,7 +263,7 @@ class UniformTable(_UnrollTable):
 
 
 class FifoTable(_UnrollTable):
-    """Whole unrolls in the order of the log, each once; what is evicted before it was drawn is counted as missed."""
+    """Whole unrolls in the order of the log, each once. One that is evicted before it was drawn counts as missed."""
 
     def __init__(self, limiter: Limiter, rng: np.random.Generator):
         super().__init__(limiter, rng)

@@ -1,15 +1,15 @@
-"""Whether a process that has to end still does something: CPU time and disk, of it and of all that it started."""
+"""Activity of a process that has to end: CPU time and disk, of the process and of all its descendants."""
 
 import time
 from typing import NamedTuple
 
 import psutil
 
-WORK_SECONDS = 0.05  # of CPU time; a process that only waits takes longer for it than anybody waits for its end
+WORK_SECONDS = 0.05  # CPU time that counts as work; a process that only waits is killed before it has used so much
 
 
 class Usage(NamedTuple):
-    """What a process and its descendants have used so far."""
+    """The resources that a process and its descendants have used so far."""
 
     processes: frozenset[int]
     cpu_seconds: float
@@ -18,7 +18,7 @@ class Usage(NamedTuple):
 
 
 class Activity:
-    """Tells for how long a process has done nothing."""
+    """Measures for how long a process has done nothing."""
 
     def __init__(self, pid: int):
         self._pid = pid
@@ -35,7 +35,7 @@ class Activity:
 
 
 def usage_of(pid: int) -> Usage:
-    """Returns what a process has used; nothing when it is gone."""
+    """Returns the usage of a process, all zero when the process is gone."""
     processes, cpu_seconds, disk_bytes, is_at_disk = [], 0.0, 0, False
     try:
         root = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""When a run is over by itself. A smoke run goes on until everything has happened once, or its deadline is over."""
+"""The clock decides when a run is over. A smoke run ends when everything has happened once, or at its deadline."""
 
 import time
 
@@ -9,7 +9,7 @@ SMOKE_DEADLINE_SECONDS = 600.0
 
 
 class Clock:
-    """The time of a run. That of a smoke run counts from its first frame: a slow machine starts slowly."""
+    """The time limit of a run. A smoke run's limit counts from its first frame: a slow machine starts slowly."""
 
     def __init__(self, command: RunCommand):
         self._max_seconds = command.max_seconds
@@ -22,7 +22,7 @@ class Clock:
         return time.monotonic() - self._started
 
     def is_over(self, counters: Counters) -> bool:
-        """True when the run has had its time."""
+        """True when the run's time is up; for a smoke run, see the module."""
         elapsed = self.elapsed()
         if not self._is_smoke:
             return bool(self._max_seconds) and elapsed >= self._max_seconds
@@ -36,7 +36,7 @@ class Clock:
 
 
 def what_is_missing(counters: Counters) -> list[str]:
-    """Returns what a run has not done yet."""
+    """Returns the steps that a run has not taken yet: inserted, sampled, learned, evaluated."""
     done = {
         "inserted": counters.transitions_inserted,
         "sampled": counters.transitions_sampled,

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere, and a summary at the end."""
+"""The display of a run: a live table in a terminal, plain lines elsewhere, and a summary at the end."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ STALE_SECONDS = 15.0  # the learner writes the status every few seconds
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The outcome of a run. `seconds` and `roles_restarted` are of this start, the totals of all its starts."""
+    """The outcome of a run. `seconds` and `roles_restarted` count this start only, all other fields every start."""
 
     env: str
     seconds: float
@@ -59,7 +59,7 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log records above the live table, which would overwrite what goes to stderr."""
+    """Prints log records above the live table. The table would overwrite lines written to stderr."""
 
     def __init__(self, console: Console):
         super().__init__()
@@ -74,7 +74,7 @@ class ConsoleHandler(logging.Handler):
 
 
 class Display:
-    """Shows a run while it goes on; a context manager."""
+    """Shows a run while it goes on. Use it as a context manager."""
 
     def __init__(self, console: Console, directory: Path, supervisor: Supervisor):
         self._console = console
@@ -95,7 +95,7 @@ class Display:
             self._live.stop()
 
     def update(self) -> None:
-        """Shows the newest status, in a terminal at once, elsewhere as a line now and then."""
+        """Shows the newest status: in a terminal at once, elsewhere as a line every LINE_PERIOD_SECONDS."""
         if self._live is not None:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
@@ -103,7 +103,7 @@ class Display:
             self._console.print("  ".join(f"{name} {value}" for name, value in self.rows()), soft_wrap=True)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns what is shown, as names and values."""
+        """Returns the shown rows as (name, value)."""
         rows = [("time", time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._started)))]
         rows += self._disk()
         status, age_seconds = read_status(self._directory), self._status_age()
@@ -111,21 +111,21 @@ class Display:
             return [*rows, ("state", "starting"), *self._roles()]
         if age_seconds > STALE_SECONDS:
             rows.append(("stale", f"the learner has reported nothing for {age_seconds:.0f} s"))
-            status = msgspec.structs.replace(status, figures={})
+            status = msgspec.structs.replace(status, metrics={})
         return [*rows, *progress_rows(status), *self._roles()]
 
     def _disk(self) -> list[tuple[str, str]]:
-        """Returns a row when the disk of the run is about full: the roles cannot write that to their logs there."""
+        """Returns a row when the disk of the run is about full. The roles cannot write that to their logs there."""
         try:
             free = shutil.disk_usage(self._directory).free
-        except OSError:  # somebody removed it
+        except OSError:  # the directory was removed
             return []
         if free >= FULL_DISK_BYTES:
             return []
         return [("disk", f"{free / 2**20:.0f} MiB are free for {self._directory}: what is not saved waits for space")]
 
     def _status_age(self) -> float | None:
-        """Returns the seconds since the status was written, None when that was before this start of the run."""
+        """Returns the seconds since the status was written, None when it is missing or from an earlier start."""
         try:
             written_at = (self._directory / STATUS_FILE).stat().st_mtime
         except OSError:
@@ -148,25 +148,25 @@ class Display:
 
 
 def progress_rows(status: Status) -> list[tuple[str, str]]:
-    """Returns how far a run is, as names and values; what nobody reports (any longer) is a dash."""
-    counters, figures = status.counters, status.figures
+    """Returns a run's progress as rows of (name, value). A metric that no role reports is a dash."""
+    counters, metrics = status.counters, status.metrics
     last, best = _number(counters.last_evaluation_return), _number(counters.best_evaluation_return)
-    per_second, updates_per_second = figures.get("actor/frames_per_second"), figures.get("learner/updates_per_second")
-    fill, per_insert = figures.get("replay/fill"), figures.get("replay/samples_per_insert")
+    per_second, updates_per_second = metrics.get("actor/frames_per_second"), metrics.get("learner/updates_per_second")
+    fill, per_insert = metrics.get("replay/fill"), metrics.get("replay/samples_per_insert")
     waits = [
         f"{role} for {reason} {min(share, 1):.0%}"
-        for role, _, reason, share in ((*tag.partition("/waits_for/"), share) for tag, share in figures.items())
+        for role, _, reason, share in ((*tag.partition("/waits_for/"), share) for tag, share in metrics.items())
         if reason and share >= 0.01
     ]
-    games, so_far = figures.get("evaluation/games_finished"), figures.get("evaluation/return_so_far")
+    games, so_far = metrics.get("evaluation/games_finished"), metrics.get("evaluation/return_so_far")
     playing = [("evaluating", f"{games:.0f} games so far, mean {_number(so_far)}")] if games else []
     return [
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
         ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s)"),
         ("replay", f"{_number(fill, '.0%')} full, {_number(per_insert, '.2f')} samples an insert"),
-        ("return", f"{last} (best {best}), training {_number(figures.get('actor/return_mean'))}"),
+        ("return", f"{last} (best {best}), training {_number(metrics.get('actor/return_mean'))}"),
         *playing,
-        ("waits", ", ".join(waits) or ("nobody" if figures else "-")),
+        ("waits", ", ".join(waits) or ("nobody" if metrics else "-")),
     ]
 
 

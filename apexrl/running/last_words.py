@@ -1,4 +1,4 @@
-"""The last line that a child process wrote before it ended, which says why: from its log, or from a pipe."""
+"""The last line that a child process wrote before it ended, read from its log or from a pipe. It says why it ended."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ Outputs = tuple[IO[bytes] | int | None, IO[bytes] | int | None]
 
 
 class FromLog:
-    """For a child that appends to a log file."""
+    """Reads the last words of a child that appends to a log file."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -25,29 +25,29 @@ class FromLog:
 
     @contextlib.contextmanager
     def outputs(self) -> Iterator[Outputs]:
-        """Yields where stdout and stderr of a new life go."""
+        """Yields the stdout and stderr to give to a new process."""
         with self._path.open("ab") as file:
             self._start_bytes = file.tell()
             yield file, file
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Begins to listen to a new life."""
+        """Begins to listen to a new process."""
 
     def drain(self) -> None:
-        """Waits for the words of a life that has ended."""
+        """Waits for the remaining output of a process that has ended."""
 
     def last(self) -> str:
-        """Returns the last line of the newest life, empty when it wrote none."""
+        """Returns the last line of the newest process, empty when it wrote none."""
         try:
             with self._path.open("rb") as file:
                 file.seek(max(self._start_bytes, os.fstat(file.fileno()).st_size - TAIL_BYTES))
                 return last_line(file.read(TAIL_BYTES))
-        except OSError:  # somebody removed it
+        except OSError:  # the log was removed
             return ""
 
 
 class FromPipe:
-    """For a child whose errors we pass on to our own stderr; its stdout is ours."""
+    """Reads the last words of a child from its stderr, which it also forwards to ours. The child shares our stdout."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -55,23 +55,23 @@ class FromPipe:
 
     @contextlib.contextmanager
     def outputs(self) -> Iterator[Outputs]:
-        """Yields where stdout and stderr of a new life go."""
+        """Yields the stdout and stderr to give to a new process."""
         yield None, subprocess.PIPE
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Begins to listen to a new life."""
+        """Begins to listen to a new process."""
         assert process.stderr is not None
         self._tail = b""
         self._thread = threading.Thread(target=self._pass_on, args=(process.stderr,), daemon=True)
         self._thread.start()
 
     def drain(self) -> None:
-        """Waits for the words of a life that has ended."""
+        """Waits for the remaining output of a process that has ended."""
         if self._thread is not None:
             self._thread.join(DRAIN_SECONDS)
 
     def last(self) -> str:
-        """Returns the last line of the newest life, empty when it wrote none."""
+        """Returns the last line of the newest process, empty when it wrote none."""
         self.drain()
         return last_line(self._tail)
 
@@ -79,12 +79,12 @@ class FromPipe:
         with pipe:
             while data := os.read(pipe.fileno(), TAIL_BYTES):
                 self._tail = (self._tail + data)[-TAIL_BYTES:]
-                with contextlib.suppress(OSError):  # nobody reads ours: the child must not wait for that
+                with contextlib.suppress(OSError):  # nobody reads our stderr; the child must not wait for that
                     os.write(2, data)
 
 
 def last_line(output: bytes) -> str:
-    """Returns the last line that says something: without its time, printable, and not too long."""
+    """Returns the last line that has a letter or digit, without its time, printable, at most MAX_LINE_CHARACTERS."""
     lines = [line for line in output.decode(errors="replace").splitlines() if any(c.isalnum() for c in line)]
     if not lines:
         return ""
@@ -93,5 +93,5 @@ def last_line(output: bytes) -> str:
 
 
 def without_numbers(line: str) -> str:
-    """Returns a line with which others are equal that differ by a number of a process or an update only."""
+    """Returns a line with each number replaced by 0, so that lines with other process or update numbers are equal."""
     return re.sub(r"\d+", "0", line)

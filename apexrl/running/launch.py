@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config import DEFAULT_AGENT, ActorCommand, Command, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
-from apexrl.flags import parse_onto, to_flags
+from apexrl.flags import default_command, explicit_replay, parse_onto, to_flags, value_given
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
@@ -44,8 +44,8 @@ WATCH_SECONDS = 0.2
 
 
 def main() -> int:
-    """Runs what the command line asks for; returns the exit status."""
-    console = Console(markup=False, emoji=False, highlight=False)  # much of what is printed was written by others
+    """Runs the command line; returns the exit status."""
+    console = Console(markup=False, emoji=False, highlight=False)  # others wrote much of the printed text
     form, handlers = "%(asctime)s %(name)s: %(message)s", [ConsoleHandler(console)]
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
     stop = Stop()
@@ -66,11 +66,13 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     """
     if not (ROOT / "actor.py").exists():
         raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
-    asked = parse_onto(RunCommand())
+    agent, saved = value_given("--agent", sys.argv), None
+    if resumed := value_given("--resume", sys.argv):
+        saved, not_given = saved_command(Path(resumed))
+        agent = agent or saved.agent
+    asked = parse_onto(default_command(RunCommand, agent or DEFAULT_AGENT))
     check_asked(asked)
-    saved = None
-    if asked.resume:
-        saved, not_given = saved_command(Path(asked.resume))
+    if saved is not None:
         held.enter_context(lock_run(asked.resume))
         if not_given:
             console.print(f"{CONFIG_FILE} does not give {', '.join(not_given)}: the defaults are taken", soft_wrap=True)
@@ -99,6 +101,33 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
     elif plan.command.resume:
         console.print("training a new network on the run's experience")
+
+
+def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
+    """Returns the script and the command of each role of a run."""
+    directory, replay, evaluation = Path(command.run_dir), explicit_replay(command), command.evaluation
+    if replay.journal_dir == "auto":
+        replay = dataclasses.replace(replay, journal_dir=str((directory / "journal").resolve()))
+    if not evaluation.record_dir:
+        evaluation = dataclasses.replace(evaluation, record_dir=str(directory / "videos"))
+    own = {field.name: getattr(command, field.name) for field in dataclasses.fields(Command)}
+    actors = ActorCommand(
+        **own, env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
+        evaluation=command.evaluation, device=command.actor_device,
+    )  # fmt: skip
+    learner = LearnerCommand(
+        **own, wires=command.wires, algorithm=command.algorithm, update=command.update, network=command.network,
+        learning=command.learning, run_dir=command.run_dir,
+    )  # fmt: skip
+    roles: dict[str, tuple[str, Command]] = {
+        "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
+        "learner": ("learner.py", learner),
+        "actors": ("actor.py", actors),
+    }
+    if command.evaluator:
+        evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
+        roles["evaluator"] = ("actor.py", evaluator)
+    return roles
 
 
 class Run:
@@ -147,26 +176,7 @@ class Run:
         """Starts all roles; each writes a log of its own."""
         command = self._command
         self._logs.mkdir(parents=True, exist_ok=True)
-        acting = ActorCommand(
-            command.env, command.wires, command.agent, command.acting, command.evaluation, command.actor_device,
-            seed=command.seed, preset=command.preset,
-        )  # fmt: skip
-        kept = command.replay
-        if kept.journal_dir == "auto":
-            kept = dataclasses.replace(kept, journal_dir=str((self._directory / "journal").resolve()))
-        replay = ReplayCommand(command.wires, kept, command.seed, command.preset)
-        learner = LearnerCommand(
-            command.wires, command.agent, command.update, command.network, command.learning, command.run_dir,
-            command.seed, command.preset,
-        )  # fmt: skip
-        evaluation = command.evaluation
-        if not evaluation.record_dir:
-            evaluation = dataclasses.replace(evaluation, record_dir=str(self._directory / "videos"))
-        evaluator = dataclasses.replace(acting, evaluation=evaluation, device="cpu", evaluate=True)
-        roles = {"replay": ("replay.py", replay), "learner": ("learner.py", learner), "actors": ("actor.py", acting)}
-        if command.evaluator:
-            roles["evaluator"] = ("actor.py", evaluator)
-        for name, (script, config) in roles.items():
+        for name, (script, config) in roles_of(command).items():
             arguments = [str(ROOT / script), *to_flags(config)]
             is_needed = name != "evaluator" or command.smoke
             self._supervisor.start(name, arguments, is_needed, name == "learner", self._logs / f"{name}.log")
@@ -191,7 +201,7 @@ class Run:
         return path.stat().st_mtime_ns if path.is_file() else 0
 
     def _summarize(self) -> None:
-        """Says what is left of the run: the checkpoint and the summary."""
+        """Prints the remains of the run: the checkpoint and the summary."""
         if self._checkpoint_time() == self._checkpointed:
             self._console.print("no checkpoint was written")
         else:

@@ -1,48 +1,47 @@
-"""What a run on this machine will be: sizes that fit its cores, memory and GPU, checked before anything starts."""
+"""The plan of a run on this machine: sizes that fit its cores, memory and GPU, checked before anything starts."""
 
 import dataclasses
 import os
 import shlex
 import socket
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from apexrl.config import PRESETS, RunCommand, WireConfig
+from apexrl.agents.contract import Family, Want
+from apexrl.agents.families import family_of, implementation
+from apexrl.config import AlgorithmConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
-from apexrl.flags import check_together, parse_onto, with_defaults
-from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, FrameStore
+from apexrl.flags import check_together, default_command, flag_of, parse_onto, wants_of, with_preset, with_sections
+from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
-from apexrl.networks.dueling import make_network
 from apexrl.replay.replay import ring_unrolls
-from apexrl.types import StreamSpec
+from apexrl.types import EnvironmentSpec, StreamSpec
 
 SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
 SHARE_OF_MEMORY = 0.85
 
-SMOKE: dict[str, Any] = {
-    "capacity": 20_000,
-    "min_size_to_sample": 2_000,
-    "samples_per_insert": 1.0,
-    "max_episode_frames": 4_000,
-    "episodes": 2,
-    "evaluation_period_seconds": 10.0,
-    "max_seconds": 60.0,
+SMOKE: Mapping[str, Mapping[str, Any]] = {
+    "env": {"max_episode_frames": 4_000},
+    "replay": {"capacity": 20_000, "min_size_to_sample": 2_000, "samples_per_insert": 1.0},
+    "evaluation": {"episodes": 2, "evaluation_period_seconds": 10.0},
 }
+SMOKE_SECONDS = 60.0
 
 
 class Machine(NamedTuple):
-    """What the plan is made for."""
+    """The machine that a plan is made for."""
 
     cores: int
     memory_bytes: int  # that is free now
     device: torch.device
-    device_memory_bytes: int  # of the GPU, else as memory_bytes
+    device_memory_bytes: int  # the GPU's, else as memory_bytes
 
     @classmethod
     def here(cls, device: str, memory_gb: float = 0.0) -> "Machine":
@@ -66,57 +65,82 @@ class Plan(NamedTuple):
 
 
 def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] | None = None) -> Plan:
-    """Returns the plan for what the arguments ask: on top of a saved run, or of the preset that fits.
+    """Returns the plan for the arguments: on top of a saved run, or of the preset that fits.
 
     Args:
-      asked: the arguments on top of the papers' defaults; only what decides the preset is read from it.
+      asked: the arguments on top of the papers' defaults; only the flags that decide the preset are read from it.
       saved: the configuration of the run that is continued.
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
     if saved is not None:
+        _refuse(_changed(asked, saved, ["agent"]))  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
-        _check_kept(asked, saved)
     machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
-    environment = make_environment(asked.env, 1)
-    spec = make_spec(asked.env, environment, asked.agent.unroll_starts, asked.agent.n_steps)
-    environment.close()
-    default = saved
-    if default is None:
-        preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, spec)
-        smoke = SMOKE if asked.smoke else {}
-        default = with_defaults(RunCommand(), PRESETS[preset] | _sizes(machine, spec) | smoke | {"preset": preset})
+    envs = make_environment(asked.env, 1)
+    environment = make_spec(asked.env, envs)
+    envs.close()
+    if saved is not None:
+        _check_kept(asked, saved, environment)
+    default = saved if saved is not None else _defaults(asked, machine, environment)
     command = parse_onto(default, arguments)
     command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
-    check_together(command)
-    command = _fitted(command, default, machine, spec)
-    make_network(spec, command.network)
+    family = family_of(command.agent)
+    stream = family.stream(command.algorithm, environment)
+    check_together(command, stream)
+    command = _fitted(command, default, machine, stream)
+    implementation(family).check_network(command.network, stream)
     if not command.run_dir:
         name = command.env.env.replace("/", "-").replace(":", "-")
         command = dataclasses.replace(command, run_dir=f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    return Plan(command, spec, machine)
+    return Plan(command, stream, machine)
 
 
-def _check_kept(asked: RunCommand, saved: RunCommand) -> None:
-    """Raises ConfigError when flags change what the experience or the checkpoint of a resumed run cannot follow."""
-    kept = {
-        "--preset": (asked.preset, saved.preset),
-        "--run-dir": (asked.run_dir, saved.run_dir),
-        "--env": (asked.env.env, saved.env.env),
-        "--n-steps": (asked.agent.n_steps, saved.agent.n_steps),
-        "--unroll-starts": (asked.agent.unroll_starts, saved.agent.unroll_starts),
-    }
+def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec) -> RunCommand:
+    """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
+    preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, environment)
+    command = with_preset(default_command(RunCommand, asked.agent), preset)
+    command = with_sections(command, _sizes(machine, environment))
+    if not asked.smoke:
+        return command
+    return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
+
+
+def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec) -> None:
+    """Raises ConfigError when the experience or the checkpoint of a resumed run cannot follow the changed flags.
+
+    The experience follows no other stream, the checkpoint no other network and no other optimizer.
+    """
+    flags = _changed(asked, saved, ["agent", "preset", "run_dir"]) + _changed(asked.env, saved.env, ["env"])
+    if not flags:
+        flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
     if not asked.from_scratch:
-        kept |= {
-            "--optimizer": (asked.update.optimizer, saved.update.optimizer),
-            "--channels": (asked.network.channels, saved.network.channels),
-            "--hidden-size": (asked.network.hidden_size, saved.network.hidden_size),
-        }
-    changed = [flag for flag, (now, before) in kept.items() if now != before]
-    if changed:
-        raise ConfigError(
-            f"a run that is resumed cannot change {' '.join(changed)}: leave that out, or begin a new run"
-        )
+        flags += _changed(asked.update, saved.update, ["optimizer"]) + _changed(asked.network, saved.network)
+    _refuse(flags)
+
+
+def _refuse(flags: list[str]) -> None:
+    if flags:
+        raise ConfigError(f"a run that is resumed cannot change {' '.join(flags)}: leave that out, or begin a new run")
+
+
+def _changed(now: Any, before: Any, names: Iterable[str] | None = None) -> list[str]:
+    """Returns the flags of the fields that differ, out of those of some names, or of all."""
+    names = [field.name for field in dataclasses.fields(before)] if names is None else names
+    return [flag_of(name) for name in names if getattr(now, name) != getattr(before, name)]
+
+
+def _stream_flags(
+    now: AlgorithmConfig, before: AlgorithmConfig, environment: EnvironmentSpec, family: Family
+) -> list[str]:
+    """Returns the flags that change the content of an environment's unrolls."""
+    stream = family.stream(before, environment)
+    if family.stream(now, environment) == stream:
+        return []
+    names = [field.name for field in dataclasses.fields(before)]
+    alone = {name: dataclasses.replace(before, **{name: getattr(now, name)}) for name in names}
+    flags = [flag_of(name) for name in names if family.stream(alone[name], environment) != stream]
+    return flags or _changed(now, before)  # only together
 
 
 def _reachable(wires: WireConfig) -> WireConfig:
@@ -125,20 +149,22 @@ def _reachable(wires: WireConfig) -> WireConfig:
     return dataclasses.replace(wires, replay_host=host, learner_host=host)
 
 
-def _fitting_preset(machine: Machine, spec: StreamSpec) -> str:
-    if spec.frame_size <= SMALL_FRAME_SIZE:
+def _fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
+    if environment.frame_size <= SMALL_FRAME_SIZE:
         return "small"
     return "paper" if machine.device.type == "cuda" else "two-cores"
 
 
-def _sizes(machine: Machine, spec: StreamSpec) -> dict[str, Any]:
-    """Returns what follows from the number of cores: those of the actors, and the rest for the learner."""
-    if spec.frame_size <= SMALL_FRAME_SIZE:
+def _sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the values that follow from the number of cores: those of the actors, and the rest for the learner."""
+    if environment.frame_size <= SMALL_FRAME_SIZE:
         return {}
     if machine.device.type == "cuda":
-        return {"num_workers": max(machine.cores - 3, 1), "learner_threads": 2, "prefetch_batches": 16}
-    workers = max(machine.cores // 2, 1)
-    return {"num_workers": workers, "learner_threads": max((machine.cores - workers) // 2, 1)}
+        workers, learning = max(machine.cores - 3, 1), {"learner_threads": 2, "prefetch_batches": 16}
+    else:
+        workers = max(machine.cores // 2, 1)
+        learning = {"learner_threads": max((machine.cores - workers) // 2, 1)}
+    return {"acting": {"num_workers": workers}, "learning": learning}
 
 
 def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:
@@ -147,7 +173,7 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
     Raises: ConfigError when it does not fit.
     """
     replay = command.replay
-    largest = largest_capacity(machine, spec, command.acting.num_workers)
+    largest = largest_capacity(machine, spec, wants_of(command), command.acting.num_workers)
     if replay.capacity > largest:
         if replay.capacity != default.replay.capacity or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
@@ -161,12 +187,12 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
     return dataclasses.replace(command, replay=replay)
 
 
-def largest_capacity(machine: Machine, spec: StreamSpec, num_workers: int) -> int:
+def largest_capacity(machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int) -> int:
     """Returns how many transitions fit this machine beside its processes.
 
     Frames that do not fit the GPU lie in host memory: whichever holds more is the bound.
     """
-    per_transition = FrameStore.bytes_needed(spec, 1) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
+    per_transition = UnrollStore.bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
     host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
     in_host_memory = host / (per_transition + SERVER_BYTES_PER_TRANSITION)
     if machine.device.type == "cpu":
@@ -224,19 +250,19 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     """Returns the plan for a person to read, as names and values."""
     command, spec, machine = plan
     acting, replay, update, wires = command.acting, command.replay, command.update, command.wires
-    store = FrameStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts))
+    store = UnrollStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
     on_device = machine.device.type == "cuda" and store + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
     frames = machine.device if on_device else "the host"
     workers = f"{acting.num_workers} x {acting.environments_per_worker}"
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", f"{spec.env}, {spec.num_actions} actions; {workers} copies"),
+        ("agent", command.agent),
         ("preset", command.preset),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"),
-        ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}, "
-                   f"target every {update.target_period_updates}"),
-        ("network", f"channels {command.network.channels}, hidden {command.network.hidden_size}"),
+        ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}"),
+        ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
         ("ports", f"replay {wires.actor_port} {wires.batch_port}, learner {wires.parameter_port} {wires.metrics_port}"),
         ("journal", f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir),
         ("run", command.run_dir),

@@ -1,4 +1,4 @@
-"""Child processes: started, watched, started again a bounded number of times, and stopped when they are done."""
+"""Supervision of child processes: it starts, watches and stops them, and restarts each a bounded number of times."""
 
 import contextlib
 import logging
@@ -19,8 +19,8 @@ from apexrl.running.last_words import FromLog, FromPipe, without_numbers
 
 logger = logging.getLogger(__name__)
 
-LONG_LIFE_SECONDS = 600.0  # who lived so long has its earlier deaths forgiven
-SHORT_LIFE_SECONDS = 30.0  # who dies sooner, twice with the same error, would do so for ever
+LONG_LIFE_SECONDS = 600.0  # a child that lived longer has its earlier deaths forgiven
+SHORT_LIFE_SECONDS = 30.0  # a child that dies sooner, twice with the same error, is given up
 LONGEST_PAUSE_SECONDS = 5.0
 STOP_LIMIT_SECONDS = 60.0
 POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS, REAP_SECONDS = 0.1, 1.0, 5.0, 10.0
@@ -39,13 +39,13 @@ class Child:
         self.started_at = 0.0
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = 0.0
-        self.fault = ""  # of which it died at once
+        self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
         self._arguments = list(arguments)
         self._environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         self._words = FromPipe() if log is None else FromLog(log)
 
     def start(self) -> None:
-        """Starts the process, in a group of its own: a Ctrl-C is for the supervisor, who stops the roles in order."""
+        """Starts the process in its own session: Ctrl-C reaches only the supervisor, which stops the roles in order."""
         self.started_at = time.monotonic()
         with self._words.outputs() as (stdout, stderr):
             self.process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Child:
         return None if self.process is None else self.process.poll()
 
     def last_words(self, status: int) -> str:
-        """Returns the last line of a life that ended with this status; empty when it was not by an error of its own."""
+        """Returns the last line of a process that ended with this status; empty when no error of its own ended it."""
         return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self._words.last()
 
     def ask_to_end(self) -> None:
@@ -73,7 +73,7 @@ class Child:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kills the process, all that it started, and whatever it left in its group."""
+        """Kills the process, its descendants, and all that it left in its process group."""
         if self.process is None:
             return
         family = []
@@ -85,13 +85,13 @@ class Child:
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let go of it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has not released it yet
             self.process.wait(REAP_SECONDS)
         self._words.drain()
 
 
 class Supervisor:
-    """Owns the children. Call `watch` regularly, and `stop` at the end, whatever happened."""
+    """Owns the children. Call `watch` regularly, and `stop` at the end, also after an error."""
 
     def __init__(self, max_restarts: int):
         self.children: dict[str, Child] = {}
@@ -99,7 +99,7 @@ class Supervisor:
 
     @property
     def num_restarts(self) -> int:
-        """How often any child was started again."""
+        """The number of restarts of all children."""
         return sum(child.restarts for child in self.children.values())
 
     def start(
@@ -113,15 +113,16 @@ class Supervisor:
         """Starts a child: a Python script or module with its arguments.
 
         Args:
-          is_needed: the run cannot go on without it; one that is not needed is given up when it dies too often.
-          may_finish: it may end by itself with status 0; any other child that ends is started again.
-          log: where its output goes; by default to ours.
+          is_needed: the run cannot go on without this child. A child that is not needed is given up when it dies too
+            often.
+          may_finish: the child may end by itself with status 0. Any other child that ends is started again.
+          log: the file of its output; by default the output goes to ours.
         """
         self.children[name] = Child(name, [sys.executable, *arguments], is_needed, may_finish, log)
         self.children[name].start()
 
     def watch(self) -> list[str]:
-        """Starts again what died; returns the names of the children that ended by themselves with status 0.
+        """Restarts children that died; returns the names of those that finished (`may_finish`, status 0).
 
         Raises: ConfigError when a child that is needed cannot work, PeerError when it dies again and again.
         """
@@ -139,7 +140,7 @@ class Supervisor:
         return finished
 
     def _bury(self, child: Child, status: int, now: float) -> None:
-        """Decides what becomes of a child that has ended."""
+        """Plans the restart of a child that has ended, or gives it up."""
         lived_seconds = now - child.started_at
         child.recent_deaths = 1 if lived_seconds > LONG_LIFE_SECONDS else child.recent_deaths + 1
         words = child.last_words(status)
@@ -173,12 +174,12 @@ class Supervisor:
         limit_seconds: float = STOP_LIMIT_SECONDS,
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Asks the named children to end, all at once, and returns when all of them have.
+        """Asks the named children to end, all at once, and returns when all of them have ended.
 
         Args:
-          idle_seconds: a child that did nothing for so long is killed.
-          limit_seconds: one that has not ended then is killed, whatever it does.
-          hurried: true when nobody wants to wait any longer: all are killed.
+          idle_seconds: a child that does nothing for so long is killed.
+          limit_seconds: a child that has not ended by then is killed, even if it still works.
+          hurried: returns true when the user waits no longer; all children are killed then.
         """
         children = [self.children[name] for name in names if name in self.children]
         for child in children:
@@ -201,7 +202,7 @@ class Supervisor:
                     logger.info("%s is still ending, for %.0f s now", child.name, now - started)
             time.sleep(POLL_SECONDS)
         for child in children:
-            child.kill()  # whatever it left behind
+            child.kill()  # kills the processes that it left behind
 
 
 def _kill(children: Iterable[Child], reason: str) -> None:

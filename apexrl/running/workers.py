@@ -1,9 +1,8 @@
-"""Several actor processes on one host, behind one relay of the parameters."""
+"""Runs several actor processes on one host, behind one relay of the parameters."""
 
-import dataclasses
 from pathlib import Path
 
-from apexrl.config import ActorCommand
+from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.flags import to_flags
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
@@ -13,11 +12,11 @@ from apexrl.running.supervise import Supervisor
 
 ACTOR_SCRIPT = Path(__file__).resolve().parents[2] / "actor.py"
 MAX_RESTARTS = 100
-IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives us
+IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives this process
 
 
 def run_workers(command: ActorCommand, stop: Stop) -> None:
-    """Runs `num_workers` actor processes until stopped; one that dies is started again.
+    """Runs `num_workers` actor processes until stopped, and restarts those that die.
 
     Raises: ConfigError when a worker cannot work, PeerError when it dies again and again.
     """
@@ -30,7 +29,7 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
     names = [f"actor worker {index}" for index in range(command.acting.num_workers)]
     try:
         for index, name in enumerate(names):
-            worker = dataclasses.replace(command, worker_index=index, parameter_endpoint=publisher.endpoint)
+            worker = WorkerCommand(**vars(command), worker_index=index, parameter_endpoint=publisher.endpoint)
             workers.start(name, [str(ACTOR_SCRIPT), *to_flags(worker)])
         while not stop.wait(0.2):
             workers.watch()

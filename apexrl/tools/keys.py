@@ -1,4 +1,4 @@
-"""`python -m apexrl.tools.keys DIR [NAME ...]`: makes CURVE keys. See `net/keyring.py` for what the files mean."""
+"""`python -m apexrl.tools.keys DIR [NAME ...]`: makes CURVE keys. `net/keyring.py` explains the files."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
     """Makes a pair of keys for each name.
 
     Args:
-      directory: Where the keys go. A host gets all .public files, and the .secret of its own roles.
+      directory: The directory of the keys. A host gets all .public files, and the .secret files of its own roles.
       names: replay, learner, actor, or one of these with a dash and more for a further key of that role.
     """
     try:

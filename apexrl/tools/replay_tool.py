@@ -1,7 +1,7 @@
-"""`python -m apexrl.tools.replay_tool inspect|verify|export|figures DIR`: reads the journal of a replay server.
+"""`python -m apexrl.tools.replay_tool inspect|verify|export|summary DIR`: reads the journal of a replay server.
 
-Works beside a server that writes there: takes no lock, mends nothing, and writes nothing into the journal. A file that
-is evicted meanwhile is left out, and a last record without its end is being written, not damaged.
+It works while a server writes the journal: it takes no lock, mends nothing, and writes nothing into the journal. It
+skips a file that is evicted meanwhile. An incomplete last record counts as being written, not as damaged.
 """
 
 import collections
@@ -17,19 +17,27 @@ import tyro
 
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.net import wire
-from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, first_number_of, read_identity, segment_paths
+from apexrl.net.insert_checks import InsertSizes, insert_arrays
+from apexrl.replay.journal import (
+    SNAPSHOT_FILE,
+    LogIdentity,
+    check_format,
+    first_number_of,
+    read_identity,
+    segment_paths,
+)
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
 from apexrl.replay.snapshot import Snapshot, load_snapshot
-from apexrl.types import StreamSpec, Unroll
+from apexrl.types import Field, StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec
 
-RECORD_BYTES = 24  # of a record before its message
+RECORD_BYTES = 24  # bytes of a record before its message
 QUANTILES = (0, 10, 50, 90, 100)
 Directory = Annotated[Path, tyro.conf.Positional]
 
 
 class Segment(NamedTuple):
-    """One file of unrolls as it was a moment ago."""
+    """The content of one file of unrolls when it was read."""
 
     path: Path
     data: bytes
@@ -39,7 +47,7 @@ class Segment(NamedTuple):
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes at the end of the last file that begin a record whose end is not there (yet)."""
+        """The number of bytes of an incomplete last record; only the last file may have one."""
         offset = self.found.end_of_records
         rest, magic = self.data[offset:], UNROLL_MAGIC if offset else HEADER_MAGIC
         if not self.is_last or len(self.found.damages) == 0 or self.found.damages[-1].offset != offset:
@@ -59,7 +67,7 @@ class Segment(NamedTuple):
 
 
 def segments(directory: Path) -> Iterator[Segment]:
-    """Reads the files of unrolls, oldest first; those that vanish meanwhile were evicted."""
+    """Yields the files of unrolls, oldest first, without those that are evicted meanwhile."""
     paths, follows = segment_paths(directory), False
     for path in paths:
         try:
@@ -72,27 +80,28 @@ def segments(directory: Path) -> Iterator[Segment]:
 
 
 def identity_of(directory: Path) -> LogIdentity:
-    """Returns which log a directory holds; without its log.json as the files say, and then with no lives.
+    """Returns the identity of a directory's log. Without log.json it comes from a file's header and has no lives.
 
-    Raises: ConfigError when it is no journal, or of another version.
+    Raises: ConfigError when the directory is no journal, or has another version.
     """
     if (identity := read_identity(directory)) is not None:
         return identity
     for header in (segment.found.header for segment in segments(directory)):
         if header is not None:
+            check_format(header.format, directory)
             return LogIdentity(FORMAT, header.log, (), header.spec)
     raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
 
 
 def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None, str]:
-    """Returns the snapshot of the tables, or None and what is wrong with it (nothing, when there is none)."""
+    """Returns the snapshot of the tables and an empty string, or None and its fault (empty when there is no file)."""
     try:
         snapshot = load_snapshot(directory / SNAPSHOT_FILE)
     except FileNotFoundError:
         return None, ""
     except WireError as error:
         return None, f"offset 0: {error}"
-    size = 4 * (snapshot.end_number - snapshot.first_number) * identity.spec.unroll_starts
+    size = 4 * (snapshot.end_number - snapshot.first_number) * identity.spec.num_priorities
     sizes = {len(table.priorities) for table in snapshot.tables.values()}
     if snapshot.log != identity.log or not sizes <= {0, size}:
         return None, f"offset 8: of the log {snapshot.log} with {sizes} bytes of priorities, not {size}"
@@ -100,11 +109,17 @@ def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None
 
 
 def inspect(directory: Directory) -> int:
-    """Prints which log a journal holds, its files and its snapshot."""
+    """Prints the name, spec and lives of a journal's log, its files and its snapshot."""
     identity = identity_of(directory)
     lives = ", ".join(f"{life} from unroll {number}" for life, number in enumerate(identity.lives))
     print(f"log       {identity.log}, format {identity.format}")
-    print(f"holds     {identity.spec}, {identity.spec.unroll_bytes} bytes an unroll")
+    spec = identity.spec
+    print(f"holds     {spec.env}, {spec.unroll_starts} starts and {spec.overlap_steps} more steps an unroll")
+    print(f"          {spec.unroll_bytes} bytes an unroll, {spec.num_priorities} priorities")
+    frames = Field("frame", "observation", spec.frame_dtype, spec.frame_shape)
+    for field, entries in ((frames, spec.unroll_frames), *((field, spec.num_entries(field)) for field in spec.fields)):
+        shape = ", ".join(map(str, (entries, *field.shape)))
+        print(f"field     {field.name}: {field.dtype} [{shape}]{', an extra' if field in spec.extras else ''}")
     print(f"lives     {lives or 'unknown: log.json is missing or damaged'}")
     for segment in segments(directory):
         found, numbers = segment.found, [entry.number for entry in segment.found.entries]
@@ -122,27 +137,27 @@ def inspect(directory: Directory) -> int:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((directory / SNAPSHOT_FILE).stat().st_mtime))
     print(f"snapshot  {when}, log {snapshot.first_number}:{snapshot.end_number}")
     for name, table in snapshot.tables.items():
-        unit = "transitions" if table.priorities else "unrolls"
+        unit = "transitions" if table.priorities and not spec.has_unroll_priorities else "unrolls"
         print(f"          {name}: {table.inserted} {unit} inserted, {table.sampled} sampled")
     return 0
 
 
 def verify(directory: Directory, decode: bool = False) -> int:
-    """Checks every checksum, the order of the unrolls and the snapshot; the status is 1 when something is damaged.
+    """Checks every checksum, the order of the unrolls and the snapshot. The status is 1 when something is damaged.
 
     Args:
       decode: Decompress and check every block too.
     """
     identity = identity_of(directory)
-    codec = UnrollCodec(identity.spec) if decode else None
+    codec, sizes = UnrollCodec(identity.spec) if decode else None, InsertSizes(identity.spec)
     damages = [] if identity.lives else ["log.json: missing or damaged"]
-    checked: list[int] = []  # unrolls, by file
+    checked: list[int] = []  # the number of unrolls in each file
     expected: int | None = None
     for segment in segments(directory):
         damages += [f"{segment.path.name}: offset {place}: {text}" for place, text in _damages_of(segment, identity)]
         expected = expected if segment.follows else None
         for offset, entry in segment.placed():
-            found = _fault_of(entry, identity, codec)
+            found = _fault_of(entry, sizes, codec)
             if expected not in (None, entry.number):
                 found = f"it comes where unroll {expected} belongs"
             damages += [f"{segment.path.name}: offset {offset}: unroll {entry.number}: {found}"] if found else []
@@ -168,23 +183,24 @@ def _damages_of(segment: Segment, identity: LogIdentity) -> Iterator[tuple[int, 
         yield 0, f"{header} is not what log.json and the file's name say"
 
 
-def _fault_of(entry: Entry, identity: LogIdentity, codec: UnrollCodec | None) -> str:
+def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> str:
     try:
-        size = len(wire.decode_insert(entry.message).priorities)
+        insert = wire.decode_insert(entry.message)
         if codec is not None:
             codec.decode(entry.block)
     except WireError as error:
         return str(error)
-    starts = identity.spec.unroll_starts
-    return "" if size == 4 * starts else f"{size} bytes of priorities for {starts} starts"
+    return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
 
 
 def export(directory: Directory, out: Path, numbers: str = ":") -> int:
-    """Writes decoded unrolls as NumPy arrays [N, ...], with what their actors said of them.
+    """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages.
+
+    Extras are named extra_NAME.
 
     Args:
-      out: A file.npz, or a directory for one file an unroll.
-      numbers: Which unrolls, FIRST:END; either may be left out.
+      out: A file.npz, or a directory that gets one file for each unroll.
+      numbers: The numbers of the unrolls, FIRST:END without END; either may be left out.
     """
     first, _, end = numbers.partition(":")
     if ":" not in numbers or not (first + end + "0").isdigit():
@@ -209,31 +225,36 @@ def export(directory: Directory, out: Path, numbers: str = ":") -> int:
 def _arrays(entries: list[Entry], spec: StreamSpec) -> dict[str, np.ndarray]:
     codec, inserts = UnrollCodec(spec), [wire.decode_insert(entry.message) for entry in entries]
     unrolls = [codec.decode(entry.block) for entry in entries]
-    arrays = {name: np.stack([getattr(unroll, name) for unroll in unrolls]) for name in Unroll._fields}
-    for name in ("actor", "sequence", "stream", "first_step", "params_version", "epsilon"):
+    names = [name for name in Unroll._fields if name != "extras"]
+    arrays = {name: np.stack([getattr(unroll, name) for unroll in unrolls]) for name in names}
+    for field in spec.extras:
+        arrays[f"extra_{field.name}"] = np.stack([unroll.extras[field.name] for unroll in unrolls])
+    for name in ("actor", "sequence", "stream", "first_step", "params_version", "exploration"):
         arrays[name] = np.array([getattr(insert, name) for insert in inserts])
     arrays["number"] = np.array([entry.number for entry in entries])
-    arrays["priorities"] = np.stack([insert.header().priorities for insert in inserts])
+    headers = [insert.header(spec.unroll_starts) for insert in inserts]
+    arrays["priorities"] = np.stack([header.priorities for header in headers])
+    arrays["valid"] = np.stack([header.valid for header in headers])
     pairs = zip(entries, inserts, strict=True)
     played = [(entry.number, *msgspec.structs.astuple(game)) for entry, insert in pairs for game in insert.episodes]
-    # [episodes, 4]: the unroll's number, and the episode's return, steps and epsilon.
+    # [episodes, 4]: the unroll's number, then the episode's return, steps and exploration.
     return arrays | {"episodes": np.array(played, np.float64).reshape(-1, 4)}
 
 
-def figures(directory: Directory) -> int:
-    """Prints what a journal holds in numbers: transitions, bytes, versions, episodes, priorities."""
+def summary(directory: Directory) -> int:
+    """Prints the numbers of a journal: transitions, bytes, versions, episodes, priorities."""
     identity = identity_of(directory)
     totals: collections.Counter[str] = collections.Counter()
     returns: dict[str, list[float]] = collections.defaultdict(list)
     versions, actors = set(), set()
     for entry in (entry for segment in segments(directory) for entry in segment.found.entries):
         insert = wire.decode_insert(entry.message)
-        transitions = int((wire.array_from(insert.priorities, np.float32) > 0).sum())
+        transitions = int(insert.header(identity.spec.unroll_starts).valid.sum())
         totals.update(unrolls=1, transitions=transitions, messages=len(entry.message), blocks=len(entry.block))
         versions.add(insert.params_version)
         actors.add(insert.actor)
         for episode in insert.episodes:
-            for group in (f"at epsilon {episode.epsilon:.2g}", "in all"):
+            for group in (f"at exploration {episode.exploration:.2g}", "in all"):
                 returns[group].append(episode.episode_return)
     num_bytes, decoded_bytes = totals["messages"] + totals["blocks"], totals["unrolls"] * identity.spec.unroll_bytes
     print(f"{totals['unrolls']} unrolls, {totals['transitions']} transitions, {len(actors)} actors")
@@ -254,7 +275,7 @@ def figures(directory: Directory) -> int:
 
 def main() -> int:
     """Runs one command of the command line; returns its exit status."""
-    commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, figures)}
+    commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, summary)}
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="python -m apexrl.tools.replay_tool")
     except (ApexError, OSError) as error:

@@ -1,7 +1,7 @@
-"""The acting half of a DQN in one file in CleanRL's style, written from its description: one environment, one network.
+"""The acting half of a one-file DQN in CleanRL's style, written from its description: one environment, one network.
 
-The wrappers and the buffer are Stable-Baselines3's, which that style uses; screens are resized and made gray by
-gymnasium's wrappers. Two things are in its favor: no gradients are kept when it acts, and no episodes are logged.
+The wrappers and the buffer are Stable-Baselines3's, which that style uses. Gymnasium's wrappers resize the screens and
+make them gray. Two things are in its favor: it keeps no gradients when it acts, and it logs no episodes.
 """
 
 import random
@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks.peers.measuring import parse_arguments, report
 
-BUFFER_SIZE = 20_000  # transitions; what an insert costs does not depend on it
+BUFFER_SIZE = 20_000  # transitions; the cost of an insert does not depend on it
 EPSILON = 0.01
 
 
@@ -50,7 +50,7 @@ def make(game: str) -> gymnasium.Env:
 
 
 def main() -> None:
-    """Plays and prints the count."""
+    """Plays, and prints the number of steps."""
     arguments = parse_arguments(__doc__)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

@@ -1,14 +1,14 @@
-"""Feeds and reads a peer's replay server, and prints what it managed as one line of JSON.
+"""Feeds and reads a peer's replay server, and prints its rates as one line of JSON.
 
 `python benchmarks/peers/drive.py --peer reverb --ports P --server-pid PID --frames Pong.npz --work together`
 `python benchmarks/peers/drive.py --peer pickle --ports PUSH SAMPLE PRIORITY --server-pid PID --frames ... --work ...`
 
-Runs in the peer's own environment: numpy, and reverb or zmq; nothing of apexrl. It expects a fresh server of its own,
-inserts `--fill` transitions in every workload, warms up for two seconds and then counts. Inserts count when the server
-has confirmed them, batches when they lie decoded in this process.
+It runs in the peer's own environment, with numpy and reverb or zmq, and imports nothing of apexrl. It expects a fresh
+server of its own, inserts `--fill` transitions in every workload, warms up for two seconds and then counts. Inserts
+count when the server has confirmed them, batches when they lie decoded in this process.
 
 A transition is the stack of 4 frames at t and at t + 3, the action at t, the 3-step return, its discount, a priority.
-Stacks go on over the ends of episodes, which changes none of the sizes.
+Stacks continue over the ends of episodes, which changes none of the sizes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ N_STEPS = 3
 WINDOW = STACK + N_STEPS
 GAMMA = 0.99
 WARM_UP_SECONDS = 2.0
-START_SECONDS = 60  # loading, connecting and filling; with it a run must be over
+START_SECONDS = 60  # longest time for loading, connecting and filling
 
 PUSH_TRANSITIONS = 50
 PUSHES_UNCONFIRMED = 3
@@ -42,14 +42,14 @@ ANSWER_MILLISECONDS = 30_000
 
 TABLE = "transitions"
 CHUNK_STEPS = 7  # the best of 1, 3, 4, 7 and automatic, for inserts, samples and memory
-ITEMS_UNCONFIRMED = 30  # reverb warns at 50, and ten more are made before the next look
+ITEMS_UNCONFIRMED = 30  # reverb warns at 50; ten more are made before the next check
 SAMPLER_WORKERS = 2
-SAMPLES_IN_FLIGHT = 1024  # of each worker
+SAMPLES_IN_FLIGHT = 1024  # for each worker
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8  # glibc's malloc.h
 
 
 class Feed(NamedTuple):
-    """What is inserted, by environment and step; a transition starts at each step from STACK - 1 on."""
+    """The data to insert, by environment and step. A transition starts at each step from STACK - 1 on."""
 
     frames: np.ndarray  # [E, steps, 84, 84] uint8
     actions: np.ndarray  # [E, steps] int32
@@ -59,7 +59,7 @@ class Feed(NamedTuple):
 
 
 def load_feed(path: Path) -> Feed:
-    """Returns the feed of a file of `benchmarks.replay_frames`."""
+    """Returns the feed from a file of `benchmarks.replay_frames`."""
     with np.load(path) as arrays:
         frames, actions, rewards, terminals = (arrays[key] for key in ("frames", "actions", "rewards", "terminals"))
     num_starts = rewards.shape[1] - N_STEPS
@@ -73,9 +73,9 @@ def load_feed(path: Path) -> Feed:
 
 
 class ReverbInserter:
-    """One trajectory writer; each frame is sent once, items refer to seven in a row.
+    """Inserts through one trajectory writer. It sends each frame once, and an item refers to seven in a row.
 
-    Action, return and discount share one column: with three the server takes a third fewer items a second.
+    Action, return and discount share one column. With three columns the server takes a third fewer items a second.
     """
 
     def __init__(self, port: int, feed: Feed):
@@ -99,7 +99,7 @@ class ReverbInserter:
         self._writer.flush(timeout_ms=ANSWER_MILLISECONDS)
 
     def _create(self, feed: Feed) -> Iterator[None]:
-        """Appends steps for ever; yields after each item. The numbers of a step are those of the start n before."""
+        """Appends steps without end; yields after each item. A step carries the numbers of the start n steps before."""
         writer = self._writer
         numbers = np.stack([feed.actions[:, :-N_STEPS], feed.returns, feed.discounts], axis=-1).astype(np.float32)
         while True:
@@ -116,7 +116,7 @@ class ReverbInserter:
 
 
 class ReverbSampler:
-    """The dataset client that its manual wants in training, with batching and prefetching in tf.data."""
+    """Reverb's dataset client, as its manual recommends for training, with batching and prefetching in tf.data."""
 
     def __init__(self, port: int, batch_size: int):
         import reverb
@@ -147,7 +147,7 @@ class ReverbSampler:
 
 
 class PickleChannel:
-    """A DEALER with a bounded number of messages that wait for their answer."""
+    """A DEALER socket that counts the messages that wait for their answer."""
 
     def __init__(self, port: int):
         import zmq
@@ -160,7 +160,7 @@ class PickleChannel:
         self.waiting = 0
 
     def send(self, message: bytes) -> None:
-        """Sends one more."""
+        """Sends one message, whose answer `receive` returns."""
         self._socket.send(message, copy=False)
         self.waiting += 1
 
@@ -172,7 +172,7 @@ class PickleChannel:
 
 
 class PickleInserter:
-    """Pushes of 50. A stack is one array wherever it occurs in a push, so that pickle writes it once."""
+    """Inserts pushes of 50. A stack is one array wherever it occurs in a push, so that pickle writes it once."""
 
     def __init__(self, port: int, feed: Feed):
         self._channel = PickleChannel(port)
@@ -191,7 +191,7 @@ class PickleInserter:
             self._channel.receive()
 
     def _encode(self, feed: Feed) -> Iterator[bytes]:
-        """Yields pushes for ever; those that would be shorter than 50 are left out."""
+        """Yields pushes without end, and leaves out those that would be shorter than 50."""
         size = PUSH_TRANSITIONS
         while True:
             for env in range(len(feed.frames)):
@@ -210,7 +210,7 @@ class PickleInserter:
 
 
 class PickleSampler:
-    """Keeps three requests waiting; a batch comes pickled whole, already stacked."""
+    """Keeps three requests waiting. A batch arrives pickled whole, already stacked."""
 
     def __init__(self, sample_port: int, priority_port: int, batch_size: int):
         self._requests = PickleChannel(sample_port)
@@ -251,7 +251,7 @@ def make_sampler(arguments: argparse.Namespace) -> Sampler:
 
 
 class Server:
-    """What the kernel says of the server's process."""
+    """The kernel's figures of the server's process."""
 
     def __init__(self, pid: int):
         self._directory = Path(f"/proc/{pid}")
@@ -267,7 +267,7 @@ class Server:
 
 
 class Measured(NamedTuple):
-    """What one process did in its window."""
+    """The work of one process in its window."""
 
     count: int
     seconds: float
@@ -276,24 +276,24 @@ class Measured(NamedTuple):
 
 
 class Stopwatch:
-    """Runs from its making to `read`."""
+    """Measures the time and CPU time from its construction to `read`."""
 
     def __init__(self, server: Server):
         self._server = server
         self._started = time.perf_counter(), time.process_time(), server.cpu_seconds()
 
     def seconds(self) -> float:
-        """Returns the time since it was made."""
+        """Returns the time since its construction."""
         return time.perf_counter() - self._started[0]
 
     def read(self, count: int) -> Measured:
-        """Returns what was used since it was made."""
+        """Returns the time and CPU time used since its construction, with a count."""
         now = time.perf_counter(), time.process_time(), self._server.cpu_seconds()
         return Measured(count, *(after - before for before, after in zip(self._started, now, strict=True)))
 
 
 def measure_inserts(inserter: Inserter, server: Server, seconds: float) -> Measured:
-    """Inserts as fast as it goes; the window ends when all of it is confirmed."""
+    """Inserts as fast as possible. The window ends when all inserts are confirmed."""
     for window_seconds in (WARM_UP_SECONDS, seconds):
         watch, count = Stopwatch(server), 0
         while watch.seconds() < window_seconds:
@@ -303,7 +303,7 @@ def measure_inserts(inserter: Inserter, server: Server, seconds: float) -> Measu
 
 
 def measure_samples(sampler: Sampler, server: Server, seconds: float, batch: int, update: bool) -> Measured:
-    """Reads batches as fast as it goes, and with `update` sends new priorities for each."""
+    """Reads batches as fast as possible, and with `update` sends new priorities for each."""
     rng = np.random.default_rng(1)
     for window_seconds in (WARM_UP_SECONDS, seconds):
         watch, count = Stopwatch(server), 0
@@ -316,9 +316,9 @@ def measure_samples(sampler: Sampler, server: Server, seconds: float, batch: int
 
 
 def keep_freed_memory(peer: str) -> None:
-    """Makes glibc keep freed memory for the next batch: fresh pages would cost more than copying into them."""
+    """Makes glibc keep freed memory for the next batch, because fresh pages cost more than copying into them."""
     options = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**30, M_TOP_PAD: 64 * 2**20}
-    if peer == "pickle":  # its one other thread passes messages to this one; TensorFlow's threads would get in the way
+    if peer == "pickle":  # its one other thread passes messages to this one; TensorFlow's threads would contend
         options[M_ARENA_MAX] = 1
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -327,7 +327,7 @@ def keep_freed_memory(peer: str) -> None:
 
 
 def insert_beside(arguments: argparse.Namespace, start: Any, results: Any) -> None:
-    """The inserting process of `together`."""
+    """Body of the inserting process of `together`."""
     faulthandler.dump_traceback_later(arguments.deadline, exit=True)
     keep_freed_memory(arguments.peer)
     inserter = make_inserter(arguments, load_feed(arguments.frames))
@@ -336,7 +336,7 @@ def insert_beside(arguments: argparse.Namespace, start: Any, results: Any) -> No
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fills the server and does the work; returns the line to print."""
+    """Fills the server and does the work; returns the figures to print."""
     server = Server(arguments.server_pid)
     empty_bytes = server.resident_bytes()
     inserter = make_inserter(arguments, load_feed(arguments.frames))
@@ -375,7 +375,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Does one workload; prints one line, or ends with an error when it takes too long."""
+    """Does one workload and prints one line, or ends with an error when it takes too long."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", choices=("reverb", "pickle"), required=True)
     parser.add_argument("--ports", type=int, nargs="+", required=True, help="reverb: one; pickle: push sample priority")

@@ -1,7 +1,7 @@
-"""A virtual environment for the peers: `python -m benchmarks.peers.environment DIR`.
+"""Makes a virtual environment for the peers: `python -m benchmarks.peers.environment DIR`.
 
-Reverb needs the one TensorFlow that it was built with, and that needs a numpy older than ours, so it lives apart.
-The TensorFlow is the one without CUDA: nothing here runs on a GPU. About 1.3 GB.
+Reverb needs the one TensorFlow that it was built with, and that needs a numpy older than ours. So Reverb has its own
+environment of about 1.3 GB. Its TensorFlow is the one without CUDA, because nothing here runs on a GPU.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def make(directory: Path) -> Path | None:
 
 
 def _reason_against(command: list[str]) -> str | None:
-    """Runs a command; returns why it failed, None when it did not."""
+    """Runs a command; returns the reason of its failure, None when it succeeds."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -50,7 +50,7 @@ def _reason_against(command: list[str]) -> str | None:
 
 
 def main() -> None:
-    """Prints the interpreter, or fails."""
+    """Prints the path of the interpreter, or fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="DIR")
     python = make(parser.parse_args().directory)

@@ -1,7 +1,8 @@
-"""EnvPool's C++ vector environment, all environments in step, stepped at random.
+"""Steps EnvPool's C++ vector environment with random actions, all environments in lockstep.
 
-Its defaults for Atari (84x84 gray, skip 4, stack of 4, fire at a reset, up to 30 no-ops) with the usual ends at a lost
-life and clipped rewards. `--resize bilinear` is what EnvPool's own benchmark does: faster, and other screens.
+It has EnvPool's defaults for Atari: 84x84 gray, skip 4, stack of 4, fire at a reset, up to 30 no-ops. Episodes end at a
+lost life and rewards are clipped, as usual. `--resize bilinear` resizes as EnvPool's own benchmark does. That is faster
+and gives other screens.
 """
 
 import os
@@ -13,7 +14,7 @@ from benchmarks.peers.measuring import parse_arguments, report
 
 
 def main() -> None:
-    """Steps the games and prints the count."""
+    """Steps the games, and prints the number of steps."""
     arguments = parse_arguments(__doc__, resize=("area", "bilinear"))
     envs = envpool.make_gymnasium(
         f"{arguments.game}-v5",

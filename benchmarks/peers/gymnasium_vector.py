@@ -1,7 +1,7 @@
-"""Gymnasium's SyncVectorEnv over AtariPreprocessing and FrameStackObservation, stepped at random.
+"""Steps Gymnasium's SyncVectorEnv over AtariPreprocessing and FrameStackObservation with random actions.
 
-Same screens as DQN's: 84x84 gray by area, skip 4, maximum of 2 frames, stack of 4. A lost life is not made an end:
-there it would reset the whole game, which costs.
+The screens are DQN's: 84x84 gray by area, skip 4, maximum of 2 frames, stack of 4. A lost life is no end of an episode,
+because Gymnasium would then reset the whole game, which costs time.
 """
 
 import ale_py
@@ -19,7 +19,7 @@ def make(game: str) -> gymnasium.Env:
 
 
 def main() -> None:
-    """Steps the games and prints the count."""
+    """Steps the games, and prints the number of steps."""
     arguments = parse_arguments(__doc__)
     gymnasium.register_envs(ale_py)
     envs = gymnasium.vector.SyncVectorEnv([lambda: make(arguments.game)] * arguments.envs)

@@ -1,7 +1,7 @@
-"""How a loop is measured in a process of its own: after a warm-up, by the scheduler's clock. Needs nothing installed.
+"""Measures a loop in a process of its own, after a warm-up, by the scheduler's clock. It needs nothing installed.
 
-The scripts beside this one that are run as `python -m benchmarks.peers.NAME --game Pong --envs 8 --threads 1` print
-what they counted as one line of JSON.
+The scripts in this folder that run as `python -m benchmarks.peers.NAME --game Pong --envs 8 --threads 1` print their
+counts as one line of JSON.
 """
 
 import argparse
@@ -13,7 +13,7 @@ WARM_UP_SECONDS = 2.0
 
 
 def parse_arguments(description: str | None, **choices: tuple[str, ...]) -> argparse.Namespace:
-    """Returns what every script is told, and by name what else: one of some words, by default the first."""
+    """Returns the arguments that every script takes, and more by name: each has some choices, the first by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="Pong", help="Pong, Breakout, Seaquest, ...")
     parser.add_argument("--envs", type=int, default=1, help="environments that step together")
@@ -25,7 +25,7 @@ def parse_arguments(description: str | None, **choices: tuple[str, ...]) -> argp
 
 
 def report(step: Callable[[], int], seconds: float) -> None:
-    """Calls `step`, which returns its number of agent steps, for so long, and prints what that took.
+    """Calls `step`, which returns its number of agent steps, for so many seconds; prints the steps and times.
 
     CPU seconds are those of all threads of this process, user and system.
     """
@@ -41,7 +41,7 @@ def report(step: Callable[[], int], seconds: float) -> None:
 
 
 def repeat(step: Callable[[], int], seconds: float) -> int:
-    """Calls `step` for so long; returns the agent steps."""
+    """Calls `step` for so many seconds; returns the number of agent steps."""
     end = time.perf_counter() + seconds
     agent_steps = step()
     while time.perf_counter() < end:

@@ -2,12 +2,13 @@
 
 `python -m benchmarks.peers.pickle_lock_server --push-port P --sample-port P --priority-port P [--capacity N]`
 
-Each port is a ROUTER, a zmq.proxy behind it, and asyncio workers. One lock guards pushes, samples and priorities; what
-runs under it, unpickling and pickling included, runs in a thread pool. Transitions are tuples with whole stacks, the
-priorities lie in segment trees of Python lists. The proxies are threads where the original had processes: they hold
-no Python lock while they work, and they end with the server.
+Each port is a ROUTER, a zmq.proxy behind it, and asyncio workers. One lock guards pushes, samples and priorities. The
+work under the lock, with unpickling and pickling, runs in a thread pool. Transitions are tuples with whole stacks, and
+the priorities lie in segment trees of Python lists. The proxies are threads, where the original had processes. They
+hold no Python lock while they work, and they end with the server.
 
-It unpickles what comes, so whoever reaches its ports runs code in it: it binds to loopback, and must never do else.
+The server unpickles its messages, so anybody who reaches its ports can run code in it. It binds to loopback only, and
+that must never change.
 """
 
 import argparse
@@ -37,7 +38,7 @@ Handler = Callable[[bytes], bytes]
 
 
 class ListTree:
-    """A binary tree over a power of two of values; each parent is `combine` of its children."""
+    """A binary tree over `size` values, a power of two. Each parent is `combine` of its children."""
 
     def __init__(self, size: int, combine: Callable[[float, float], float], neutral: float):
         self._size = size
@@ -71,7 +72,7 @@ def add(left: float, right: float) -> float:
 
 
 class PrioritizedReplay:
-    """A ring of transition tuples and their priorities; used by one thread at a time."""
+    """A ring of transition tuples and their priorities. Only one thread at a time may use it."""
 
     def __init__(self, capacity: int, batch_size: int):
         size = 2 ** math.ceil(math.log2(capacity))
@@ -135,7 +136,7 @@ class PrioritizedReplay:
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory for the next message, whichever thread freed it.
 
-    Fresh pages cost more than copying into them: with this the server takes several times as many pushes.
+    Fresh pages cost more than copying into them. With kept memory the server takes several times as many pushes.
     """
     options = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**30, M_TOP_PAD: 64 * 2**20, M_ARENA_MAX: 1}
     with contextlib.suppress(OSError, AttributeError):
@@ -145,7 +146,7 @@ def keep_freed_memory() -> None:
 
 
 def forward(context: zmq.Context, port: int, inner: str) -> None:
-    """Passes messages between the clients of a port and its workers, for ever."""
+    """Starts a thread that passes messages between the clients of a port and its workers."""
     outside = context.socket(zmq.ROUTER)
     outside.bind(f"tcp://{HOST}:{port}")
     inside = context.socket(zmq.DEALER)
@@ -154,7 +155,7 @@ def forward(context: zmq.Context, port: int, inner: str) -> None:
 
 
 async def serve(ports: dict[str, int], capacity: int, batch_size: int) -> None:
-    """Answers on the three ports for ever."""
+    """Answers on the three ports until the process ends."""
     context = zmq.Context()
     async_context = zmq.asyncio.Context(context)
     replay = PrioritizedReplay(capacity, batch_size)

@@ -1,6 +1,6 @@
 """A Reverb server with one prioritized table: `python reverb_server.py --port 52011 [--capacity N] [--lifetime S]`.
 
-Needs dm-reverb with its TensorFlow, which `benchmarks.peers.environment` installs; imports nothing of apexrl.
+It needs dm-reverb with its TensorFlow, which `benchmarks.peers.environment` installs, and imports nothing of apexrl.
 It prints one line when it serves, and ends by itself after its lifetime. It holds no data beyond that.
 """
 

@@ -1,4 +1,4 @@
-"""Runs the peers, each in a process of its own, and says aloud which of them are not installed here."""
+"""Runs the peers, each in a process of its own, and prints which of them are not installed."""
 
 import importlib.util
 import json
@@ -12,11 +12,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 CURE = "pip install -r requirements-bench.txt"
-START_SECONDS = 120.0  # that loading, filling and warming up may take
+START_SECONDS = 120.0  # the longest time for loading, filling and warming up
 
 
 def end_in_order() -> None:
-    """Lets a SIGTERM end this process as Ctrl-C does, so that what it started ends too."""
+    """Makes a SIGTERM end this process as Ctrl-C does, so that the processes it started end too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
@@ -26,7 +26,7 @@ def missing(modules: tuple[str, ...]) -> list[str]:
 
 
 def skip_aloud(name: str, modules: tuple[str, ...]) -> bool:
-    """Prints that a peer is skipped, why, and what helps; False when it is installed."""
+    """Returns whether a peer is not installed. If so, it prints that the peer is skipped, and the cure."""
     lacking = missing(modules)
     if lacking:
         print(f"SKIPPED: {name}: {', '.join(lacking)} is not installed here: {CURE}", flush=True)
@@ -34,15 +34,15 @@ def skip_aloud(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Returns the variables of a process whose libraries take so many threads; 0: as many as they do by themselves."""
+    """Returns the variables of a process whose libraries use so many threads; 0 means their default."""
     variables = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
     return variables | (dict.fromkeys(THREAD_VARIABLES, str(threads)) if threads else {})
 
 
 def run(module: str, threads: int, seconds: float, *arguments: object) -> dict[str, Any]:
-    """Runs a script as a module and returns what it measured.
+    """Runs a script as a module and returns its figures.
 
-    Raises: RuntimeError when it failed or took too long.
+    Raises: RuntimeError when the script fails or takes too long.
     """
     flags = ["--threads", threads, "--seconds", seconds, *arguments]
     command = [sys.executable, "-m", module, *map(str, flags)]

@@ -1,9 +1,9 @@
-"""Stable-Baselines3's DQN while it learns: one process, `learn` with the Atari hyperparameters of its zoo.
+"""Measures Stable-Baselines3's DQN while it learns: one process, `learn` with the Atari hyperparameters of its zoo.
 
-Batch 32, `train_freq` 4, a gradient step for each of the environments: 8 samples a transition, with 1 environment or 8.
-Different from the zoo: learning begins after 10,000 transitions instead of 100,000, and epsilon is 0.01 from there on,
-as it is after a tenth of a run there; the rates are measured after that. The buffer holds 100,000 transitions as in the
-zoo, with `optimize_memory_usage`, which halves its memory.
+Batches of 32, `train_freq` 4 and a gradient step for each environment give 8 samples a transition, with 1 environment
+or 8. The buffer holds 100,000 transitions as in the zoo, with `optimize_memory_usage`, which halves its memory. Two
+things are different from the zoo. Learning begins after 10,000 transitions instead of 100,000. From there on epsilon
+is 0.01, as in the zoo after a tenth of a run. The rates are measured after that.
 """
 
 import json
@@ -25,11 +25,11 @@ BATCH_SIZE = 32
 LEARNING_STARTS = 10_000
 EPSILON = 0.01
 BUFFER_SIZE = 100_000
-SETTLE_SECONDS = 10.0  # of learning before the measurement
+SETTLE_SECONDS = 10.0  # seconds of learning before the measurement
 
 
 class Window(BaseCallback):
-    """Counts from some time after the first update on, for so long, and then ends the run."""
+    """Begins to count SETTLE_SECONDS after the first update, counts for so many seconds, then ends the run."""
 
     def __init__(self, seconds: float):
         super().__init__()

@@ -1,7 +1,7 @@
-"""Stable-Baselines3's loop that collects experience for DQN: network, environments, insert into its buffer; no updates.
+"""Stable-Baselines3's loop that collects experience for DQN: network, environments, buffer inserts, no updates.
 
-`make_atari_env`, a stack of 4, CnnPolicy (Nature's network), rounds of four steps (`train_freq`) as in its zoo. Epsilon
-is 0.01 from the first step on, so that the network acts, as it does in all but the beginning of a run.
+As in its zoo it has `make_atari_env`, a stack of 4, CnnPolicy (Nature's network) and rounds of four steps
+(`train_freq`). Epsilon is 0.01 from the first step on, so that the network acts, as in all but the beginning of a run.
 """
 
 import ale_py
@@ -13,12 +13,12 @@ from stable_baselines3.common.vec_env import VecFrameStack
 
 from benchmarks.peers.measuring import parse_arguments, report
 
-BUFFER_SIZE = 20_000  # transitions; what an insert costs does not depend on it
+BUFFER_SIZE = 20_000  # transitions; the cost of an insert does not depend on it
 EPSILON = 0.01
 
 
 def main() -> None:
-    """Plays and prints the count."""
+    """Plays, and prints the number of steps."""
     arguments = parse_arguments(__doc__)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -35,10 +35,10 @@ def main() -> None:
         replay_buffer_kwargs={"handle_timeout_termination": False},
         seed=0,
     )
-    _, callback = model._setup_learn(10**9)  # what `learn` does before its first round
+    _, callback = model._setup_learn(10**9)  # as `learn` does before its first round
 
     def step() -> int:
-        # `learn` gives `learning_starts` here too; 0 is the time after it, when actions are no longer random.
+        # `learn` passes `learning_starts` here, too. With 0, actions are no longer random.
         rollout = model.collect_rollouts(
             model.env, callback, model.train_freq, model.replay_buffer, learning_starts=0, log_interval=None
         )

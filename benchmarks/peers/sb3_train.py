@@ -1,7 +1,7 @@
 """Stable-Baselines3's `DQN.train` alone: `python benchmarks/peers/sb3_train.py --frames Pong.npz --batch-size 32 ...`.
 
-Its CnnPolicy and its own replay buffer, filled with the same played game as ours; no environment is stepped. Needs only
-stable-baselines3, so that it can run in an environment of its own. Prints one line of JSON.
+It has CnnPolicy and Stable-Baselines3's own replay buffer, filled with the same played game as ours, and steps no
+environment. It needs only stable-baselines3, so it can run in an environment of its own. It prints one line of JSON.
 """
 
 import argparse
@@ -19,19 +19,19 @@ from stable_baselines3.common.logger import Logger
 
 STACK = 4
 NUM_ACTIONS = 6
-SAMPLES_A_CALL = 512  # more than it takes in training: its work around the steps is not counted against it
+SAMPLES_A_CALL = 512  # more than in training, so that the work around the steps does not count
 WARM_UP_SECONDS = 0.5
 
 
 class Spaces(gymnasium.Env):
-    """Stacked screens, to make the network and the buffer for; never stepped."""
+    """Gives the spaces of stacked screens to the network and the buffer. It is never stepped."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (STACK, 84, 84), np.uint8)
     action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
 
 
 def transitions_of(path: Path) -> Iterator[tuple[np.ndarray, np.ndarray, int, float, bool]]:
-    """Yields observation, next observation, action, reward and whether the episode terminated, again and again."""
+    """Yields observation, next observation, action, reward and termination of each transition, without end."""
     with np.load(path) as arrays:
         frames, actions = arrays["frames"], arrays["actions"]
         rewards, terminals = arrays["rewards"], arrays["terminals"]
@@ -77,7 +77,7 @@ def timed(model: Any, batch_size: int, seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints how many steps were taken, and in which time."""
+    """Prints the number of steps and the time that they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=Path, required=True, help="a file of benchmarks.replay_frames")
     parser.add_argument("--batch-size", type=int, default=32)

@@ -1,15 +1,15 @@
-"""What a host of a cluster does beside its role; the units in `systemd/` run it: `apexrl_host.py COMMAND [PATH]`.
+"""The tasks of a cluster's host besides its role. The units in `systemd/` run `apexrl_host.py COMMAND [PATH]`.
 
-check     is /etc/apexrl/role.env complete?
-keys      CURVE keys of this host's role, from the Parameter Store into a directory
-restore   the run so far, from S3 into an empty run directory
-sync      what has changed in the run directory, to S3
-spot      waits for the notice that a spot instance is taken back, then stops the actors
+check     checks that /etc/apexrl/role.env is complete
+keys      fetches the CURVE keys of this host's role from the Parameter Store into a directory
+restore   fetches the run so far from S3 into an empty run directory
+sync      uploads changed files of the run directory to S3
+spot      waits for the notice that AWS takes the spot instance back, then stops the actors
 limit     waits for the deadline of the cluster, then powers the host off
 logs      writes the configuration of the CloudWatch agent
 
-Everything comes from the environment (role.env). An error ends the program with status 1 and a line that says what to
-do; the unit starts it again. `limit` must work when nothing else does: only keys, restore and sync import boto3.
+All settings come from the environment (role.env). An error ends the program with status 1 and a line that says what to
+do. The unit then starts it again. `limit` must work when nothing else does: only keys, restore and sync import boto3.
 """
 
 import datetime
@@ -38,9 +38,9 @@ AGENT_CONFIG = Path(__file__).with_name("cloudwatch-agent.json")
 
 
 def deadline() -> datetime.datetime:
-    """Returns when the host has to be off.
+    """Returns the time at which the host has to be off.
 
-    Raises: HostError when it is not a time like 2026-01-02T03:04:05Z.
+    Raises: HostError when APEXRL_DEADLINE is not a time like 2026-01-02T03:04:05Z.
     """
     text = variable("APEXRL_DEADLINE")
     try:
@@ -50,7 +50,7 @@ def deadline() -> datetime.datetime:
 
 
 def check() -> None:
-    """Raises HostError when role.env cannot be what Terraform writes."""
+    """Raises HostError when role.env differs from the form that Terraform writes."""
     host_role = role()
     deadline()
     variable("APEXRL_CLUSTER", r"[a-z0-9-]+")
@@ -67,7 +67,7 @@ def check() -> None:
 
 
 class Metadata:
-    """The instance metadata service, version 2."""
+    """A client of the instance metadata service, version 2."""
 
     def __init__(self) -> None:
         self._url = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
@@ -75,9 +75,9 @@ class Metadata:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def get(self, path: str) -> str | None:
-        """Returns what is at a path, None when there is nothing.
+        """Returns the text at a path, None when there is none.
 
-        Raises: OSError when the service does not answer, or not as it should.
+        Raises: OSError when the service does not answer, or answers with an error.
         """
         if not self._token:
             self._token = self._ask("PUT", "/latest/api/token", "ttl-seconds", str(TOKEN_SECONDS))
@@ -86,7 +86,7 @@ class Metadata:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            self._token = ""  # 401: it has run out
+            self._token = ""  # 401: the token has expired
             raise
 
     def _ask(self, method: str, path: str, header: str, value: str) -> str:
@@ -97,7 +97,7 @@ class Metadata:
 
 
 def spot() -> None:
-    """Stops the actors when the instance is to be taken back: the notice comes two minutes before."""
+    """Stops the actors when AWS takes the instance back. The notice comes two minutes before."""
     metadata = Metadata()
     told = ""
     while True:
@@ -117,7 +117,7 @@ def spot() -> None:
 
 
 def limit() -> None:
-    """Powers the host off at the deadline; one without a deadline that can be read gets an hour from its start."""
+    """Powers the host off at the deadline. A host without a readable deadline gets an hour from its start."""
     try:
         end = deadline()
     except HostError as error:
@@ -127,10 +127,10 @@ def limit() -> None:
     logger.info("this host is powered off at %s", end.isoformat())
     while datetime.datetime.now(datetime.UTC) < end:
         left = (end - datetime.datetime.now(datetime.UTC)).total_seconds()
-        time.sleep(min(max(left, 0.0), LIMIT_PERIOD_SECONDS))  # in short steps: the clock may be set meanwhile
+        time.sleep(min(max(left, 0.0), LIMIT_PERIOD_SECONDS))  # in short steps, because the clock may be set meanwhile
     logger.warning("the time of the cluster is up: powering off")
     subprocess.run(["systemctl", "poweroff"], check=True, timeout=60)
-    time.sleep(POWEROFF_SECONDS)  # stopped on the way down; if not, the unit asks again
+    time.sleep(POWEROFF_SECONDS)  # the shutdown stops this process; if it does not, the unit asks again
 
 
 def logs(path: Path) -> None:
@@ -142,7 +142,7 @@ def logs(path: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a command; returns the exit status."""
+    """Runs one command of the command line; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     plain: dict[str, Callable[[], None]] = {"check": check, "spot": spot, "limit": limit}
     try:

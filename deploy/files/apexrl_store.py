@@ -1,6 +1,6 @@
-"""What a host fetches from AWS and leaves there: its keys from the Parameter Store, the run from and to S3.
+"""A host's data in AWS: it fetches its keys from the Parameter Store, and copies the run from and to S3.
 
-Region, endpoint and credentials are boto3's own business: the environment and the instance's profile.
+boto3 finds region, endpoint and credentials itself, in the environment and the instance's profile.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ logger = logging.getLogger("apexrl_host")
 
 AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
-"""Secret keys of a host by its role: the evaluator on the replay's host is an actor."""
+"""The secret keys of a host, by its role. The replay's host also runs the evaluator, which is an actor."""
 PUBLIC = ("replay", "learner", "actor")
 PATIENCE_SECONDS = 120.0
 RETRY_SECONDS = 5.0
@@ -32,9 +32,11 @@ LOCK_SECONDS = 120.0
 
 
 def until_it_works(attempt: Callable[[], None], patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Calls again and again until no AWS error and no HostError comes; the last one ends it after the patience.
+    """Calls `attempt` again and again until it raises no AWS error and no HostError.
 
     A host is up before its profile has its rights everywhere, and perhaps before somebody has made the keys.
+
+    Raises: HostError with the last error, when `patience_seconds` are over.
     """
     end = time.monotonic() + patience_seconds
     told = ""
@@ -51,7 +53,7 @@ def until_it_works(attempt: Callable[[], None], patience_seconds: float = PATIEN
 
 
 def keys(directory: Path) -> None:
-    """Fetches the secret keys of this host and all public ones into a directory that only we may read."""
+    """Fetches the secret keys of this host and all public ones into files that only this user may read."""
     secrets = [f"{name}.secret" for name in SECRETS[role()]]
     names = [*secrets, *(f"{name}.public" for name in PUBLIC)]
     until_it_works(lambda: _fetch_keys(directory, names))
@@ -86,7 +88,7 @@ class Bucket:
         self.client: Any = boto3.client("s3")
 
     def files(self) -> Iterator[str]:
-        """Yields the names of all files, below the prefix.
+        """Yields the names of all files, relative to the prefix.
 
         Raises: HostError for a name that would lead out of the run directory.
         """
@@ -101,7 +103,7 @@ class Bucket:
 
 
 def restore(run_dir: Path) -> None:
-    """Brings the run so far from S3, all of it or nothing, unless there is something in the directory already."""
+    """Fetches the run so far from S3, all of it or nothing, unless the directory already holds something."""
     if run_dir.is_dir() and any(run_dir.iterdir()):
         logger.info("%s is not empty: the run goes on with what is here", run_dir)
         return
@@ -114,7 +116,7 @@ def _restore(run_dir: Path) -> None:
     if not names:
         logger.info("s3://%s/%s is empty: a new run", bucket.name, bucket.prefix)
         return
-    arriving = run_dir.with_name(run_dir.name + ".arriving")  # never taken for the run when we are cut off
+    arriving = run_dir.with_name(run_dir.name + ".arriving")  # no partial copy can pass for the run
     shutil.rmtree(arriving, ignore_errors=True)
     uploaded = Uploaded(run_dir)
     for name in names:
@@ -128,12 +130,12 @@ def _restore(run_dir: Path) -> None:
 
 
 class Uploaded:
-    """Which state of each file S3 has, kept beside the run directory."""
+    """Remembers which state of each file S3 has, in a file next to the run directory."""
 
     def __init__(self, run_dir: Path):
         self._path = run_dir.with_name(run_dir.name + ".uploaded.json")
         self._states: dict[str, str] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError):  # without it everything is uploaded again
+        with contextlib.suppress(FileNotFoundError, ValueError):  # without this file everything is uploaded again
             self._states = json.loads(self._path.read_text())
 
     def has(self, name: str, path: Path) -> bool:
@@ -141,11 +143,11 @@ class Uploaded:
         return self._states.get(name) == _state(path)
 
     def add(self, name: str, path: Path) -> None:
-        """Takes note that S3 has the file as it is."""
+        """Notes that S3 has the file as it is."""
         self._states[name] = _state(path)
 
     def save(self) -> None:
-        """Writes it down."""
+        """Writes the states to the file."""
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self._states))
         temporary.replace(self._path)
@@ -157,7 +159,10 @@ def _state(path: Path) -> str:
 
 
 def sync(run_dir: Path) -> None:
-    """Uploads what has changed since the last time; a file that fails does not keep the others back."""
+    """Uploads the files that have changed since the last time. A file that fails does not stop the others.
+
+    Raises: HostError when a file was not uploaded.
+    """
     if not run_dir.is_dir():
         logger.info("%s is not there yet: nothing to upload", run_dir)
         return
@@ -176,8 +181,8 @@ def sync(run_dir: Path) -> None:
 
 
 def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str:
-    """Uploads one file; returns what went wrong, or nothing."""
-    # A large file is read in parts, each by opening its name again. A second name keeps the checkpoint that it was.
+    """Uploads one file; returns the error as text, or an empty string."""
+    # boto3 opens a large file once for each part. A second link keeps the same checkpoint under one name meanwhile.
     steady = run_dir.with_name(run_dir.name + ".uploading")
     steady.unlink(missing_ok=True)
     try:
@@ -185,9 +190,9 @@ def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str
         bucket.client.upload_file(str(steady), bucket.name, bucket.prefix + name)
         uploaded.add(name, steady)
         uploaded.save()
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # it was removed meanwhile
         return ""
-    except (*AWS_ERRORS, OSError) as error:  # OSError: such as a file of root's, which we may not give a second name
+    except (*AWS_ERRORS, OSError) as error:  # OSError: for example root's file, which we may not link
         return f"{name}: {error}"
     finally:
         steady.unlink(missing_ok=True)
@@ -196,9 +201,9 @@ def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Holds a lock, so that the last upload of a learner waits for the timer's.
+    """Holds a lock, so that the last upload of a learner waits for the timer's upload.
 
-    Raises: HostError when another one holds it for too long.
+    Raises: HostError when another upload holds it for LOCK_SECONDS.
     """
     end = time.monotonic() + LOCK_SECONDS
     with path.open("w") as file:

@@ -1,11 +1,11 @@
-"""What Terraform says about this host: the variables of /etc/apexrl/role.env, which its units hand on."""
+"""The variables of /etc/apexrl/role.env, by which Terraform describes this host. The systemd units pass them on."""
 
 import os
 import re
 
 
 class HostError(Exception):
-    """Something that a person has to mend; the message says how."""
+    """A fault that a person has to mend. The message says how."""
 
 
 def variable(name: str, pattern: str = r".+") -> str:
@@ -20,5 +20,5 @@ def variable(name: str, pattern: str = r".+") -> str:
 
 
 def role() -> str:
-    """Returns what this host is for."""
+    """Returns the role of this host."""
     return variable("APEXRL_ROLE", "replay|learner|actor")

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: AWS as moto serves it, the scripts as a user starts them, Terraform without AWS."""
+"""Fixtures of the tests of deploy/: AWS as moto serves it, the scripts as a user starts them, Terraform without AWS."""
 
 import os
 import subprocess
@@ -113,7 +113,7 @@ def applied(applied_cluster) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def applied_bootstrap(bootstrap, tmp_path_factory) -> Workspace:
-    """What outlives clusters; not to be changed."""
+    """The applied configuration of all that outlives clusters. Tests do not change it."""
     workspace = bootstrap.copy(tmp_path_factory.mktemp("applied"))
     workspace.apply({"budget_emails": ["you@example.com"]})
     return workspace

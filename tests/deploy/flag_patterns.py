@@ -1,7 +1,7 @@
-"""What values of flags look like, for Terraform: `python -m tests.deploy.flag_patterns` writes flags.json anew.
+"""Patterns of the flags' values, for Terraform: `python -m tests.deploy.flag_patterns` writes flags.json anew.
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of this file only, with values that match its
-regular expressions. What the cluster itself sets (addresses, ports, directories, keys) is left out.
+regular expressions. It leaves out flags that the cluster itself sets (addresses, ports, directories, keys).
 """
 
 import dataclasses
@@ -9,24 +9,17 @@ import json
 import typing
 from typing import Any
 
-from apexrl.config import (
-    ActingConfig,
-    AgentConfig,
-    EnvConfig,
-    EvaluationConfig,
-    LearningConfig,
-    NetworkConfig,
-    ReplayConfig,
-    UpdateConfig,
-)
-from apexrl.flags import MAY_BE_ZERO
+from apexrl.agents.families import FAMILIES
+from apexrl.config import ActingConfig, EnvConfig, EvaluationConfig, LearningConfig, ReplayConfig
+from apexrl.flags import range_of
 from tests.system.processes import ROOT
 
 FLAGS_FILE = ROOT / "deploy" / "terraform" / "cluster" / "flags.json"
+FAMILY = FAMILIES["apex-dqn"]
 ROLES: dict[str, tuple[type, ...]] = {
-    "agent": (AgentConfig,),
+    "agent": (type(FAMILY.algorithm),),
     "replay": (ReplayConfig,),
-    "learner": (UpdateConfig, NetworkConfig, LearningConfig),
+    "learner": (type(FAMILY.update), type(FAMILY.network), LearningConfig),
     "actor": (EnvConfig, ActingConfig),
     "evaluator": (EnvConfig, EvaluationConfig),
 }
@@ -35,21 +28,24 @@ SET_BY_THE_CLUSTER = {"env", "num_workers", "environments_per_worker", "journal_
 WORD = "[A-Za-z0-9_.:/=-]+"
 
 
-def pattern_of(name: str, kind: Any) -> str:
+def pattern_of(kind: Any) -> str:
     """Returns a regular expression (RE2) for a flag's value; numbers of a tuple are separated by one space."""
+    allowed = range_of(kind)
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = kind.__origin__
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return f"({'|'.join(arguments)})"
     if origin is tuple:
-        of = pattern_of(name, arguments[0])
+        of = pattern_of(arguments[0])
         return f"{of}( {of})*" if Ellipsis in arguments else " ".join([of] * len(arguments))
     if kind is bool:
         return "(true|false)"
     if kind is int:
-        return "(0|[1-9][0-9]*)" if name in MAY_BE_ZERO else "[1-9][0-9]*"
+        return "(0|[1-9][0-9]*)" if not allowed.wanted(0) else "[1-9][0-9]*"
     if kind is float:
         return r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
-    assert kind is str, (name, kind)
+    assert kind is str, kind
     return WORD
 
 
@@ -57,12 +53,12 @@ def make_patterns() -> dict[str, dict[str, str]]:
     """Returns the expression of each flag of each role."""
     patterns: dict[str, dict[str, str]] = {}
     for role, configs in ROLES.items():
-        kinds = {name: kind for config in configs for name, kind in typing.get_type_hints(config).items()}
         assert all(dataclasses.is_dataclass(config) for config in configs)
+        kinds: dict[str, Any] = {}
+        for config in configs:
+            kinds |= typing.get_type_hints(config, include_extras=True)
         patterns[role] = {
-            name: f"^{pattern_of(name, kind)}$"
-            for name, kind in sorted(kinds.items())
-            if name not in SET_BY_THE_CLUSTER
+            name: f"^{pattern_of(kind)}$" for name, kind in sorted(kinds.items()) if name not in SET_BY_THE_CLUSTER
         }
     return patterns
 

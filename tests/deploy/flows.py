@@ -1,4 +1,4 @@
-"""Who may talk to whom, by the security-group rules in a plan or state."""
+"""Connections that the roles may make, by the security-group rules in a plan or state."""
 
 from typing import Any, NamedTuple
 

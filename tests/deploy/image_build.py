@@ -1,8 +1,10 @@
 """A whole `packer build`: EC2's interface is moto's, the instances that it starts are machines of systemd-nspawn.
 
-What differs from a build in AWS: torch is a package without content (it is 200 MB and more); wheels, Ubuntu's packages
-and the agent come from this machine; the base image of both is made with debootstrap; and Packer is connected to the
-instance's private address, as moto has no Session Manager.
+It differs from a build in AWS:
+* torch is a package without content (the real one is 200 MB and more)
+* wheels, Ubuntu's packages and the agent come from this machine
+* debootstrap makes the base image of both
+* Packer connects to the instance's private address, as moto has no Session Manager
 """
 
 import contextlib
@@ -63,7 +65,7 @@ TORCH = {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """What Packer asked EC2 for, as it was while the image was built."""
+    """The instance that Packer asked EC2 for, as it was while the image was built."""
 
     description: dict[str, Any]
     public_key: str
@@ -149,7 +151,7 @@ def packer_environment() -> dict[str, str]:
 def for_this_packer(repository: Path) -> None:
     """Gets the plugins that the template needs, which are part of Packer 1.6, the last one in Debian.
 
-    Of that one's template it leaves out what it does not know: what the template marks, nothing else. Skips the test
+    From the template of Packer 1.6 it removes the lines that the template marks as newer, nothing else. Skips the test
     where the plugins cannot be had.
     """
     major, minor = map(int, re.findall(r"v(\d+)\.(\d+)", packer("version").stdout)[0])
@@ -276,7 +278,7 @@ class Instances:
         }
 
     def stop(self) -> None:
-        """Powers all machines off, and takes away what only the test brought."""
+        """Powers all machines off, and takes away the additions of the test."""
         for image, machine in self.machines.items():
             if machine.is_running:
                 machine.wait_for_boot()
@@ -296,7 +298,7 @@ class Instances:
 
 
 def run_packer(repository: Path, aws: Aws, agent_url: str, instances: Instances, log: Path) -> str:
-    """Runs the build; returns what it printed."""
+    """Runs the build; returns its output."""
     variables = {
         "version": VERSION,
         "instance_type": "c7i.xlarge",

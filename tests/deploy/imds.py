@@ -11,7 +11,7 @@ NOTICE = "/latest/meta-data/spot/instance-action"
 
 
 class MetadataService:
-    """What the service says, and what it was asked. Tokens can be made invalid, and notices given, at any time."""
+    """A metadata service that keeps its requests. A test may make tokens invalid, or give notices, at any time."""
 
     def __init__(self) -> None:
         self.endpoint = ""

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ need, where they find it, and what a skipped test says. install.sh beside it gets all."""
+"""Looks for the tools that the tests of deploy/ need, or skips a test with the cure. install.sh installs them all."""
 
 import functools
 import importlib.util

@@ -1,7 +1,7 @@
-"""What IAM policies allow: a small evaluator of the language in which they are written.
+"""A small evaluator of IAM policies: it tells which requests they allow.
 
-It knows what our policies use and fails on anything else. Identity policies of one account, as for a host's role: a
-request is allowed when a statement allows it and none denies it.
+It knows the elements that our policies use and fails on anything else. It takes identity policies of one account, as
+for a host's role: a request is allowed when a statement allows it and none denies it.
 """
 
 import fnmatch

@@ -21,7 +21,7 @@ from tests.system.processes import ROOT
 
 MIRROR = os.environ.get("APEXRL_TEST_MIRROR", "http://archive.ubuntu.com/ubuntu")
 SUITE = "noble"
-# What Canonical's server image has, as far as a host of ours needs it; python3-venv is not in there.
+# Packages of Canonical's server image, as far as a host of ours needs them. python3-venv is not among them.
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "cloud-init", "openssh-server", "sudo", "python3", "ca-certificates"),
     *("locales", "rsyslog", "logrotate", "iproute2", "nftables", "curl", "gpg", "netbase"),

@@ -1,4 +1,4 @@
-"""What a build reaches over the network: Ubuntu's packages, and what stands in for the CloudWatch agent."""
+"""The network that a build reaches: Ubuntu's packages, and a stand-in for the CloudWatch agent."""
 
 import contextlib
 import hashlib

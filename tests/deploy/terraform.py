@@ -21,7 +21,7 @@ from tests.system.processes import ROOT
 
 TERRAFORM = ROOT / "deploy" / "terraform"
 USERS_OWN = (".venv", ".terraform", "*.tfstate*", "*.tfvars", "*.tfvars.json", "backend.hcl", "__pycache__")
-"""What the steps of deploy/README.md leave in deploy/: a user's own cluster, and nothing to test."""
+"""Files that the steps of deploy/README.md leave in deploy/: a user's own cluster, and nothing to test."""
 GIVEN = "test.auto.tfvars.json"
 BUCKET = "apexrl-results-123456789012-us-east-1"
 LOCAL_STATE = 'terraform {\n  backend "local" {}\n}\n'
@@ -85,7 +85,7 @@ class Workspace:
         return other
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        """Runs Terraform; what it prints is in one line an error, so that texts can be found in it."""
+        """Runs Terraform. Its output has one line for each error, so that texts can be found in it."""
         result = subprocess.run(
             [find_terraform(), *arguments, *(["-no-color"] if arguments[0] != "output" else [])],
             cwd=self.directory,

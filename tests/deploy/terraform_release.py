@@ -19,7 +19,7 @@ SHA256 = {
     "linux_arm64": "a43d1d0da9b9bab214a8305a39db0e40869572594ccf50c416a7756499143633",
     "darwin_arm64": "867e0808fa971217043e25b7a792b10720c79b1546f8a68479b74f138be73e18",
 }
-"""Of the zip files, by system."""
+"""Checksums of the zip files, by system."""
 PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
 PROGRAM = ROOT / ".venv" / "bin" / "terraform"
 SECONDS = 120

@@ -1,4 +1,4 @@
-"""checkov on the configurations: nothing fails, and what is skipped says why, beside the resource."""
+"""checkov on the configurations: nothing fails, and each skipped check says why, beside the resource."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def find_checkov() -> str:
 
 @pytest.fixture(scope="module")
 def report(deploy, tmp_path_factory) -> dict:
-    """What checkov says of the configurations, and of a group that is open to the internet beside them."""
+    """checkov's report on the configurations, and on a group beside them that is open to the internet."""
     directory = shutil.copytree(deploy / "terraform", tmp_path_factory.mktemp("checkov") / "terraform")
     (directory / "planted").mkdir()
     (directory / "planted" / "open.tf").write_text(OPEN)
@@ -44,7 +44,7 @@ def report(deploy, tmp_path_factory) -> dict:
 
 
 def failed(report: dict, planted: bool) -> list[tuple[str, str, str]]:
-    """Returns what failed, of ours or of what was planted."""
+    """Returns the failed checks, of our configurations or of the planted one."""
     return [
         (fault["check_id"], fault["resource"], fault["check_name"])
         for fault in report["results"]["failed_checks"]

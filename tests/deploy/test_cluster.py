@@ -150,7 +150,7 @@ def run_keys(aws, *flags: str):
 
 
 def status(running) -> Status:
-    """What the learner writes to its status file."""
+    """The learner's status, from the file that it writes."""
     return read_status(running.hosts["learner"].root / RUN_DIR) or Status("", 0, Counters(), {}, "")
 
 
@@ -159,11 +159,11 @@ def updates(running) -> int:
 
 
 def figure(running, tag: str) -> float:
-    return status(running).figures.get(tag, -1.0)
+    return status(running).metrics.get(tag, -1.0)
 
 
 def describe(running) -> str:
-    """What happens in the cluster, for a test that has waited in vain."""
+    """The state of the cluster, for a test that has waited in vain."""
     journals = [f"{name}:\n{host.journal('apexrl-*')[-3000:]}" for name, host in running.hosts.items()]
     return "\n".join(["the cluster", str(status(running)), *journals])
 
@@ -352,7 +352,7 @@ def test_a_learner_host_that_vanishes_is_replaced_and_continues_from_s3(running,
     wait_for(running, lambda: continued_from(learner))
     assert continued_from(learner) == [kept]
     wait_for_training(running, max(before, kept))
-    # Who listens only has to notice too that it listens to a host that is gone.
+    # A process that only listens has to notice, too, that it listens to a host that is gone.
     wait_for(running, lambda: status(running).counters.evaluation_episodes > games)
     wait_for(running, lambda: figure(running, "actor/params_version") > max(before, kept))
 

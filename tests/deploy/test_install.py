@@ -1,4 +1,4 @@
-"""What gets the tools for these tests."""
+"""The installation of the tools for these tests."""
 
 import hashlib
 import http.server

@@ -87,7 +87,7 @@ def test_a_misspelled_argument_is_found(template, tmp_path):
 
 
 def test_only_the_newer_lines_are_left_out(template):
-    """What Packer 1.6 does not check is small, and says what it should."""
+    """The lines that Packer 1.6 does not check are few, and hold the right values."""
     newer = [line for line in (PACKER / "apexrl.pkr.hcl").read_text().splitlines() if line.endswith("# packer >= 1.7")]
     values = dict(re.findall(r'(\w+) += "?(.*?)"? +#', "\n".join(newer)))
     assert values == {

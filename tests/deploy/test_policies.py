@@ -1,4 +1,4 @@
-"""What each role of the cluster may do, and what not, by the policies in the plan."""
+"""The permissions of each role of the cluster, and their limits, by the policies in the plan."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What is pinned in several places is pinned to one version."""
+"""A package that is pinned in several places is pinned to one version."""
 
 import re
 

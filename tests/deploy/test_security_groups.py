@@ -1,4 +1,4 @@
-"""Who may talk to whom by the plan, against who does talk to whom: the roles run, each on an address of its own."""
+"""The plan's allowed connections, against those that the roles make: they run, each on an address of its own."""
 
 import ipaddress
 import os
@@ -77,7 +77,7 @@ def _has_learned(run_dir: Path) -> bool:
     status = read_status(run_dir)
     if status is None or not status.counters.updates or status.counters.best_evaluation_return is None:
         return False
-    return status.figures.get("replay/actors", 0) > 0 and any(name.startswith("actor/") for name in status.figures)
+    return status.metrics.get("replay/actors", 0) > 0 and any(name.startswith("actor/") for name in status.metrics)
 
 
 def _sockets(process: psutil.Process):

@@ -80,13 +80,13 @@ def make_run(directory):
 
 
 def content_of(directory):
-    """What a run leaves: its files by name, without the locks of its processes."""
+    """The files that a run leaves, by name, without the locks of its processes."""
     files = [path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock"]
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def stored(s3):
-    """What is in the bucket: the newest version's id by key."""
+    """The content of the bucket: the newest version's id by key."""
     versions = s3.list_object_versions(Bucket=BUCKET).get("Versions", [])
     return {entry["Key"]: entry["VersionId"] for entry in versions if entry["IsLatest"]}
 
@@ -104,7 +104,7 @@ def test_a_host_gets_the_keys_of_its_roles_and_no_others(run_script, finish, tmp
     assert names == {*(f"{name}.public" for name in ("replay", "learner", "actor")), *(f"{n}.secret" for n in secrets)}
     for name in secrets:
         assert stat.S_IMODE((directory / f"{name}.secret").stat().st_mode) == 0o600
-        Keyring(directory, name).close()  # what the role does with them
+        Keyring(directory, name).close()  # the role opens them like this
     for name in ("replay", "learner", "actor"):
         assert len(public_keys(directory, name)) == 1
     assert not any(path.read_text().strip() in text for path in directory.iterdir())

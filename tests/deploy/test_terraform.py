@@ -115,7 +115,7 @@ def test_new_flags_replace_only_the_hosts_of_their_role(applied_cluster, tmp_pat
     values = {
         "learner_flags": {"batch_size": 256},
         "replay_flags": {"capacity": 1000000},
-        "actor_flags": {"epsilon_base": 0.5},
+        "actor_flags": {"environment_groups": 3},
         "actor_hosts": 12,
     }
     for name, expected in changed.items():

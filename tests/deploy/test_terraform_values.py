@@ -1,4 +1,4 @@
-"""What the schema cannot check: values that AWS takes, metadata of hosts, disks, user-data, and the checker itself."""
+"""Checks beyond the schema: values that AWS takes, metadata of hosts, disks, user-data, and the checker itself."""
 
 import subprocess
 from typing import Any
@@ -68,10 +68,10 @@ PLANTED = [
 
 
 def planted() -> list[list[tuple[str, str, str, str]]]:
-    """Returns the mistakes in rounds of at most one a file: what a first one hides would be missed.
+    """Returns the mistakes in rounds of at most one a file. A first one might hide a second.
 
-    Those in policies and in the time limit are alone: nothing is looked at before what it depends on is right, which is
-    the policies for hosts, and hosts for the limit.
+    Those in policies and in the time limit are alone. Nothing is looked at before its dependencies are right: hosts
+    depend on the policies, and the limit depends on hosts.
     """
     alone = [[mistake] for mistake in PLANTED if mistake[0] in ("iam.tf", "guard.tf")]
     return alone + rounds([mistake for mistake in PLANTED if [mistake] not in alone])

@@ -35,7 +35,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("environments_per_worker", 0, "leave it out for the preset's"),
     ("replay_volume_gib", 4, "8 to 16384"),
     ("learner_volume_gib", 0.5, "8 to 16384"),
-    ("agent_flags", {"gama": 0.9}, 'gama = "0.9" is none of gamma, n_steps'),
+    ("agent_flags", {"gama": 0.9}, 'gama = "0.9" is none of epsilon_base, epsilon_exponent, gamma'),
     ("replay_flags", {"capacity": "lots"}, 'capacity = "lots" has to match'),
     ("replay_flags", {"journal_dir": "/tmp"}, "is none of capacity"),
     ("learner_flags", {"batch-size": 512}, "is none of batch_size"),
@@ -179,7 +179,9 @@ def text_of(value: Any) -> str:
 
 def samples(role: str) -> dict[str, Any]:
     """Returns another value for each flag of a role."""
-    defaults = {name: value for command in COMMANDS.values() for name, value in values_of(command()).items()}
+    defaults = {}
+    for command in COMMANDS.values():
+        defaults |= values_of(flags.default_command(command))
     kinds = {name: kind for config in flag_patterns.ROLES[role] for name, kind in typing.get_type_hints(config).items()}
     return {name: another(name, kinds[name], defaults[name]) for name in flag_patterns.make_patterns()[role]}
 

@@ -52,7 +52,7 @@ def as_hcl(value) -> str:
     return json.dumps(value)
 
 
-# Of what Terraform knows, python-hcl2 cannot read one thing: an escaped ${ or %{ without its }.
+# python-hcl2 cannot read one thing that Terraform can: an escaped ${ or %{ without its }.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(
     lambda text: not re.search(r"\{[^}]*$", text)
 )

@@ -142,7 +142,7 @@ def test_a_replay_host(build, cloud, address, tmp_path):
         assert machine.show("apexrl-replay.service", "ActiveState") == "inactive"
         assert machine.run("systemctl", "is-enabled", "apexrl.target").stdout.strip() == "enabled"
 
-        # A failure of what fetches the keys does not end the wait of what needs them.
+        # A failure of the unit that fetches the keys does not end the wait of those that need them.
         machine.run("systemctl", "kill", "--signal=KILL", "apexrl-keys.service")
         keys = put_keys(cloud, tmp_path / "keys")
         machine.wait_for_state("apexrl-replay.service", "active", 60)
@@ -191,7 +191,7 @@ def check_replay(machine, keys, tmp_path):
 
 
 def check_logs(machine):
-    """What a unit says is in the file that the CloudWatch agent was told to send."""
+    """Checks that the messages of units are in the file that the CloudWatch agent was told to send."""
     wait_until(lambda: machine.show("apexrl-logs.service", "ActiveState") == "active", 30, "the agent's start")
     config = json.loads(machine.run("cat", "/var/lib/agent-configuration.json").stdout)
     sent = config["logs"]["logs_collected"]["files"]["collect_list"][0]
@@ -235,7 +235,7 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
         machine.run("systemctl", "start", "apexrl-sync.service")
         assert stored("notes.txt") == b"of the first life\nof the second life\n"
 
-        # What is written last is not lost by the end of the host, nor by a file that cannot be uploaded.
+        # The last writes survive the end of the host, and a file that cannot be uploaded.
         write = f"mkdir {run_dir}/checkpoints; echo 1 > {run_dir}/checkpoints/latest.safetensors"
         machine.run("runuser", "-u", "apexrl", "--", "sh", "-c", write)
         machine.run("sh", "-c", f"echo no > {run_dir}/a-file-of-root; chmod 600 {run_dir}/a-file-of-root")
@@ -246,7 +246,7 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
 
 
 def tries(call):
-    """Returns what a call returns, None while nobody answers."""
+    """Returns the result of a call, None while nobody answers."""
     try:
         return call()
     except OSError:

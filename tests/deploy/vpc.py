@@ -162,5 +162,5 @@ def vpc(cidr: str, address: str, aws: Aws, root: Path) -> Iterator[Vpc]:
         result = subprocess.run(forward, capture_output=True, text=True, timeout=30, check=False)
         if result.returncode != 0:
             pytest.skip(f"no router can be made here ({result.stderr.strip()}): {PRIVILEGED}")
-        ip("-n", router, "route", "add", "blackhole", cidr)  # what goes to a host that is not there stays in here
+        ip("-n", router, "route", "add", "blackhole", cidr)  # packets to a host that is not there stay in here
         yield Vpc(router, cidr, address, int(aws.endpoint.rsplit(":", 1)[1]), root)

@@ -9,7 +9,7 @@ import zmq
 from apexrl.config import ReplayConfig
 from apexrl.net.replay_server import ReplayServer
 from apexrl.types import UnrollHeader
-from tests.net.peers import Peers
+from tests.net.peers import TABLE, Peers
 
 
 @pytest.fixture
@@ -20,13 +20,15 @@ def peers(spec):
 @pytest.fixture
 def header(spec):
     """Makes the header of an unroll of stream 0."""
-    return lambda first_step=0: UnrollHeader(0, first_step, 0, 0.1, np.ones(spec.unroll_starts, np.float32), ())
+    ones = np.ones(spec.unroll_starts)
+    return lambda first_step=0: UnrollHeader(0, first_step, 0, 0.1, ones.astype(bool), ones.astype(np.float32), ())
 
 
 @contextlib.contextmanager
 def run_server(actor_port=0, learner_port=0, journal_dir=None, keyring=None, **changes):
     """A replay server in a thread; gives it once it listens."""
     numbers = {"capacity": 8000, "min_size_to_sample": 32, "samples_per_insert": 0.0}
+    numbers["tables"] = (f"{TABLE}=priority",)
     config = ReplayConfig(**(numbers | changes))
     ready, servers, loops = threading.Event(), [], []
 

@@ -1,4 +1,4 @@
-"""A replay service fed by hand: messages in, what it answers by peer, and a restart like that of a killed server."""
+"""A replay service fed by hand: messages in, its answers by peer, and a restart like that of a killed server."""
 
 import numpy as np
 import zstandard
@@ -30,9 +30,11 @@ def greeting_of(peer, streams, spec, first=0):
     return wire.Hello(wire.PROTOCOL, name_of(peer), streams, spec, first)
 
 
-def insert_of(peer, sequence, priorities=None, stream=0):
+def insert_of(peer, sequence, priorities=None, stream=0, valid=None):
+    """An insert; transitions are valid where they have a priority unless `valid` says otherwise."""
     priorities = np.asarray(np.ones(8) if priorities is None else priorities, np.float32)
-    return wire.Insert(sequence, name_of(peer), stream, 8 * sequence, 0, 0.1, priorities.tobytes())
+    valid = np.packbits(priorities > 0 if valid is None else np.asarray(valid, bool)).tobytes()
+    return wire.Insert(sequence, name_of(peer), stream, 8 * sequence, 0, 0.1, valid, priorities.tobytes())
 
 
 def only(messages, kind):
@@ -44,6 +46,7 @@ class Peers:
 
     def __init__(self, spec, journal_dir=None, **changes):
         numbers = {"capacity": 8000, "min_size_to_sample": 16, "samples_per_insert": 0.0}
+        numbers["tables"] = (f"{TABLE}=priority",)
         self.spec = spec
         self.config = ReplayConfig(**(numbers | changes))
         self.journal_dir = journal_dir
@@ -79,8 +82,8 @@ class Peers:
     def hello(self, peer, streams=2, first=0, spec=None):
         self.say("actor", peer, greeting_of(peer, streams, spec or self.spec, first))
 
-    def insert(self, peer, sequence, priorities=None, stream=0):
-        message = insert_of(peer, sequence, priorities, stream)
+    def insert(self, peer, sequence, priorities=None, stream=0, valid=None):
+        message = insert_of(peer, sequence, priorities, stream, valid)
         self.say("actor", peer, message, block_of(self.spec, sequence))
 
     def store(self, peer, sequence, *rest, **options):
@@ -98,9 +101,9 @@ class Peers:
         self.say("learner", peer, wire.Demand(applied, batches))
 
     def frames(self, peer):
-        """What the peer was sent since the last call, as frames."""
+        """The messages that the peer was sent since the last call, as frames."""
         self.service.advance()
-        self.unread += self.service.outbox.take()
+        self.unread += self.service.outbox.drain()
         found = [outgoing.frames for outgoing in self.unread if outgoing.peer == routing_id_of(peer)]
         self.unread = [outgoing for outgoing in self.unread if outgoing.peer != routing_id_of(peer)]
         return found

@@ -83,7 +83,7 @@ def test_a_server_without_journal_takes_up_where_the_actor_is(peers):
 def test_a_name_is_welcome_only_from_the_connection_whose_mark_it_ends_in(peers, spec, routing_id):
     own = name_of(b"a")
     peers.service.receive("actor", routing_id, [wire.encode(wire.Hello(wire.PROTOCOL, own, 2, spec, 0))], 0.0)
-    (outgoing,) = peers.service.outbox.take()
+    (outgoing,) = peers.service.outbox.drain()
     assert isinstance(wire.decode_from_replay(outgoing.frames), wire.Refused)
     assert not peers.service.actors.sessions
 
@@ -181,7 +181,7 @@ def test_leases_equal_a_slow_twin(operations):
     for takes, number in operations:
         taken = {slot for slots in held for slot in slots}
         if takes and number <= 20 - len(taken):
-            held.append(leases.take(number))
+            held.append(leases.lease(number))
             assert held[-1] == tuple(sorted(set(range(20)) - taken)[:number])
         elif not takes and held:
             leases.give_back(held.pop(number % len(held)))
@@ -256,7 +256,7 @@ def test_the_error_ends_at_the_slack_and_the_windows_of_all_actors(spec):
     assert limiter.slack + 0.5 * width < limiter.error <= limiter.slack + width
 
 
-@pytest.mark.parametrize("change", [{"env": "Other-v0"}, {"n_steps": 5}])
+@pytest.mark.parametrize("change", [{"env": "Other-v0"}, {"overlap_steps": 5}])
 def test_another_spec_is_refused(peers, spec, change):
     peers.hello(b"a")
     fields = {name: getattr(spec, name) for name in spec.__struct_fields__}

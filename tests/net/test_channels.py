@@ -1,4 +1,4 @@
-"""The learner's channels, parameters and figures, over real sockets, in one process."""
+"""The learner's channels, parameters and metrics, over real sockets, in one process."""
 
 import itertools
 import threading
@@ -10,7 +10,6 @@ import pytest
 import torch
 import zmq
 
-from apexrl.config import NetworkConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import metrics_channel as channel
 from apexrl.net import parameter_channel
@@ -37,7 +36,7 @@ def test_a_port_in_use_is_a_clear_error(server):
 
 def make_parameters(spec, version):
     tensors = {"w": torch.full((3, 4), version / 8), "b": torch.arange(5.0)}
-    return encode_parameters(ParametersHeader(version, spec, NetworkConfig((1, 2, 3), 4)), tensors)
+    return encode_parameters(ParametersHeader(version, spec, "apex-dqn", "{}"), tensors)
 
 
 def test_parameters_travel_in_half_precision(spec):
@@ -45,7 +44,7 @@ def test_parameters_travel_in_half_precision(spec):
     parameters = decode_parameters(encoded)
     assert parameters.header.params_version == 3 and parameters.header.spec == spec
     assert parameters.tensors["w"].dtype == torch.float32 and (parameters.tensors["w"] == 0.375).all()
-    wide = encoded.replace(b'"F16"', b'"I16"')  # of the same size
+    wide = encoded.replace(b'"F16"', b'"I16"')  # the same size
     assert wide != encoded
     for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40], wide):
         with pytest.raises(WireError):
@@ -82,7 +81,7 @@ def test_a_late_subscriber_gets_the_last_value_and_a_slow_one_the_newest(publish
     wait_for(lambda: newest(early) == 39, 10, "the last of them")
     got = []
     wait_for(lambda: got.append(newest(late)) or got[-1] == 39, 10, "the newest value")
-    assert len([version for version in got if version]) < 10  # of 34: the socket keeps one
+    assert len([version for version in got if version]) < 10  # 34 were published: the socket keeps one
     early.close()
     late.close()
 
@@ -156,7 +155,7 @@ def metrics():
     server.run()  # closes the socket
 
 
-def test_figures_are_added_up_or_averaged_and_garbage_counted(metrics):
+def test_metrics_are_added_up_or_averaged_and_garbage_counted(metrics):
     thread = threading.Thread(target=metrics.run)
     thread.start()
     clients = [MetricsClient(metrics.endpoint, f"actor-{i}") for i in range(2)]
@@ -168,13 +167,13 @@ def test_figures_are_added_up_or_averaged_and_garbage_counted(metrics):
     stranger = make_socket(zmq.Context.instance(), zmq.PUSH)
     stranger.connect(metrics.endpoint)
     stranger.send(b"\xc1garbage")
-    wait_for(lambda: metrics.figures().get("actor/frames_per_second") == 200, 10, "both reports")
-    wait_for(lambda: metrics.figures().get("system/dropped_reports/malformed") == 1, 10, "the garbage")
-    figures = metrics.figures()
-    assert figures["actor/lag"] == 0.5 and figures["actor/agent_steps_total"] == 20
-    assert "actor/too_early" not in figures
+    wait_for(lambda: metrics.latest().get("actor/frames_per_second") == 200, 10, "both reports")
+    wait_for(lambda: metrics.latest().get("system/dropped_reports/malformed") == 1, 10, "the garbage")
+    found = metrics.latest()
+    assert found["actor/lag"] == 0.5 and found["actor/agent_steps_total"] == 20
+    assert "actor/too_early" not in found
     (evaluation,) = wait_for(metrics.evaluations, 10, "the evaluation")
-    assert evaluation.figures()["evaluation/return_mean"] == 2.0
+    assert evaluation.metrics()["evaluation/return_mean"] == 2.0
     metrics.close()
     thread.join(5)
     for client in clients:
@@ -205,7 +204,7 @@ def test_a_message_that_is_not_of_this_run_is_dropped_by_reason(metrics, message
     metrics.take(message)
     assert metrics.dropped == {reason: 1}
     assert metrics.evaluations() == []
-    assert metrics.figures() == {f"system/dropped_reports/{reason}": 1.0}
+    assert metrics.latest() == {f"system/dropped_reports/{reason}": 1.0}
 
 
 def test_an_evaluation_of_published_parameters_is_taken(metrics):
@@ -239,13 +238,13 @@ def test_senders_and_tags_are_bounded(metrics, monkeypatch):
     for i in range(5):
         metrics.take(Report(f"actor-{i}", RUN, {f"actor/{i}": 1.0}))
     assert metrics.dropped == {"crowded": 2}
-    metrics.take(Report("actor-0", RUN, {"actor/0": 2.0}))  # who is known goes on
-    assert metrics.figures()["actor/0"] == 2.0
+    metrics.take(Report("actor-0", RUN, {"actor/0": 2.0}))  # a known sender goes on
+    assert metrics.latest()["actor/0"] == 2.0
     many = {f"actor/{i}": 1.0 for i in range(channel.MAX_TAGS)}
     metrics.take(Report("actor-1", RUN, {f"actor/other/{i}": 1.0 for i in range(channel.MAX_TAGS)}))
     assert metrics.dropped == {"crowded": 3}
     monkeypatch.setattr(channel, "FORGET_SECONDS", 0.0)
-    assert "actor/0" not in metrics.figures()  # the dead are forgotten, and make room
+    assert "actor/0" not in metrics.latest()  # the dead are forgotten, and make room
     metrics.take(Report("actor-7", RUN, many), num_bytes=channel.MAX_REPORT_BYTES)
     assert metrics.dropped == {"crowded": 3}
     metrics.take(Report("actor-7", RUN, {"actor/0": 1.0}), num_bytes=channel.MAX_REPORT_BYTES + 1)

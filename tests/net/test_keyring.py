@@ -1,4 +1,4 @@
-"""CURVE keys: the files, and who gets in where."""
+"""CURVE keys: the files, and the ports that each of them opens."""
 
 import os
 import subprocess
@@ -146,7 +146,7 @@ def test_owners_of_the_right_keys_get_in(guarded, keys, spec, header, context):
 
 def test_a_further_key_of_a_role_gets_in(keys, start_server, spec, context, tmp_path):
     make_keys(keys, ("actor-2",))
-    host = tmp_path / "host"  # of the second kind of actors
+    host = tmp_path / "host"  # the host of the second kind of actors
     host.mkdir()
     for name in ("replay.public", "learner.public"):
         os.link(keys / name, host / name)
@@ -208,7 +208,7 @@ def test_an_actors_key_does_not_open_the_learners_port(guarded, keys, spec, cont
     }
     with pytest.raises(PeerError):
         readers["actor"].statistics(1.0)
-    assert readers["learner"].statistics(10).figures["actors"] == 1
+    assert readers["learner"].statistics(10).metrics["actors"] == 1
     for client in (actor, *readers.values()):
         client.close()
 
@@ -240,7 +240,7 @@ def test_plain_bytes_at_a_guarded_port_do_no_harm(guarded, keys, spec, header, c
     stranger.close()
 
 
-def test_parameters_go_to_actors_only_and_figures_come_from_known_roles(keys, strange, context):
+def test_parameters_go_to_actors_only_and_metrics_come_from_known_roles(keys, strange, context):
     servers = zmq.Context()
     keyring = Keyring(keys, "learner")
     publisher = ParameterPublisher("127.0.0.1", 0, keyring, servers)
@@ -265,11 +265,11 @@ def test_parameters_go_to_actors_only_and_figures_come_from_known_roles(keys, st
             client.run = "run"
             client.report({f"x/{name}": 1.0})
         got.update(name for name, subscriber in subscribers.items() if subscriber.fetch_encoded(20))
-        told.update(tag for tag in metrics.figures() if tag.startswith("x/"))
+        told.update(tag for tag in metrics.latest() if tag.startswith("x/"))
         return got >= {"actor"} and told >= {"x/actor", "x/replay"}
 
-    wait_for(is_served, 30, "parameters and figures")
-    for _ in range(20):  # whoever else gets in does so meanwhile
+    wait_for(is_served, 30, "parameters and metrics")
+    for _ in range(20):  # any other one that gets in does so meanwhile
         is_served()
     assert got == {"actor"} and told == {"x/actor", "x/replay"}
     for part in (publisher, metrics, *clients.values(), *subscribers.values()):

@@ -34,7 +34,7 @@ def follow(client, until):
             kinds[type(event)].append(event)
         if isinstance(event, LogBatch):
             client.update_priorities(event.sample.keys, np.full(len(event.sample.keys), 2.0), event.table)
-            client.take(event.table)
+            client.batch_used(event.table)
     return starts, appends, batches
 
 
@@ -84,7 +84,7 @@ def test_who_sent_something_malformed_is_told(server, spec, header):
 def test_a_refused_actor_is_told_why(server, spec):
     actor = InsertClient(server.actor_endpoint, "first", spec, 1)
     actor.connect(10)
-    other = InsertClient(server.actor_endpoint, "other", msgspec.structs.replace(spec, n_steps=5), 1)
+    other = InsertClient(server.actor_endpoint, "other", msgspec.structs.replace(spec, overlap_steps=5), 1)
     with pytest.raises(PeerError, match="use the same --env"):
         other.connect(10)
     actor.close()
@@ -117,7 +117,7 @@ def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec, hea
     for i in range(10):
         actor.insert(header(8 * i), block_of(spec), 2, lambda: time.monotonic() > enough)
     assert actor.waited_seconds["learner"] > 2
-    assert server.service.replay.log.end_number == 4  # what was allowed before
+    assert server.service.replay.log.end_number == 4  # the inserts that were allowed before
     del server.service.replay.why_no_insert
     actor.insert(header(80), block_of(spec), 10)
     assert actor.flush(10)
@@ -128,8 +128,8 @@ def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec, hea
 def test_a_server_that_cannot_listen_gives_everything_back(free_ports, tmp_path, taken):
     ports = free_ports(2)
     with socket.create_server(("127.0.0.1", ports[taken])), pytest.raises(ConfigError, match=str(ports[taken])):
-        ReplayServer(ReplayConfig(), "127.0.0.1", *ports, 0, tmp_path)
-    ReplayServer(ReplayConfig(), "127.0.0.1", *ports, 0, tmp_path).close()
+        ReplayServer(ReplayConfig(tables=(f"{TABLE}=priority",)), "127.0.0.1", *ports, 0, tmp_path)
+    ReplayServer(ReplayConfig(tables=(f"{TABLE}=priority",)), "127.0.0.1", *ports, 0, tmp_path).close()
 
 
 class ByHand:
@@ -155,7 +155,7 @@ class ByHand:
         return self.learner.poll(2000)
 
     def subscribed(self, request):
-        return self.answer(wire.Subscribed(request, "log", 0, False, self.spec, 10, 0, (0,)))
+        return self.answer(wire.Subscribed(request, "log", 0, False, self.spec, 10, 0, (0,), ("transitions",)))
 
     def append(self, number):
         return self.answer(wire.Append(number), wire.encode(insert_of(b"actor", number)), b"block")
@@ -179,7 +179,7 @@ def test_a_learner_takes_only_the_answer_to_its_last_subscription(by_hand, spec)
     assert last > first
     assert by_hand.subscribed(first) is None
     assert by_hand.append(0) is None
-    assert by_hand.subscribed(last) == LogStart("log", spec, 10, 0, False)
+    assert by_hand.subscribed(last) == LogStart("log", spec, 10, 0, False, {TABLE: "transitions"})
     assert by_hand.append(0).number == 0
 
 
@@ -234,14 +234,24 @@ def test_who_holds_no_replica_samples_fetches_and_sets_priorities(start_server, 
         assert set((reader.sample("transitions", 10).keys // 8).tolist()) <= set(range(8))
         found = reader.fetch([5, 2, 99], 10)
         assert sorted(found) == [2, 5] and found[5].header.first_step == 40
-        assert all((a == b).all() for a, b in zip(found[2].unroll, unrolls[2], strict=True))
+        assert all((a == b).all() for a, b in zip(found[2].unroll[:5], unrolls[2][:5], strict=True))
         reader.update_priorities("transitions", np.arange(64), np.where(np.arange(64) == 9, 5.0, 0.0))
-        # What was drawn before comes first: one batch that waits here, and one on the way.
+        # Batches drawn before come first: one that waits here, and one on the way.
         wait_for(lambda: set(reader.sample("transitions", 10).keys) == {9}, 10, "batches of the new priorities")
-        figures = reader.statistics(10)
-        assert figures.figures["size"] == 64
-        assert {(peer.role, peer.name) for peer in figures.peers} == {("actor", actor.actor), ("learner", "reader")}
+        metrics = reader.statistics(10)
+        assert metrics.metrics["size"] == 64
+        assert {(peer.role, peer.name) for peer in metrics.peers} == {("actor", actor.actor), ("learner", "reader")}
         with pytest.raises(PeerError, match="it waits for actors"):
             reader.sample("queue", 3.0)
         actor.close()
         reader.close()
+
+
+def test_a_batch_of_another_size_is_dropped_and_another_one_demanded(by_hand, caplog):
+    wait_for(lambda: by_hand.has_asked(1), 10, "the subscription")
+    by_hand.subscribed(1)
+    for index, size in enumerate((3, 5, 0)):
+        arrays = np.zeros(size, np.int64), np.ones(size), np.ones(size, np.float32)
+        assert by_hand.answer(wire.Batch(0, index, 0, *(array.tobytes() for array in arrays))) is None
+        assert f"{size} keys" in caplog.text
+    assert isinstance(by_hand.batch(3, 0), LogBatch)

@@ -1,4 +1,4 @@
-"""The service as a whole, without sockets: what outlives a restart, a disk that fails, garbage, figures."""
+"""The service as a whole, without sockets: restarts, a disk that fails, garbage, metrics."""
 
 import random
 
@@ -124,7 +124,7 @@ def test_a_journal_of_another_spec_is_named_to_the_actor(spec, tmp_path):
     peers.hello(b"a")
     peers.store(b"a", 0)
     peers.restart()
-    peers.hello(b"b", spec=msgspec.structs.replace(spec, n_steps=5))
+    peers.hello(b"b", spec=msgspec.structs.replace(spec, overlap_steps=5))
     (refused,) = peers.heard(b"b")
     assert isinstance(refused, wire.Refused)
     assert "--journal-dir" in refused.reason and str(tmp_path / "kept") in refused.reason
@@ -251,8 +251,8 @@ def test_a_full_disk_stops_inserts_and_says_why_while_sampling_goes_on(broken):
     broken.service.expire(broken.now)
     broken.demand(b"l", 8, 3)
     assert len(only(broken.heard(b"l"), wire.Batch)) == 3
-    figures = broken.service.statistics(broken.now)
-    assert figures["journal_failed"] == 1 and figures["waited_seconds_actor_journal"] > 0
+    metrics = broken.service.statistics(broken.now)
+    assert metrics["journal_failed"] == 1 and metrics["waited_seconds_actor_journal"] > 0
     broken.hello(b"c")
     assert broken.heard(b"c")[0].waits_for == "journal"
 
@@ -328,7 +328,7 @@ TABLES = (
 
 
 @pytest.mark.parametrize("tables", TABLES)
-def test_figures_of_the_run_count_each_transition_once_with_any_tables(spec, tmp_path, tables):
+def test_metrics_of_the_run_count_each_transition_once_with_any_tables(spec, tmp_path, tables):
     peers = Peers(spec, tmp_path, tables=tables, capacity=80)
     peers.hello(b"a", streams=20)
     before = peers.service.statistics(0.0)
@@ -338,24 +338,24 @@ def test_figures_of_the_run_count_each_transition_once_with_any_tables(spec, tmp
     peers.subscribe(b"l", tables=names, batch_size=4)
     peers.demand(b"l", 30, *[2] * len(tables))
     peers.service.advance()
-    figures = peers.service.statistics(1.0)
+    metrics = peers.service.statistics(1.0)
     kinds = dict(text.split(":")[0].split("=") for text in tables)
     sampled = sum(2 * 4 * (1 if kind == "priority" else 8) for kind in kinds.values())
-    assert (figures["transitions_inserted"], figures["transitions_sampled"]) == (210, sampled)
-    assert figures["fill"] == figures["size"] / 80
+    assert (metrics["transitions_inserted"], metrics["transitions_sampled"]) == (210, sampled)
+    assert metrics["fill"] == metrics["size"] / 80
     for name, kind in kinds.items():
-        assert figures[f"table/{name}/inserted"] == (210 if kind == "priority" else 30)
-        assert figures[f"table/{name}/sampled"] == 8
-    ratios = [figures[f"table/{name}/samples_per_insert"] for name in kinds]
-    assert figures["samples_per_insert"] == sum(ratios) > 0
-    assert f"in 210/s, out {sampled}/s" in summary(figures, before, 1.0)
+        assert metrics[f"table/{name}/inserted"] == (210 if kind == "priority" else 30)
+        assert metrics[f"table/{name}/sampled"] == 8
+    ratios = [metrics[f"table/{name}/samples_per_insert"] for name in kinds]
+    assert metrics["samples_per_insert"] == sum(ratios) > 0
+    assert f"in 210/s, out {sampled}/s" in summary(metrics, before, 1.0)
     write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
     peers.store(b"a", 30, [0, *[1] * 7])
     peers.restart()
     assert peers.service.statistics(2.0)["transitions_inserted"] == 217
 
 
-def test_figures_and_peers_are_told_to_who_asks(spec, tmp_path):
+def test_metrics_and_peers_are_told_to_who_asks(spec, tmp_path):
     peers = Peers(spec, tmp_path, tables=("transitions=priority", "queue=fifo:1:1"))
     peers.say("learner", b"x", wire.AskStatistics(1))
     assert peers.heard(b"x")[0].peers == ()
@@ -375,12 +375,12 @@ def test_figures_and_peers_are_told_to_who_asks(spec, tmp_path):
         name_of(b"a"): ("actor", 3.0, ""),
         "l": ("learner", 3.0, "actors"),
     }
-    figures = answer.figures
-    assert (figures["size"], figures["actors"], figures["learners"], figures["slots"]) == (64, 1, 1, 3)
-    assert (figures["table/transitions/inserted"], figures["table/queue/inserted"]) == (64, 8)
-    assert (figures["table/queue/sampled"], figures["table/queue/samples_per_insert"]) == (8, 8 / 7)
-    assert figures["age_seconds"] == 3.0 and figures["waited_seconds_learner_actors"] == 3.0
+    metrics = answer.metrics
+    assert (metrics["size"], metrics["actors"], metrics["learners"], metrics["slots"]) == (64, 1, 1, 3)
+    assert (metrics["table/transitions/inserted"], metrics["table/queue/inserted"]) == (64, 8)
+    assert (metrics["table/queue/sampled"], metrics["table/queue/samples_per_insert"]) == (8, 8 / 7)
+    assert metrics["age_seconds"] == 3.0 and metrics["waited_seconds_learner_actors"] == 3.0
     files = tmp_path.glob("unrolls-*.log")
-    assert figures["journal_bytes"] == sum(path.stat().st_size for path in files) > 0
-    line = summary(figures, before, 3.0)
+    assert metrics["journal_bytes"] == sum(path.stat().st_size for path in files) > 0
+    line = summary(metrics, before, 3.0)
     assert "64 transitions" in line and "learner waits for actors 100%" in line and "journal" in line

@@ -39,7 +39,7 @@ def test_shards_are_read_as_one(start_server, spec, header, context):
 
         wait_for(is_told, 10, "priorities at the second shard")
         assert a.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] == pytest.approx(1.0)
-        assert [answer.figures["size"] for answer in client.statistics(10)] == [80] * SHARDS
+        assert [answer.metrics["size"] for answer in client.statistics(10)] == [80] * SHARDS
         client.close()
 
 

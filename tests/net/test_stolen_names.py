@@ -48,6 +48,7 @@ class Thief:
     def _steal(self, peer):
         endpoint = self.actor_endpoint if peer.role == "actor" else self.learner_endpoint
         priorities = np.ones(self.spec.unroll_starts, np.float32).tobytes()
+        valid = np.packbits(np.ones(self.spec.unroll_starts, bool)).tobytes()
         for routing_id in (peer.name.encode(), None):
             socket = make_socket(self.context, zmq.DEALER, routing_id)
             self.sockets = [*self.sockets[-20:], socket]
@@ -56,7 +57,7 @@ class Thief:
             socket.connect(endpoint)
             for sequence in (2**53 - 1, 5, 50):
                 hello = wire.Hello(wire.PROTOCOL, peer.name, 1, self.spec, sequence)
-                insert = wire.Insert(sequence, peer.name, 0, 0, 0, 0.1, priorities)
+                insert = wire.Insert(sequence, peer.name, 0, 0, 0, 0.1, valid, priorities)
                 socket.send_multipart([wire.encode(hello)])
                 socket.send_multipart([wire.encode(insert), block_of(self.spec, 2**40)])
             socket.send_multipart([wire.encode(wire.Goodbye())])

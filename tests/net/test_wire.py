@@ -8,8 +8,8 @@ from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.types import Episode, StreamSpec
 
-SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
-INSERT = wire.Insert(7, "actor", 3, 64, 100, 0.4, np.ones(8, np.float32).tobytes(), (Episode(1.5, 200, 0.4),))
+SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, overlap_steps=2)
+INSERT = wire.Insert(7, "actor", 3, 64, 100, 0.4, b"\xfe", np.ones(8, np.float32).tobytes(), (Episode(1.5, 200, 0.4),))
 WANTS = (wire.Want("transitions", 32), wire.Want("queue", 1))
 TO_REPLAY = [
     wire.Hello(2, "actor", 4, SPEC, 0),
@@ -25,7 +25,7 @@ TO_REPLAY = [
 FROM_REPLAY = [
     wire.Welcome((0, 1), 2, 0, 10, "journal"),
     wire.Acknowledge(4, 20, 2, ""),
-    wire.Subscribed(1, "log", 3, True, SPEC, 100, 3, (0, 7)),
+    wire.Subscribed(1, "log", 3, True, SPEC, 100, 3, (0, 7), ("transitions", "unrolls")),
     wire.Append(3),
     wire.Batch(1, 0, 3, b"\0" * 8, b"\0" * 8, b"\0" * 4),
     wire.Waiting(1, "actors"),
@@ -59,8 +59,9 @@ def test_what_the_replay_says_arrives(message):
 
 def test_a_forwarded_insert_is_what_was_sent():
     assert wire.decode_insert(wire.encode(INSERT)) == INSERT
-    header = INSERT.header()
+    header = INSERT.header(8)
     assert (header.stream, header.first_step, header.params_version) == (3, 64, 100)
+    assert header.valid.tolist() == [True] * 7 + [False]
     assert header.priorities.tolist() == [1.0] * 8 and header.episodes[0].steps == 200
     for other in (b"", b"\xc1", wire.encode(wire.Heartbeat()), wire.encode(wire.Append(1))):
         with pytest.raises(WireError):
@@ -91,8 +92,9 @@ def test_a_message_of_the_other_direction_is_malformed():
         (INSERT, {"sequence": -1}),
         (INSERT, {"sequence": 2**60}),
         (INSERT, {"actor": "a" * 201}),
-        (INSERT, {"epsilon": 1.5}),
-        (INSERT, {"epsilon": float("nan")}),
+        (INSERT, {"exploration": 1e301}),
+        (INSERT, {"exploration": float("nan")}),
+        (INSERT, {"valid": bytes(wire.MAX_BATCH // 8 + 1)}),
         (INSERT, {"params_version": -2}),
         (INSERT, {"episodes": (Episode(float("inf"), 1, 0.1),)}),
         (TO_REPLAY[0], {"first_sequence": -1}),

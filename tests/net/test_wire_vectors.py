@@ -20,23 +20,38 @@ from apexrl.replay import segment
 from apexrl.replay.journal import LogIdentity
 from apexrl.replay.snapshot import Snapshot
 from apexrl.replay.table import TableState
-from apexrl.types import Episode, StreamSpec, Unroll
+from apexrl.types import Episode, Field, StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec
+from tests.fields import slow_arrays, slow_block
 from tests.system.processes import ROOT
 
 VECTORS = ROOT / "docs" / "wire_vectors.json"
 PAGE = (ROOT / "docs" / "wire.md").read_text()
-SPEC = StreamSpec("Tiny-v0", (2,), "uint8", 2, 3, 1, unroll_starts=4, n_steps=1)
-BYTES = {"priorities", "keys", "probabilities", "weights"}  # fields that are hexadecimal in the examples
+SPEC = StreamSpec("Tiny-v0", (2,), "uint8", 2, 3, 1, unroll_starts=4, overlap_steps=1)
+FULL_SPEC = StreamSpec(
+    *("Full-v0", (2,), "float32", 1, 0, 1),
+    action_bounds=((-2.0, 2.0), (0.0, 1.0)),
+    unroll_starts=2,
+    overlap_steps=0,
+    extras=(
+        Field("log_prob", "step", "float32"),
+        Field("flag", "observation", "uint8"),
+        Field("logits", "observation", "float16", (2,)),
+        Field("state", "first", "float32", (1, 2)),
+        Field("option", "first", "int32"),
+    ),
+    has_unroll_priorities=True,
+)
+BYTES = {"valid", "priorities", "keys", "probabilities", "weights"}  # fields that are hexadecimal in the examples
 DECODERS = {"to_replay": wire.decode_to_replay, "from_replay": wire.decode_from_replay}
 CLASSES = {"to_replay": get_args(wire.ToReplay), "from_replay": get_args(wire.FromReplay)}
-DATA_DTYPES = {"frames": np.uint8, "actions": np.int32, "rewards": np.float32, "discounts": np.float32, "starts": bool}
 
 FLOATS = np.array([1.0, 0.5, 0.0, 2.0], np.float32).tobytes()
+VALID = np.packbits([True, True, False, True]).tobytes()
 KEYS = np.array([4, 9, 14], np.int64).tobytes()
 ROUTING_ID = b"0123456789abcdef0123456789abcdef"
 ACTOR = marked("host-0", ROUTING_ID)
-INSERT = wire.Insert(7, ACTOR, 1, 64, 300, 0.25, FLOATS, (Episode(-1.5, 200, 0.25),))
+INSERT = wire.Insert(7, ACTOR, 1, 64, 300, 0.25, VALID, FLOATS, (Episode(-1.5, 200, 0.25),))
 UNROLL = Unroll(
     np.arange(14, dtype=np.uint8).reshape(7, 2),
     np.array([0, 1, 2, 1, 0], np.int32),
@@ -44,10 +59,25 @@ UNROLL = Unroll(
     np.array([1, 1, 0, 1, 1], np.float32),
     np.array([0, 0, 0, 0, 1, 0], bool),
 )
+FULL_UNROLL = Unroll(
+    np.array([[0.5, 1], [2, -3], [4, 5]], np.float32),
+    np.array([[-2, 0.5], [1.5, 0]], np.float32),
+    np.array([-0.25, 8], np.float32),
+    np.array([1, 0], np.float32),
+    np.array([1, 0, 0], bool),
+    {
+        "log_prob": np.array([-1.5, -0.5], np.float32),
+        "flag": np.array([1, 2, 255], np.uint8),
+        "logits": np.array([[0.5, -0.5], [1, -1], [2, -2]], np.float16),
+        "state": np.array([[[0.125, -8]]], np.float32),
+        "option": np.array([-7], np.int32),
+    },
+)
 TO_REPLAY = [
     (wire.Hello(wire.PROTOCOL, ACTOR, 2, SPEC, 0), ()),
+    (wire.Hello(wire.PROTOCOL, ACTOR, 1, FULL_SPEC, 8), ()),
     (INSERT, (b"block",)),
-    (wire.Insert(8, ACTOR, 0, 0, -1, 0.0, FLOATS), (b"block",)),
+    (wire.Insert(8, ACTOR, 0, 0, -1, -1.5, VALID, FLOATS[:4]), (b"block",)),
     (wire.Heartbeat(), ()),
     (wire.Goodbye(), ()),
     (wire.Subscribe(wire.PROTOCOL, "learner", 1, (wire.Want("transitions", 3),), True, "", 0, 0, 0), ()),
@@ -60,7 +90,7 @@ TO_REPLAY = [
 FROM_REPLAY = [
     (wire.Welcome((0, 1), 2, 7, 13, ""), ()),
     (wire.Acknowledge(8, 8, 2, "learner"), ()),
-    (wire.Subscribed(1, "0123456789abcdef", 0, False, SPEC, 40, 3, (0,)), ()),
+    (wire.Subscribed(1, "0123456789abcdef", 0, False, SPEC, 40, 3, (0,), ("transitions",)), ()),
     (wire.Append(3), (wire.encode(INSERT), b"block")),
     (wire.Batch(0, 0, 5, KEYS, np.full(3, 0.25).tobytes(), np.ones(3, np.float32).tobytes()), ()),
     (wire.Waiting(0, "min_size"), ()),
@@ -91,10 +121,13 @@ def changed(message, **fields):
     return msgspec.msgpack.encode({name: value for name, value in content.items() if value is not None})
 
 
+WIDE = {"name": "wide", "at": "step", "dtype": "float64", "shape": []}
+
+
 def malformed():
     insert, hello = wire.encode(INSERT), TO_REPLAY[0][0]
     spec = msgspec.to_builtins(SPEC)
-    subscribe = TO_REPLAY[5][0]
+    subscribe = TO_REPLAY[6][0]
     return [
         ("to_replay", "cut short", [insert[:-3], b"block"]),
         ("to_replay", "bytes behind the map", [wire.encode(wire.Heartbeat()) + b"\xc0"]),
@@ -103,8 +136,8 @@ def malformed():
         ("to_replay", "no type", [msgspec.msgpack.encode({"request": 1})]),
         ("to_replay", "unknown type", [msgspec.msgpack.encode({"type": "Insect"})]),
         ("to_replay", "type of the other direction", [wire.encode(wire.Stranger())]),
-        ("to_replay", "epsilon is not a number", [changed(INSERT, epsilon=float("nan")), b"block"]),
-        ("to_replay", "epsilon above 1", [changed(INSERT, epsilon=1.5), b"block"]),
+        ("to_replay", "exploration is not a number", [changed(INSERT, exploration=float("nan")), b"block"]),
+        ("to_replay", "valid is missing", [changed(INSERT, valid=None), b"block"]),
         ("to_replay", "return is not a number", [changed(INSERT, episodes=[[float("nan"), 1, 0.5]]), b"block"]),
         ("to_replay", "episode with a field too few", [changed(INSERT, episodes=[[1.0, 1]]), b"block"]),
         ("to_replay", "sequence below 0", [changed(INSERT, sequence=-1), b"block"]),
@@ -117,6 +150,9 @@ def malformed():
         ("to_replay", "a name of 201 characters", [changed(hello, actor="a" * 201)]),
         ("to_replay", "frames of int16", [changed(hello, spec=spec | {"frame_dtype": "int16"})]),
         ("to_replay", "frames of 9 dimensions", [changed(hello, spec=spec | {"frame_shape": [1] * 9})]),
+        ("to_replay", "a field of float64", [changed(hello, spec=spec | {"extras": [WIDE]})]),
+        ("to_replay", "a field at the end", [changed(hello, spec=spec | {"extras": [WIDE | {"at": "end"}]})]),
+        ("to_replay", "33 extras", [changed(hello, spec=spec | {"extras": [WIDE | {"dtype": "uint8"}] * 33})]),
         ("to_replay", "a batch of 0", [changed(subscribe, wants=[["transitions", 0]])]),
         ("to_replay", "17 tables", [changed(subscribe, wants=[["transitions", 1]] * 17)]),
         ("from_replay", "Append without attachments", [wire.encode(wire.Append(3))]),
@@ -132,17 +168,16 @@ def tolerated():
             msgspec.msgpack.encode(dict(reversed(msgspec.msgpack.decode(wire.encode(INSERT)).items()))),
             INSERT,
         ),
-        ("an integer for a float", changed(INSERT, epsilon=1), msgspec.structs.replace(INSERT, epsilon=1.0)),
+        ("an integer for a float", changed(INSERT, exploration=1), msgspec.structs.replace(INSERT, exploration=1.0)),
         ("a default left out", changed(INSERT, episodes=None), msgspec.structs.replace(INSERT, episodes=())),
         ("an episode with more", changed(INSERT, episodes=[[-1.5, 200, 0.25, 9]]), INSERT),
     ]
 
 
 def make_vectors():
-    """The content of the file; of the block, only what it decompresses to is the same with every zstd."""
+    """The content of the file. Only the decompressed content of its block is the same with every zstd."""
     header = segment.SegmentHeader(segment.FORMAT, "0123456789abcdef", 0, 3, SPEC)
     record = b"".join(segment.pack(3, wire.encode(INSERT), b"block"))
-    raw = b"".join(array.tobytes() for array in UNROLL)
     return {
         "protocol": wire.PROTOCOL,
         "identity": {"routing_id": ROUTING_ID.decode(), "mark": mark_of(ROUTING_ID), "actor": ACTOR},
@@ -164,12 +199,15 @@ def make_vectors():
             {"malformed": why, "direction": direction, "frames": [frame.hex() for frame in frames]}
             for direction, why, frames in malformed()
         ],
-        "block": {
-            "spec": msgspec.to_builtins(SPEC),
-            "arrays": {name: getattr(UNROLL, name).tolist() for name in Unroll._fields},
-            "decompressed": raw.hex(),
-            "block": UnrollCodec(SPEC).encode(UNROLL).hex(),
-        },
+        "blocks": [
+            {
+                "spec": msgspec.to_builtins(spec),
+                "arrays": {name: array.tolist() for name, array in slow_arrays(unroll).items()},
+                "decompressed": slow_block(spec, unroll).hex(),
+                "block": UnrollCodec(spec).encode(unroll).hex(),
+            }
+            for spec, unroll in ((SPEC, UNROLL), (FULL_SPEC, FULL_UNROLL))
+        ],
         "journal": {
             "header": {"fields": msgspec.to_builtins(header), "record": segment.pack_header(header).hex()},
             "record": {"number": 3, "message": wire.encode(INSERT).hex(), "block": b"block".hex()}
@@ -190,7 +228,8 @@ def vectors():
 
 def test_the_file_is_what_the_code_makes(vectors):
     made = as_json(make_vectors())
-    made["block"]["block"] = vectors["block"]["block"]
+    for block, vector in zip(made["blocks"], vectors["blocks"], strict=True):
+        block["block"] = vector["block"]
     assert made == vectors, "the wire has changed: if it was meant to, raise PROTOCOL or write the examples anew"
 
 
@@ -237,17 +276,15 @@ def test_the_name_is_that_of_the_routing_id(vectors):
         assert "mark of your routing id" in why_not_named(actor, other)
 
 
-def test_the_block_holds_its_arrays(vectors):
-    vector = vectors["block"]
-    spec = msgspec.convert(vector["spec"], StreamSpec)
-    unroll = UnrollCodec(spec).decode(bytes.fromhex(vector["block"]))
-    for name, values in vector["arrays"].items():
-        assert getattr(unroll, name).tolist() == values
-    layout = b"".join(np.array(vector["arrays"][name], dtype).tobytes() for name, dtype in DATA_DTYPES.items())
-    assert layout.hex() == vector["decompressed"] and len(layout) == spec.unroll_bytes
-    for block in (vector["block"][:-2], vector["decompressed"], ""):
-        with pytest.raises(WireError):
-            UnrollCodec(spec).decode(bytes.fromhex(block))
+def test_the_blocks_hold_their_arrays(vectors):
+    for vector in vectors["blocks"]:
+        spec = msgspec.convert(vector["spec"], StreamSpec)
+        arrays = slow_arrays(UnrollCodec(spec).decode(bytes.fromhex(vector["block"])))
+        assert {name: array.tolist() for name, array in arrays.items()} == vector["arrays"]
+        assert len(vector["decompressed"]) == 2 * spec.unroll_bytes
+        for block in (vector["block"][:-2], vector["decompressed"], ""):
+            with pytest.raises(WireError):
+                UnrollCodec(spec).decode(bytes.fromhex(block))
 
 
 def test_the_journal_holds_its_records(vectors):
@@ -266,7 +303,17 @@ def test_the_journal_holds_its_records(vectors):
         assert found.damages == [(len(header), len(broken))] and len(found.entries) == 1, vector["malformed"]
 
 
-STRUCTS = [StreamSpec, Episode, wire.Want, wire.PeerStanding, LogIdentity, segment.SegmentHeader, Snapshot, TableState]
+STRUCTS = [
+    Field,
+    StreamSpec,
+    Episode,
+    wire.Want,
+    wire.PeerStanding,
+    LogIdentity,
+    segment.SegmentHeader,
+    Snapshot,
+    TableState,
+]
 
 
 def sections():
@@ -286,7 +333,7 @@ def test_the_page_names_every_message_and_field():
 
 
 def test_the_page_tells_the_defaults_of_the_code():
-    names = {"[]": (), "empty": b""}
+    names = {"[]": (), "empty": b"", "false": False}
     for name, struct in structs_by_name().items():
         told = dict(re.findall(r"^\| `(\w+)` \|[^|]*?(?:default ([^ |;]+))?[ ]*\|", sections()[name], re.MULTILINE))
         for field in msgspec.structs.fields(struct):

@@ -149,7 +149,7 @@ def test_damage_in_the_middle_costs_what_it_hits(journal, tmp_path, small_files,
     journal = Journal(tmp_path, recovered.identity)
     fill(journal, range(8, 10))
     aside.unlink(missing_ok=True)
-    recovered = recover(tmp_path)  # what was mended is whole now
+    recovered = recover(tmp_path)  # the mended journal is whole now
     assert recovered.entries == left + entries([8, 9]) and not aside.exists()
 
 
@@ -171,11 +171,11 @@ def test_a_file_of_a_newer_version_is_refused(journal, tmp_path, spec):
     fill(journal, range(2))
     header = journals.pack_header(journals.SegmentHeader(FORMAT + 1, "log", 0, 2, spec))
     (tmp_path / "unrolls-0000000000000002.log").write_bytes(header)
-    with pytest.raises(ConfigError, match="format 2"):
+    with pytest.raises(ConfigError, match=f"has format {FORMAT + 1}, this version reads format {FORMAT}"):
         recover(tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b'{"format":1}'])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b'{"format":2}'])
 def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_path, content):
     fill(journal, range(4))
     before = recover(tmp_path).identity
@@ -194,8 +194,8 @@ def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_pat
 def test_the_journal_of_a_newer_version_is_refused(journal, tmp_path):
     fill(journal, range(2))
     path = tmp_path / IDENTITY_FILE
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
-    with pytest.raises(ConfigError, match="format 2"):
+    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3'))
+    with pytest.raises(ConfigError, match=f"has format {FORMAT + 1}, this version reads format {FORMAT}"):
         recover(tmp_path)
 
 

@@ -37,7 +37,7 @@ def test_it_goes_on_with_the_totals_of_an_earlier_life():
     [
         (500, 790, 50, 890),  # 10 were due, and are after it
         (500, 805, 50, 900),  # sampled ahead by 5: nothing was due
-        (500, 1000, 50, 1000),  # far ahead: what came since is not enough
+        (500, 1000, 50, 1000),  # far ahead: the inserts since are not enough
         (0, 0, 300, 400),  # no totals at all: nothing to catch up with
         (50, 0, 20, 0),  # before the minimum nothing can have been sampled
         (50, 0, 100, 100),

@@ -1,17 +1,17 @@
 import pytest
 
-from apexrl.replay.log import Record, UnrollLog
+from apexrl.replay.log import LogEntry, UnrollLog
 
 
 def record(number):
-    return Record(b"m%d" % number, b"block", 3, float(number))
+    return LogEntry(b"m%d" % number, b"block", 3, float(number))
 
 
 def test_a_ring_holds_the_newest():
     log = UnrollLog(4)
     for number in range(4):
         assert log.append(record(number)) == number
-    assert log.room == 0
+    assert log.free == 0
     assert log.evict() == 0
     assert log.append(record(4)) == 4
     assert [log.get(n) for n in range(-1, 6)] == [None, None, *map(record, range(1, 5)), None]
@@ -25,7 +25,7 @@ def test_missing_numbers_are_neither_held_nor_counted():
     log.append(record(10))
     log.skip_to(13)
     log.append(record(13))
-    assert (log.first_number, log.end_number, log.room) == (10, 14, 2)
+    assert (log.first_number, log.end_number, log.free) == (10, 14, 2)
     assert [log.get(n) for n in range(9, 15)] == [None, record(10), None, None, record(13), None]
     assert log.num_transitions == 6
     log.skip_to(14)
@@ -41,7 +41,7 @@ def test_what_cannot_be_skipped_to_is_refused():
         with pytest.raises(ValueError, match="skip"):
             log.skip_to(number)
     log.skip_to(6)
-    assert log.room == 0
+    assert log.free == 0
 
 
 def test_an_empty_log_skips_only_ahead():

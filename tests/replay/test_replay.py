@@ -5,8 +5,8 @@ import pytest
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, JournalError
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity, recover
-from apexrl.replay.log import Record
-from apexrl.replay.replay import Recorded, Replay
+from apexrl.replay.log import LogEntry
+from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.replay.snapshot import write_snapshot
 
 TABLE = "transitions"
@@ -15,6 +15,7 @@ ALL_TABLES = ("transitions=priority", "unrolls=uniform:0:1", "queue=fifo:0:1")
 
 def config_of(**changes):
     numbers = {"capacity": 80, "min_size_to_sample": 16, "samples_per_insert": 0.0, "eviction_period_batches": 5}
+    numbers["tables"] = (f"{TABLE}=priority",)
     return ReplayConfig(**(numbers | changes))
 
 
@@ -22,15 +23,21 @@ def make_replay(spec, **changes):
     return Replay(config_of(**changes), new_identity(spec), seed=0)
 
 
-def record(transitions=8):
-    return Record(b"message", b"block", transitions, 0.0)
+def entry_of(transitions=8):
+    return LogEntry(b"message", b"block", transitions, 0.0)
 
 
 def insert(replay, priorities=None, count=1):
     """Inserts unrolls with the same priorities [8]."""
     priorities = np.ones(8) if priorities is None else np.asarray(priorities)
-    records = [record(int((priorities > 0).sum()))] * count
-    return replay.insert(records, np.tile(priorities, (count, 1)).astype(np.float32))
+    entries = [entry_of(int((priorities > 0).sum()))] * count
+    many = np.tile(priorities, (count, 1)).astype(np.float32)
+    return replay.insert(entries, many, many > 0)
+
+
+def recovered(numbers):
+    """Unrolls of these numbers that a journal gave back, all of their priorities 1."""
+    return [RecoveredUnroll(number, entry_of(), np.ones(8, np.float32), np.ones(8, bool)) for number in numbers]
 
 
 def test_keys_name_what_was_inserted(spec):
@@ -167,8 +174,7 @@ def test_old_files_go_with_what_is_evicted(spec, tmp_path, monkeypatch):
 def restored(spec, numbers, end, directory, **changes):
     """A replay restored from these unrolls."""
     replay = Replay(config_of(tables=ALL_TABLES, **changes), new_identity(spec), 0)
-    recorded = [Recorded(number, record(), np.ones(8, np.float32)) for number in numbers]
-    replay.restore(recorded, end, directory)
+    replay.restore(recovered(numbers), end, directory)
     replay.tables[TABLE].check_valid()
     return replay
 
@@ -186,7 +192,7 @@ def test_a_restored_replay_goes_on_behind_the_last_number(spec, tmp_path, number
     for number in range(end, end + 25):
         assert insert(replay) == number
         replay.tables[TABLE].check_valid()
-        first = replay.log.first_number  # what is drawn may be evicted right after
+        first = replay.log.first_number  # drawn unrolls may be evicted right after
         keys = replay.sample(TABLE, 8).keys
         assert first <= keys.min() // 8 and keys.max() // 8 <= number
 
@@ -217,7 +223,7 @@ def test_a_snapshot_of_a_table_that_is_gone_or_new_does_no_harm(spec, tmp_path):
     old.sample("b", 2)
     write_snapshot(tmp_path / SNAPSHOT_FILE, old.snapshot())
     new = Replay(config_of(tables=("b=fifo", "c=uniform", "transitions=priority")), identity, 0)
-    new.restore([Recorded(n, record(), np.ones(8, np.float32)) for n in range(5)], 5, tmp_path)
+    new.restore(recovered(range(5)), 5, tmp_path)
     assert new.sample("b", 2).keys.tolist() == [2, 3]
     assert new.tables["c"].limiter.inserted == 5 and new.tables["transitions"].limiter.inserted == 40
 
@@ -230,6 +236,6 @@ def test_priorities_of_unrolls_that_a_power_cut_took_do_not_land_on_others(spec,
     write_snapshot(tmp_path / SNAPSHOT_FILE, replay.snapshot())
     # Life 1 found 6 of the 9 unrolls, gave the numbers 6 .. to others, and was killed before it wrote a snapshot.
     again = Replay(config_of(), msgspec.structs.replace(identity, lives=(0, 6, 8)), 0)
-    again.restore([Recorded(n, record(), np.ones(8, np.float32)) for n in range(8)], 8, tmp_path)
+    again.restore(recovered(range(8)), 8, tmp_path)
     priorities = [again.tables[TABLE]._index.get(np.array([n]), np.array([0]))[0] for n in range(8)]
     assert priorities == pytest.approx([5**0.6] * 6 + [1.0] * 2)

@@ -1,19 +1,28 @@
 """The whole replay against a slow twin in plain Python, under random operations and restarts."""
 
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from apexrl.config import ReplayConfig
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, Recovered, new_identity, recover
-from apexrl.replay.log import Record
-from apexrl.replay.replay import Recorded, Replay
+from apexrl.replay.log import LogEntry
+from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.replay.snapshot import write_snapshot
 from apexrl.types import StreamSpec
 
 K = 3
-SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=K, n_steps=2)
+SPECS = {
+    granularity: StreamSpec(
+        *("Known-v0", (2,), "float32", 3, 4, 1),
+        unroll_starts=K,
+        overlap_steps=2,
+        has_unroll_priorities=granularity == "unrolls",
+    )
+    for granularity in ("transitions", "unrolls")
+}
 PERIOD = 3
 CONFIG = ReplayConfig(
     capacity=12,  # 4 unrolls, and 8 more before they must go
@@ -25,40 +34,53 @@ CONFIG = ReplayConfig(
 SOFT, RING = 4, 12
 
 
+class Sent(NamedTuple):
+    """An unroll as its actor sent it."""
+
+    priorities: list[float]  # P
+    valid: list[bool]  # K
+
+    @property
+    def items(self):
+        """The number of items of the priority table that exist."""
+        return sum(self.valid) if len(self.priorities) == K else int(any(self.valid))
+
+
 class SlowReplay:
     """Dictionaries and scans; knows what may be drawn, with which probability."""
 
-    def __init__(self, exponent):
+    def __init__(self, exponent, num_priorities):
         self.exponent = exponent
+        self.p = num_priorities
         self.first = self.end = self.num_batches = 0
         self.inserted = {"transitions": 0, "unrolls": 0, "queue": 0}
         self.sampled = dict(self.inserted)
-        self.sent = {}  # priorities by number, as the actor sent them
-        self.powers = {}  # of transitions, by key
+        self.sent = {}  # by number
+        self.powers = {}  # by key of the priority table
         self.drawn = set()  # by the queue
 
     def power(self, priority):
         return priority**self.exponent if priority > 0 else 0.0
 
-    def insert(self, lines):
-        for line in lines:
+    def insert(self, unrolls):
+        for sent in unrolls:
             if self.end - self.first == RING:
                 self.evict()
-            self.hold(self.end, line)
+            self.hold(self.end, sent)
             self.end += 1
-            self.inserted["transitions"] += sum(priority > 0 for priority in line)
+            self.inserted["transitions"] += sent.items
             self.inserted["unrolls"] += 1
             self.inserted["queue"] += 1
 
-    def hold(self, number, line):
-        self.sent[number] = line
-        for k, priority in enumerate(line):
-            self.powers[number * K + k] = self.power(priority)
+    def hold(self, number, sent):
+        self.sent[number] = sent
+        for k, priority in enumerate(sent.priorities):
+            self.powers[number * self.p + k] = self.power(priority)
 
     def evict(self):
         while self.end - self.first > SOFT:
-            for k in range(K):
-                del self.powers[self.first * K + k]
+            for k in range(self.p):
+                del self.powers[self.first * self.p + k]
             self.first += 1
 
     def update(self, keys, priorities):
@@ -86,7 +108,7 @@ class SlowReplay:
             held = range(self.first, self.end)
             return set(keys) <= set(held) and np.allclose(probabilities, 1 / max(len(held), 1))
         total = sum(self.powers.values())
-        size = sum(priority > 0 for n in range(self.first, self.end) for priority in self.sent[n])
+        size = sum(self.sent[n].items for n in range(self.first, self.end))
         if total == 0 or not all(self.powers.get(key, 0) > 0 for key in keys):
             return False
         expected = np.array([self.powers[key] / total for key in keys])
@@ -96,7 +118,7 @@ class SlowReplay:
         )
 
     def take(self, table, sample):
-        """Checks a sample; what has to go goes after it."""
+        """Checks a sample; an eviction that is due comes after it."""
         assert self.check(table, sample), (table, sample)
         if table == "queue":
             self.drawn.update(sample.keys.tolist())
@@ -123,33 +145,35 @@ class SlowReplay:
             first, end, powers, inserted, sampled, drawn = snapshot
             self.inserted, self.sampled, self.drawn = dict(inserted), dict(sampled), set(drawn)
             for key in self.powers:
-                if first * K <= key < end * K and self.powers[key] > 0:
+                if first * self.p <= key < end * self.p and self.powers[key] > 0:
                     self.powers[key] = self.power(powers[key] ** (1 / old))
             since = range(max(end, self.first), self.end)
-        self.inserted["transitions"] += sum(priority > 0 for n in since for priority in self.sent[n])
+        self.inserted["transitions"] += sum(self.sent[n].items for n in since)
         self.inserted["unrolls"] += len(since)
         self.inserted["queue"] += len(since)
 
 
-def record_of(number, line):
-    return Record(b"message %d" % number, b"block" * number, int((np.asarray(line) > 0).sum()), 0.0)
+def entry_of(number, sent):
+    return LogEntry(b"message %d" % number, b"block" * number, sum(sent.valid), 0.0)
 
 
 class Machine:
     """A replay with its journal, and the twin, doing the same."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, spec):
         self.directory = directory
-        self.slow = SlowReplay(0.6)
+        self.spec = spec
+        self.slow = SlowReplay(0.6, spec.num_priorities)
         self.snapshot = None  # the twin's, of when one was written
-        identity = new_identity(SPEC)
+        identity = new_identity(spec)
         self.fast = Replay(CONFIG, identity, 0, Journal(directory, identity))
 
-    def insert(self, lines):
+    def insert(self, unrolls):
         first = self.slow.end
-        records = [record_of(first + i, line) for i, line in enumerate(lines)]
-        assert self.fast.insert(records, np.array(lines, np.float32)) == first
-        self.slow.insert(lines)
+        entries = [entry_of(first + i, sent) for i, sent in enumerate(unrolls)]
+        priorities = np.array([sent.priorities for sent in unrolls], np.float32)
+        assert self.fast.insert(entries, priorities, np.array([sent.valid for sent in unrolls])) == first
+        self.slow.insert(unrolls)
 
     def sample(self, table, batch_size):
         may = self.fast.why_no_sample(table, batch_size) == ""
@@ -169,17 +193,22 @@ class Machine:
         """As after a kill: nothing is closed."""
         recovered = recover(self.directory)
         if recovered is None:  # nothing was ever stored: another log begins
-            identity, self.snapshot = new_identity(SPEC), None
+            identity, self.snapshot = new_identity(self.spec), None
             recovered = Recovered(identity, [], 0)
         journal = Journal(self.directory, recovered.identity)
         config = ReplayConfig(**{**vars(CONFIG), "priority_exponent": exponent})
         self.fast = Replay(config, recovered.identity, 0, journal)
-        recorded = [
-            Recorded(number, Record(message, block, int((np.array(line) > 0).sum()), 0.0), np.array(line, np.float32))
+        unrolls = [
+            RecoveredUnroll(
+                number,
+                LogEntry(message, block, sum(sent.valid), 0.0),
+                np.array(sent.priorities, np.float32),
+                np.array(sent.valid),
+            )
             for number, message, block in recovered.entries
-            for line in [self.slow.sent[number]]
+            for sent in [self.slow.sent[number]]
         ]
-        self.fast.restore(recorded, recovered.end_number, self.directory)
+        self.fast.restore(unrolls, recovered.end_number, self.directory)
         snapshot, written = self.snapshot or (None, exponent)
         self.slow.exponent = written
         self.slow.restart(snapshot, exponent)
@@ -188,31 +217,39 @@ class Machine:
         fast, slow, log = self.fast, self.slow, self.fast.log
         assert (log.first_number, log.end_number) == (slow.first, slow.end)
         held = range(slow.first, slow.end)
-        records = [record_of(number, slow.sent[number]) for number in held]
-        assert [log.get(number) for number in held] == records
-        assert log.num_bytes == sum(record.num_bytes for record in records)
-        assert log.num_transitions == sum(record.transitions for record in records)
+        entries = [entry_of(number, slow.sent[number]) for number in held]
+        assert [log.get(number) for number in held] == entries
+        assert log.num_bytes == sum(entry.num_bytes for entry in entries)
+        assert log.num_transitions == sum(entry.transitions for entry in entries)
         for name, table in fast.tables.items():
             assert (table.limiter.inserted, table.limiter.sampled) == (slow.inserted[name], slow.sampled[name])
         table = fast.tables["transitions"]
         table.check_valid()
+        p = slow.p
         powers = table._index.get_rows(np.array(held, np.int64) % RING).ravel()
-        assert powers == pytest.approx([slow.powers[key] for n in held for key in range(n * K, n * K + K)], rel=1e-5)
+        assert powers == pytest.approx([slow.powers[key] for n in held for key in range(n * p, n * p + p)], rel=1e-5)
 
 
 PRIORITIES = [0.0, 0.25, 1.0, 3.0, 1000.0]
 WEIGHTS = {"insert": 4, "sample": 8, "update": 3, "write": 1, "restart": 0.7}
 
 
+def random_unroll(rng, num_priorities):
+    valid = [rng.random() < 0.8 for _ in range(K)]
+    exists = valid if num_priorities == K else [any(valid)]
+    return Sent([rng.choice(PRIORITIES) if there else 0.0 for there in exists], valid)
+
+
 def step(machine, rng):
     """One random operation, and what has to be true after it."""
     match rng.choices(list(WEIGHTS), WEIGHTS.values())[0]:
         case "insert":
-            machine.insert([rng.choices(PRIORITIES, k=K) for _ in range(rng.choice([1, 1, 2, 5, 30]))])
+            machine.insert([random_unroll(rng, machine.slow.p) for _ in range(rng.choice([1, 1, 2, 5, 30]))])
         case "sample":
             machine.sample(rng.choice(list(machine.fast.tables)), rng.randrange(1, 9))
         case "update":
-            keys = rng.sample(range(machine.slow.end * K - 40, machine.slow.end * K + 10), 8)
+            end = machine.slow.end * machine.slow.p
+            keys = rng.sample(range(end - 40, end + 10), 8)
             machine.update(keys, rng.choices(PRIORITIES, k=8))
         case "write":
             machine.write()
@@ -221,11 +258,12 @@ def step(machine, rng):
     machine.check()
 
 
+@pytest.mark.parametrize("granularity", SPECS)
 @pytest.mark.parametrize("seed", range(10))
-def test_equals_the_slow_twin_under_random_operations_and_restarts(seed, tmp_path, monkeypatch):
+def test_equals_the_slow_twin_under_random_operations_and_restarts(seed, granularity, tmp_path, monkeypatch):
     monkeypatch.setattr("apexrl.replay.journal.SEGMENT_BYTES", 300)
     monkeypatch.setattr("os.fsync", lambda _: None)
     rng = random.Random(seed)
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, SPECS[granularity])
     for _ in range(500):
         step(machine, rng)

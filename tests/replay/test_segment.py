@@ -15,7 +15,7 @@ from apexrl.replay.segment import (
 )
 from apexrl.types import StreamSpec
 
-SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
+SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, overlap_steps=2)
 HEADER = SegmentHeader(FORMAT, "log", 2, 5, SPEC)
 
 # Blocks may hold what looks like a record's beginning.

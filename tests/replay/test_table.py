@@ -3,10 +3,18 @@ import pytest
 
 from apexrl.config import TableConfig
 from apexrl.replay.table import PriorityTable, importance_weights, make_table
+from apexrl.types import StreamSpec
 
 
 def make(kind="priority", ring=4, starts=2, exponents=(1.0, 0.4), seed=0):
-    return make_table(TableConfig(kind, 0.0, 1), ring, starts, exponents, seed)
+    spec = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=starts, overlap_steps=2)
+    return make_table(TableConfig(kind, 0.0, 1), ring, spec, exponents, seed)
+
+
+def give(table, first, priorities):
+    """Inserts unrolls whose transitions are valid where they have a priority."""
+    priorities = np.asarray(priorities)
+    table.insert(first, priorities, priorities > 0)
 
 
 def powers_of(table, numbers):
@@ -16,7 +24,7 @@ def powers_of(table, numbers):
 
 def insert(table, first, count):
     """Inserts unrolls whose priorities are all 1."""
-    table.insert(first, np.ones((count, 2), np.float32))
+    give(table, first, np.ones((count, 2), np.float32))
 
 
 def test_a_late_priority_never_touches_a_newer_transition():
@@ -36,7 +44,7 @@ def test_a_late_priority_never_touches_a_newer_transition():
 
 def test_what_is_no_transition_cannot_be_given_a_priority():
     table = make()
-    table.insert(0, np.array([[0.0, 1.0]]))
+    give(table, 0, np.array([[0.0, 1.0]]))
     table.update_priorities(np.array([0, 1]), np.array([9.0, 2.0]))
     assert set(table.sample(32).keys) == {1}
     assert table.limiter.inserted == 1
@@ -44,7 +52,7 @@ def test_what_is_no_transition_cannot_be_given_a_priority():
 
 def test_probabilities_and_weights_follow_the_exponents():
     table = make(ring=1, starts=3, exponents=(0.6, 0.4))
-    table.insert(0, np.array([[1.0, 2.0, 4.0]]))
+    give(table, 0, np.array([[1.0, 2.0, 4.0]]))
     sample = table.sample(256)
     expected = np.array([1, 2, 4]) ** 0.6 / (np.array([1, 2, 4]) ** 0.6).sum()
     assert sample.probabilities == pytest.approx(expected[sample.keys])
@@ -55,7 +63,7 @@ def test_probabilities_and_weights_follow_the_exponents():
 
 def test_exponent_zero_samples_transitions_uniformly_and_nothing_else():
     table = make(ring=2, starts=4, exponents=(0.0, 0.4))
-    table.insert(0, np.array([[0.0, 5.0, 1e-6, 0.0]]))
+    give(table, 0, np.array([[0.0, 5.0, 1e-6, 0.0]]))
     assert np.bincount(table.sample(1000).keys, minlength=4).tolist() == [0, 500, 500, 0]
     table.update_priorities(np.array([1]), np.array([0.0]))
     assert set(table.sample(10).keys) == {2}
@@ -65,7 +73,7 @@ def test_exponent_zero_samples_transitions_uniformly_and_nothing_else():
 def test_quantiles_are_of_the_priorities_before_the_exponent():
     table = make(ring=2, starts=8, exponents=(0.6, 0.4))
     assert table.priority_quantiles((0.5,)).tolist() == [0.0]
-    table.insert(0, np.array([[0, 0, 2, 2, 2, 2, 2, 9]], np.float32))
+    give(table, 0, np.array([[0, 0, 2, 2, 2, 2, 2, 9]], np.float32))
     assert table.priority_quantiles((0.0, 0.5, 1.0)) == pytest.approx([2, 2, 9], rel=1e-6)
 
 
@@ -123,11 +131,11 @@ def test_a_fifo_table_counts_what_was_evicted_undrawn():
 
 def test_priorities_are_restored():
     old = make(exponents=(0.6, 0.4))
-    old.insert(0, np.array([[1.0, 0.0], [2.0, 3.0], [4.0, 5.0]]))
+    give(old, 0, np.array([[1.0, 0.0], [2.0, 3.0], [4.0, 5.0]]))
     old.update_priorities(np.array([0, 3]), np.array([7.0, 0.0]))
     old.sample(8)
     new = make(exponents=(0.6, 0.4))
-    new.insert(0, np.array([[1.0, 0.0], [2.0, 3.0], [4.0, 5.0]]))
+    give(new, 0, np.array([[1.0, 0.0], [2.0, 3.0], [4.0, 5.0]]))
     new.restore(old.state(), 0, 3)
     new.check_valid()
     assert powers_of(new, range(3)) == pytest.approx(powers_of(old, range(3)), rel=1e-6)
@@ -139,7 +147,7 @@ def test_priorities_are_restored():
 def test_priorities_are_restored_for_another_exponent(old_exponent, new_exponent):
     old, new = make(exponents=(old_exponent, 0.4)), make(exponents=(new_exponent, 0.4))
     for table in (old, new):
-        table.insert(0, np.array([[2.0, 0.0], [2.0, 3.0]]))
+        give(table, 0, np.array([[2.0, 0.0], [2.0, 3.0]]))
     old.update_priorities(np.array([0, 2]), np.array([7.0, 0.0]))
     new.restore(old.state(), 0, 2)
     known = np.array([[7.0, 0.0], [0.0, 3.0]]) if old_exponent else np.array([[1.0, 0.0], [0.0, 1.0]])
@@ -150,7 +158,7 @@ def test_priorities_are_restored_for_another_exponent(old_exponent, new_exponent
 
 def test_priorities_are_restored_where_the_log_moved_on():
     old = make(ring=4)
-    old.insert(0, np.full((4, 2), 5.0))
+    give(old, 0, np.full((4, 2), 5.0))
     state = old.state()
     new = make(ring=4)
     insert(new, 2, 4)  # 0 and 1 are gone, 4 and 5 came, and took their rows
@@ -162,7 +170,7 @@ def test_priorities_are_restored_where_the_log_moved_on():
 
 def test_priorities_of_unrolls_that_the_disk_lost_are_not_restored():
     old = make(ring=8)
-    old.insert(0, np.full((6, 2), 5.0))
+    give(old, 0, np.full((6, 2), 5.0))
     new = make(ring=8)
     insert(new, 0, 2)
     new.skip(3)
@@ -176,7 +184,7 @@ def test_priorities_of_unrolls_that_the_disk_lost_are_not_restored():
 
 def test_a_state_from_long_ago_changes_nothing_but_the_totals():
     old = make(ring=4)
-    old.insert(0, np.full((4, 2), 5.0))
+    give(old, 0, np.full((4, 2), 5.0))
     new = make(ring=4)
     insert(new, 10, 4)
     new.restore(old.state(), 0, 4)
@@ -186,7 +194,7 @@ def test_a_state_from_long_ago_changes_nothing_but_the_totals():
 
 def test_a_state_that_does_not_fit_is_an_error():
     old = make(starts=3)
-    old.insert(0, np.ones((2, 3)))
+    give(old, 0, np.ones((2, 3)))
     with pytest.raises(ValueError, match="priorities of 2 unrolls, not 3"):
         make(starts=3).restore(old.state(), 0, 3)
 

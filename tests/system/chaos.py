@@ -30,7 +30,7 @@ STOP_SECONDS = (5.0, 25.0)
 DISK_SECONDS = (20.0, 40.0)
 FOREIGN_SECONDS = 5.0
 FOREIGN_TIMEOUT_SECONDS = 180
-SHARE_AT_ONCE = 0.3  # of the faults that come before the run has got over the one before
+SHARE_AT_ONCE = 0.3  # share of the faults that come before the run has got over the one before
 FLUSH_SECONDS = 40.0
 
 
@@ -46,7 +46,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What becomes of a chaos run."""
+    """The result of a chaos run."""
 
     env: str
     seed: int
@@ -90,7 +90,7 @@ class Chaos:
             self.troubles.append(f"after {self.faults[-1].what if self.faults else 'the start'}: {error}")
 
     def num_killed(self) -> int:
-        """How many processes were killed."""
+        """Returns the number of processes that were killed."""
         return sum(fault.kind == "kill" for fault in self.faults)
 
     def _do(self, kind: str) -> None:

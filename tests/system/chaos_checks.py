@@ -16,23 +16,25 @@ import msgspec
 import numpy as np
 import torch
 
+from apexrl.agents.families import family_of
 from apexrl.errors import ApexError
 from apexrl.learning.run_record import CURVE_FILE
 from apexrl.learning.status_file import read_status
-from apexrl.learning.unroll_store import FrameStore
+from apexrl.learning.unroll_store import UnrollStore
 from apexrl.net import wire
-from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
+from apexrl.networks.checkpoint import ACTING, BEST, LATEST, load_checkpoint
+from apexrl.networks.config import to_text
 from apexrl.replay.journal import segment_paths
 from apexrl.replay.replay import ring_unrolls
 from apexrl.replay.segment import Entry, scan
 from apexrl.running.display import Summary
-from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, SavedConfig
+from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, read_config
 from apexrl.types import StreamSpec
 from tests.system import witness
 from tests.system.chaos_world import Sample, World
 
 Finding = tuple[str, list[str]]
-WARM_UP_SECONDS = 60.0  # of a process, before its memory counts for a slope
+WARM_UP_SECONDS = 60.0  # age of a process from which its memory counts for a slope
 # Half as much again as runs on two cores take, Pong's and Catch's; the learner's without its frames.
 LIMITS_MB = {"replay": 300, "learner": 800, "actors": 450, "worker": 1350, "evaluator": 500, "tensorboard": 300}
 EVALUATED = re.compile(r"update (\d+): (\d+) games, mean (\S+),")
@@ -49,7 +51,7 @@ class Check:
 
 
 class Remains(NamedTuple):
-    """What a run left."""
+    """The remains of a run on the disk."""
 
     directory: Path
     entries: list[Entry]  # every unroll that was ever journalled
@@ -57,7 +59,7 @@ class Remains(NamedTuple):
 
 
 def read_remains(world: World, spec: StreamSpec) -> Remains:
-    """Reads a journal whole; of a number that was written twice only the later one counts."""
+    """Reads a journal whole. A number that was written twice counts once, with its later entry."""
     entries = {e.number: e for path in segment_paths(world.kept) for e in scan(path.read_bytes()).entries}
     return Remains(world.directory, [entries[number] for number in sorted(entries)], spec)
 
@@ -114,7 +116,7 @@ def deaths(world: World, killed: int) -> Finding:
 def checkpoints(remains: Remains) -> Finding:
     """The latest checkpoint is of this run and finite; so is the best one, and it is a network like the latest."""
     directory = remains.directory / "checkpoints"
-    saved = msgspec.json.decode((remains.directory / CONFIG_FILE).read_bytes(), type=SavedConfig)
+    command, _ = read_config(remains.directory / CONFIG_FILE)
     online: dict[str, dict[str, torch.Size]] = {}
     reasons, found = [], []
     for name in (LATEST, BEST):
@@ -123,9 +125,9 @@ def checkpoints(remains: Remains) -> Finding:
             continue
         checkpoint = load_checkpoint(directory / name)
         tensors = checkpoint.tensors
-        online[name] = {n: t.shape for n, t in tensors.items() if n.startswith("online.")}
+        online[name] = {n: t.shape for n, t in tensors.items() if n.startswith(ACTING)}
         bad = [n for n, t in tensors.items() if t.is_floating_point() and not torch.isfinite(t).all()]
-        if (checkpoint.header.spec, checkpoint.header.network) != (remains.spec, saved.command.network):
+        if checkpoint.header.identity != (remains.spec, command.agent, to_text(command.network)):
             reasons.append(f"{name} is of {checkpoint.header.spec.env}, or of another network than this run")
         if bad:
             reasons.append(f"{name}: {len(bad)} tensors are not finite, such as {bad[0]}")
@@ -170,7 +172,7 @@ def counters(remains: Remains) -> Finding:
     starts = 0
     for entry in remains.entries:
         if entry.number < counted.next_number:
-            starts += int((np.frombuffer(wire.decode_insert(entry.message).priorities, np.float32) > 0).sum())
+            starts += int(wire.decode_insert(entry.message).header(remains.spec.unroll_starts).valid.sum())
     if starts != summary.transitions_inserted:
         reasons.append(f"the summary counts {summary.transitions_inserted} transitions, the journal {starts}")
     if (summary.updates, summary.frames) != (status.counters.updates, status.frames):
@@ -218,15 +220,16 @@ class Memory:
 
 def memory_of(samples: Sequence[Sample], remains: Remains) -> dict[str, Memory]:
     """Returns the memory of each role over time."""
-    saved = msgspec.json.decode((remains.directory / CONFIG_FILE).read_bytes(), type=SavedConfig)
-    ring = ring_unrolls(saved.command.replay.capacity, remains.spec.unroll_starts)
+    command, _ = read_config(remains.directory / CONFIG_FILE)
+    ring = ring_unrolls(command.replay.capacity, remains.spec.unroll_starts)
+    wants = family_of(command.agent).wants(command.algorithm, command.update)
     found = {}
     for role in dict.fromkeys(sample.role for sample in samples):
         lives: dict[int, list[tuple[float, float]]] = collections.defaultdict(list)
         for sample in samples:
             if sample.role == role:
                 held = min(sample.transitions // remains.spec.unroll_starts, ring) if role == "learner" else 0
-                frames = FrameStore.bytes_needed(remains.spec, held) / 1e6 if held else 0.0
+                frames = UnrollStore.bytes_needed(remains.spec, held, wants) / 1e6 if held else 0.0
                 lives[sample.pid].append((sample.seconds, max(sample.megabytes - frames, 0.0)))
         values = [megabytes for life in lives.values() for _, megabytes in life]
         warm = [[point for point in life if point[0] > life[0][0] + WARM_UP_SECONDS] for life in lives.values()]

@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
     seconds: float
     role: str
-    pid: int  # of the role's first process: another one after a restart
+    pid: int  # the role's first process: another one after a restart
     megabytes: float
     transitions: int  # that the learner had counted
 

@@ -39,7 +39,7 @@ def scaled(short, full):
 
 
 class Tally(NamedTuple):
-    """What became of the inserts of a test."""
+    """Counts of a test's inserts: all, the lost and the doubled."""
 
     inserts: int
     lost: int
@@ -55,7 +55,7 @@ def tally(entries: list[Entry], streams: dict[str, int], acknowledged: dict[str,
     """Counts what is lost and doubled among unrolls in the order of their log.
 
     Args:
-      streams: of each actor that ever was.
+      streams: the number of streams of each actor that ever was.
       acknowledged: how many inserts each actor saw acknowledged.
     Raises: AssertionError when numbers have gaps, an actor's order is not kept or content is not what was inserted.
     """
@@ -69,6 +69,7 @@ def tally(entries: list[Entry], streams: dict[str, int], acknowledged: dict[str,
         assert entry.block == block, f"unroll {number} is damaged"
         assert (insert.stream, insert.first_step) == (header.stream, header.first_step)
         assert insert.priorities == header.priorities.tobytes()
+        assert insert.header(SPEC.unroll_starts).valid.tolist() == header.valid.tolist()
         stored[actor].append(insert.sequence)
     lost = doubled = 0
     for actor in streams:
@@ -87,7 +88,7 @@ class Reader(NamedTuple):
 
 
 class Notes:
-    """What a reader wrote down; read on with `update`."""
+    """The notes of a reader; `update` reads on."""
 
     def __init__(self, path: Path):
         self.starts: list[bool] = []  # whether the log continued
@@ -97,7 +98,7 @@ class Notes:
         self._offset = 0
 
     def update(self) -> "Notes":
-        """Reads what is new."""
+        """Reads the new notes."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -128,14 +129,14 @@ class Actor(NamedTuple):
     path: Path
 
     def acknowledged(self) -> int:
-        """How many inserts it has seen acknowledged."""
+        """Returns the number of inserts that it has seen acknowledged."""
         return int(self.path.read_text() or 0) if self.path.exists() else 0
 
 
 class World:
     """A replay server with a journal, numbering actors and readers; a context manager that ends them all.
 
-    Killed actors and readers stay in the books: what was acknowledged to them has to be there at the end too.
+    Killed actors and readers stay in the books: their acknowledged inserts have to be there at the end too.
     """
 
     def __init__(self, directory: Path, ports: list[int], *flags: object, environment=None):
@@ -202,7 +203,7 @@ class World:
             peer.process.kill()
 
     def replace(self, role: str) -> None:
-        """Starts anew who was killed."""
+        """Starts the killed processes anew."""
         if role == "server":
             self.start_server()
         elif role == "actors":
@@ -312,7 +313,7 @@ def follow(endpoint: str, name: str, path: Path) -> None:
                 case LogBatch(sample=sample):
                     assert set((sample.keys // SPEC.unroll_starts).tolist()) <= held, "a batch names unknown unrolls"
                     client.update_priorities(sample.keys, rng.random(BATCH_SIZE) + 0.1)
-                    client.take()
+                    client.batch_used()
                     file.write("batch\n")
                     time.sleep(UPDATE_SECONDS)
     client.close()

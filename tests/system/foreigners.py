@@ -132,11 +132,11 @@ def shapes(site: Site) -> None:
         with contextlib.suppress(ApexError):
             _insert(site._replace(spec=msgspec.structs.replace(site.spec, **changes)), [], greet_seconds=3)
     whole = numbered_unroll(site.spec, 4)
-    starts = site.spec.unroll_starts
+    count = site.spec.num_priorities
     fuzz.SPEC, fuzz.BLOCK = site.spec, block_of(whole)
-    right = np.ones(starts, np.float32)
+    right = np.ones(count, np.float32)
     inserts = [(header_of(site, i, right), bomb) for i, bomb in enumerate(fuzz.make_bombs())]
-    wrong = (np.ones(starts + 1), np.ones(0), -right, right * np.nan, right * np.inf, right * np.float32(HUGE))
+    wrong = (np.ones(count + 1), np.ones(0), -right, right * np.nan, right * np.inf, right * np.float32(HUGE))
     inserts += [(header_of(site, 20 + i, priorities), fuzz.BLOCK) for i, priorities in enumerate(wrong)]
     inserts.append((header_of(site, 40, right)._replace(stream=2**31 - 1), fuzz.BLOCK))
     inserts.append((header_of(site, 41, right)._replace(first_step=2**53), fuzz.BLOCK))
@@ -150,12 +150,13 @@ def names(site: Site) -> None:
     """Inserts in the name of actors that are alive, numbered as far ahead as a number can be."""
     context, last = zmq.Context(), 2**53
     block = block_of(numbered_unroll(site.spec, 5))
-    priorities = np.ones(site.spec.unroll_starts, np.float32).tobytes()
+    priorities = np.ones(site.spec.num_priorities, np.float32).tobytes()
+    valid = np.packbits(np.ones(site.spec.unroll_starts, bool)).tobytes()
     thefts = []
     for victim in recent_actors(site.journal):
         greeting = {"protocol": wire.PROTOCOL, "actor": victim, "num_streams": 1, "spec": site.spec}
         messages = [[wire.encode(build(wire.Hello, **greeting, first_sequence=first))] for first in (0, last)]
-        messages.append([wire.encode(wire.Insert(last, victim, 0, 0, 0, 0.1, priorities)), block])
+        messages.append([wire.encode(wire.Insert(last, victim, 0, 0, 0, 0.1, valid, priorities)), block])
         for identity in (victim.encode(), new_routing_id()):
             thefts.append((fuzz.dealer(context, site.actor_port, identity), messages))
     deadline = site.deadline() + 3 * site.seconds  # again and again: most of the time a limiter lets nobody insert
@@ -213,7 +214,7 @@ def returns(site: Site) -> None:
     odd = (float("nan"), float("inf"), -float("inf"), 1e308)
     versions = (header.params_version, 0, -(2**63), 2**63 - 1)
     made = [_evaluation(value, params_version=version, **of_ours) for value in odd for version in versions]
-    _tell(site, iter([*made, build(Evaluation, params_version=0, epsilon=0.0, returns=(), steps=(), seconds=0.0)]))
+    _tell(site, iter([*made, build(Evaluation, params_version=0, exploration=0.0, returns=(), steps=(), seconds=0.0)]))
 
 
 def pictures(site: Site) -> None:
@@ -236,7 +237,9 @@ def recent_actors(journal: Path) -> list[str]:
 
 def block_of(unroll: Unroll) -> bytes:
     """Returns an unroll's block as a peer makes it that checks nothing."""
-    return zstandard.ZstdCompressor().compress(b"".join(array.tobytes() for array in unroll))
+    frames, actions, rewards, discounts, starts, extras = unroll
+    arrays = frames, actions, rewards, discounts, *extras.values(), starts
+    return zstandard.ZstdCompressor().compress(b"".join(array.tobytes() for array in arrays))
 
 
 def published(site: Site) -> bytes:
@@ -250,7 +253,7 @@ def published(site: Site) -> bytes:
 
 def header_of(site: Site, i: int, priorities: np.ndarray) -> UnrollHeader:
     """Returns the header of a stranger's i-th insert."""
-    return UnrollHeader(0, i * site.spec.unroll_starts, 0, 0.1, priorities, ())
+    return UnrollHeader(0, i * site.spec.unroll_starts, 0, 0.1, np.ones(site.spec.unroll_starts, bool), priorities, ())
 
 
 @contextlib.contextmanager
@@ -265,7 +268,7 @@ def _client(site: Site, connect_seconds: float = 60) -> Iterator[InsertClient]:
 
 
 def _insert(site: Site, unrolls: list[Unroll], greet_seconds: float = 60) -> None:
-    priorities = np.full(site.spec.unroll_starts, 10, np.float32)  # great enough to be sampled soon
+    priorities = np.full(site.spec.num_priorities, 10, np.float32)  # great enough to be sampled soon
     with _client(site, greet_seconds) as client:
         _send(client, [(header_of(site, i, priorities), block_of(unroll)) for i, unroll in enumerate(unrolls)])
 
@@ -280,7 +283,9 @@ def _send(client: InsertClient, inserts: list[tuple[UnrollHeader, bytes]]) -> No
 
 
 def _evaluation(value: float, **known: Any) -> Evaluation:
-    return build(Evaluation, **{"epsilon": 0.0, "returns": (value, value), "steps": (5, 5), "seconds": 1.0, **known})
+    return build(
+        Evaluation, **{"exploration": 0.0, "returns": (value, value), "steps": (5, 5), "seconds": 1.0, **known}
+    )
 
 
 def _tell(site: Site, messages: Iterator[Report | Evaluation]) -> None:

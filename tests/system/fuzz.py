@@ -16,12 +16,13 @@ import zstandard
 from apexrl.errors import WireError
 from apexrl.net import InsertClient, LogAppend, LogClient, ReplayClient, wire
 from apexrl.net.identity import marked
-from apexrl.types import Episode, StreamSpec, Unroll, UnrollHeader
+from apexrl.types import Episode, StreamSpec, UnrollHeader
 from apexrl.unroll import UnrollCodec
+from tests.fields import random_unroll
 from tests.system.processes import Process, wait_for
 
 FULL = os.environ.get("APEXRL_FAULT_SCALE", "") == "full"
-SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
+SPEC = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, overlap_steps=2)
 K = SPEC.unroll_starts
 HOST = "127.0.0.1"
 TABLE = "transitions"
@@ -40,23 +41,18 @@ def scaled(short, full):
 
 def make_unroll(seed=0):
     """A random unroll of SPEC without ends of episodes."""
-    rng = np.random.default_rng(seed)
-    steps = SPEC.unroll_steps
-    return Unroll(
-        rng.random((SPEC.unroll_frames, *SPEC.frame_shape)).astype(np.float32),
-        rng.integers(0, SPEC.num_actions, steps).astype(np.int32),
-        rng.normal(size=steps).astype(np.float32),
-        np.ones(steps, np.float32),
-        np.zeros(steps + 1, bool),
-    )
+    unroll = random_unroll(SPEC, seed)
+    return unroll._replace(discounts=np.ones_like(unroll.discounts), starts=np.zeros_like(unroll.starts))
 
 
+HUGE_FIELDS = [{"name": f"x{i}", "at": "step", "dtype": "float32", "shape": [2**31 - 1] * 8} for i in range(32)]
+VALID = np.packbits(np.ones(K, bool)).tobytes()
 BLOCK = UnrollCodec(SPEC).encode(make_unroll())
 
 
 def make_header(i):
     """The header of an actor's i-th insert."""
-    return UnrollHeader(0, K * i, 0, 0.1, np.ones(K, np.float32), ())
+    return UnrollHeader(0, K * i, 0, 0.1, np.ones(K, bool), np.ones(K, np.float32), ())
 
 
 def make_bombs():
@@ -85,13 +81,11 @@ class Fuzzer:
 
     def valid(self, role):
         """A valid message that a peer of the role may send."""
-        rng = self.rng
-        any_count = rng.randrange(200)
+        rng, any_count = self.rng, self.rng.randrange(200)
         common = [wire.Goodbye() if rng.random() < 0.05 else wire.Heartbeat()]
         if role == "actor":
-            priorities = np.ones(K, np.float32).tobytes()
-            episodes = (Episode(1.0, 2, 0.5),) * rng.randrange(3)
-            insert = wire.Insert(any_count, self.name, 0, K * any_count, 0, 0.1, priorities, episodes)
+            arrays = VALID, np.ones(K, np.float32).tobytes(), (Episode(1.0, 2, 0.5),) * rng.randrange(3)
+            insert = wire.Insert(any_count, self.name, 0, K * any_count, 0, 0.1, *arrays)
             hello = wire.Hello(wire.PROTOCOL, self.name, rng.randrange(1, 9), SPEC, rng.randrange(3))
             message = rng.choice([hello, insert, insert, *common])
             return [wire.encode(message), BLOCK] if message is insert else [wire.encode(message)]
@@ -101,8 +95,8 @@ class Fuzzer:
         subscribe = wire.Subscribe(
             wire.PROTOCOL, self.name, any_count, wants, rng.random() < 0.5, "", 0, 8, rng.randrange(9)
         )
-        demand = wire.Demand(any_count, (rng.randrange(9),))
         fetch = wire.Fetch(any_count, tuple(rng.randrange(4000) for _ in range(rng.randrange(9))))
+        demand = wire.Demand(any_count, (rng.randrange(9),))
         messages = [subscribe, demand, update, fetch, wire.AskStatistics(any_count), *common]
         return [wire.encode(rng.choice(messages))]
 
@@ -162,7 +156,7 @@ class Fuzzer:
     def spec(self, frames):
         spec = msgspec.to_builtins(SPEC)
         for name in self.rng.sample(sorted(spec), 2):
-            spec[name] = self.rng.choice((*ODD_NUMBERS, *ODD_VALUES, [2**31 - 1] * 8, [0], "float32"))
+            spec[name] = self.rng.choice((*ODD_NUMBERS, *ODD_VALUES, [2**31 - 1] * 8, [0], "float32", HUGE_FIELDS))
         return self._with_fields(frames, {"spec": spec})
 
     def bomb(self, frames):
@@ -178,6 +172,7 @@ class Fuzzer:
             "wants": [[TABLE, 64]] * (wire.MAX_TABLES + more),
             "keys": bytes(8 * (wire.MAX_BATCH + more)),
             "priorities": bytes(4 * (wire.MAX_BATCH + more)),
+            "valid": b"\xff" * (1 + more),
             "episodes": [[1.0, 2, 0.5]] * 200,
             "num_streams": 4096 + more,
         }
@@ -329,7 +324,7 @@ class Enemy:
         self._listen()
         frames = None
         if self.role == "actor" and rng.random() < 0.5:
-            insert = wire.Insert(self._sequence, self.fuzzer.name, 0, 0, 0, 0.1, np.ones(K, np.float32).tobytes())
+            insert = wire.Insert(self._sequence, self.fuzzer.name, 0, 0, 0, 0.1, VALID, np.ones(K, "f4").tobytes())
             frames = [wire.encode(insert), BLOCK]
         sent = self.fuzzer.mutated(self.role, frames)
         self._sequence += frames is not None and sent == frames

@@ -19,7 +19,7 @@ from apexrl.net import InsertClient
 from apexrl.types import StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec
 
-SPEC = StreamSpec("Numbers-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, n_steps=2)
+SPEC = StreamSpec("Numbers-v0", (2,), "float32", 3, 4, 1, unroll_starts=8, overlap_steps=2)
 PATIENCE_SECONDS = 600.0
 LONGEST_PAUSE_SECONDS = 0.1
 
@@ -38,7 +38,7 @@ def numbered_insert(actor: str, num_streams: int, sequence: int, codec: UnrollCo
         np.zeros(SPEC.unroll_steps + 1, bool),
     )
     priorities = np.full(SPEC.unroll_starts, 1 + sequence % 7, np.float32)
-    return UnrollHeader(stream, first_step, 0, 0.1, priorities, ()), codec.encode(unroll)
+    return UnrollHeader(stream, first_step, 0, 0.1, priorities > 0, priorities, ()), codec.encode(unroll)
 
 
 def main(endpoint: str, actor: str, num_streams: int, path: Path) -> int:

@@ -88,6 +88,6 @@ def read_json(path: Path):
 
 
 def updates_of(directory: Path) -> int:
-    """How many updates the learner's status file tells."""
+    """Returns the number of updates in the learner's status file."""
     status = read_json(directory / "status.json")
     return status["counters"]["updates"] if status else 0

@@ -2,8 +2,8 @@
 
 delay    bytes of either direction come late, in order
 cut      connections end in the middle of a message
-linger   connections end for the client; what it had sent reaches the server later, when a new connection is in use
-swallow  what the server sends is lost for seconds, the other direction passes; then those connections end
+linger   connections end for the client; bytes that it had sent reach the server later, when a new connection is in use
+swallow  bytes from the server are lost for seconds, the other direction passes; then those connections end
 """
 
 import asyncio
@@ -20,7 +20,7 @@ STEP_SECONDS = 0.02
 
 
 class Fault(NamedTuple):
-    """What happens for some seconds, and the pause after it."""
+    """A fault that lasts for some seconds, and the pause after it."""
 
     kind: str
     seconds: float
@@ -170,7 +170,7 @@ class Proxy:
                     self.counts["cut"] += 1
                     writer.write(chunk[: self._rng.randrange(len(chunk))])
                     await writer.drain()
-                    writer.close()  # what was written still arrives
+                    writer.close()  # the written part still arrives
                     await writer.wait_closed()
                     return
                 if link.fault == "linger" and to_server:
@@ -189,7 +189,7 @@ class Proxy:
     async def _linger(
         self, link: _Link, chunk: bytes, reader: asyncio.StreamReader, server: asyncio.StreamWriter
     ) -> None:
-        """Holds what the client sends, cuts the client off, and passes what was held on when it is back."""
+        """Holds the client's bytes, cuts the client off, and passes the held bytes on when it is back."""
         self.counts["linger"] += 1
         held = [chunk]
         with contextlib.suppress(TimeoutError):

@@ -1,16 +1,21 @@
 """A short chaos run, and the proof that its checks notice a loss, a double and a stranger's network."""
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
 
+from apexrl.config import RunCommand
 from apexrl.files import write_json
+from apexrl.flags import default_command
 from apexrl.learning.run_record import CURVE_COLUMNS
 from apexrl.learning.status_file import Status
 from apexrl.net import wire
 from apexrl.networks.checkpoint import Counters
 from apexrl.replay.segment import Entry
 from apexrl.running.display import summary_of
+from apexrl.running.run_directory import save_config
 from apexrl.unroll import UnrollCodec
 from tests.system import chaos, chaos_checks, witness
 from tests.system.chaos_world import Sample
@@ -38,7 +43,7 @@ def entries(spec):
     for i in range(6):
         header = witness.header_of(spec, i)
         insert = wire.Insert(i, f"{witness.PREFIX}-1", header.stream, header.first_step, 0, 0.1,
-                             header.priorities.tobytes())  # fmt: skip
+                             np.packbits(header.valid).tobytes(), header.priorities.tobytes())  # fmt: skip
         found.append(Entry(i, wire.encode(insert), codec.encode(witness.numbered_unroll(spec, i))))
     return found
 
@@ -105,8 +110,7 @@ def test_a_role_that_dies_by_itself_is_noticed(tmp_path):
 
 
 def test_growing_memory_is_told_by_role_without_the_jumps_of_restarts(spec, tmp_path):
-    config = chaos_checks.SavedConfig(chaos_checks.SavedConfig.__annotations__["command"](), "", {})
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    save_config(dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path)))
     lives = [Sample(5.0 * i, "replay", 1, 100 + i, 0) for i in range(50)]
     lives += [Sample(250 + 5.0 * i, "replay", 2, 50 + i, 0) for i in range(50)]
     found = chaos_checks.memory_of(lives, chaos_checks.Remains(tmp_path, [], spec))

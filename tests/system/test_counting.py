@@ -6,15 +6,13 @@ import time
 import numpy as np
 import psutil
 import pytest
-import torch
 
-from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.networks.parameters import encode_parameters
+from apexrl.networks.parameters import ParametersHeader, encode_parameters
 from apexrl.types import StreamSpec
 from apexrl.unroll import UnrollCodec
-from tests.lockstep import AGENT, NETWORK, UPDATE
+from tests.lockstep import ALGORITHM, identity_of, make_updater
 from tests.system.processes import ROOT, Process, wait_for
 
 ENV = "tests.system.counting_env:Counting-v0"
@@ -52,7 +50,7 @@ class Reader:
                 assert set((keys // K).tolist()) <= self.logs[-1].keys()
                 self.num_batches += 1
                 self.client.update_priorities(keys, np.ones(len(keys)))
-                self.client.take()
+                self.client.batch_used()
         return self.num_unrolls
 
     def has_read(self, count, log):
@@ -85,8 +83,8 @@ def check(unrolls, gaps_allowed, first_step=0):
         assert (counts == insert.first_step + 1 + np.arange(len(counts))).all()
         # The frame that begins an episode says so itself, and the step that gave it is no transition.
         assert (unroll.frames[:, 0] == unroll.starts).all()
-        valid = np.frombuffer(insert.priorities, np.float32) > 0
-        assert (valid == ~unroll.starts[1 : K + 1]).all()
+        header = insert.header(K)
+        assert (header.valid == ~unroll.starts[1 : K + 1]).all() and ((header.priorities > 0) == header.valid).all()
     assert gaps_allowed or not missing
     return missing
 
@@ -95,12 +93,12 @@ def check(unrolls, gaps_allowed, first_step=0):
 def world(tmp_path, free_ports):
     """Parameters are published; the ports, and ways to start a replay and an actor."""
     actor_port, batch_port, parameter_port, metrics_port = free_ports(4)
-    spec = StreamSpec(ENV, (2,), "float32", 1, 2, 1, K, AGENT.n_steps)
+    spec = StreamSpec(ENV, (2,), "float32", 1, 2, 1, unroll_starts=K, overlap_steps=ALGORITHM.n_steps)
     publisher = ParameterPublisher("127.0.0.1", parameter_port)
     thread = threading.Thread(target=publisher.run)
     thread.start()
-    learner = ApexLearner(AGENT, UPDATE, NETWORK, spec, torch.device("cpu"))
-    publisher.publish(encode_parameters(*learner.parameters()))
+    header = ParametersHeader(0, *identity_of(spec))
+    publisher.publish(encode_parameters(header, make_updater(spec).parameters()[0]))
     wires = [
         *("--actor-port", actor_port, "--batch-port", batch_port),
         *("--parameter-port", parameter_port, "--metrics-port", metrics_port),
@@ -163,8 +161,8 @@ def test_a_killed_replay_costs_what_was_in_flight_and_nothing_else(world):
         for unrolls in reader.streams([log]).values():
             check(unrolls, gaps_allowed=False, first_step=unrolls[0][0].first_step)
     for unrolls in streams.values():
-        # Memory only: what the server had acknowledged but not yet sent on is lost with it, some unrolls a kill; what
-        # it had sent on but not acknowledged is in the log of the next life too.
+        # Memory only: each kill loses some unrolls that the server had acknowledged but not yet sent on. Unrolls that
+        # it had sent on but not acknowledged are in the log of the next life too.
         steps = {insert.first_step for insert, _ in unrolls}
         assert max(steps) + K - K * len(steps) <= 3 * 64 * K
 
@@ -218,7 +216,7 @@ def test_an_actor_that_lost_replay_and_learner_neither_spins_nor_floods_its_log(
         time.sleep(5)  # until everything that may wait unsent does
         used, lines = sum(process.cpu_times()[:2]), actor.text().count("\n")
         time.sleep(15)
-        assert sum(process.cpu_times()[:2]) - used < 3  # of 15 seconds
+        assert sum(process.cpu_times()[:2]) - used < 3  # in 15 seconds
         assert actor.text().count("\n") - lines <= 3
         with world.replay():
             wait_for(lambda: world.reader.has_read(10, log=1), 60, "unrolls after the restart")

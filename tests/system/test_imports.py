@@ -1,4 +1,4 @@
-"""A folder of `apexrl/` is a process, or shared by all; who may import whom, and how little each role loads."""
+"""Imports between the folders of `apexrl/`, each a process or shared by all, and the little that each role loads."""
 
 import ast
 import graphlib
@@ -12,17 +12,18 @@ import pytest
 from tests.system.processes import ROOT
 
 ROOMS = ("acting", "agents", "environments", "learning", "losses", "net", "networks", "replay", "running", "tools")
-# By room, those that it never imports. The modules beside the rooms import none of them.
+# By room, those that it never imports. The modules beside the rooms import none of them, but for the flags.
 NEVER = {
     "losses": {*ROOMS} - {"losses"},
     "environments": {*ROOMS} - {"environments"},
     "replay": {*ROOMS} - {"replay"},
     "net": {"acting", "agents", "environments", "learning", "running", "tools"},
     "networks": {"acting", "agents", "environments", "learning", "running", "tools", "net", "replay"},
-    "agents": {"acting", "environments", "running", "tools", "net", "replay"},
+    "agents": {*ROOMS} - {"agents", "losses", "networks"},
     "acting": {"learning", "running", "tools"},
     "learning": {"acting", "environments", "running", "tools"},
     "running": {"acting"},
+    "flags": {*ROOMS} - {"agents"},
     "tools": {"acting", "agents", "learning", "running"},
 }
 
@@ -61,9 +62,30 @@ def test_rooms_import_one_way():
         (module, other)
         for module, imported in graph.items()
         for other in imported
-        if room_of(other) in (NEVER[room_of(module)] if room_of(module) else ROOMS)
+        if room_of(other) in NEVER.get(room_of(module) or module.removeprefix("apexrl."), ROOMS)
     ]
     assert not wrong
+
+
+def test_an_agent_owns_no_socket_thread_stream_or_file():
+    for path in (ROOT / "apexrl" / "agents").glob("*.py"):
+        imported = {source for source, _ in imports_of(path)} | {
+            f"{source}.{name}" for source, name in imports_of(path)
+        }
+        owned = {
+            "asyncio",
+            "concurrent",
+            "io",
+            "multiprocessing",
+            "os",
+            "pathlib",
+            "queue",
+            "socket",
+            "threading",
+            "zmq",
+        }
+        assert not {name.split(".")[0] for name in imported} & owned, path
+        assert not imported & {"apexrl.networks.device_stream", "apexrl.networks.checkpoint", "apexrl.files"}, path
 
 
 def test_no_module_imports_itself_through_others():

@@ -1,4 +1,4 @@
-"""A real publisher of parameters among strangers: what they send costs no memory, and subscribers hear all."""
+"""A real publisher of parameters among strangers: their messages cost no memory, and subscribers hear all."""
 
 import contextlib
 import multiprocessing
@@ -35,7 +35,7 @@ def publish(port, stop):
 
 
 def ready(kind):
-    """What a peer says after the greeting, as if it were a socket of this kind."""
+    """The command of a peer after the greeting, as if it were a socket of this kind."""
     body = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
     return bytes([4, len(body)]) + body
 

@@ -23,6 +23,7 @@ from tests.system.fuzz import (
     HOST,
     SPEC,
     TABLE,
+    VALID,
     Enemy,
     GoodPeers,
     K,
@@ -201,7 +202,7 @@ def test_an_insert_far_larger_than_its_unroll_is_not_stored(tmp_path, free_ports
         link.send(wire.encode(greeting_of(b"fat", 30, SPEC)))
         assert link.poll(10_000)
         for i in range(30):
-            insert = wire.Insert(i, name_of(b"fat"), 0, 0, 0, 0.1, np.ones(K, np.float32).tobytes())
+            insert = wire.Insert(i, name_of(b"fat"), 0, 0, 0, 0.1, VALID, np.ones(K, np.float32).tobytes())
             message = wire.encode(insert)
             fat = bytes([message[0] + 1]) + message[1:] + b"\xa1x\xc6" + (2**22).to_bytes(4, "big") + bytes(2**22)
             assert wire.decode_insert(message) == insert
@@ -214,7 +215,7 @@ def test_an_insert_far_larger_than_its_unroll_is_not_stored(tmp_path, free_ports
 
         wait_for(is_read, 20, "all inserts read")
         reader = ReplayClient(endpoint(ports[1]), "teller")
-        log_bytes = reader.statistics(10).figures["log_bytes"]
+        log_bytes = reader.statistics(10).metrics["log_bytes"]
         reader.close()
         after = resident_mb(server)
         good.finish()
@@ -239,9 +240,9 @@ def test_a_bomb_in_the_log_is_an_error_for_who_fetches_it(tmp_path, free_ports):
         with pytest.raises(WireError, match="does not decompress"):
             reader.fetch([0], 10)
         assert reader.fetch([1], 10)[1].header.first_step == 99 * K
-        figures = reader.statistics(10).figures
+        metrics = reader.statistics(10).metrics
         print(f"\nbombs: {actor.num_dropped} of {len(make_bombs())} dropped; memory {resident_mb(server):.0f} MB")
-        assert figures["dropped_malformed"] == actor.num_dropped == len(make_bombs()) - 1
+        assert metrics["dropped_malformed"] == actor.num_dropped == len(make_bombs()) - 1
         reader.close()
         actor.close()
 
@@ -311,7 +312,7 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
                 assert link.poll(30_000), "no answer to a greeting"
                 answers[type(wire.decode_from_replay(link.recv_multipart()))] += 1
                 link.close()
-            most = max(most, int(reader.statistics(10).figures["actors"]))
+            most = max(most, int(reader.statistics(10).metrics["actors"]))
         reader.close()
         peak = resident_mb(server)
         good.finish()
@@ -368,7 +369,7 @@ def test_only_owners_of_keys_reach_the_service(tmp_path, free_ports, key_directo
     print(f"\nkeys: good inserts {good.num_inserts}, lost 0, doubled 0; strangers were told {said}")
     assert "stranger" not in text
     assert {peer.name for peer in statistics.peers} == {good.actor.actor, "good-reader", "good-follower"}
-    assert not any(value for name, value in statistics.figures.items() if name.startswith("dropped"))
+    assert not any(value for name, value in statistics.metrics.items() if name.startswith("dropped"))
     assert said["none"] == []
     assert all(any("key" in text for text in said[kind]) for kind in ("foreign", "mixed", "right")), said
     assert any("does not accept our key" in text for text in said["mixed"])

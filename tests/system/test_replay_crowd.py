@@ -83,7 +83,7 @@ def act(path, port, names, stop):
             if now >= due[i]:
                 due[i] = now + INSERT_SECONDS * rng.uniform(0.5, 1.5)
                 before = client.bytes_sent
-                counts[i, SENT] += 1  # said before it is done: what a kill leaves between is not counted as lost
+                counts[i, SENT] += 1  # said before it is done: a kill in between does not count as a loss
                 client.insert(make_header(int(counts[i, SENT])), BLOCK, 60, stopped=lambda: True)
                 counts[i, SENT] -= client.bytes_sent == before
             counts[i, ACKNOWLEDGED] = counts[i, SENT] - client.num_unacknowledged
@@ -156,7 +156,7 @@ def kill_and_replace(directory, port, reader):
 def assert_ladder_fits(reader, port, living):
     """The ladder ends behind the last slot held, and a newcomer gets the lowest free ones."""
     slots = {slot for group in living for _, _, slots in group.leases() for slot in slots}
-    assert int(reader.statistics(30).figures["slots"]) == max(slots) + 1
+    assert int(reader.statistics(30).metrics["slots"]) == max(slots) + 1
     newcomer = InsertClient(f"tcp://{HOST}:{port}", "newcomer", SPEC, 50)
     newcomer.connect(30)
     newcomer.close()
@@ -176,7 +176,7 @@ def test_a_crowd_that_is_killed_and_replaced_loses_nothing_that_was_acknowledged
         assert_ladder_fits(reader, ports[0], groups[NUM_ROUNDS:])
         for group in groups[NUM_ROUNDS:]:
             group.finish()
-        wait_for(lambda: reader.statistics(30).figures["slots"] == 0, 30, "an empty ladder")
+        wait_for(lambda: reader.statistics(30).metrics["slots"] == 0, 30, "an empty ladder")
         reader.close()
         server.signal(signal.SIGTERM)
         assert server.popen.wait(600) == 0

@@ -17,7 +17,7 @@ from tests.system.processes import Process, wait_for
 
 DISK_BYTES = 3 * 2**20
 NUM_ROUNDS = scaled(1, 5)
-NUM_UNROLLS = scaled(60, 2000)  # of each life, in the test of a damaged file
+NUM_UNROLLS = scaled(60, 2000)  # in each life, in the test of a damaged file
 
 
 @contextlib.contextmanager

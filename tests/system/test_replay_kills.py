@@ -1,4 +1,4 @@
-"""Kills, stops and clock jumps: what was acknowledged is there, once and in order, and everybody goes on."""
+"""Kills, stops and clock jumps: every acknowledged insert is there, once and in order, and everybody goes on."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from tests.system.faults import TIMEOUT_SECONDS, World, scaled
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 
-# Of a kill: soon after the start of the server, while it stores, when a write to its journal is not yet acknowledged.
+# The moments of a kill: soon after the server's start, while it stores, and before a journalled write is acknowledged.
 MOMENTS = ("written", "starting", "written", "storing")
 
 # Found by Python when it starts. The clock of the day is hours off, differently every fifth of a second.
@@ -116,7 +116,7 @@ def test_jumps_of_the_clock_have_no_effect(tmp_path, free_ports):
             statistics = client.statistics(20)
             assert {peer.role for peer in statistics.peers} == {"actor", "learner"}
             assert all(0 <= peer.silent_seconds < 15 for peer in statistics.peers)
-            assert 0 <= statistics.figures["age_seconds"] < 600
+            assert 0 <= statistics.metrics["age_seconds"] < 600
         world.wait_for_progress()
         assert " left" not in world.server.text()
         client.close()

@@ -41,9 +41,9 @@ def test_connections_that_are_delayed_cut_reordered_and_swallowed_lose_and_doubl
             assert all(proxy.counts[kind] for kind in ("delay", "cut", "linger", "swallow")), proxy.counts
         world.wait_for_progress()
         client = ReplayClient(f"tcp://127.0.0.1:{ports[1]}", "watcher")
-        figures = client.statistics(20).figures
+        metrics = client.statistics(20).metrics
         client.close()
-        resent = {name: int(figures.get(f"dropped_{name}", 0)) for name in ("duplicate", "gap")}
+        resent = {name: int(metrics.get(f"dropped_{name}", 0)) for name in ("duplicate", "gap")}
         counts = actor_proxy.counts + reader_proxy.counts
         times = sum(counts[kind] for kind in ("cut", "linger", "swallow"))
         world.finish("bad connections", times, f"{dict(counts)} {resent}")

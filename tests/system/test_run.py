@@ -94,7 +94,7 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     replay_log = (directory / "logs" / "replay.log").read_text()
     recovered = [int(found) for found in re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay_log)]
     assert len(recovered) == 2, "after the kill, and when the run was resumed"
-    capacity = 100_000  # of the preset
+    capacity = 100_000  # the preset's
     assert recovered[1] >= min(summary["transitions_inserted"], 0.9 * capacity)
     resumed = read_json(directory / "summary.json")
     assert resumed["updates"] >= summary["updates"] + 200
@@ -135,16 +135,13 @@ def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, 
 
 
 def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
-    import torch
-
-    from apexrl.agents.apex_dqn import ApexLearner
     from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
     from apexrl.types import StreamSpec
-    from tests.lockstep import AGENT, NETWORK, UPDATE
+    from tests.lockstep import identity_of, make_updater
 
     spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4)
-    agent = ApexLearner(AGENT, UPDATE, NETWORK, spec, torch.device("cpu"))
-    save_checkpoint(tmp_path / "c.safetensors", CheckpointHeader(spec, NETWORK, Counters()), agent.state_dict())
+    header = CheckpointHeader(*identity_of(spec), Counters())
+    save_checkpoint(tmp_path / "c.safetensors", header, make_updater(spec).state_dict())
     arguments = ["--checkpoint", tmp_path / "c.safetensors", "--episodes", "2", "--max-episode-frames", "800"]
     with Process([ROOT / "actor.py", *arguments, "--record-dir", tmp_path / "videos"], tmp_path / "out.txt") as playing:
         assert playing.popen.wait(300) == 0, playing.text()

@@ -22,20 +22,23 @@ PATIENCE_SECONDS = 600.0
 def numbered_unroll(spec: StreamSpec, sequence: int) -> Unroll:
     """Returns an unroll whose frames, actions and rewards (the binary digits of the number) name its sequence."""
     steps = np.arange(spec.unroll_steps)
+    action = (sequence + steps) % spec.num_actions if spec.num_actions else np.zeros((len(steps), *spec.action.shape))
     return Unroll(
         np.full((spec.unroll_frames, *spec.frame_shape), sequence % 251, spec.frame_dtype),
-        ((sequence + steps) % spec.num_actions).astype(np.int32),
+        action.astype(spec.action.dtype),
         ((sequence >> (steps % 32)) & 1).astype(np.float32),
         np.ones(spec.unroll_steps, np.float32),
         np.zeros(spec.unroll_steps + 1, bool),
+        {f.name: np.full((spec.num_entries(f), *f.shape), sequence % 2, f.dtype) for f in spec.extras},
     )
 
 
 def header_of(spec: StreamSpec, sequence: int) -> UnrollHeader:
     """Returns the header of the insert with this sequence."""
     first_step = sequence // NUM_STREAMS * spec.unroll_starts
-    priorities = np.full(spec.unroll_starts, 0.5 + sequence % 3, np.float32)
-    return UnrollHeader(sequence % NUM_STREAMS, first_step, 0, 0.1, priorities, ())
+    valid = np.ones(spec.unroll_starts, bool)
+    priorities = np.full(spec.num_priorities, 0.5 + sequence % 3, np.float32)
+    return UnrollHeader(sequence % NUM_STREAMS, first_step, 0, 0.1, valid, priorities, ())
 
 
 class Witness:

@@ -287,7 +287,7 @@ variable "learner_flags" {
 }
 
 variable "actor_flags" {
-  description = "Further flags of actor.py where it acts, such as { epsilon_base = 0.4 }."
+  description = "Further flags of actor.py where it acts, such as { environment_groups = 1 }."
   type        = map(string)
   default     = {}
   nullable    = false

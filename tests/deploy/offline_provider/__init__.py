@@ -2,6 +2,6 @@
 
 `python -m tests.deploy.offline_provider terraform -chdir=deploy/terraform/cluster validate` runs a command with it.
 Terraform itself and the configuration are the real ones. The provider knows every argument, block and type of the real
-one (`schema.py`), what EC2 offers where (`data_sources.py`), and which values AWS takes (`aws_values.py`); what it
-creates exists in the state only. It cannot tell what AWS would answer.
+one (`schema.py`), the offers of EC2 in each place (`data_sources.py`), and the values that AWS takes (`aws_values.py`).
+Its resources exist in the state only. It cannot tell the answers of AWS.
 """

@@ -35,7 +35,7 @@ def types_in(directory: Path) -> list[str]:
 
 
 def load_schema(wheel: Path, types: list[str]) -> dict[str, Any]:
-    """Returns the schema of the types; what was extracted once is kept beside the wheel."""
+    """Returns the schema of the types. A schema that was extracted once is kept beside the wheel."""
     made_by = Path(schema.__file__).read_bytes() + " ".join(types).encode()
     cache = wheel.with_name(f"schema-{hashlib.sha256(made_by).hexdigest()[:16]}.json")
     if not cache.exists():

@@ -1,4 +1,4 @@
-"""What data sources find: instance types and zones as AWS had them (moto ships its answers), in an imaginary account.
+"""Data sources of an imaginary account: instance types and zones as AWS had them (moto ships its answers).
 
 The account has images of several versions; which, depends on the region (IMAGES). A filter that is not known here is
 refused.
@@ -31,7 +31,7 @@ class Image(NamedTuple):
 
     @property
     def facts(self) -> dict[str, str]:
-        """What filters of images look at."""
+        """The facts that filters of images look at."""
         tags = {"tag:Project": "apexrl", "tag:Role": self.role, "tag:Version": self.version}
         return tags | {"state": "available", "image-id": self.ami, "architecture": self.architecture}
 

@@ -48,7 +48,7 @@ REPLACED_BY: dict[str, tuple[str, ...]] = {
 
 
 def decode(value: Any) -> Any:
-    """Returns a value of the protocol as plain data; what is not known yet as ExtType."""
+    """Returns a value of the protocol as plain data; a value that is not known yet as ExtType."""
     if value.msgpack:
         return msgpack.unpackb(value.msgpack, ext_hook=msgpack.ExtType, strict_map_key=False)
     return json.loads(value.json) if value.json else None

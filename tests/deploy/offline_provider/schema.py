@@ -3,8 +3,8 @@
 The package holds one generated TypeScript file for each resource type, inside the source maps of its JavaScript. There,
 every argument has a line `// name - computed: .., optional: .., required: ..`, above a getter that tells its type.
 
-What the package cannot tell: limits on the number of blocks above one, which values an argument takes and which
-arguments exclude each other (`aws_values.py`), and which changes replace a resource (`provider.py`).
+The package cannot tell limits on the number of blocks above one, which values an argument takes and which arguments
+exclude each other (`aws_values.py`). Nor can it tell which changes replace a resource (`provider.py`).
 """
 
 import base64
@@ -19,7 +19,7 @@ from typing import Any
 WHEEL = "cdktf_cdktf_provider_aws-21.22.1-py3-none-any.whl"
 BUNDLE = "cdktf_cdktf_provider_aws/_jsii/provider-aws@21.22.1.jsii.tgz"
 PROVIDER_VERSION = "6.25.0"
-"""Of hashicorp/aws, from which this version of the package was generated."""
+"""The version of hashicorp/aws from which this version of the package was generated."""
 
 ATTRIBUTE = re.compile(r"^  // (\w+) - computed: (true|false), optional: (true|false), required: (true|false)$", re.M)
 CLASS = re.compile(r"^export class (\w+) extends cdktf\.(\w+) \{$", re.M)

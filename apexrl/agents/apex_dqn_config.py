@@ -1,0 +1,102 @@
+"""Ape-X DQN as a family: its numbers with their sources, its presets, and its use of the log. Loads no torch."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from apexrl.agents.contract import Family, Preset, Transitions, Want
+from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.errors import ConfigError
+from apexrl.networks.config import DuelingConfig
+from apexrl.types import EnvironmentSpec, StreamSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ApexAlgorithm(AlgorithmConfig):
+    """The numbers that actors and the learner must agree on."""
+
+    gamma: Annotated[float, Range(0, 1)] = 0.99
+    """Discount a step (Ape-X)."""
+    n_steps: int = 3
+    """Rewards in a return before it bootstraps (Ape-X)."""
+    value_rescaling: bool = False
+    """Learn h(Q) instead of Q, h(x) = sign(x)(sqrt(|x|+1)-1) + 0.001x (R2D2); meant for unclipped rewards."""
+    epsilon_base: Annotated[float, Range(most=1)] = 0.4
+    """Greatest epsilon of the ladder (Ape-X)."""
+    epsilon_exponent: Annotated[float, Range(0)] = 7.0
+    """Steepness of the ladder (Ape-X)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ApexUpdate(UpdateConfig):
+    """The learner's numbers for its updates."""
+
+    batch_size: int = 512
+    """Transitions in a batch (Ape-X)."""
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    """Adam, or centered RMSProp with decay 0.95 (Ape-X)."""
+    learning_rate: float = 0.00025 / 4
+    """Step size (Ape-X)."""
+    optimizer_epsilon: float = 1.5e-7
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root (Ape-X)."""
+    target_period_updates: int = 2500
+    """Updates between copies into the target network (Ape-X)."""
+    table: str = "transitions"
+    """Table of the replay that batches come from. Its kind is priority."""
+
+
+TWO_CORES: Preset = {
+    "update": {
+        "batch_size": 64,
+        "optimizer": "adam",
+        "learning_rate": 2.5e-4,
+        "optimizer_epsilon": 1e-5,
+        "target_period_updates": 500,
+    },
+    "network": {"channels": (16, 32, 32), "hidden_size": 256},
+    "replay": {"capacity": 400_000, "min_size_to_sample": 15_000, "samples_per_insert": 2.5},
+}
+"""Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
+
+SMALL: Preset = {
+    "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},
+    "network": {"channels": (16, 32, 32), "hidden_size": 128},
+    "replay": {"capacity": 100_000, "min_size_to_sample": 2_000, "samples_per_insert": 8.0},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1},
+    "evaluation": {"evaluation_period_seconds": 10.0},
+}
+"""For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
+
+
+def stream(algorithm: ApexAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment: unrolls overlap so that each start finds its n-step window inside.
+
+    Raises: ConfigError when an action is a vector of numbers.
+    """
+    if not environment.num_actions:
+        raise ConfigError(
+            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers: "
+            "with apex-dqn only discrete actions are supported"
+        )
+    return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
+
+
+def wants(algorithm: ApexAlgorithm, update: ApexUpdate) -> tuple[Want, ...]:
+    """Returns the wants of the learner: transitions by priority."""
+    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
+
+
+def tables(update: ApexUpdate) -> tuple[str, ...]:
+    """Returns the tables of the replay."""
+    return (f"{update.table}=priority",)
+
+
+FAMILY = Family(
+    ApexAlgorithm(),
+    DuelingConfig(),
+    ApexUpdate(),
+    {"paper": {}, "two-cores": TWO_CORES, "small": SMALL},
+    stream,
+    wants,
+    tables,
+    "apexrl.agents.apex_dqn",
+)

@@ -1,0 +1,220 @@
+"""The contract between an algorithm and the processes that run it.
+
+An agent is mathematics: it owns networks and an optimizer. The process that runs it owns threads, streams, graphs,
+sockets and files. A `Family` names everything that the processes must know of an algorithm; `families.py` lists them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
+from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
+
+if TYPE_CHECKING:  # replay.py loads families, and no torch
+    import torch
+    from torch import Tensor
+
+    from apexrl.networks.parameters import Parameters, ParametersHeader
+
+Exploration = np.ndarray  # [E] float64, in the agent's own measure: an epsilon, a noise scale
+State = Any  # the state of E environments; only the agent looks into it
+Extras = dict[str, np.ndarray]  # by name: [E, ...], computed from each observation
+
+
+class Observation(NamedTuple):
+    """The present of E environments, as an agent sees it before it acts."""
+
+    frames: np.ndarray  # [E, *frame]: the newest of each
+    starts: np.ndarray  # [E] bool: whether it begins an episode
+    rewards: np.ndarray  # [E] float32: from the step that led here; 0 where an episode begins
+
+
+class Actor(Protocol):
+    """Chooses actions for vectors of environments. Owned by one thread."""
+
+    @property
+    def header(self) -> "ParametersHeader":
+        """The header of the parameters in use: their version, and the run whose learner made them."""
+        ...
+
+    def load(self, parameters: "Parameters") -> None:
+        """Replaces the parameters.
+
+        Raises: WireError when they do not fit; the old ones stay in use.
+        """
+        ...
+
+    def initial_state(self, num_envs: int) -> State:
+        """Returns the state of E environments that begin now, for the first `act`."""
+        ...
+
+    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
+        """Returns the exploration of environment slots [E] out of the `ladder_size` slots of the whole cluster."""
+        ...
+
+    def act(
+        self, observation: Observation, exploration: Exploration, state: State, rng: np.random.Generator
+    ) -> tuple[np.ndarray, Extras, State]:
+        """Returns actions [E] or [E, action size], extras, and the state for the next call.
+
+        Extras that the stream's spec names go to the log. The others stay here, for `priorities`.
+        """
+        ...
+
+    def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
+        """Returns the initial priorities [P, E] of complete unrolls; None where the algorithm has none.
+
+        Args:
+          extras: those that `act` gave and the log does not hold: [T + 1, E, ...].
+        """
+        ...
+
+
+class Transitions(NamedTuple):
+    """A view of the log: transitions, each with the return of up to n steps."""
+
+    n_steps: int
+    gamma: float
+
+
+class Unrolls(NamedTuple):
+    """A view of the log: whole unrolls."""
+
+
+class Want(NamedTuple):
+    """Batches of one table, as a learner needs them."""
+
+    table: str
+    batch_size: int  # transitions or unrolls, by the view
+    view: Transitions | Unrolls
+
+    def num_transitions(self, spec: StreamSpec) -> int:
+        """Returns the transitions of a batch."""
+        return self.batch_size * (1 if isinstance(self.view, Transitions) else spec.unroll_starts)
+
+
+class TransitionBatch(NamedTuple):
+    """B transitions on the learner's device."""
+
+    observation: "Tensor"  # [B, H, *frame], frames as `networks.frame_layout` stores them
+    action: "Tensor"  # [B] int64, or [B, action size] float32
+    n_step_return: "Tensor"  # [B] float32
+    discount: "Tensor"  # [B] float32: gamma ** steps, 0 where terminated
+    next_observation: "Tensor"  # [B, H, *frame]
+    weight: "Tensor"  # [B] float32: importance weight; 0 where a row only fills the batch
+
+
+class UnrollBatch(NamedTuple):
+    """B whole unrolls on the learner's device, time first."""
+
+    observation: "Tensor"  # [T + 1, B, H, *frame]
+    action: "Tensor"  # [T, B] int64, or [T, B, action size] float32
+    reward: "Tensor"  # [T, B] float32
+    discount: "Tensor"  # [T, B] float32: the environment's own, 0 where terminated
+    start: "Tensor"  # [T + 1, B] bool: the observation begins an episode; the step that led to it was a reset
+    extras: "dict[str, Tensor]"  # by name: [T, B, ...], [T + 1, B, ...], or [B, ...] of the first observation
+    weight: "Tensor"  # [B] float32: importance weight; 0 where a row only fills the batch
+
+
+Batch = TransitionBatch | UnrollBatch
+Batches = Mapping[str, Batch]  # by table
+
+
+class Outcome(NamedTuple):
+    """The results of an update, as tensors that may still be on their way."""
+
+    priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
+    metrics: "dict[str, Tensor]"  # scalars, always the same names
+
+
+class Learner(Protocol):
+    """One update of an algorithm: tensors in, tensors out. No method waits for the device.
+
+    An update is `gradients` and then `apply`; several learners average their gradients in between. A GPU captures it
+    once and repeats it: a number that changes, such as a learning rate, is a tensor of `learning_tensors`.
+    """
+
+    has_side_work: bool
+    """Whether `ahead` and `beside` compute something that pays to be computed in a second thread."""
+
+    def ahead(self, batches: Batches) -> Any:
+        """Returns the results that batches can have before their update: only `refresh` outdates them."""
+        ...
+
+    def beside(self, batches: Batches, ahead: Any) -> Any:
+        """Returns the results that batches can have during `gradients`, with the parameters as they are now."""
+        ...
+
+    def gradients(self, batches: Batches, beside: Callable[[], Any]) -> Outcome:
+        """Leaves the gradients of the loss at the parameters.
+
+        Args:
+          beside: waits for the result of `beside`; to be called once.
+        """
+        ...
+
+    def apply(self) -> "dict[str, Tensor]":
+        """Takes the optimizer's step; returns its metrics, with the `gradient_norm`.
+
+        Gradients that are not finite change nothing.
+        """
+        ...
+
+    def is_refresh_due(self, num_updates: int) -> bool:
+        """Returns whether `refresh` is due after so many updates."""
+        ...
+
+    def refresh(self) -> None:
+        """Copies the online network into the target network, which `ahead` reads."""
+        ...
+
+    def acting_tensors(self) -> "dict[str, Tensor]":
+        """Returns the parameters that actors need, by name."""
+        ...
+
+    def learning_tensors(self) -> "dict[str, Tensor]":
+        """Returns all other tensors that an update reads or changes, by name: targets, the optimizer's state."""
+        ...
+
+
+class Implementation(Protocol):
+    """The module of a family, which loads torch: `Family.module` names it."""
+
+    def check_network(self, network: Any, spec: StreamSpec) -> None:
+        """Raises ConfigError when the network does not take the observations."""
+        ...
+
+    def make_actor(self, algorithm: Any, parameters: "Parameters", device: "torch.device") -> Actor:
+        """Returns an actor.
+
+        Raises: WireError when the parameters are not those of the network that their header describes.
+        """
+        ...
+
+    def make_learner(
+        self, algorithm: Any, network: Any, update: Any, spec: StreamSpec, device: "torch.device"
+    ) -> Learner:
+        """Returns a learner with new networks.
+
+        Raises: ConfigError when the network does not take the observations.
+        """
+        ...
+
+
+Section = Literal["algorithm", "network", "update", "acting", "learning", "replay", "evaluation"]
+Preset = Mapping[Section, Mapping[str, Any]]
+
+
+class Family(NamedTuple):
+    """Everything that the processes must know of an algorithm. Loads no torch."""
+
+    algorithm: AlgorithmConfig  # defaults that actors and the learner must agree on
+    network: NetworkConfig  # defaults of the network's sizes; they travel with the parameters
+    update: UpdateConfig  # defaults of how the learner updates
+    presets: Mapping[str, Preset]  # by name: paper, two-cores, small
+    stream: Callable[[Any, EnvironmentSpec], StreamSpec]  # from the algorithm's configuration
+    wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
+    tables: Callable[[Any], tuple[str, ...]]  # from the update's: those that replay.py serves unless told otherwise
+    module: str  # its Implementation; loaded by actors and learners only

@@ -1,0 +1,34 @@
+"""The algorithms by name. Loads no torch: `implementation` does."""
+
+import importlib
+from typing import cast
+
+from apexrl.agents import apex_dqn_config
+from apexrl.agents.contract import Family, Implementation
+from apexrl.errors import ConfigError
+
+FAMILIES: dict[str, Family] = {"apex-dqn": apex_dqn_config.FAMILY}
+"""By the name that --agent takes. A module of your own may add to it: --agent module:name imports it first."""
+
+
+def family_of(name: str) -> Family:
+    """Returns the family of a name, or of `module:name`, whose module registers it in FAMILIES.
+
+    Raises: ConfigError when there is none.
+    """
+    module, _, own_name = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # somebody else's module may raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ConfigError(f"--agent {name}: {module} cannot be imported: {reason}") from error
+    if own_name not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")
+    return FAMILIES[own_name]
+
+
+def implementation(family: Family) -> Implementation:
+    """Loads the module of a family: the place where an agent is named becomes the place where it is made."""
+    return cast(Implementation, importlib.import_module(family.module))

@@ -1,0 +1,68 @@
+"""A draw: one sample of each table that a learner wants, gathered or still named by keys."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from apexrl.agents.contract import Batch
+
+
+class Holder(Protocol):
+    """A store that still holds some of the keys of a sample, and others no more."""
+
+    generation: int
+
+    def holds(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns [B] bool: whether the keys of a table's sample are held."""
+        ...
+
+
+class SampledKeys(NamedTuple):
+    """A sample by name, which the update gathers itself. Some of it may be overwritten by then."""
+
+    store: Holder
+    table: str
+    generation: int  # the generation of the store's content
+    keys: np.ndarray  # [B] int64
+    weights: np.ndarray  # [B] float32
+
+    def held(self) -> np.ndarray:
+        """Returns [B] bool: which are still there. Call it while the stream is held in which they are gathered."""
+        if self.generation != self.store.generation:
+            return np.zeros(len(self.keys), bool)
+        return self.store.holds(self.table, self.keys)
+
+
+class Gathered(NamedTuple):
+    """A sample as tensors. The first M of its B rows are those that were there; the others have weight 0."""
+
+    keys: np.ndarray  # [M] int64
+    batch: Batch
+
+
+class Draw(NamedTuple):
+    """One sample of each wanted table."""
+
+    generation: int  # counts the logs that were followed: keys mean nothing beyond theirs
+    samples: dict[str, SampledKeys | Gathered]
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all samples are tensors already."""
+        return all(isinstance(sample, Gathered) for sample in self.samples.values())
+
+    def batches(self) -> dict[str, Batch]:
+        """Returns the gathered batches by table."""
+        return {table: sample.batch for table, sample in self.samples.items() if isinstance(sample, Gathered)}
+
+
+def fill(here_keys: np.ndarray, here_weights: np.ndarray, keys: np.ndarray, weights: np.ndarray) -> None:
+    """Writes M keys and weights into memory for B rows; the other B - M rows repeat the first key with weight 0.
+
+    The weights are scaled by B / M: a mean over B rows is then the mean over the M real ones.
+    """
+    size, count = len(here_keys), len(keys)
+    here_keys[:] = keys[0]
+    here_keys[:count] = keys
+    here_weights[:count] = weights * np.float32(size / count)
+    here_weights[count:] = 0

@@ -1,0 +1,65 @@
+"""The row of an unroll: everything but its frames, as named columns of 32-bit words, so that it is one copy."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORD_BYTES = 4
+
+
+class Column(NamedTuple):
+    """One named array of a row."""
+
+    start: int  # its first word
+    entries: int
+    shape: tuple[int, ...]  # the shape of one entry
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its values; a column ends at a whole word."""
+        return self.entries * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def words(self) -> int:
+        """Words that it takes."""
+        return -(-self.num_bytes // WORD_BYTES)
+
+
+class RowLayout:
+    """Where the columns of a row lie. Columns are added once, in order."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Column] = {}
+        self.words = 0
+
+    def add(self, name: str, entries: int, dtype: str, shape: tuple[int, ...] = ()) -> None:
+        """Appends a column."""
+        column = Column(self.words, entries, shape, dtype)
+        self.columns[name] = column
+        self.words += column.words
+
+    def write(self, row: np.ndarray, name: str, values: np.ndarray) -> None:
+        """Writes values [entries, *shape] into a row [words] int32."""
+        column = self.columns[name]
+        place = row[column.start : column.start + column.words].view(np.uint8)[: column.num_bytes].view(column.dtype)
+        place.reshape(values.shape)[...] = values
+
+    def entry(self, rows: Tensor, name: str, slot: Tensor, position: Tensor) -> Tensor:
+        """Returns the entries [B, *shape] at positions [B] of a column, whose entries are whole words."""
+        column = self.columns[name]
+        size = math.prod(column.shape)
+        if size == 1:
+            return rows[slot, position + column.start].view(getattr(torch, column.dtype)).view(len(slot), *column.shape)
+        words = column.start + position[:, None] * size + torch.arange(size, device=rows.device)
+        return rows[slot[:, None], words].view(getattr(torch, column.dtype)).view(len(slot), *column.shape)
+
+    def whole(self, rows: Tensor, name: str) -> Tensor:
+        """Returns a column [B, entries, *shape] of gathered rows [B, words]."""
+        column = self.columns[name]
+        words = rows[:, column.start : column.start + column.words].contiguous()
+        size = column.entries * math.prod(column.shape)
+        return words.view(getattr(torch, column.dtype))[:, :size].reshape(len(rows), column.entries, *column.shape)

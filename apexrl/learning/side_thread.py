@@ -1,0 +1,49 @@
+"""A second thread for updates on a CPU: it computes some parts of an update while another core computes the rest.
+
+An update of Ape-X is five passes of about the same length: the online network's pass over the observations left, two
+for its backward pass, and one of each network over the next observations. The last two are side work: the target
+network's a draw ahead, as only `refresh` changes it, and the online network's during `gradients`. Three remain.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from apexrl.agents.contract import Batches, Learner
+from apexrl.learning.draw import Draw
+
+PATIENCE_SECONDS = 120.0
+
+
+class SideThread:
+    """Owns the thread. Called by the learner's thread only, which tells it when a refresh is due."""
+
+    def __init__(self, learner: Learner):
+        self._learner = learner
+        self._thread = ThreadPoolExecutor(1, "side-work")
+        self._known: tuple[Draw | None, Future[Any] | None] = (None, None)  # the draw to come, computed ahead
+
+    def begin(self, draw: Draw, upcoming: Draw | None) -> Callable[[], Any]:
+        """Begins the side work of a draw, and the part that can be done ahead of the draw that comes next.
+
+        Returns: a function that waits for the result of `Learner.beside`. Call it before `Learner.apply`.
+        """
+        batches = draw.batches()
+        known, ahead = self._known
+        if known is not draw or ahead is None:
+            ahead = self._thread.submit(self._learner.ahead, batches)
+        beside = self._thread.submit(self._beside, batches, ahead)
+        next_ahead = None
+        if upcoming is not None and upcoming.is_gathered:
+            next_ahead = self._thread.submit(self._learner.ahead, upcoming.batches())
+        self._known = (upcoming, next_ahead)
+        return lambda: beside.result(PATIENCE_SECONDS)
+
+    def forget(self) -> None:
+        """Drops the work done ahead. Call it before the learner's tensors change outside of an update."""
+        if self._known[1] is not None:
+            self._known[1].result(PATIENCE_SECONDS)
+        self._known = (None, None)
+
+    def _beside(self, batches: Batches, ahead: Future[Any]) -> Any:
+        return self._learner.beside(batches, ahead.result(PATIENCE_SECONDS))

@@ -1,0 +1,65 @@
+"""The losses of an actor-critic: policy gradient, value, entropy. Each is one number a step, until it is reduced."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from apexrl.losses.categorical import action_log_probs, entropy
+
+Reduction = Literal["sum", "mean"]
+
+
+def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
+    """Returns -log pi(a | x) times advantage [T, B]; no gradient flows through the advantages.
+
+    Args:
+      logits: [T, B, A]; actions: [T, B] int64.
+      advantages: [T, B] with their importance ratios.
+    """
+    return -action_log_probs(logits, actions) * advantages.detach()
+
+
+def value_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Returns half the squared error [T, B]; no gradient flows through the targets."""
+    if values.shape != targets.shape:
+        raise ValueError(f"shapes differ: {tuple(values.shape)}, {tuple(targets.shape)}")
+    return 0.5 * (targets.detach() - values).square()
+
+
+def entropy_loss(logits: Tensor) -> Tensor:
+    """Returns the negative entropy [T, B] of policies [T, B, A]: minimising it keeps the policy random."""
+    return -entropy(logits)
+
+
+def reduce_loss(losses: Tensor, mask: Tensor, weight: Tensor, reduction: Reduction) -> Tensor:
+    """Returns the scalar loss of the steps that count: those in the mask, of rows whose weight is not 0.
+
+    The sum is IMPALA's. The mean divides it by the number of steps that count, and is 0 where there are none. For N
+    steps, RMSProp and Adam make the same updates from both, if the mean has
+
+    * the same learning rate (plain gradient descent: N times the sum's),
+    * a gradient clip of 1 / N of the sum's,
+    * an epsilon of 1 / N of the sum's, or 1 / N**2 where epsilon is inside the root.
+
+    Args:
+      losses: [T, B]; mask: [T, B] bool.
+      weight: [B] of the rows; it multiplies their losses.
+    Source: arXiv:1802.01561, whose authors sum.
+    """
+    if not losses.shape == mask.shape or weight.shape != losses.shape[1:]:
+        raise ValueError(f"shapes differ: {tuple(losses.shape)}, {tuple(mask.shape)}, {tuple(weight.shape)}")
+    total = (losses.masked_fill(~mask, 0) * weight).sum()
+    if reduction == "sum":
+        return total
+    return total / (mask & (weight != 0)).sum().clamp(min=1)
+
+
+def soft_asymmetric(rewards: Tensor) -> Tensor:
+    """Returns rewards between -0.3 and 5: gains count more than losses, and large ones are squashed.
+
+    Source: arXiv:1802.01561, appendix D, 0.3 min(tanh r, 0) + 5 max(tanh r, 0). The authors' code computes
+    1.5 tanh(r / 5) and 5 tanh(r / 5) in its place.
+    """
+    squashed = torch.tanh(rewards)
+    return torch.where(squashed < 0, 0.3 * squashed, 5.0 * squashed)

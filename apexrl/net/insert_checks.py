@@ -1,0 +1,93 @@
+"""Checks of inserts and of the specs behind them: sizes first, then the numbers of many inserts at once."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+
+from apexrl.net import wire
+from apexrl.replay.table import drawable
+from apexrl.types import StreamSpec
+
+MAX_MESSAGE_OVERHEAD_BYTES = 1024
+EPISODE_BYTES = 40
+MAX_BLOCK_OVERHEAD_BYTES = 1024  # bytes that do not compress grow a little
+BUILT_IN_FIELDS = ("frame", "action", "reward", "discount", "start")
+
+
+class InsertSizes:
+    """The sizes of a log's inserts, computed once from its spec."""
+
+    def __init__(self, spec: StreamSpec):
+        self.unroll_bytes = spec.unroll_bytes
+        self.unroll_starts = spec.unroll_starts
+        self.num_priorities = spec.num_priorities
+        self.valid_bytes = wire.num_valid_bytes(spec.unroll_starts)
+        steps = spec.unroll_steps + 1
+        arrays = 4 * self.num_priorities + self.valid_bytes
+        self.max_message_bytes = MAX_MESSAGE_OVERHEAD_BYTES + arrays + EPISODE_BYTES * steps
+        self.max_block_bytes = self.unroll_bytes + MAX_BLOCK_OVERHEAD_BYTES + self.unroll_bytes // 128
+
+    def why_wrong(self, insert: wire.Insert) -> str:
+        """Returns which array of an insert has a wrong size, or an empty string."""
+        if len(insert.priorities) != 4 * self.num_priorities:
+            return f"{len(insert.priorities)} bytes of priorities, not 4 * {self.num_priorities}"
+        if len(insert.valid) != self.valid_bytes:
+            return f"{len(insert.valid)} bytes of valid for {self.unroll_starts} starts, not {self.valid_bytes}"
+        return ""
+
+    def why_wrong_block(self, block: bytes) -> str:
+        """Returns the fault of a block's size, or an empty string. Decompresses nothing."""
+        if len(block) > self.max_block_bytes:
+            return f"a block of {len(block)} bytes for an unroll of {self.unroll_bytes}"
+        try:
+            size = zstandard.frame_content_size(block)
+        except zstandard.ZstdError:
+            size = -1
+        return "" if size == self.unroll_bytes else f"a block that holds {size} bytes, not {self.unroll_bytes}"
+
+
+class InsertArrays(NamedTuple):
+    """The arrays of M inserts."""
+
+    priorities: np.ndarray  # [M, P] float32
+    valid: np.ndarray  # [M, K] bool
+    faults: dict[int, str]  # by position among the M: the fault of a malformed insert
+
+
+def insert_arrays(inserts: Sequence[wire.Insert], sizes: InsertSizes) -> InsertArrays:
+    """Returns the arrays of inserts whose sizes are right, and the faults of their numbers."""
+    many = len(inserts)
+    priorities = np.frombuffer(b"".join([insert.priorities for insert in inserts]), np.float32)
+    priorities = priorities.reshape(many, sizes.num_priorities)
+    packed = np.frombuffer(b"".join([insert.valid for insert in inserts]), np.uint8)
+    bits = np.unpackbits(packed.reshape(many, sizes.valid_bytes), axis=1).view(bool)
+    valid, padding = bits[:, : sizes.unroll_starts], bits[:, sizes.unroll_starts :]
+    wrong = {
+        "a priority is negative or not finite": ~(np.isfinite(priorities) & (priorities >= 0)).all(axis=1),
+        "a bit of valid behind the last start is set": padding.any(axis=1),
+        "a priority above 0 where nothing is valid": ((priorities > 0) & ~drawable(valid, priorities)).any(axis=1),
+    }
+    faults = {i: reason for reason, found in wrong.items() for i in np.flatnonzero(found).tolist()}
+    return InsertArrays(priorities, valid, faults)
+
+
+def why_impossible(spec: StreamSpec) -> str:
+    """Returns why no log can hold the unrolls of a spec, or an empty string."""
+    if not (spec.unroll_starts >= 1 and spec.stacked_frames >= 1):
+        return f"counts below 1 in {spec}"
+    if min(spec.frame_shape, default=1) < 1:
+        return f"frames of shape {spec.frame_shape} are not supported"
+    if bool(spec.num_actions) == bool(spec.action_bounds):
+        return f"{spec.env} needs either num_actions from 1 or action_bounds, not both or neither"
+    if not all(low < high for low, high in spec.action_bounds):
+        return f"{spec.env} has action_bounds whose least value is not below the greatest"
+    names = [*BUILT_IN_FIELDS, *(field.name for field in spec.extras)]
+    if len(set(names)) < len(names) or "" in names:
+        return f"extras need names, all of them distinct and none of {', '.join(BUILT_IN_FIELDS)}"
+    if any(min(field.shape, default=1) < 1 for field in spec.extras):
+        return "an extra has an empty shape: each of its numbers must be 1 or more"
+    if spec.unroll_bytes > wire.MAX_MESSAGE_BYTES // 2 or spec.unroll_starts > wire.MAX_BATCH:
+        return f"an unroll of {spec.unroll_bytes} bytes is larger than a message may be: lower --unroll-starts"
+    return ""

@@ -1,0 +1,51 @@
+"""Sizes of the networks. They travel with the parameters as text. Loads no torch."""
+
+import dataclasses
+from typing import Literal, TypeVar
+
+import msgspec
+
+from apexrl.config import NetworkConfig
+from apexrl.errors import WireError
+
+T = TypeVar("T", bound=NetworkConfig)
+TorsoKind = Literal["shallow", "deep"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DuelingConfig(NetworkConfig):
+    """Sizes of a dueling network."""
+
+    channels: tuple[int, int, int] = (32, 64, 64)
+    """Channels of the three convolutions (DQN)."""
+    hidden_size: int = 512
+    """Units of each dueling stream (DQN), and of the layers of a perceptron."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticConfig(NetworkConfig):
+    """Sizes of a network with a policy and a value. The defaults are IMPALA's for Atari."""
+
+    torso: TorsoKind = "deep"
+    """Layers that look at screens. shallow: the three convolutions of DQN. deep: the residual network of IMPALA.
+    Small pictures and vectors have layers of their own."""
+    channels: tuple[int, int, int] = (16, 32, 32)
+    """Channels of the three convolutions of a shallow torso, or of the three sections of a deep one (IMPALA)."""
+    hidden_size: int = 256
+    """Units of the layer after the torso (IMPALA), and of the layers of a perceptron."""
+
+
+def to_text(config: NetworkConfig) -> str:
+    """Returns a configuration as JSON."""
+    return msgspec.json.encode(config).decode()
+
+
+def from_text(text: str, kind: type[T]) -> T:
+    """Returns the configuration that a peer or a checkpoint describes.
+
+    Raises: WireError when it is of another kind.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"{text[:200]} does not describe a {kind.__name__}: {error}") from error

@@ -1,0 +1,153 @@
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from apexrl.acting import evaluation
+from apexrl.acting.evaluation import FEW_CORES, NICENESS, Progress, play_games
+from apexrl.config import EvaluationConfig
+from apexrl.lifecycle import Stop
+from apexrl.types import TimeSteps
+from tests.system.processes import ROOT
+
+
+class Game:
+    """Lasts a number of steps, each time; the reward of a step is its action."""
+
+    def __init__(self, length, stop=None):
+        self.length, self.stop = length, stop
+        self.steps, self.total, self.num_steps, self.seeds = 0, 0.0, 0, []
+
+    def reset(self, seed):
+        self.seeds.append(seed)
+        return np.zeros((1, 2), np.float32)
+
+    def send(self, actions):
+        (self.action,) = actions
+
+    def receive(self):
+        self.num_steps += 1
+        starts = self.steps == self.length
+        self.steps, self.total = (0, 0.0) if starts else (self.steps + 1, self.total + self.action)
+        ends = self.steps == self.length
+        if self.stop is not None and self.num_steps == 5:
+            self.stop.set()
+        flags = np.ones(1, np.float32), np.array([starts])
+        returns, steps = np.array([self.total if ends else np.nan]), np.array([self.steps if ends else 0])
+        return TimeSteps(np.full((1, 2), self.steps, np.float32), flags[0], *flags, returns, steps)
+
+    def render(self):
+        return np.zeros((1, 1, 3), np.uint8)
+
+
+class Agent:
+    """Takes the action that is the number of the environment, and keeps its observations."""
+
+    def __init__(self):
+        self.seen = []
+
+    def initial_state(self, num_envs):
+        return num_envs
+
+    def act(self, seen, exploration, state, rng):
+        assert len(seen.frames) == len(seen.starts) == len(seen.rewards) == len(exploration) == state
+        self.seen.append((seen.frames[:, 0].tolist(), seen.starts.tolist()))
+        return np.arange(len(seen.frames), dtype=np.int32), {}, state
+
+
+class Recorder:
+    def __init__(self):
+        self.num_pictures = 0
+
+    def add(self, picture):
+        self.num_pictures += 1
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def silent():
+    return Progress(1, 0, lambda metrics: None)
+
+
+def test_every_environment_plays_its_share_of_whole_games_and_then_rests(recorder, silent):
+    envs = [Game(3), Game(2), Game(40)]
+    games = play_games(Agent(), envs, EvaluationConfig(episodes=5), 7, recorder, silent, Stop())
+    assert games.steps == [3, 3, 2, 2, 40]
+    assert games.returns == [0, 0, 2, 2, 80]
+    assert [env.num_steps for env in envs] == [3 + 1 + 3, 2 + 1 + 2, 40]
+    assert recorder.num_pictures == 3  # the first game's
+    assert [env.seeds for env in envs] == [[7], [8], [9]]
+
+
+def test_the_agent_is_shown_the_newest_frames_and_where_games_begin(recorder, silent):
+    agent = Agent()
+    play_games(agent, [Game(2), Game(3)], EvaluationConfig(episodes=3), 0, recorder, silent, Stop())
+    assert [starts for _, starts in agent.seen] == [
+        [True, True], [False, False], [False, False], [True, False], [False, False],
+    ]  # fmt: skip
+    assert [frames for frames, _ in agent.seen] == [[0, 0], [1, 1], [2, 2], [0, 3], [1, 3]]
+
+
+def test_a_stop_ends_the_games_without_an_outcome(recorder, silent):
+    stop = Stop()
+    games = play_games(Agent(), [Game(10**6, stop)], EvaluationConfig(episodes=1), 0, recorder, silent, stop)
+    assert games is None
+
+
+def test_finished_games_are_told_while_others_go_on(recorder, monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "REPORT_PERIOD_SECONDS", 0)
+    told = []
+    with caplog.at_level(logging.INFO):
+        progress = Progress(3, 70, told.append)
+        play_games(Agent(), [Game(2), Game(3), Game(6)], EvaluationConfig(episodes=3), 0, recorder, progress, Stop())
+    finished = [metrics["evaluation/games_finished"] for metrics in told]
+    assert finished == [0, 1, 2, 2, 2, 3]  # after each step
+    assert [metrics.get("evaluation/return_so_far") for metrics in told] == [None, 0, 1.5, 1.5, 1.5, 5]
+    assert [record.getMessage() for record in caplog.records] == [
+        "update 70: 1 of 3 games finished, mean 0.00 so far",
+        "update 70: 2 of 3 games finished, mean 1.50 so far",
+    ]
+
+
+def test_the_last_games_are_told_within_a_period_too(recorder, monkeypatch):
+    monkeypatch.setattr(evaluation, "REPORT_PERIOD_SECONDS", 10**6)
+    told = []
+    play_games(
+        Agent(), [Game(2), Game(3)], EvaluationConfig(episodes=2), 0, recorder, Progress(2, 1, told.append), Stop()
+    )
+    assert told == [{"evaluation/games_finished": 2, "evaluation/return_so_far": 1.5}]
+
+
+def test_the_policy_is_not_quite_greedy_by_default(recorder, silent):
+    class Noting(Agent):
+        def act(self, seen, exploration, state, rng):
+            noted.extend(exploration)
+            return super().act(seen, exploration, state, rng)
+
+    noted = []
+    play_games(Noting(), [Game(2)], EvaluationConfig(episodes=1), 0, recorder, silent, Stop())
+    assert noted == [0.001, 0.001]
+
+
+def test_the_evaluator_makes_way_where_cores_are_few():
+    program = f"""
+import os
+from pathlib import Path
+from apexrl.acting.evaluation import make_way
+group = Path("/proc/self/autogroup")
+make_way({FEW_CORES + 1})
+before = os.nice(0)
+make_way({FEW_CORES})
+print(os.nice(0) - before, group.read_text().split()[-1] if os.access(group, os.W_OK) else {NICENESS})
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=110,
+        check=True,
+    )  # fmt: skip
+    assert result.stdout.split() == [str(NICENESS)] * 2

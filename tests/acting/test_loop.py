@@ -1,0 +1,80 @@
+"""An actor's loop beside a learner that sends it parameters it cannot use."""
+
+import threading
+
+import msgspec
+import pytest
+
+from apexrl.acting.loop import ActorLoop
+from apexrl.agents.apex_dqn_config import FAMILY
+from apexrl.config import ActingConfig, ActorCommand, EnvConfig, WireConfig
+from apexrl.errors import ConfigError
+from apexrl.lifecycle import Stop
+from apexrl.net.parameter_channel import ParameterPublisher
+from apexrl.networks.config import DuelingConfig, to_text
+from apexrl.networks.dueling import make_network
+from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from tests.system.processes import wait_for
+
+NETWORK, OTHER = DuelingConfig((4, 4, 4), 8), DuelingConfig((8, 4, 4), 8)
+
+
+@pytest.fixture
+def publisher():
+    publisher = ParameterPublisher("127.0.0.1", 0)
+    thread = threading.Thread(target=publisher.run)
+    thread.start()
+    yield publisher
+    publisher.close()
+    thread.join()
+
+
+@pytest.fixture
+def loop(publisher):
+    wires = WireConfig(parameter_port=int(publisher.endpoint.rsplit(":", 1)[1]))
+    acting = ActingConfig(environments_per_worker=2)
+    loop = ActorLoop(ActorCommand(env=EnvConfig("Catch-v0"), wires=wires, acting=acting, algorithm=FAMILY.algorithm))
+    yield loop
+    loop._client.close()
+    loop._parameters.close()
+    loop._metrics.close()
+
+
+def encoded(spec, version, network=NETWORK, header=NETWORK):
+    tensors = make_network(spec, network).state_dict()
+    return encode_parameters(ParametersHeader(version, spec, "apex-dqn", to_text(header)), tensors)
+
+
+def test_parameters_that_do_not_fit_are_dropped_and_counted_and_the_actor_goes_on(publisher, loop, caplog):
+    parameters = loop._parameters
+    publisher.publish(encoded(loop.spec, 1, OTHER))
+    waiting = threading.Thread(
+        target=lambda: (
+            wait_for(lambda: parameters.num_dropped, 100, "a drop") and publisher.publish(encoded(loop.spec, 2))
+        )
+    )
+    waiting.start()
+    agent = loop._wait_for_agent(Stop())
+    waiting.join()
+    assert agent.header.params_version == 2 and parameters.num_dropped >= 1
+
+    foreign = msgspec.structs.replace(loop.spec, num_actions=9)
+    absurd = DuelingConfig((2**40, 4, 4), 8)
+    for number, bad in enumerate(
+        (encoded(loop.spec, 3, OTHER), encoded(foreign, 4), encoded(loop.spec, 5, header=absurd))
+    ):
+        before = parameters.num_dropped
+        publisher.publish(bad)
+        wait_for(lambda: loop._fetch(agent) or parameters.num_dropped > before, 100, "a drop")
+        assert agent.header.params_version == (2 if number == 0 else 10 + number - 1)
+        publisher.publish(encoded(loop.spec, 10 + number, NETWORK))
+        wait_for(lambda: loop._fetch(agent) or agent.header.params_version == 10 + number, 100, "the next parameters")
+    publisher.publish(encoded(loop.spec, 20, OTHER, OTHER))  # another network that is what it says
+    wait_for(lambda: loop._fetch(agent) or agent.header.params_version == 20, 100, "another network")
+    assert caplog.text.count("are dropped") < parameters.num_dropped
+
+
+def test_a_learner_of_another_environment_is_refused_at_the_first_contact(publisher, loop):
+    publisher.publish(encoded(msgspec.structs.replace(loop.spec, num_actions=9), 1))
+    with pytest.raises(ConfigError, match="do not fit: they are for"):
+        loop._wait_for_agent(Stop())

@@ -1,0 +1,109 @@
+import collections
+import threading
+
+import numpy as np
+import pytest
+
+from apexrl.acting.sending import MAX_QUEUED, Round, UnrollSender
+from apexrl.errors import PeerError
+from apexrl.lifecycle import Stop
+from apexrl.types import Episode, StreamUnrolls
+from apexrl.unroll import UnrollCodec
+
+
+class Client:
+    """Takes inserts while its gate is open, like an InsertClient whose server may say wait."""
+
+    def __init__(self):
+        self.slots, self.ladder_size = (4, 5), 8
+        self.waited_seconds = collections.defaultdict(float)
+        self.bytes_sent = 0
+        self.num_unacknowledged = 0
+        self.gate = threading.Event()
+        self.inserted = []
+        self.error = None
+        self.closed = False
+
+    def poll(self):
+        if self.error is not None:
+            raise self.error
+
+    def insert(self, header, block, timeout_seconds, stopped):
+        while not self.gate.wait(0.01):
+            if stopped():
+                return
+        self.inserted.append((header, block))
+        self.bytes_sent += len(block)
+
+    def flush(self, timeout_seconds):
+        return True
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def client():
+    return Client()
+
+
+@pytest.fixture
+def sending(client, spec):
+    """A sender with its thread."""
+    stop = Stop()
+    sender = UnrollSender(client, UnrollCodec(spec), 5.0, stop)
+    thread = stop.thread(sender.run, "sender")
+    yield sender, stop, thread
+    stop.set()
+    thread.join(100)
+    assert not thread.is_alive() and client.closed
+
+
+def round_of(spec, make_unroll, number):
+    unrolls = [make_unroll(spec, 2 * number + i) for i in range(2)]
+    both = StreamUnrolls(*(np.stack(arrays, axis=1) for arrays in list(zip(*unrolls, strict=True))[:5]))
+    priorities = np.full((spec.unroll_starts, 2), number, np.float32)
+    valid = np.arange(spec.unroll_starts)[:, None] % 2 == [0, 1]
+    episodes = [(Episode(1.0, 5, 0.1),), ()]
+    first_step, exploration = number * spec.unroll_starts, np.array([0.1, 0.2])
+    return Round(6, first_step, number, exploration, valid, priorities, episodes, both), unrolls
+
+
+def test_every_stream_is_sent_in_order_with_its_own_header(client, sending, spec, make_unroll):
+    sender, stop, thread = sending
+    client.gate.set()
+    rounds = [round_of(spec, make_unroll, number) for number in range(5)]
+    for round_, _ in rounds:
+        while not sender.offer(round_):
+            pass
+    stop.set()
+    thread.join(100)
+    assert len(client.inserted) == 10
+    for i, (header, block) in enumerate(client.inserted):
+        number, stream = divmod(i, 2)
+        assert (header.stream, header.first_step) == (6 + stream, number * spec.unroll_starts)
+        assert header.params_version == number and (header.priorities == number).all()
+        assert header.exploration == pytest.approx((0.1, 0.2)[stream]) and len(header.episodes) == 1 - stream
+        assert header.valid.tolist() == [k % 2 == stream for k in range(spec.unroll_starts)]
+        decoded = UnrollCodec(spec).decode(block)
+        for sent, expected in zip(decoded[:5], rounds[number][1][stream][:5], strict=True):
+            assert np.array_equal(sent, expected)
+    assert sender.bytes_sent == sum(len(block) for _, block in client.inserted)
+
+
+def test_no_more_is_queued_than_the_bound_while_the_replay_takes_nothing(client, sending, spec, make_unroll):
+    sender, *_ = sending
+    unrolls, _ = round_of(spec, make_unroll, 0)
+    taken = [sender.offer(unrolls) for _ in range(MAX_QUEUED + 4)]
+    assert sum(taken) == MAX_QUEUED + 1  # one is being sent
+    assert taken == sorted(taken, reverse=True)
+    client.gate.set()
+    while not sender.offer(unrolls):
+        pass
+
+
+def test_a_replay_that_is_silent_for_too_long_ends_the_actor(client, sending):
+    _, stop, thread = sending
+    client.error = PeerError("the replay server is silent")
+    thread.join(100)
+    assert stop.is_set() and isinstance(stop.error, PeerError)

@@ -1,0 +1,59 @@
+import logging
+
+import cv2
+import numpy as np
+import pytest
+
+from apexrl.acting.video import VIDEOS_KEPT, VideoFolder, VideoWriter
+from apexrl.errors import ConfigError
+
+
+def record(folder, name, num_pictures=3):
+    recorder = VideoWriter(folder.new_path(name), 15)
+    for level in range(num_pictures):
+        recorder.add(np.full((32, 48, 3), 40 * level, np.uint8))
+    strip = recorder.close()
+    folder.take(recorder.video)
+    return recorder.video, strip
+
+
+def test_only_own_videos_are_removed(tmp_path):
+    theirs = [tmp_path / f"game-{number:08d}.mp4" for number in range(2 * VIDEOS_KEPT)]
+    for path in theirs:
+        path.write_bytes(b"somebody else's")
+    folder = VideoFolder(tmp_path)
+    ours = [record(folder, f"game-{number:08d}")[0] for number in range(VIDEOS_KEPT + 3)]
+    assert all(path.read_bytes() == b"somebody else's" for path in theirs)
+    assert not set(ours) & set(theirs) and len(set(ours)) == len(ours)
+    assert [path.exists() for path in ours] == [False] * 3 + [True] * VIDEOS_KEPT
+    assert folder.newest == ours[-1]
+
+
+def test_a_video_can_be_played(tmp_path):
+    path, strip = record(VideoFolder(tmp_path / "new" / "folder"), "game", 5)
+    reader = cv2.VideoCapture(str(path))
+    pictures = [reader.read()[1] for _ in range(5)]
+    assert [picture.shape for picture in pictures] == [(64, 96, 3)] * 5 and not reader.read()[0]
+    assert strip.startswith(b"\x89PNG")
+
+
+def test_a_video_that_cannot_be_written_is_not_announced(tmp_path, caplog):
+    folder = VideoFolder(tmp_path / "videos")
+    (tmp_path / "videos").rmdir()
+    with caplog.at_level(logging.WARNING):
+        path, strip = record(folder, "game")
+    assert path is None and folder.newest is None
+    assert strip.startswith(b"\x89PNG")  # the pictures are there all the same
+    assert len(caplog.records) == 1 and "no video" in caplog.text and str(tmp_path / "videos") in caplog.text
+
+
+def test_without_pictures_there_is_no_video(tmp_path):
+    folder = VideoFolder(tmp_path)
+    assert record(folder, "game", num_pictures=0) == (None, b"")
+    assert folder.newest is None and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_had_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"--record-dir .*file"):
+        VideoFolder(tmp_path / "file")

@@ -1,0 +1,108 @@
+"""Environments that are hard to play, or that cannot be played: `tests.environments.odd_envs:ID`."""
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from apexrl.environments.catch import Catch
+
+
+class Words(gymnasium.Space):
+    """A space that gymnasium does not know, as MiniGrid has one."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, mask=None, probability=None):
+        return "open the red door"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+class Odd(gymnasium.Env):
+    """Gives one observation for ever."""
+
+    def __init__(self, space, observation=None):
+        self.observation_space, self.action_space = space, Discrete(2)
+        self._observation = space.sample() if observation is None else observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observation, {}
+
+    def step(self, action):
+        return self._observation, 0.0, False, False, {}
+
+
+class Actions(gymnasium.Env):
+    """Shows its last action."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, space):
+        self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.asarray(action, np.float32), 0.0, False, False, {}
+
+
+def make_mission():
+    space = Dict({"image": Box(0, 10, (2, 2, 3), np.uint8), "direction": Discrete(4), "mission": Words()})
+    observation = {"image": np.full((2, 2, 3), 7, np.uint8), "direction": 2, "mission": "open the red door"}
+    return Odd(space, observation)
+
+
+def make_failing():
+    raise ZeroDivisionError("the board has no fields,\nso it is not one")
+
+
+def make_catch(render_mode=None):
+    return Catch(render_mode=render_mode)
+
+
+def make_catch_with_pictures(render_mode=None):
+    return Catch(render_mode=render_mode)
+
+
+make_catch_with_pictures.metadata = {"render_modes": ["rgb_array"]}
+
+SPACES = {
+    "Words-v0": Words(),
+    "Words-in-dict-v0": Dict({"mission": Words()}),
+    "Channels-first-v0": Box(0, 255, (3, 96, 96), np.uint8),
+    "Stack-first-v0": Box(0, 255, (4, 84, 84), np.uint8),
+    "Channels-last-v0": Box(0, 255, (96, 96, 3), np.uint8),
+    "Board-v0": Box(0, 1, (8, 8, 111), np.uint8),
+}
+ACTIONS = {
+    "Vector-actions-v0": Box(np.array([-1, 2], np.float32), np.array([0, 5], np.float32)),
+    "Unbounded-actions-v0": Box(-np.inf, 1, (2,), np.float32),
+    "Matrix-actions-v0": Box(-1, 1, (2, 2), np.float32),
+    "Integer-actions-v0": Box(0, 3, (2,), np.int32),
+    "Many-actions-v0": MultiDiscrete([2, 3]),
+}
+ENTRY_POINTS = {
+    "Mission-v0": make_mission,
+    "Fails-v0": make_failing,
+    "Nowhere-v0": "no_such_module:Env",
+    "Function-v0": make_catch,
+    "Function-with-pictures-v0": make_catch_with_pictures,
+}
+ATARI = {
+    "Pong-skip-5-v0": {"game": "pong", "frameskip": 5},
+    "Pong-mode-1-v0": {"game": "pong", "frameskip": 4, "mode": 1},
+    "NoSuchRom-v0": {"game": "no_such_rom", "frameskip": 4},
+}
+for name, entry_point in ENTRY_POINTS.items():
+    gymnasium.register(name, entry_point=entry_point, disable_env_checker=True)
+for name, space in SPACES.items():
+    gymnasium.register(name, entry_point=Odd, kwargs={"space": space}, disable_env_checker=True)
+for name, space in ACTIONS.items():
+    gymnasium.register(name, entry_point=Actions, kwargs={"space": space}, disable_env_checker=True)
+for name, kwargs in ATARI.items():
+    gymnasium.register(name, entry_point="ale_py.env:AtariEnv", kwargs=kwargs)

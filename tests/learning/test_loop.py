@@ -1,0 +1,167 @@
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from apexrl.agents.apex_dqn_config import FAMILY
+from apexrl.config import LearnerCommand, LearningConfig
+from apexrl.errors import ApexError
+from apexrl.learning.draw import Draw
+from apexrl.learning.loop import LearnerLoop
+from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
+from apexrl.learning.updater import Pending
+from apexrl.lifecycle import Stop
+from apexrl.networks.parameters import decode_parameters
+from apexrl.types import LogPosition
+from tests.lockstep import TABLE, identity_of
+from tests.networks.test_device_stream import SlowDeviceStream
+
+
+class Replica:
+    """Gives batches, and ends the learner after some."""
+
+    def __init__(self, stop, num_batches):
+        self.stop, self.left, self.sent, self.waits_for, self.counted = stop, num_batches, [], "", LogPosition()
+        self.params_versions: list[int] = []
+        self.num_undecodable = 0
+
+    def drain_episodes(self):
+        return []
+
+    def next_draw(self, timeout_seconds):
+        self.left -= 1
+        if self.left < 0:
+            self.stop.set()
+            return None
+        return Draw(5, self.left)
+
+    def upcoming_draw(self):
+        return Draw(5, self.left - 1)
+
+    def update_priorities(self, generation, table, keys, priorities):
+        assert table == TABLE
+        self.sent.append((generation, int(keys[0]), float(priorities[0])))
+
+
+class Updater:
+    """Answers through a slow device; some batches have nothing left."""
+
+    def __init__(self, spec, device_stream, replica, unusable=lambda number: False):
+        self.num_updates, self.spec, self.device_stream, self.replica, self.unusable = (
+            0,
+            spec,
+            device_stream,
+            replica,
+            unusable,
+        )
+        self.most_in_flight = 0
+        self.gradient_norm = 1.0
+        self.weights = torch.zeros(1)
+
+    def update(self, draw, upcoming):
+        assert upcoming.samples == draw.samples - 1
+        if draw.samples % 10 == 3:
+            return None
+        self.num_updates += 1
+        self.weights += 1
+        self.most_in_flight = max(self.most_in_flight, self.num_updates - len(self.replica.sent))
+        priority = np.nan if self.unusable(self.num_updates) else self.num_updates
+        values = torch.tensor([priority, 0.5, self.gradient_norm])
+        keys = {TABLE: np.array([self.num_updates])}
+        return Pending(keys, {TABLE: 1}, values, ("loss", "gradient_norm"), self.device_stream.event())
+
+    def parameters(self):
+        """On a CPU the network's own tensors, which the next update changes in place."""
+        return self.device_stream.fetch({"a": self.weights})[0], self.device_stream.event()
+
+    def state_dict(self):
+        return {"acting.a": self.weights}
+
+
+@pytest.fixture
+def loop(monkeypatch, spec):
+    for name in ("ParameterPublisher", "MetricsServer", "LogClient"):
+        monkeypatch.setattr(f"apexrl.learning.connections.{name}", mock.MagicMock())
+    made = LearnerLoop(
+        LearnerCommand(
+            algorithm=FAMILY.algorithm,
+            update=FAMILY.update,
+            network=FAMILY.network,
+            learning=LearningConfig(device="cpu"),
+        ),
+        "learner",
+    )
+    made._identity = identity_of(spec)
+    return made
+
+
+@pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
+def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch, least_seconds, versions):
+    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", least_seconds)
+    stop, published = Stop(), []
+    loop._connections._publisher.publish = published.append
+    loop._device_stream = SlowDeviceStream(num_questions=50)
+    replica = Replica(stop, 60)
+    updater = Updater(spec, loop._device_stream, replica)
+    loop._update(updater, replica, mock.MagicMock(), spec, stop)
+    assert updater.num_updates == 54
+    assert replica.sent == [(5, number, float(number)) for number in range(1, 55)]
+    assert updater.most_in_flight == 5  # the fifth is on its way while the first is waited for
+    assert [decode_parameters(encoded).header.params_version for encoded in published] == versions
+    assert loop._newest == {"loss": 0.5, "gradient_norm": 1.0}
+
+
+def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):
+    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", 0.0)
+    stop, published = Stop(), []
+    loop._connections._publisher.publish = published.append
+    replica = Replica(stop, 60)
+    loop._update(Updater(spec, loop._device_stream, replica), replica, mock.MagicMock(), spec, stop)
+    versions = [decode_parameters(encoded) for encoded in published]
+    assert [(v.header.params_version, v.tensors["a"].item()) for v in versions] == [(25, 25.0), (50, 50.0)]
+
+
+def test_transitions_without_finite_errors_are_not_sampled_again(loop, spec, caplog):
+    stop = Stop()
+    replica = Replica(stop, 60)
+    updater = Updater(spec, loop._device_stream, replica, unusable=lambda number: number % 3 == 0)
+    loop._update(updater, replica, mock.MagicMock(), spec, stop)
+    assert replica.sent == [(5, number, float(number) if number % 3 else 0.0) for number in range(1, 55)]
+    assert loop._soundness.num_unusable == 18
+    assert "[3]" in caplog.text and "priority 0" in caplog.text
+
+
+@pytest.mark.parametrize("weights", [0.0, np.nan])
+def test_a_network_that_has_diverged_ends_the_learner(loop, spec, weights):
+    """It holds NaN, or gives nothing finite however often it is asked."""
+    stop = Stop()
+    replica = Replica(stop, 600)
+    updater = Updater(spec, loop._device_stream, replica, unusable=lambda number: True)
+    updater.weights += weights
+    with pytest.raises(ApexError, match="lower --learning-rate"):
+        loop._update(updater, replica, mock.MagicMock(), spec, stop)
+    assert len(replica.sent) == (0 if np.isnan(weights) else MOST_UNUSABLE_UPDATES)
+
+
+def test_updates_that_change_nothing_although_all_errors_are_finite_end_the_learner(loop, spec):
+    stop = Stop()
+    replica = Replica(stop, 600)
+    updater = Updater(spec, loop._device_stream, replica)
+    updater.gradient_norm = np.inf
+    with pytest.raises(ApexError, match="lower --learning-rate"):
+        loop._update(updater, replica, mock.MagicMock(), spec, stop)
+    assert loop._soundness.num_skipped == MOST_UNUSABLE_UPDATES + 1
+
+
+@pytest.mark.parametrize("weights", [1e5, np.inf])
+def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, monkeypatch, weights):
+    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", 0.0)
+    stop, published = Stop(), []
+    loop._connections._publisher.publish = published.append
+    replica = Replica(stop, 60)
+    updater = Updater(spec, loop._device_stream, replica)
+    updater.weights += weights
+    with pytest.raises(ApexError, match=r"diverged by update 25 .*lower --learning-rate"):
+        loop._update(updater, replica, mock.MagicMock(), spec, stop)
+    assert not published

@@ -1,0 +1,171 @@
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from apexrl.agents.apex_dqn_config import ApexUpdate
+from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.learning.run_record import CURVE_FILE, RunRecord, latest_checkpoint
+from apexrl.net.metrics_channel import Evaluation
+from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
+from apexrl.networks.config import DuelingConfig, to_text
+from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.types import LogPosition, StreamSpec
+from tests.full_disk import full_disk
+from tests.lockstep import identity_of, make_updater
+
+
+@pytest.fixture
+def agent(spec):
+    torch.manual_seed(0)
+    return make_updater(spec)
+
+
+@pytest.fixture
+def record(tmp_path, spec):
+    return RunRecord(tmp_path, identity_of(spec))
+
+
+def evaluation(agent, *returns):
+    header = ParametersHeader(agent.num_updates, *identity_of(StreamSpec("Any-v0", (2,), "float32", 1, 2, 1)))
+    encoded = encode_parameters(header, agent.parameters()[0])
+    return Evaluation(agent.num_updates, 0.0, returns, (10,) * len(returns), 1.0, parameters=encoded)
+
+
+def best_return(directory):
+    return load_checkpoint(directory / "checkpoints" / BEST).header.counters.best_evaluation_return
+
+
+def curve(directory):
+    return [line.split(",") for line in (directory / CURVE_FILE).read_text().splitlines()]
+
+
+def test_a_run_goes_on_where_it_was(tmp_path, spec, agent, record):
+    record.count(40, 16, LogPosition("log", 7, 320), 3)
+    record.evaluated(evaluation(agent, 1.0, 3.0))
+    assert record.checkpoint(agent)
+    again = RunRecord(tmp_path, identity_of(spec))
+    again.restore(agent, latest_checkpoint(tmp_path))
+    assert msgspec.structs.replace(again.counters, seconds=0) == msgspec.structs.replace(record.counters, seconds=0)
+    assert again.run == record.run
+    assert agent.num_updates == 40
+    again.evaluated(evaluation(agent, 5.0))
+    assert [row[4] for row in curve(tmp_path)] == ["mean", "2.00", "5.00"]
+
+
+def test_a_learner_that_died_after_an_evaluation_keeps_the_best_network(tmp_path, spec, agent, record):
+    record.checkpoint(agent)
+    record.evaluated(evaluation(agent, 20.0))  # and dies before the next checkpoint
+    again = RunRecord(tmp_path, identity_of(spec))
+    again.restore(agent, latest_checkpoint(tmp_path))
+    again.evaluated(evaluation(agent, 16.0))
+    assert best_return(tmp_path) == 20.0 == again.counters.best_evaluation_return
+    again.evaluated(evaluation(agent, 21.0))
+    assert best_return(tmp_path) == 21.0
+
+
+def test_a_best_network_that_was_taken_away_is_made_anew(tmp_path, spec, agent, record):
+    record.evaluated(evaluation(agent, 20.0))
+    record.checkpoint(agent)
+    (tmp_path / "checkpoints" / BEST).unlink()
+    again = RunRecord(tmp_path, identity_of(spec))
+    again.restore(agent, latest_checkpoint(tmp_path))
+    again.evaluated(evaluation(agent, 1.0))
+    assert best_return(tmp_path) == 1.0
+
+
+def test_results_without_a_checkpoint_are_not_begun_anew(tmp_path, agent, record):
+    assert latest_checkpoint(tmp_path) is None
+    record.evaluated(evaluation(agent, 20.0))
+    record.checkpoint(agent)
+    assert latest_checkpoint(tmp_path) is not None
+    (tmp_path / "checkpoints" / LATEST).unlink()
+    with pytest.raises(
+        ConfigError, match=r"latest.safetensors is missing, and .*best.safetensors is there: .*--from-scratch"
+    ):
+        latest_checkpoint(tmp_path)
+
+
+def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record):
+    record.checkpoint(agent)
+    kept = (tmp_path / "checkpoints" / LATEST).read_bytes()
+    for parameter in agent._learner._online.parameters():
+        parameter.data[..., 0] = torch.nan
+        break
+    with pytest.raises(ApexError, match="lower --learning-rate"):
+        record.checkpoint(agent)
+    assert (tmp_path / "checkpoints" / LATEST).read_bytes() == kept
+
+
+def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path, spec, agent, record, monkeypatch):
+    monkeypatch.setattr("apexrl.learning.run_record.all_finite", lambda tensors: True)
+    next(agent._learner._online.parameters()).data[..., 0] = torch.inf
+    record.checkpoint(agent)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="not finite"):
+        latest_checkpoint(tmp_path)
+
+
+def test_another_optimizer_is_a_clear_error(tmp_path, spec, agent, record):
+    record.checkpoint(agent)
+    update = ApexUpdate(optimizer="rmsprop")
+    other = make_updater(spec, update)
+    with pytest.raises(ConfigError, match="--optimizer"):
+        RunRecord(tmp_path, identity_of(spec)).restore(other, latest_checkpoint(tmp_path))
+
+
+def test_the_best_of_another_network_is_not_written_over(tmp_path, spec, agent, record):
+    record.evaluated(evaluation(agent, 20.0))
+    with pytest.raises(ConfigError, match="choose another --run-dir"):
+        RunRecord(tmp_path, identity_of(spec)._replace(network=to_text(DuelingConfig((1, 2, 3), 4))))
+    (tmp_path / "checkpoints" / BEST).write_bytes(b"junk")
+    with pytest.raises(WireError, match=r"best\.safetensors"):
+        RunRecord(tmp_path, identity_of(spec))
+
+
+def test_the_status_shows_the_living_and_the_last_games(tmp_path, record):
+    record.report({"actor/frames_per_second": 3000.0, "learner/loss": np.nan}, {"actor/return_mean": 2.0}, "")
+    record.report({"replay/fill": 0.5}, {}, "actor")  # the actors are gone
+    status = json.loads((tmp_path / "status.json").read_text())
+    metrics = {"replay/fill": 0.5, "actor/return_mean": 2.0, "learner/disk_faults_total": 0.0}
+    assert status["metrics"] == metrics and status["waits_for"] == "actor"
+
+
+def test_a_full_disk_stops_nothing_and_everything_is_written_later(tmp_path, agent, record, monkeypatch, caplog):
+    record.checkpoint(agent)
+    record.evaluated(evaluation(agent, 1.0))
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with full_disk(monkeypatch):
+        record.evaluated(evaluation(agent, 5.0))
+        record.report({"a": 1.0}, {}, "")
+        assert not record.checkpoint(agent)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert len([line for line in caplog.messages if "free some space" in line]) == 1
+    record.report({"a": 1.0}, {}, "")
+    assert json.loads((tmp_path / "status.json").read_text())["metrics"]["learner/disk_faults_total"] >= 4
+    assert best_return(tmp_path) == 5.0
+    assert [row[4] for row in curve(tmp_path)] == ["mean", "1.00", "5.00"]
+    assert record.checkpoint(agent)
+
+
+def test_what_a_killed_learner_left_is_removed(tmp_path, spec, record):
+    names = "checkpoints/latest.4711.tmp", "checkpoints/best.safetensors.tmp", "status.json.tmp", "evaluations.csv.tmp"
+    others = "checkpoints/mine.tmp", "notes.tmp"
+    for name in (*names, *others):
+        (tmp_path / name).write_bytes(b"half")
+    RunRecord(tmp_path, identity_of(spec))
+    assert [(tmp_path / name).exists() for name in (*names, *others)] == [False] * 4 + [True] * 2
+
+
+def test_a_run_directory_that_cannot_be_is_a_clear_error(tmp_path, spec):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(ConfigError, match="file cannot be used"):
+        RunRecord(tmp_path / "file", identity_of(spec))
+
+
+def test_a_status_that_cannot_be_replaced_stops_nothing(tmp_path, record):
+    (tmp_path / "status.json").mkdir()
+    record.report({"a": 1.0}, {}, "")
+    assert record._disk.num_faults == 1

@@ -1,0 +1,37 @@
+"""The losses of rlax, in a process of its own: one that holds JAX cannot fork without a warning."""
+
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import rlax
+
+TRACE = ("v_tm1", "v_t", "r_t", "discount_t", "rho_tm1")
+POLICY = ("logits", "actions", "advantages", "weights")
+
+
+def main(source, target):
+    """Writes the results for each setting (lambda, rho_bar, pg_rho_bar) of the columns in an npz file."""
+    given = np.load(source)
+    results = {}
+    for index, (lambda_, rho_bar, pg_rho_bar) in enumerate(given["settings"].tolist()):
+        numbers = {"lambda_": lambda_, "clip_rho_threshold": rho_bar}
+        arrays = [given[name] for name in TRACE]
+        traced = partial(rlax.vtrace_td_error_and_advantage, clip_pg_rho_threshold=pg_rho_bar, **numbers)
+        output = jax.vmap(traced, 1, 1)(*arrays)
+        results[f"errors {index}"], results[f"pg_advantages {index}"] = output.errors, output.pg_advantage
+        results[f"vtrace {index}"] = jax.vmap(partial(rlax.vtrace, **numbers), 1, 1)(*arrays)
+    logits, actions, advantages, weights = (given[name] for name in POLICY)
+    losses = {
+        "policy_gradient": lambda x: jax.vmap(rlax.policy_gradient_loss, 1)(x, actions, advantages, weights),
+        "entropy": lambda x: jax.vmap(rlax.entropy_loss, 1)(x, weights),
+    }
+    for name, loss in losses.items():
+        results[name] = loss(logits)
+        results[f"{name} gradient"] = jax.grad(lambda x, loss=loss: loss(x).sum())(logits)
+    np.savez(target, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

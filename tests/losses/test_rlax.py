@@ -1,0 +1,99 @@
+"""V-trace and the policy's losses next to rlax. rlax knows no resets: it gets each episode in a column of its own."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss
+from apexrl.losses.vtrace import vtrace
+from tests.losses.unrolls import T, random_unrolls
+from tests.system.processes import ROOT
+
+SETTINGS = [(1.0, 1.0, 1.0), (0.9, 2.0, 1.5), (0.0, 1.0, 3.0)]  # lambda, rho_bar, pg_rho_bar; rlax has a c_bar of 1
+NUM_ACTIONS = 5
+
+
+def episodes(learned):
+    """Yields column, first step and end of each run of steps that are learned."""
+    for b in range(learned.shape[1]):
+        t = 0
+        while t < T:
+            end = t
+            while end < T and learned[end, b]:
+                end += 1
+            if end > t:
+                yield b, t, end
+            t = end + 1
+
+
+def columns_of(unrolls):
+    """The arguments of rlax: a column for each episode, whose padding has the ratio 0."""
+    values = torch.cat([unrolls.values, unrolls.bootstrap_value[None]]).numpy()
+    places = list(episodes((unrolls.valid & unrolls.accept).numpy()))
+    names = ("v_tm1", "v_t", "r_t", "discount_t", "rho_tm1")
+    arrays = {name: np.zeros((T, len(places)), np.float32) for name in names}
+    for column, (b, start, end) in enumerate(places):
+        inside = slice(0, end - start)
+        arrays["v_tm1"][:, column] = values[end, b]  # the bootstrap, where the padding begins
+        arrays["v_tm1"][inside, column] = values[start:end, b]
+        arrays["v_t"][inside, column] = values[start + 1 : end + 1, b]
+        arrays["r_t"][inside, column] = unrolls.rewards[start:end, b]
+        arrays["discount_t"][inside, column] = unrolls.discounts[start:end, b]
+        arrays["rho_tm1"][inside, column] = unrolls.log_rhos[start:end, b].exp()
+    return places, arrays
+
+
+def policies():
+    rng = np.random.default_rng(1)
+    shape = (T, 6)
+    return {
+        "logits": rng.normal(0, 3, (*shape, NUM_ACTIONS)).astype(np.float32),
+        "actions": rng.integers(NUM_ACTIONS, size=shape),
+        "advantages": rng.normal(size=shape).astype(np.float32),
+        "weights": (rng.random(shape) < 0.7).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def unrolls():
+    return random_unrolls(np.random.default_rng(0), accepted=0.9)
+
+
+@pytest.fixture(scope="module")
+def by_rlax(unrolls, tmp_path_factory):
+    source, target = (tmp_path_factory.mktemp("rlax") / f"{name}.npz" for name in ("arguments", "results"))
+    np.savez(source, settings=np.array(SETTINGS), **columns_of(unrolls)[1], **policies())
+    command = [sys.executable, "-m", "tests.losses.rlax_losses", source, target]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    return np.load(target)
+
+
+@pytest.mark.parametrize("index", range(len(SETTINGS)))
+def test_vtrace_is_that_of_rlax_for_each_episode_alone(unrolls, by_rlax, index):
+    lambda_, rho_bar, pg_rho_bar = SETTINGS[index]
+    numbers = {"lambda_": lambda_, "rho_bar": rho_bar, "pg_rho_bar": pg_rho_bar}
+    found = vtrace(**unrolls.required, valid=unrolls.valid, accept=unrolls.accept, **numbers)
+    places, _ = columns_of(unrolls)
+    assert len(places) > found.vs.shape[1]
+    for column, (b, start, end) in enumerate(places):
+        for name, ours in (("errors", found.errors), ("vtrace", found.errors), ("pg_advantages", found.pg_advantages)):
+            theirs = by_rlax[f"{name} {index}"][: end - start, column]
+            np.testing.assert_allclose(ours[start:end, b], theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["policy_gradient", "entropy"])
+def test_the_policys_losses_are_those_of_rlax(by_rlax, name):
+    given = {key: torch.from_numpy(array) for key, array in policies().items()}
+    logits = given["logits"].requires_grad_()
+    if name == "entropy":
+        losses = entropy_loss(logits)
+    else:
+        losses = policy_gradient_loss(logits, given["actions"], given["advantages"])
+    means = (losses * given["weights"]).mean(dim=0)
+    means.sum().backward()
+    np.testing.assert_allclose(means.detach(), by_rlax[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logits.grad, by_rlax[f"{name} gradient"], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,71 @@
+"""Inserts and specs that a server does not take, and the meaning of `valid`."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from apexrl.net import wire
+from apexrl.types import Field
+from tests.net.peers import TABLE, Peers, block_of, insert_of, only
+
+
+@pytest.mark.parametrize(
+    ("priorities", "valid", "reason"),
+    [([0, 1, *[1] * 6], [0, 0, *[1] * 6], "where nothing is valid"), ([1] * 8, [0] * 8, "where nothing is valid")],
+)
+def test_a_priority_where_no_transition_starts_is_malformed(peers, priorities, valid, reason):
+    peers.hello(b"a")
+    peers.insert(b"a", 0, priorities, valid=valid)
+    peers.insert(b"a", 1)
+    assert reason in only(peers.heard(b"a"), wire.Dropped)[0].reason
+    assert peers.log.end_number == 1 and peers.dropped["malformed"] == 1
+
+
+def test_bits_behind_the_last_start_are_malformed(spec):
+    spec = msgspec.structs.replace(spec, unroll_starts=5)
+    peers = Peers(spec)
+    peers.hello(b"a")
+    for sequence, last in enumerate((0b0000_0001, 0b0000_1000)):
+        insert = insert_of(b"a", sequence, [1] * 5)
+        insert = msgspec.structs.replace(insert, valid=bytes([insert.valid[0] & ~last | (last & 1)]))
+        priorities = np.array([1, 1, 1, 1, 1 - sequence], np.float32).tobytes()
+        peers.say("actor", b"a", msgspec.structs.replace(insert, priorities=priorities), block_of(spec))
+    assert "behind the last start" in only(peers.heard(b"a"), wire.Dropped)[0].reason
+    assert (peers.log.end_number, peers.log.num_transitions) == (1, 4)
+
+
+def test_valid_says_what_is_a_transition_not_the_priority(peers):
+    peers.hello(b"a")
+    for sequence in range(3):
+        peers.insert(b"a", sequence, [0, 0, *[1] * 6], valid=[0, *[1] * 7])
+    peers.service.advance()
+    table = peers.service.replay.tables[TABLE]
+    assert peers.log.num_transitions == table.limiter.inserted == 21
+    keys = np.concatenate([table.sample(64).keys for _ in range(20)])
+    assert set(keys % 8) == set(range(2, 8))  # a valid one of priority 0 is counted, and not drawn
+
+
+EXTRA = Field("x", "step", "float32")
+BAD_SPECS = [
+    ({"num_actions": 0}, "num_actions from 1 or action_bounds"),
+    ({"action_bounds": ((0.0, 1.0),)}, "num_actions from 1 or action_bounds"),
+    ({"num_actions": 0, "action_bounds": ((0.0, 1.0), (1.0, 1.0))}, "least value is not below"),
+    ({"extras": (EXTRA, EXTRA)}, "all of them distinct"),
+    *(
+        ({"extras": (msgspec.structs.replace(EXTRA, name=name),)}, "extras need names")
+        for name in ("", "frame", "start")
+    ),
+    ({"extras": (msgspec.structs.replace(EXTRA, shape=(2, 0)),)}, "empty shape"),
+    ({"extras": (msgspec.structs.replace(EXTRA, shape=(2**31 - 1,) * 8),)}, "lower --unroll-starts"),
+    ({"extras": (msgspec.structs.replace(EXTRA, shape=(2**20,)),)}, "lower --unroll-starts"),
+    ({"unroll_starts": 0}, "counts below 1"),
+    ({"stacked_frames": 0}, "counts below 1"),
+    ({"frame_shape": (2, 0)}, "frames of shape"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), BAD_SPECS)
+def test_a_spec_that_no_log_can_hold_is_refused(peers, spec, change, reason):
+    peers.hello(b"a", spec=msgspec.structs.replace(spec, **change))
+    assert reason in only(peers.heard(b"a"), wire.Refused)[0].reason
+    assert peers.service.replay is None

@@ -1,0 +1,51 @@
+import pickle
+
+import pytest
+import torch
+
+from apexrl.errors import ConfigError, WireError
+from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
+from apexrl.networks.config import DuelingConfig, to_text
+
+NETWORK = to_text(DuelingConfig((1, 2, 3), 4))
+
+
+def test_round_trip(tmp_path, spec):
+    header = CheckpointHeader(spec, "apex-dqn", NETWORK, Counters(updates=3, seconds=1.5, best_evaluation_return=-2.0))
+    tensors = {"acting.a": torch.arange(3.0), "acting.b": torch.ones(2), "learning.a": torch.zeros(1)}
+    save_checkpoint(tmp_path / "c.safetensors", header, tensors)
+    back = load_checkpoint(tmp_path / "c.safetensors")
+    assert back.header == header
+    assert all(torch.equal(back.tensors[name], tensors[name]) for name in tensors)
+    parameters = back.parameters()
+    assert parameters.header.params_version == 3 and set(parameters.tensors) == {"a", "b"}
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, spec):
+    path = tmp_path / "c.safetensors"
+    header = CheckpointHeader(spec, "apex-dqn", NETWORK, Counters(updates=1))
+    save_checkpoint(path, header, {"acting.a": torch.ones(1)})
+    with pytest.raises(AttributeError):
+        save_checkpoint(path, header, {"acting.a": "not a tensor"})
+    assert load_checkpoint(path).header.counters.updates == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    path = tmp_path / "evil.safetensors"
+    path.write_bytes(pickle.dumps({"acting.a": 1}))
+    with pytest.raises(WireError, match="not a checkpoint"):
+        load_checkpoint(path)
+
+
+def test_a_file_cut_short_is_named(tmp_path, spec):
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, CheckpointHeader(spec, "apex-dqn", NETWORK, Counters()), {"acting.a": torch.ones(100)})
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(WireError, match=r"c\.safetensors"):
+        load_checkpoint(path)
+
+
+def test_no_file_is_a_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match="no checkpoint at"):
+        load_checkpoint(tmp_path / "none.safetensors")

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+
+from apexrl.errors import ApexError
+from apexrl.networks import device_stream as device_streams
+from apexrl.networks.device_stream import DONE, Arrivals, DeviceStream, Staging, wait
+
+
+class Later:
+    """A event that is reached after so many questions."""
+
+    def __init__(self, num_questions):
+        self.left = num_questions
+
+    def query(self):
+        self.left -= 1
+        return self.left < 0
+
+
+class SlowDeviceStream(DeviceStream):
+    """A CPU that seems to work on: its events are reached when they were asked for a few times."""
+
+    def __init__(self, num_questions=3):
+        super().__init__(torch.device("cpu"))
+        self.num_questions = num_questions
+        self.events = []
+
+    @property
+    def depth(self):
+        return 4
+
+    def event(self):
+        self.events.append(Later(self.num_questions))
+        return self.events[-1]
+
+
+def test_a_mark_that_is_never_reached_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(device_streams, "MAX_WAIT_SECONDS", 0.01)
+    with pytest.raises(ApexError, match="did not finish"):
+        wait(Later(10**9))
+
+
+def test_staged_memory_is_written_again_only_when_it_was_copied():
+    device_stream = SlowDeviceStream()
+    staging = Staging(device_stream, 2, ((3,), torch.int64))
+    pieces = []
+    for _ in range(3):
+        (piece,) = staging.next_piece()
+        pieces.append(piece.data_ptr())
+        staging.sent()
+    assert pieces[0] == pieces[2] != pieces[1]
+    assert [event.left < 0 for event in device_stream.events] == [True, False, False]
+
+
+def test_a_piece_that_was_not_sent_is_given_again():
+    staging = Staging(SlowDeviceStream(10**9), 2, ((3,), torch.int64))
+    assert staging.next_piece()[0] is staging.next_piece()[0]
+
+
+def test_arrivals_come_in_order_and_no_more_than_some_are_missing():
+    arrivals, seen = Arrivals(), []
+    events = [Later(2), DONE, Later(10**6), DONE]
+    for i, event in enumerate(events):
+        arrivals.expect(event, lambda i=i: seen.append(i))
+    arrivals.collect(4)
+    assert seen == []  # the second is there, but the first is not
+    arrivals.collect(3)
+    assert seen == [0, 1]
+    events[2].left = 5
+    arrivals.collect(2)
+    assert seen == [0, 1] and len(arrivals) == 2
+    arrivals.collect(0)
+    assert seen == [0, 1, 2, 3] and len(arrivals) == 0
+
+
+def test_on_a_cpu_tensors_are_fetched_without_a_copy():
+    tensors = {"a": torch.arange(3)}
+    fetched, event = DeviceStream(torch.device("cpu")).fetch(tensors)
+    assert fetched["a"] is tensors["a"] and event.query()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_tensors_are_fetched_as_they_were_at_their_turn():
+    device_stream = DeviceStream(torch.device("cuda"))
+    with device_stream.exclusive():
+        a = torch.zeros(10**7, device="cuda")
+        fetched = []
+        for _ in range(10):
+            a += 1
+            fetched.append(device_stream.fetch({"a": a}))
+    wait(fetched[-1][1])
+    assert [np.unique(tensors["a"]).tolist() for tensors, _ in fetched] == [[i + 1.0] for i in range(10)]

@@ -1,0 +1,73 @@
+"""When a run is over: by a clock that the tests turn."""
+
+import dataclasses
+
+import pytest
+
+from apexrl.config import RunCommand
+from apexrl.flags import default_command
+from apexrl.networks.checkpoint import Counters
+from apexrl.running import clock
+from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
+from apexrl.types import LogPosition
+
+SOME = Counters(log=LogPosition(transitions=10))
+ALL = Counters(1, LogPosition(transitions=10), transitions_sampled=10, evaluation_episodes=1)
+
+
+class Time:
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+def run_command(**changes):
+    return dataclasses.replace(default_command(RunCommand), **changes)
+
+
+@pytest.fixture
+def time(monkeypatch):
+    turned = Time()
+    monkeypatch.setattr(clock, "time", turned)
+    return turned
+
+
+def test_a_run_without_a_limit_is_never_over(time):
+    never = Clock(run_command())
+    time.now += 1e9
+    assert not never.is_over(ALL)
+
+
+def test_a_run_ends_after_its_seconds(time):
+    ten = Clock(run_command(max_seconds=10.0))
+    time.now += 9.0
+    assert not ten.is_over(Counters())
+    time.now += 1.0
+    assert ten.is_over(Counters()) and ten.elapsed() == 10.0
+
+
+def test_the_time_of_a_smoke_run_counts_from_its_first_frame(time):
+    smoke = Clock(run_command(max_seconds=60.0, smoke=True))
+    time.now += 200.0
+    assert not smoke.is_over(Counters())
+    assert not smoke.is_over(ALL)
+    time.now += 59.0
+    assert not smoke.is_over(ALL)
+    time.now += 1.0
+    assert smoke.is_over(ALL)
+
+
+def test_a_smoke_run_goes_on_until_everything_happened_or_its_deadline_is_over(time):
+    smoke = Clock(run_command(max_seconds=60.0, smoke=True))
+    assert not smoke.is_over(SOME)
+    time.now += SMOKE_DEADLINE_SECONDS - 1
+    assert not smoke.is_over(SOME)
+    time.now += 1
+    assert smoke.is_over(SOME) and smoke.is_over(Counters())
+
+
+def test_what_is_missing():
+    assert what_is_missing(Counters()) == ["inserted", "sampled", "learned", "evaluated"]
+    assert what_is_missing(SOME) == ["sampled", "learned", "evaluated"]
+    assert what_is_missing(ALL) == []

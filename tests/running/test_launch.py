@@ -1,0 +1,58 @@
+"""The preparation of a run: whose algorithm's flags the command line has, and what a resumed run goes on with."""
+
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from apexrl.config import EnvConfig, RunCommand, WireConfig
+from apexrl.errors import ConfigError
+from apexrl.flags import default_command, with_preset
+from apexrl.running.launch import _prepare
+from apexrl.running.run_directory import save_config, saved_command
+
+OWN = "tests.own_agent:own"
+
+
+@pytest.fixture
+def saved(tmp_path, free_ports):
+    """A run of somebody's own algorithm, whose network is another than the preset's."""
+    command = with_preset(default_command(RunCommand, OWN), "small")
+    ports = dict(zip(("actor_port", "batch_port", "parameter_port", "metrics_port"), free_ports(4), strict=True))
+    network = dataclasses.replace(command.network, width=5)
+    command = dataclasses.replace(
+        command,
+        env=EnvConfig("Catch-v0"),
+        wires=WireConfig(**ports),
+        network=network,
+        run_dir=str(tmp_path / "run"),
+        tensorboard=False,
+    )
+    (tmp_path / "run").mkdir()
+    save_config(command)
+    return command
+
+
+def prepared(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["launch", *arguments])
+    with contextlib.ExitStack() as held:
+        return _prepare(Console(quiet=True), held).command
+
+
+def test_a_resumed_run_has_the_flags_of_its_algorithm(saved, monkeypatch):
+    command = prepared(monkeypatch, "--resume", saved.run_dir, "--trace-length", "0.5")
+    assert (command.agent, command.network, command.algorithm.trace_length) == (OWN, saved.network, 0.5)
+    assert saved_command(Path(saved.run_dir)) == (command, [])
+
+
+def test_a_resumed_run_keeps_its_algorithm(saved, monkeypatch):
+    with pytest.raises(ConfigError, match="cannot change --agent"):
+        prepared(monkeypatch, "--agent", "apex-dqn", "--resume", saved.run_dir)
+
+
+def test_an_unknown_algorithm_changes_nothing(saved, monkeypatch):
+    with pytest.raises(ConfigError, match="--agent nobody: there is no such algorithm"):
+        prepared(monkeypatch, "--agent=nobody", "--run-dir", f"{saved.run_dir}-2")

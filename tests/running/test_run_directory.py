@@ -1,0 +1,171 @@
+"""The directory of a run: its one owner, and the files that a later start finds."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from apexrl.config import EnvConfig, RunCommand, WireConfig
+from apexrl.errors import ConfigError
+from apexrl.files import locked
+from apexrl.flags import default_command, with_preset
+from apexrl.learning.run_record import CURVE_FILE
+from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.running.run_directory import (
+    CONFIG_FILE,
+    RESULTS,
+    check_new,
+    continued,
+    latest_path,
+    lock_run,
+    save_config,
+    saved_command,
+    set_aside,
+)
+from tests.system.processes import ROOT
+
+
+def write_checkpoint(path, spec, updates=7):
+    save_checkpoint(path, CheckpointHeader(spec, "apex-dqn", "{}", Counters(updates=updates)), {"x": torch.zeros(2)})
+
+
+def test_a_run_directory_has_one_owner(tmp_path):
+    directory = tmp_path / "run"
+    with lock_run(str(directory)):
+        with pytest.raises(ConfigError, match=f"{directory} belongs to a run that goes on"), lock_run(str(directory)):
+            pass
+        check_new(directory)
+    with lock_run(str(directory)):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    hold = "import pathlib, time; from apexrl.files import locked\n"
+    hold += f"with locked(pathlib.Path({str(tmp_path / 'l')!r}), 'x'):"
+    process = subprocess.Popen([sys.executable, "-c", hold + " print('held', flush=True); time.sleep(600)"],
+                               cwd=ROOT, stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(ConfigError, match="belongs to x"), locked(tmp_path / "l", "x"):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    with locked(tmp_path / "l", "x"):
+        pass
+
+
+def test_a_lock_says_nothing_about_the_errors_of_its_holder(tmp_path):
+    with pytest.raises(BlockingIOError, match="another"), locked(tmp_path / "lock", "x"):
+        raise BlockingIOError("another")
+
+
+@pytest.mark.parametrize("directory", ["file", "file/run", "/sys/apexrl"])
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path, directory):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=f"{directory} cannot be written"), lock_run(str(tmp_path / directory)):
+        pass
+
+
+def test_a_new_run_wants_an_empty_directory(tmp_path):
+    check_new(tmp_path / "run")
+    with lock_run(str(tmp_path / "run")):
+        pass
+    check_new(tmp_path / "run")  # an earlier start has failed
+    (tmp_path / "run" / "notes").write_text("")
+    with pytest.raises(ConfigError, match="is not empty"):
+        check_new(tmp_path / "run")
+
+
+@pytest.mark.parametrize("agent", ["apex-dqn", "tests.own_agent:own"])
+def test_a_configuration_comes_back_without_what_was_of_one_start_only(tmp_path, agent):
+    command = dataclasses.replace(
+        with_preset(default_command(RunCommand, agent), "small"),
+        env=EnvConfig("Catch-v0"), wires=WireConfig(actor_port=7), run_dir=str(tmp_path),
+    )  # fmt: skip
+    once = dataclasses.replace(command, max_seconds=3.0, smoke=True, from_scratch=True)
+    save_config(once)
+    assert saved_command(tmp_path) == (command, [])
+
+
+def test_the_names_that_a_configuration_does_not_give_are_told(tmp_path):
+    save_config(dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path)))
+    saved = msgspec.json.decode((tmp_path / CONFIG_FILE).read_bytes())
+    del saved["command"]["wires"], saved["command"]["network"]["hidden_size"]
+    (tmp_path / CONFIG_FILE).write_bytes(msgspec.json.encode(saved))
+    command, not_given = saved_command(tmp_path)
+    assert not_given == ["wires", "hidden_size"]
+    assert command == dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("agent", [{"gamma": 0.99, "n_steps": 3}, None])
+def test_the_configuration_of_an_earlier_version_is_refused(tmp_path, agent):
+    (tmp_path / CONFIG_FILE).write_bytes(msgspec.json.encode({"command": {"agent": agent, "update": {}}}))
+    with pytest.raises(ConfigError, match=r"written by an earlier version, .* begin a new run"):
+        saved_command(tmp_path)
+
+
+@pytest.mark.parametrize(("section", "value"), [("update", 3), ("update", {"batch_size": "x"}), ("seed", "x")])
+def test_a_configuration_with_wrong_values_is_refused(tmp_path, section, value):
+    text = msgspec.json.encode({"command": {"agent": "apex-dqn", section: value}})
+    (tmp_path / CONFIG_FILE).write_bytes(text)
+    with pytest.raises(ConfigError, match="is not the configuration of a run"):
+        saved_command(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"command": 3, "revision": "", "versions": {}}'])
+def test_a_damaged_configuration_is_refused(tmp_path, text):
+    (tmp_path / CONFIG_FILE).write_text(text)
+    with pytest.raises(ConfigError, match="is not the configuration of a run"):
+        saved_command(tmp_path)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path, spec):
+    assert continued(tmp_path) is None
+    write_checkpoint(latest_path(tmp_path), spec)
+    (tmp_path / CURVE_FILE).write_text("")
+    assert continued(tmp_path).updates == 7
+
+
+@pytest.mark.parametrize("result", [f"checkpoints/{BEST}", CURVE_FILE])
+def test_results_without_a_checkpoint_are_not_written_over(tmp_path, result):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / result).write_text("")
+    with pytest.raises(ConfigError, match=rf"latest\.safetensors is missing, and .*{result} is there.*--from-scratch"):
+        continued(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    latest_path(tmp_path).parent.mkdir()
+    latest_path(tmp_path).write_bytes(b"no tensors")
+    with pytest.raises(ConfigError, match=r"latest\.safetensors cannot be continued.*--from-scratch"):
+        continued(tmp_path)
+    latest_path(tmp_path).unlink()
+    latest_path(tmp_path).mkdir()
+    with pytest.raises(ConfigError, match=r"latest\.safetensors cannot be continued"):
+        continued(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["status.json", "summary.json", CURVE_FILE])
+def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} is a directory"):
+        continued(tmp_path)
+
+
+def test_results_are_set_aside_and_the_experience_stays(tmp_path, spec):
+    for number in (1, 2):
+        write_checkpoint(latest_path(tmp_path), spec, updates=number)
+        for name in RESULTS[1:]:
+            (tmp_path / name).write_text(f"{number}")
+        (tmp_path / "journal").mkdir(exist_ok=True)
+        aside = set_aside(tmp_path)
+        assert aside == tmp_path / f"earlier-{number}"
+        assert {path.name for path in aside.iterdir()} == set(RESULTS)
+        assert continued(aside).updates == number
+        assert continued(tmp_path) is None and (tmp_path / "journal").is_dir()
+    (tmp_path / CURVE_FILE).write_text("alone")
+    assert (set_aside(tmp_path) / CURVE_FILE).read_text() == "alone"

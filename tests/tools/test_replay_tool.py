@@ -1,0 +1,303 @@
+"""The journal tool as a process, over journals that the real classes wrote, whole, damaged and while one is written."""
+
+import subprocess
+import sys
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from apexrl.net import wire
+from apexrl.replay import journal as journals
+from apexrl.replay import segment
+from apexrl.replay.journal import Journal, new_identity
+from apexrl.replay.snapshot import Snapshot, write_snapshot
+from apexrl.replay.table import TableState
+from apexrl.tools import replay_tool
+from apexrl.types import Episode, Field
+from apexrl.unroll import UnrollCodec
+from tests.system.processes import ROOT
+
+SMALL_FILE_BYTES = 2000
+
+
+def tool(*arguments):
+    """Returns the exit status and what was printed."""
+    command = [sys.executable, "-m", "apexrl.tools.replay_tool", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def make_record(spec, make_unroll):
+    """Makes the message and the block of unroll i: priorities i + 1 but for one start that is none, and one game."""
+
+    def make(i):
+        priorities = np.full(spec.unroll_starts, i + 1, np.float32)
+        priorities[3] = 0
+        valid = np.packbits(priorities > 0).tobytes()
+        game = Episode(float(i), 10, 0.1 if i % 2 else 0.4)
+        insert = wire.Insert(i // 2, f"actor-{i % 2}", 0, 8 * (i // 2), i, 0.4, valid, priorities.tobytes(), (game,))
+        return wire.encode(insert), UnrollCodec(spec).encode(make_unroll(spec, i))
+
+    return make
+
+
+@pytest.fixture
+def written(tmp_path, spec, make_record, monkeypatch):
+    """A journal of 20 unrolls in several files, with a snapshot of its table after 10 of them."""
+    monkeypatch.setattr(journals, "SEGMENT_BYTES", SMALL_FILE_BYTES)
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    identity = new_identity(spec)
+    journal = Journal(directory, identity)
+    for i in range(20):
+        journal.append(i, [make_record(i)])
+    journal.close()
+    powers = np.repeat(np.arange(1, 11, dtype=np.float32) ** 0.5, spec.unroll_starts)
+    state = TableState(70, 32, 0, 0.5, powers.astype(np.float32).tobytes())
+    write_snapshot(directory / "priorities.bin", Snapshot(identity.log, 0, 0, 10, {"transitions": state}))
+    assert len(files_of(directory)) > 3
+    return directory
+
+
+def files_of(directory):
+    return sorted(directory.glob("unrolls-*.log"))
+
+
+def content_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_inspect_tells_log_files_and_snapshot(written):
+    status, text = tool("inspect", written)
+    assert status == 0
+    identity = journals.read_identity(written)
+    for expected in (
+        identity.log,
+        "Known-v0",
+        "field     frame: float32 [13, 2]",
+        "field     action: int32 [10]",
+        "0 from unroll 0",
+        "log 0:10",
+        "transitions: 70 transitions inserted, 32 sampled",
+    ):
+        assert expected in text
+    for path in files_of(written):
+        assert f"{path.name}  unrolls {int(path.name[8:24])}.." in text and f"{path.stat().st_size} bytes" in text
+
+
+def test_a_whole_journal_is_well_and_nothing_is_changed(written):
+    before = content_of(written)
+    status, text = tool("verify", written, "--decode")
+    assert (status, text) == (0, f"{len(files_of(written))} files, 20 unrolls, a snapshot: 0 damages\n")
+    assert content_of(written) == before
+
+
+def test_each_damage_is_named_and_nothing_is_mended(written):
+    first, second, third = files_of(written)[:3]
+    flipped = bytearray(first.read_bytes())
+    flipped[-5] ^= 1
+    first.write_bytes(flipped)
+    second.unlink()
+    snapshot = bytearray((written / "priorities.bin").read_bytes())
+    snapshot[-1] ^= 1
+    (written / "priorities.bin").write_bytes(snapshot)
+    before = content_of(written)
+    status, text = tool("verify", written)
+    assert status == 1 and content_of(written) == before
+    entries = segment.scan(bytes(flipped))
+    offset, size = entries.damages[0]
+    number = int(third.name[8:24])
+    assert f"{first.name}: offset {offset}: {size} bytes are no record\n" in text
+    assert f"unroll {number}: it comes where unroll {entries.entries[-1].number + 1} belongs\n" in text
+    assert f"{third.name}: offset " in text
+    assert "priorities.bin: offset 0: " in text and "3 damages" in text
+
+
+def test_a_file_under_another_name_or_of_another_log_is_damaged(written, spec):
+    first, second = files_of(written)[:2]
+    first.rename(first.with_name("unrolls-0000000000000001.log"))
+    other = segment.SegmentHeader(segment.FORMAT, "another", 0, int(second.name[8:24]), spec)
+    header = segment.pack_header(segment.scan(second.read_bytes()).header)
+    second.write_bytes(segment.pack_header(other) + second.read_bytes()[len(header) :])
+    status, text = tool("verify", written)
+    assert status == 1 and "2 damages" in text
+    assert "unrolls-0000000000000001.log: offset 0: " in text and f"{second.name}: offset 0: " in text
+
+
+@pytest.mark.parametrize("cut", [1, 30, 5000])
+def test_a_last_record_without_its_end_is_being_written(written, make_record, cut):
+    record = b"".join(segment.pack(20, *make_record(20)))
+    with files_of(written)[-1].open("ab") as file:
+        file.write(record[: min(cut, len(record) - 1)])
+    status, text = tool("verify", written)
+    assert status == 0 and "being written" in text and "20 unrolls" in text
+
+
+def test_a_last_record_that_is_wrong_is_damaged(written, make_record):
+    record = bytearray(b"".join(segment.pack(20, *make_record(20))))
+    record[-1] ^= 1
+    with files_of(written)[-1].open("ab") as file:
+        file.write(record)
+    status, text = tool("verify", written)
+    assert status == 1 and f"{len(record)} bytes are no record" in text
+
+
+def test_a_block_that_does_not_decode_is_found_only_when_asked(written, make_record):
+    message, block = make_record(20)
+    with files_of(written)[-1].open("ab") as file:
+        file.write(b"".join(segment.pack(20, message, block[:-4])))
+    assert tool("verify", written)[0] == 0
+    status, text = tool("verify", written, "--decode")
+    assert status == 1 and "unroll 20: " in text
+
+
+def test_a_missing_identity_is_a_damage(written):
+    (written / "log.json").unlink()
+    assert tool("inspect", written)[0] == 0
+    status, text = tool("verify", written)
+    assert status == 1 and "log.json: " in text
+
+
+def test_export_gives_back_what_was_inserted(written, tmp_path, spec, make_unroll):
+    status, text = tool("export", written, "--numbers", "5:9", "--out", tmp_path / "some.npz")
+    assert status == 0, text
+    status, text = tool("export", written, "--numbers", "18:", "--out", tmp_path / "each")
+    assert status == 0, text
+    with np.load(tmp_path / "some.npz") as some:
+        assert some["number"].tolist() == [5, 6, 7, 8]
+        for i, number in enumerate(some["number"]):
+            for name in ("frames", "actions", "rewards", "discounts", "starts"):
+                assert np.array_equal(some[name][i], getattr(make_unroll(spec, number), name)), name
+        assert some["priorities"][:, 0].tolist() == [6, 7, 8, 9] and some["priorities"][:, 3].tolist() == [0] * 4
+        assert (some["valid"] == (some["priorities"] > 0)).all()
+        assert some["actor"].tolist() == ["actor-1", "actor-0", "actor-1", "actor-0"]
+        assert some["first_step"].tolist() == [16, 24, 24, 32] and some["params_version"].tolist() == [5, 6, 7, 8]
+        assert some["episodes"].tolist()[0] == [5, 5, 10, 0.1]
+    assert len(list((tmp_path / "each").iterdir())) == 2
+    with np.load(tmp_path / "each" / "unroll-0000000000000019.npz") as one:
+        assert np.array_equal(one["frames"][0], make_unroll(spec, 19).frames)
+
+
+def test_export_gives_the_extras_and_the_priority_of_an_unroll(tmp_path, spec, make_unroll):
+    extras = (Field("log_prob", "step", "float32"), Field("state", "first", "float16", (2,)))
+    spec = msgspec.structs.replace(spec, extras=extras, has_unroll_priorities=True)
+    identity = new_identity(spec)
+    (tmp_path / "journal").mkdir()
+    journal = Journal(tmp_path / "journal", identity)
+    given = {"log_prob": np.arange(10, dtype=np.float32), "state": np.array([[0.5, -2]], np.float16)}
+    block = UnrollCodec(spec).encode(make_unroll(spec)._replace(extras=given))
+    insert = wire.Insert(0, "actor", 0, 0, 0, -3.5, b"\xff", np.array([7], np.float32).tobytes())
+    journal.append(0, [(wire.encode(insert), block)])
+    journal.close()
+    assert tool("verify", tmp_path / "journal", "--decode")[0] == 0
+    status, text = tool("inspect", tmp_path / "journal")
+    assert status == 0 and "field     state: float16 [1, 2], an extra" in text and "1 priorities" in text
+    assert tool("export", tmp_path / "journal", "--out", tmp_path / "all.npz")[0] == 0
+    with np.load(tmp_path / "all.npz") as found:
+        for name, array in given.items():
+            assert np.array_equal(found[f"extra_{name}"], array[None]) and found[f"extra_{name}"].dtype == array.dtype
+        assert found["priorities"].tolist() == [[7.0]] and found["exploration"].tolist() == [-3.5]
+
+
+def test_the_summary_is_that_of_what_was_inserted(written, spec, make_record):
+    status, text = tool("summary", written)
+    records = [make_record(i) for i in range(20)]
+    num_bytes, block_bytes = sum(len(m) + len(b) for m, b in records), sum(len(b) for _, b in records)
+    assert status == 0
+    for line in (
+        "20 unrolls, 140 transitions, 2 actors",
+        f"{num_bytes / 140:.1f} bytes per transition, compression ratio {20 * spec.unroll_bytes / block_bytes:.2f}",
+        "params_version 0..19",
+        "episodes in all: 20, mean return 9.5",
+        "episodes at exploration 0.1: 10, mean return 10",
+        "episodes at exploration 0.4: 10, mean return 9",
+        "priorities of transitions: 0 % 1, 10 % 1.9, 50 % 5.5, 90 % 9.1, 100 % 10",
+    ):
+        assert line in text.splitlines()
+
+
+def test_what_is_no_journal_is_told(written, tmp_path):
+    for arguments in (
+        ("inspect", tmp_path),
+        ("verify", tmp_path / "nothing"),
+        ("summary", files_of(written)[0]),
+        ("export", written, "--numbers", "100:", "--out", tmp_path / "x.npz"),
+        ("export", written, "--numbers", "1-2", "--out", tmp_path / "x.npz"),
+    ):
+        status, text = tool(*arguments)
+        assert status == 1 and len(text.splitlines()) == 1, text
+    assert not (tmp_path / "x.npz").exists()
+    identity = msgspec.structs.replace(journals.read_identity(written), format=99)
+    (written / "log.json").write_bytes(msgspec.json.encode(identity))
+    status, text = tool("verify", written)
+    assert status == 1 and "format 99" in text
+
+
+def test_a_journal_that_is_written_and_evicted_meanwhile_is_well(tmp_path, spec, make_record, monkeypatch):
+    monkeypatch.setattr(journals, "SEGMENT_BYTES", SMALL_FILE_BYTES)
+    stopped = threading.Event()
+    identity = new_identity(spec)
+    journal = Journal(tmp_path, identity)
+    records = [make_record(i) for i in range(8)]
+
+    def write():
+        number = 0
+        while not stopped.is_set():
+            journal.append(number, records)
+            number += len(records)
+            journal.forget_before(number - 200)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for command in (["verify", "--decode"], ["inspect"], ["summary"], ["verify"]):
+            status, text = tool(command[0], tmp_path, *command[1:])
+            assert status == 0, text
+    finally:
+        stopped.set()
+        writer.join()
+        journal.close()
+
+
+def test_a_held_lock_is_not_asked_for(written):
+    lock = journals.Lock(written)
+    assert tool("verify", written)[0] == 0
+    lock.close()
+
+
+def test_torch_is_not_imported():
+    code = "import sys, apexrl.tools.replay_tool; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_a_file_that_vanishes_while_it_is_read_leaves_no_gap(written, monkeypatch, capsys):
+    paths = journals.segment_paths(written)
+    monkeypatch.setattr(replay_tool, "segment_paths", lambda _: paths)
+    for path in paths[:2]:
+        path.unlink()
+    assert replay_tool.verify(written) == 0
+    paths.insert(0, paths[2])  # was read before it and the next one vanished
+    assert replay_tool.verify(written) == 0, capsys.readouterr().out
+
+
+def test_offsets_behind_a_damage_are_right(written):
+    path = files_of(written)[0]
+    data = bytearray(path.read_bytes())
+    found = segment.scan(bytes(data))
+    records = [segment.pack_header(found.header), *(b"".join(segment.pack(*entry)) for entry in found.entries)]
+    ends = np.cumsum([len(record) for record in records])
+    data[ends[1] + 50] ^= 1  # in unroll 1
+    path.write_bytes(data)
+    status, text = tool("verify", written)
+    assert status == 1
+    assert text.splitlines()[:2] == [
+        f"{path.name}: offset {ends[1]}: {ends[2] - ends[1]} bytes are no record",
+        f"{path.name}: offset {ends[2]}: unroll 2: it comes where unroll 1 belongs",
+    ]
