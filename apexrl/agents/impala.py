@@ -1,0 +1,245 @@
+"""IMPALA, a V-trace actor-critic (arXiv:1802.01561), and LASER, which mixes replay into its batches (arXiv:1909.11583).
+
+`ImpalaActor` samples actions from its policy, and logs the probabilities of all of them. `ImpalaLearner` corrects for
+the difference between that policy and its own.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.contract import Batch, Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of
+from apexrl.agents.mix import parts_of
+from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
+from apexrl.losses.categorical import action_log_probs, entropy, log_probs
+from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
+from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, reduce_loss, soft_asymmetric, value_loss
+from apexrl.losses.relevance import accepted_states
+from apexrl.losses.vtrace import VTrace, vtrace
+from apexrl.networks.actor_critic import History, make_network, memory_of, split
+from apexrl.networks.config import ActorCriticConfig, from_text
+from apexrl.networks.device import autocast_for
+from apexrl.networks.frame_stack import FrameStack
+from apexrl.networks.parameters import Parameters
+from apexrl.networks.policy import Policy
+from apexrl.types import StreamSpec, StreamUnrolls
+
+LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overflows
+MOST_VALUE = 60_000.0  # of the log: the greatest float16 is 65,504
+MOST_SHOWN_RATIO = 100.0  # in a metric's mean
+FIRST_EXTRAS = ("last_action", "last_reward", "core_state")  # of an unroll's first observation
+
+
+@dataclasses.dataclass
+class ImpalaState:
+    """The state of E environments between two calls of `act`."""
+
+    stack: FrameStack
+    core_state: np.ndarray  # [E, 2, lstm_size] float32
+    last_action: np.ndarray  # [E] int32
+
+
+class ImpalaActor:
+    """Samples actions from the policy. Owned by one thread."""
+
+    def __init__(self, algorithm: ImpalaAlgorithm, parameters: Parameters, device: torch.device):
+        self._device = device
+        self._policy, self.header = self._make_policy(parameters), parameters.header
+
+    def load(self, parameters: Parameters) -> None:
+        if parameters.header.network == self.header.network:
+            self._policy.load(parameters.tensors)
+        else:  # the learner came back with another network
+            self._policy = self._make_policy(parameters)
+        self.header = parameters.header
+
+    def initial_state(self, num_envs: int) -> ImpalaState:
+        core_state = np.zeros((num_envs, 2, lstm_size_of(self.header.spec)), np.float32)
+        return ImpalaState(self._policy.frame_stack(num_envs), core_state, np.zeros(num_envs, np.int32))
+
+    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
+        """Returns zeros [E]: the policy itself explores."""
+        return np.zeros(len(slots))
+
+    def act(
+        self, observation: Observation, exploration: Exploration, state: ImpalaState, rng: np.random.Generator
+    ) -> tuple[np.ndarray, Extras, ImpalaState]:
+        """Returns sampled actions [E], and the extras of the log.
+
+        Args:
+          exploration: [E] share of uniformly random actions; 0 in training.
+        """
+        frames, starts, rewards = observation
+        memory = None
+        if state.core_state.size:
+            past = (starts, state.last_action.astype(np.int64), rewards, state.core_state)
+            memory = memory_of(History(*map(torch.from_numpy, past)), self.header.spec.num_actions).numpy()
+        values = torch.from_numpy(self._policy.values(frames, starts, state.stack, memory))
+        logits, value, core_state = split(values, self.header.spec.num_actions)
+        uniform = torch.from_numpy(exploration).float().unsqueeze(1)
+        probabilities = ((1 - uniform) * log_probs(logits).exp() + uniform / logits.shape[1]).numpy()
+        actions = sampled(probabilities, rng)
+        with np.errstate(divide="ignore"):
+            behavior = np.log(probabilities).clip(LEAST_LOG_PROB)
+        extras = {"behavior_log_probs": behavior.astype(np.float16),
+                  "behavior_value": value.clamp(-MOST_VALUE, MOST_VALUE).numpy().astype(np.float16)}  # fmt: skip
+        if core_state is None:
+            return actions, extras, state
+        extras |= {"core_state": state.core_state.astype(np.float16), "last_action": state.last_action,
+                   "last_reward": rewards}  # fmt: skip
+        return actions, extras, ImpalaState(state.stack, core_state.numpy(), actions)
+
+    def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> None:
+        """Returns None: no table of IMPALA has priorities."""
+
+    def _make_policy(self, parameters: Parameters) -> Policy:
+        spec, network = parameters.header.spec, from_text(parameters.header.network, ActorCriticConfig)
+        return Policy(spec, lambda: make_network(spec, network, lstm_size_of(spec)), self._device, parameters.tensors)
+
+
+def sampled(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns [E] int32 actions drawn by probabilities [E, A]."""
+    cumulative = probabilities.cumsum(axis=1, dtype=np.float64)
+    chosen = rng.random((len(probabilities), 1)) * cumulative[:, -1:]
+    return (cumulative <= chosen).sum(axis=1).astype(np.int32)
+
+
+class ImpalaLearner:
+    """Updates the network from whole unrolls: new ones, and where the mix says so, replayed ones."""
+
+    has_side_work = False
+
+    def __init__(self, algorithm: ImpalaAlgorithm, network: ActorCriticConfig, update: ImpalaUpdate, spec: StreamSpec,
+                 device: torch.device):  # fmt: skip
+        self._algorithm = algorithm
+        self._update = update
+        self._precision = autocast_for(device, spec)
+        self._parts = parts_of(update.mix)
+        self._online_share = float(sum(part.share for part in self._parts if part.is_online))
+        self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
+        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._optimizer = make_optimizer(update, self._network)
+        self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
+
+    def ahead(self, batches: Batches) -> None:
+        """Returns None: an update needs nothing ahead."""
+
+    def beside(self, batches: Batches, ahead: None) -> None:
+        """Returns None: an update needs nothing beside."""
+
+    def gradients(self, batches: Batches, beside: Callable[[], None]) -> Outcome:
+        """Computes the gradients of the losses: policy, value, entropy, and cloning where it is asked for."""
+        algorithm, update = self._algorithm, self._update
+        batch, is_new = self._joined(batches)
+        with self._precision():
+            output = self._network.unroll(batch.observation, history_of(batch))
+        logits, values = output.logits[:-1], output.values[:-1]
+        behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
+        log_rhos = action_log_probs(logits, batch.action) - action_log_probs(behavior, batch.action)
+        rewards = soft_asymmetric(batch.reward) if update.reward_transform == "soft-asymmetric" else batch.reward
+        targets = vtrace(
+            log_rhos, algorithm.gamma * batch.discount, rewards, values, output.values[-1],
+            valid=valid, accept=self._accepted(behavior, logits),
+            lambda_=update.trace_lambda, rho_bar=update.rho_bar, c_bar=update.c_bar,
+        )  # fmt: skip
+        losses = policy_gradient_loss(logits, batch.action, targets.pg_advantages)
+        losses = losses + update.value_cost * value_loss(values, targets.vs)
+        losses = losses + self._entropy_cost * self._entropy_weight(is_new) * entropy_loss(logits)
+        losses = losses.masked_fill(~targets.learned, 0)
+        if update.policy_cloning_cost or update.value_cloning_cost:
+            cloning = update.policy_cloning_cost * policy_cloning_loss(behavior, logits)
+            cloning = cloning + update.value_cloning_cost * value_cloning_loss(batch.extras["behavior_value"], values)
+            losses = losses + cloning.masked_fill(is_new, 0)
+        loss = reduce_loss(losses, valid, batch.weight, update.reduction)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        real = valid & (batch.weight > 0)
+        metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets)
+        return Outcome({}, {"loss": loss.detach()} | metrics)
+
+    def apply(self) -> dict[str, Tensor]:
+        """Clips the gradients and takes the optimizer's step."""
+        norm = nn.utils.clip_grad_norm_(self._network.parameters(), self._update.max_gradient_norm)
+        step_where_finite(self._optimizer, norm)
+        return {"gradient_norm": norm}
+
+    def is_refresh_due(self, num_updates: int) -> bool:
+        return False
+
+    def refresh(self) -> None:
+        """Does nothing: there is no target network."""
+
+    def acting_tensors(self) -> dict[str, Tensor]:
+        return self._network.state_dict()
+
+    def learning_tensors(self) -> dict[str, Tensor]:
+        return {"entropy_cost": self._entropy_cost} | optimizer_tensors(self._optimizer, self._network)
+
+    def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
+        """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""
+        parts = [batches[part.name] for part in self._parts]
+        is_new = [torch.full_like(batch.weight, part.is_online, dtype=torch.bool)
+                  for part, batch in zip(self._parts, parts, strict=True)]  # fmt: skip
+        return joined(parts), torch.cat(is_new)
+
+    def _accepted(self, behavior: Tensor, logits: Tensor) -> Tensor | None:
+        """Returns [T, B] bool: which states are inside the trust region; None where there is none."""
+        if self._online_share == 1 or not self._update.trust_region:
+            return None
+        return accepted_states(behavior, logits, self._update.trust_region, self._update.rho_bar)
+
+    def _entropy_weight(self, is_new: Tensor) -> Tensor | float:
+        """Returns weights [B]: new unrolls alone keep the entropy up (LASER), with the weight that all would have."""
+        return is_new / self._online_share if self._online_share else 1.0
+
+
+def joined(batches: Sequence[Batch]) -> UnrollBatch:
+    """Returns several batches of unrolls as one, the rows of the first one first."""
+    unrolls = [batch for batch in batches if isinstance(batch, UnrollBatch)]
+    assert len(unrolls) == len(batches)
+    if len(unrolls) == 1:
+        return unrolls[0]
+    *steps, extras, weights = zip(*unrolls, strict=True)
+    observation, action, reward, discount, start = (torch.cat(tensors, 1) for tensors in steps)
+    together = {name: torch.cat([own[name] for own in extras], 0 if name in FIRST_EXTRAS else 1) for name in extras[0]}
+    return UnrollBatch(observation, action, reward, discount, start, together, torch.cat(weights))
+
+
+def history_of(batch: UnrollBatch) -> History | None:
+    """Returns the past of each observation, for an LSTM; None where the log holds no state of one."""
+    if "core_state" not in batch.extras:
+        return None
+    last_action, last_reward, core_state = (batch.extras[name] for name in FIRST_EXTRAS)
+    actions = torch.cat([last_action.long().unsqueeze(0), batch.action])
+    rewards = torch.cat([last_reward.unsqueeze(0), batch.reward])
+    return History(batch.start, actions, rewards, core_state.float())
+
+
+def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace) -> dict[str, Tensor]:
+    """Returns means over the real steps [T, B] of a batch, those that are no resets and do not only fill it."""
+    share = real / real.sum().clamp(min=1)
+
+    def mean(numbers: Tensor) -> Tensor:
+        return (share * numbers.masked_fill(~real, 0)).sum()
+
+    probabilities = (share.unsqueeze(-1) * log_probs(logits).exp()).sum(dim=(0, 1))
+    return {
+        "td_error": mean(targets.errors.abs()),
+        "value_mean": mean(values),
+        "entropy": mean(entropy(logits)),
+        "importance_ratio": mean(log_rhos.exp().clamp(max=MOST_SHOWN_RATIO)),
+        "rejected_share": mean((~targets.learned).float()),
+    } | {f"probability_{action}": p for action, p in enumerate(probabilities.unbind())}
+
+
+def check_network(network: ActorCriticConfig, spec: StreamSpec) -> None:
+    """Raises ConfigError when the network does not take the observations."""
+    with torch.device("meta"):
+        make_network(spec, network, lstm_size_of(spec))
+
+
+make_actor, make_learner = ImpalaActor, ImpalaLearner

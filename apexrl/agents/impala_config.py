@@ -1,0 +1,153 @@
+"""IMPALA and LASER as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from apexrl.agents.contract import Family, Preset, Unrolls, Want
+from apexrl.agents.mix import batch_sizes, parts_of
+from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.errors import ConfigError
+from apexrl.networks.config import ActorCriticConfig
+from apexrl.types import EnvironmentSpec, Field, StreamSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaAlgorithm(AlgorithmConfig):
+    """The numbers that actors and the learner must agree on."""
+
+    unroll_starts: int = 20
+    """Transitions in one unroll (IMPALA)."""
+    lstm: bool = False
+    """Give the network an LSTM, which also sees the last action and the last reward."""
+    lstm_size: int = 256
+    """Units of the LSTM (IMPALA)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaUpdate(UpdateConfig):
+    """The learner's numbers for its updates."""
+
+    batch_size: int = 32
+    """Unrolls in a batch (IMPALA)."""
+    mix: tuple[str, ...] = ("queue=1",)
+    """Shares of a batch by kind of replay, each KIND=SHARE, or KIND@CAPACITY=SHARE for the newest unrolls only.
+    Kinds: queue (new unrolls, each once) and uniform. queue=1 is IMPALA, queue=1/8 uniform=7/8 is LASER."""
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+    """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
+    learning_rate: float = 0.0006
+    """Step size (IMPALA). It falls linearly to 0 over --total-frames, where they are given."""
+    optimizer_epsilon: float = 0.01
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root (IMPALA)."""
+    reduction: Literal["sum", "mean"] = "sum"
+    """Whether losses of a batch are added (IMPALA) or averaged. Rate, epsilon and the clip mean something only with it:
+    `losses.policy_gradient.reduce_loss` says how they change."""
+    value_cost: Annotated[float, Range(0)] = 0.5
+    """Weight of the value's loss (IMPALA)."""
+    entropy_cost: Annotated[float, Range(0)] = 0.01
+    """Weight of the policy's entropy (IMPALA)."""
+    entropy_cost_end: Annotated[float, Range(0)] = 0.0
+    """Weight of the entropy after `entropy_frames`."""
+    entropy_frames: Annotated[int, Range(0)] = 0
+    """Environment frames over which the weight of the entropy goes linearly to its end; 0: it is constant."""
+    rho_bar: float = 1.0
+    """Greatest importance ratio of a step's error: it decides which policy's value is learned (IMPALA)."""
+    c_bar: float = 1.0
+    """Greatest importance ratio of the trace: it decides how fast values are learned (IMPALA)."""
+    trace_lambda: Annotated[float, Range(0, 1)] = 1.0
+    """Decay of the trace, besides its ratios (IMPALA: 1)."""
+    trust_region: Annotated[float, Range(0)] = 0.1
+    """Where a mix replays: states are rejected whose KL from the policy to the one implied by V-trace is not below it
+    (LASER, whose authors do not state the number); 0: none is rejected."""
+    policy_cloning_cost: Annotated[float, Range(0)] = 0.0
+    """Weight of KL(behaviour || policy) on replayed unrolls (CLEAR: 0.01)."""
+    value_cloning_cost: Annotated[float, Range(0)] = 0.0
+    """Weight of the squared distance from the actor's value on replayed unrolls (CLEAR: 0.005)."""
+    reward_transform: Literal["none", "soft-asymmetric"] = "none"
+    """A change of the rewards in the log. soft-asymmetric (IMPALA's for DMLab) needs --clip-rewards no."""
+
+
+TWO_CORES: Preset = {
+    "update": {"batch_size": 16, "optimizer": "adam", "learning_rate": 5e-4, "optimizer_epsilon": 1e-5,
+               "reduction": "mean", "max_gradient_norm": 0.5},
+    "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
+    "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
+    "learning": {"publish_period_updates": 1},
+}  # fmt: skip
+"""For games of Atari on two CPU cores."""
+
+SMALL: Preset = {
+    "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4},
+    "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 64},
+    "replay": {**TWO_CORES["replay"], "capacity": 100_000},
+    "learning": TWO_CORES["learning"],
+    "acting": {"environments_per_worker": 8, "environment_groups": 1},
+    "evaluation": {"evaluation_period_seconds": 10.0},
+}
+"""For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
+
+
+def stream(algorithm: ImpalaAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment: unrolls without overlap, with the policy that acted and its values.
+
+    Raises: ConfigError when an action is a vector of numbers.
+    """
+    if not environment.num_actions:
+        raise ConfigError(
+            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers: "
+            "with impala only discrete actions are supported"
+        )
+    extras = [
+        # float16 changes an importance ratio by 0.2 % at most, bfloat16 by 5 %.
+        Field("behavior_log_probs", "step", "float16", (environment.num_actions,)),
+        Field("behavior_value", "step", "float16"),
+    ]
+    if algorithm.lstm:
+        extras += [
+            Field("core_state", "first", "float16", (2, algorithm.lstm_size)),
+            Field("last_action", "first", "int32"),
+            Field("last_reward", "first", "float32"),
+        ]
+    return environment.streamed(algorithm.unroll_starts, overlap_steps=0, extras=tuple(extras))
+
+
+def lstm_size_of(spec: StreamSpec) -> int:
+    """Returns the units of the LSTM whose states a stream holds; 0 where there is none."""
+    return next((field.shape[1] for field in spec.extras if field.name == "core_state"), 0)
+
+
+def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
+    """Returns the wants of the learner: whole unrolls of each part of the mix."""
+    sizes = batch_sizes(parts_of(update.mix), update.batch_size)
+    return tuple(Want(name, size, Unrolls()) for name, size in sizes.items())
+
+
+def tables(update: ImpalaUpdate) -> tuple[str, ...]:
+    """Returns the tables of the replay: the queue sets the pace where there is one, and nobody waits for the others."""
+    parts = parts_of(update.mix)
+    sizes = batch_sizes(parts, update.batch_size)
+    paced = any(part.is_online for part in parts)
+    texts = []
+    for part in parts:
+        if part.is_online:
+            texts.append(f"{part.name}=fifo")
+        elif paced:
+            texts.append(f"{part.name}=uniform:0:{sizes[part.name]}")
+        else:
+            texts.append(f"{part.name}=uniform")
+    return tuple(texts)
+
+
+FAMILY = Family(
+    ImpalaAlgorithm(),
+    ActorCriticConfig(),
+    ImpalaUpdate(),
+    {
+        "paper": {"learning": {"publish_period_updates": 1}, "replay": {"min_size_to_sample": 2_000}},
+        "two-cores": TWO_CORES,
+        "small": SMALL,
+    },
+    stream,
+    wants,
+    tables,
+    "apexrl.agents.impala",
+)

@@ -1,0 +1,63 @@
+"""Mixes of experience: which share of a batch comes from which table. Loads no torch."""
+
+import math
+from fractions import Fraction
+from typing import Literal, NamedTuple, cast, get_args
+
+from apexrl.errors import ConfigError
+
+PartKind = Literal["queue", "uniform"]
+
+
+class Part(NamedTuple):
+    """One part of a mix, served by a table of its own."""
+
+    name: str  # of the table: KIND or KIND@CAPACITY
+    kind: PartKind
+    capacity: int  # unrolls; 0: as many as the log holds
+    share: Fraction  # of each batch
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the part hands out new unrolls, each once."""
+        return self.kind == "queue"
+
+
+def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
+    """Returns the parts of a mix, as --mix gives them.
+
+    Raises: ConfigError when one is not KIND=SHARE or KIND@CAPACITY=SHARE, or the shares do not add up to 1.
+    """
+    parts = []
+    for text in mix:
+        name, _, share_text = text.partition("=")
+        kind, at, capacity_text = name.partition("@")
+        try:
+            share, capacity = Fraction(share_text), int(capacity_text) if at else 0
+        except (ValueError, ZeroDivisionError):
+            share, capacity = Fraction(0), 0
+        if kind not in get_args(PartKind) or share <= 0 or bool(at) != (capacity > 0) or (at and kind == "queue"):
+            raise ConfigError(
+                f"--mix {text}: give KIND=SHARE or KIND@CAPACITY=SHARE, as in queue=1/8 uniform@10000=7/8; "
+                f"kinds are {', '.join(get_args(PartKind))}; a capacity counts unrolls, and a queue has none"
+            )
+        parts.append(Part(name, cast(PartKind, kind), capacity, share))
+    total = sum(part.share for part in parts)
+    if total != 1 or len({part.name for part in parts}) != len(parts):
+        raise ConfigError(f"--mix {' '.join(mix)}: the shares add up to {total}; give each part once, 1 in all")
+    return tuple(parts)
+
+
+def batch_sizes(parts: tuple[Part, ...], batch_size: int) -> dict[str, int]:
+    """Returns the unrolls of each part in a batch of so many.
+
+    Raises: ConfigError when they are not whole numbers; the message names batch sizes that work.
+    """
+    unit = math.lcm(*(part.share.denominator for part in parts))
+    if batch_size % unit:
+        below = max(batch_size // unit, 1) * unit
+        raise ConfigError(
+            f"--batch-size {batch_size} cannot be divided as --mix asks: {below} and {below + unit} can, "
+            f"or any other multiple of {unit}"
+        )
+    return {part.name: int(part.share * batch_size) for part in parts}
