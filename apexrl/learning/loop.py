@@ -131,9 +131,11 @@ class LearnerLoop:
         published_updates, published_at = updater.num_updates, now
         while not stop.is_set() and not self._is_complete(updater, replica, spec):
             draw = self._next_draw(replica, waiter)
-            pending = updater.update(draw, replica.upcoming_draw()) if draw is not None else None
-            if draw is not None and pending is not None:
-                self._expect(pending, draw.generation, updater, replica)
+            if draw is not None:
+                updater.schedule(*self._progress(replica, spec))
+                pending = updater.update(draw, replica.upcoming_draw())
+                if pending is not None:
+                    self._expect(pending, draw.generation, updater, replica)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
@@ -192,8 +194,12 @@ class LearnerLoop:
         learning = self._command.learning
         if learning.total_updates and updater.num_updates >= learning.total_updates:
             return True
-        frames = replica.counted.transitions * spec.frames_per_step
-        return bool(learning.total_frames) and frames >= learning.total_frames
+        return self._progress(replica, spec)[1] == 1
+
+    def _progress(self, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
+        """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
+        frames, total = replica.counted.transitions * spec.frames_per_step, self._command.learning.total_frames
+        return frames, min(frames / total, 1.0) if total else 0.0
 
     def _report(self, updater: Updater, replica: Replica, record: RunRecord, rate: float) -> None:
         """Writes all that is known, of all roles."""
