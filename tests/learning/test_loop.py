@@ -12,7 +12,7 @@ from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import updater as updaters
 from apexrl.learning.draw import Draw, Gathered
-from apexrl.learning.loop import LearnerLoop
+from apexrl.learning.loop import LearnerLoop, fifo_tables
 from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
 from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop
@@ -20,6 +20,7 @@ from apexrl.networks.parameters import decode_parameters
 from apexrl.types import LogPosition
 from tests.lockstep import TABLE, identity_of
 from tests.networks.test_device_stream import SlowDeviceStream
+from tests.own_agent import OWN
 
 
 class Replica:
@@ -139,7 +140,8 @@ class GrowingReplica(Replica):
     def next_draw(self, timeout_seconds):
         draw = super().next_draw(timeout_seconds)
         self.counted = LogPosition("log", 0, 50 * ((11 - self.left) // 2))
-        return draw and Draw(5, {TABLE: Gathered(np.zeros(1, np.int64), None)})
+        keys = np.zeros(1, np.int64)
+        return draw and Draw(5, {TABLE: Gathered(keys, None)}, {TABLE: keys})
 
 
 @pytest.mark.parametrize("total_frames", [0, 5000])
@@ -156,6 +158,23 @@ def test_the_learner_knows_how_far_the_run_is_before_each_update(loop, spec, tot
     updater.load_state_dict(updater.state_dict(), 7)
     updater.schedule(1000, 0.0)
     assert learner.progress == (1000, 0.0), "loading has replaced what follows a schedule"
+
+
+def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spec):
+    lags, record, stop = mock.MagicMock(), mock.MagicMock(), Stop()
+    lags.report.return_value = {"learner/version_lag_max": 9.0}
+    loop._version_lags, loop._connections._metrics.latest.return_value = lags, {}
+    updater, replica = updaters.Updater(ScheduledLearner(), loop._device_stream), GrowingReplica(stop, 10)
+    loop._update(updater, replica, record, spec, stop)
+    assert [call.args for call in lags.add.call_args_list] == [(version, {TABLE: 0}) for version in range(10)]
+    loop._report(updater, replica, record, 0.0)
+    assert record.report.call_args.args[0]["learner/version_lag_max"] == 9.0
+
+
+@pytest.mark.parametrize(("family", "tables"), [(FAMILY, []), (OWN, ["queue"])])
+def test_the_queues_of_an_algorithm_are_known(family, tables):
+    command = LearnerCommand(algorithm=family.algorithm, update=family.update, network=family.network)
+    assert fifo_tables(family, command) == tables
 
 
 def test_a_share_is_never_above_one(loop, spec):
