@@ -97,8 +97,12 @@ class CountingLearner:
     has_side_work = False
 
     def __init__(self, algorithm, network, update, spec, device):
-        self.updates, self.checked = torch.zeros(()), torch.zeros(())
+        self.updates, self.checked, self.frames = torch.zeros(()), torch.zeros(()), torch.zeros(())
         self.following = {}  # after the queue's newest unrolls, by slot: the next count and state
+
+    def schedule(self, frames, share):
+        assert frames >= self.frames and 0 <= share <= 1
+        self.frames.fill_(frames)
 
     def ahead(self, batches):
         return None
@@ -109,6 +113,7 @@ class CountingLearner:
     def gradients(self, batches, beside):
         assert beside() is None and set(batches) == {"queue", "sequences"}
         queue, sequences = batches["queue"], batches["sequences"]
+        assert self.frames > 0
         assert len(queue.weight) == 2 and len(sequences.weight) == 3
         for batch in (queue, sequences):
             check(batch)
@@ -141,7 +146,7 @@ class CountingLearner:
         return {"updates": self.updates}
 
     def learning_tensors(self):
-        return {"checked": self.checked}
+        return {"checked": self.checked, "frames": self.frames}
 
 
 def check(batch: UnrollBatch) -> None:
