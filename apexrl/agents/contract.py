@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
     """The results of an update, as tensors that may still be on their way."""
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
-    metrics: "dict[str, Tensor]"  # scalars, always the same names
+    metrics: "dict[str, Tensor]"  # scalars, always the same names; probability_NAME of an action is shown to people
 
 
 class Learner(Protocol):

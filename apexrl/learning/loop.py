@@ -13,7 +13,7 @@ from apexrl.config import LearnerCommand, ReplayConfig, tables_of
 from apexrl.errors import ConfigError, JournalError
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
-from apexrl.learning.metrics import VersionLags, returns_by_exploration
+from apexrl.learning.metrics import UpdateMetrics, VersionLags, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.soundness import Soundness
@@ -51,7 +51,7 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self._newest: dict[str, float] = {}  # metrics of the newest update that arrived
+        self._update_metrics = UpdateMetrics()
         self._run = ""  # as it is in the run's checkpoints
         self._soundness = Soundness()
         self._version_lags = VersionLags(fifo_tables(self._family, command))
@@ -166,8 +166,9 @@ class LearnerLoop:
         """Sends the priorities of an update when they are there."""
 
         def arrived() -> None:
-            priorities, self._newest = pending.result()
-            self._soundness.check(priorities, self._newest, updater)
+            priorities, metrics = pending.result()
+            self._update_metrics.add(metrics)
+            self._soundness.check(priorities, metrics, updater)
             for table, values in priorities.items():
                 keys = pending.keys[table]
                 replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
@@ -213,7 +214,7 @@ class LearnerLoop:
         versions = list(replica.params_versions)
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
-        scalars |= {f"learner/{name}": value for name, value in self._newest.items()}
+        scalars |= {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
         scalars |= self._version_lags.report()
         scalars |= self._stopwatch.shares("learner/waits_for/")
         scalars |= {

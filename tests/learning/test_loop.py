@@ -197,7 +197,7 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
     assert replica.sent == [(5, number, float(number)) for number in range(1, 55)]
     assert updater.most_in_flight == 5  # the fifth is on its way while the first is waited for
     assert [decode_parameters(encoded).header.params_version for encoded in published] == versions
-    assert loop._newest == {"loss": 0.5, "gradient_norm": 1.0}
+    assert loop._update_metrics.values() == {"loss": 0.5, "gradient_norm": 1.0}
 
 
 def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):

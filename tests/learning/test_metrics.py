@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from apexrl.learning import metrics
-from apexrl.learning.metrics import VersionLags
+from apexrl.learning.metrics import UpdateMetrics, VersionLags
 
 
 @pytest.fixture
@@ -75,3 +75,31 @@ def test_actors_that_lag_are_said_once_a_minute(caplog, clock):
     assert report(50) == []
     clock["now"] += 1
     assert len(report(50)) == 1
+
+
+def test_probabilities_are_means_over_seconds_and_other_metrics_are_the_newest(clock):
+    found, shown = UpdateMetrics(), []
+    assert found.values() == {}
+    for second in range(40):
+        found.add({"loss": float(second), "probability_left": second / 40, "probability_right": 1 - second / 40})
+        shown.append(found.values())
+        clock["now"] += 1
+    assert shown[0] == {"loss": 0.0, "probability_left": 0.0, "probability_right": 1.0}
+    assert shown[4]["probability_left"] == pytest.approx(2 / 40)
+    assert shown[39] == {
+        "loss": 39.0,
+        "probability_left": pytest.approx(34 / 40),
+        "probability_right": pytest.approx(6 / 40),
+    }
+    clock["now"] += 1000
+    assert found.values() == shown[39], "a learner that waits keeps its policy"
+    for _ in range(metrics.MAX_PROBABILITIES + 1):
+        found.add({"probability_left": 0.5})
+    assert len(found._recent) == metrics.MAX_PROBABILITIES
+
+
+def test_metrics_without_probabilities_are_not_kept(clock):
+    found = UpdateMetrics()
+    found.add({"loss": 1.0})
+    found.add({"loss": 2.0})
+    assert found.values() == {"loss": 2.0} and not found._recent

@@ -120,7 +120,9 @@ class CountingLearner:
             self.checked += len(batch.weight)
         self.check_order(queue)
         counts = sequences.observation[0, :, 0, 1]
-        return Outcome({"sequences": counts + 1}, {"checked": self.checked.clone()})
+        probability = counts.new_tensor(0.25)
+        metrics = {"checked": self.checked.clone(), "probability_0": probability, "probability_1": 1 - probability}
+        return Outcome({"sequences": counts + 1}, metrics)
 
     def check_order(self, queue):
         """Every unroll of a queue begins where the one before it in its stream said, and comes once."""
