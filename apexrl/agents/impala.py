@@ -119,6 +119,7 @@ class ImpalaLearner:
         self._algorithm = algorithm
         self._update = update
         self._precision = autocast_for(device, spec)
+        self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
         self._parts = parts_of(update.mix)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
@@ -167,7 +168,7 @@ class ImpalaLearner:
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         real = valid & (batch.weight > 0)
-        metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets)
+        metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         return Outcome({}, {"loss": loss.detach()} | metrics)
 
     def apply(self) -> dict[str, Tensor]:
@@ -229,7 +230,8 @@ def history_of(batch: UnrollBatch) -> History | None:
     return History(batch.start, actions, rewards, core_state.float())
 
 
-def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace) -> dict[str, Tensor]:
+def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace,
+               action_names: Sequence[str]) -> dict[str, Tensor]:  # fmt: skip
     """Returns means over the real steps [T, B] of a batch, those that are no resets and do not only fill it."""
     share = real / real.sum().clamp(min=1)
 
@@ -243,7 +245,7 @@ def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, t
         "entropy": mean(entropy(logits)),
         "importance_ratio": mean(log_rhos.exp().clamp(max=MOST_SHOWN_RATIO)),
         "rejected_share": mean((~targets.learned).float()),
-    } | {f"probability_{action}": p for action, p in enumerate(probabilities.unbind())}
+    } | {f"probability_{name}": p for name, p in zip(action_names, probabilities.unbind(), strict=True)}
 
 
 def check_network(network: ActorCriticConfig, spec: StreamSpec) -> None:
