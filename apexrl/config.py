@@ -103,9 +103,9 @@ class ReplayConfig:
     eviction_period_batches: int = 100
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
     tables: tuple[str, ...] = ()
-    """Tables over the log; none given: those of --agent. Each is NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE.
-    Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the learner of each; 0 samples an
-    insert: nobody waits."""
+    """Tables over the log; none given: those of --agent. Each is NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, where
+    numbers may be left out. Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the
+    learner of each; 0 samples an insert: nobody waits. A uniform table may have a capacity of its own, in unrolls."""
     journal_dir: str = "auto"
     """Directory where acknowledged experience is kept; off: in memory only. auto: in the directory of a run on one
     machine, else off."""
@@ -294,12 +294,13 @@ class TableConfig(NamedTuple):
     kind: TableKind
     samples_per_insert: float
     min_size_to_sample: int
+    capacity: int = 0  # unrolls, the newest; 0: all that the log holds
 
 
 def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
     """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
 
-    Raises: ConfigError when one is not NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, or two have one name.
+    Raises: ConfigError when one is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, or two have one name.
     """
     tables: dict[str, TableConfig] = {}
     for text in config.tables:
@@ -310,19 +311,23 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
             min_size = max(min_size // unroll_starts, 1)
         elif kind == "fifo":
             samples_per_insert, min_size = 1.0, 1
+        given = dict(zip(("samples", "size", "capacity"), numbers, strict=False))
         try:
-            if numbers:
-                samples_per_insert, min_size = float(numbers[0]), int(numbers[1])
-        except (ValueError, IndexError):
+            samples_per_insert = float(given.get("samples") or samples_per_insert)
+            min_size = int(given.get("size") or min_size)
+            capacity = int(given.get("capacity") or 0)
+        except ValueError:
             kind = ""
-        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 2 or name in tables:
+        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 3 or name in tables:
             raise ConfigError(
-                f"--tables {text}: give NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, each name once, "
-                "with the kind priority, uniform or fifo"
+                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, with the kind "
+                "priority, uniform or fifo; numbers may be left out"
             )
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
             raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
-        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size)
+        if capacity < 0 or (given.get("capacity") and (kind != "uniform" or not capacity)):
+            raise ConfigError(f"--tables {text}: only a uniform table has a capacity of its own, 1 unroll or more")
+        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables

@@ -158,12 +158,19 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     tables = tables_of(replay, 1)
     if not isinstance(command, RunCommand):
         return
+    held = -(-replay.capacity // command.algorithm.unroll_starts)
     for want in wants_of(command):
         kinds = kinds_for(want, stream)
         if want.table not in tables or tables[want.table].kind not in kinds:
             raise ConfigError(
                 f"--tables {' '.join(replay.tables)}: --agent {command.agent} needs a table named {want.table}, "
                 f"of the kind {' or '.join(kinds)}"
+            )
+        most = min(tables[want.table].capacity or held, held)
+        if tables[want.table].kind == "uniform" and want.batch_size > most:
+            raise ConfigError(
+                f"--tables {' '.join(replay.tables)}: {want.table} holds {most} unrolls, and --agent {command.agent} "
+                f"draws {want.batch_size} different ones at once: give a larger capacity or a smaller --batch-size"
             )
 
 

@@ -237,13 +237,16 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         capacity=1000,
         min_size_to_sample=100,
         samples_per_insert=2.0,
-        tables=("a=priority", "b=uniform", "c=fifo:0.5:7", "d=fifo"),
+        tables=("a=priority", "b=uniform", "c=fifo:0.5:7", "d=fifo", "e=uniform:0", "f=uniform:::5", "g=fifo:0.5:"),
     )
     assert tables_of(config, 8) == {
         "a": TableConfig("priority", 2.0, 100),
         "b": TableConfig("uniform", 2.0, 12),  # unrolls
         "c": TableConfig("fifo", 0.5, 7),
         "d": TableConfig("fifo", 1.0, 1),  # each once
+        "e": TableConfig("uniform", 0.0, 12),
+        "f": TableConfig("uniform", 2.0, 12, 5),
+        "g": TableConfig("fifo", 0.5, 1),
     }
     assert tables_of(config, 1000)["b"].min_size_to_sample == 1
 
@@ -257,10 +260,13 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         ("=fifo",),
         ("x=",),
         ("x=lifo",),
-        ("x=fifo:1",),
-        ("x=fifo:1:",),
         ("x=fifo:a:1",),
         ("x=fifo:1:2:3",),
+        ("x=priority:1:2:3",),
+        ("x=uniform:1:2:0",),
+        ("x=uniform:1:2:-1",),
+        ("x=uniform:1:2:1.5",),
+        ("x=uniform:1:2:3:4",),
         ("x=fifo:-1:1",),
         ("x=fifo:nan:1",),
         ("x=fifo:inf:1",),

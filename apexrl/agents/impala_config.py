@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Unrolls, Want
-from apexrl.agents.mix import batch_sizes, parts_of
+from apexrl.agents.mix import batch_sizes, parts_of, table_texts
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -123,18 +123,7 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
 
 def tables(update: ImpalaUpdate) -> tuple[str, ...]:
     """Returns the tables of the replay: the queue sets the pace where there is one, and nobody waits for the others."""
-    parts = parts_of(update.mix)
-    sizes = batch_sizes(parts, update.batch_size)
-    paced = any(part.is_online for part in parts)
-    texts = []
-    for part in parts:
-        if part.is_online:
-            texts.append(f"{part.name}=fifo")
-        elif paced:
-            texts.append(f"{part.name}=uniform:0:{sizes[part.name]}")
-        else:
-            texts.append(f"{part.name}=uniform")
-    return tuple(texts)
+    return table_texts(parts_of(update.mix))
 
 
 FAMILY = Family(

@@ -61,3 +61,15 @@ def batch_sizes(parts: tuple[Part, ...], batch_size: int) -> dict[str, int]:
             f"or any other multiple of {unit}"
         )
     return {part.name: int(part.share * batch_size) for part in parts}
+
+
+def table_texts(parts: tuple[Part, ...]) -> tuple[str, ...]:
+    """Returns the tables that serve the parts, as --tables takes them.
+
+    Actors keep pace with the queue where there is one, else with each table.
+    """
+    pace = "0" if any(part.is_online for part in parts) else ""
+    return tuple(
+        f"{part.name}=fifo" if part.is_online else f"{part.name}=uniform:{pace}::{part.capacity or ''}".rstrip(":")
+        for part in parts
+    )

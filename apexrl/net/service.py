@@ -163,7 +163,7 @@ class ReplayService:
         if self._journal_dir is not None:
             journal = Journal(self._journal_dir, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
-        replay.set_batch_sizes(self.learners.batch_sizes)
+        replay.set_batch_sizes(*self.learners.batch_sizes)
         logger.info("the log holds %s, %d transitions at most", spec.env, self._config.capacity)
         return replay
 
