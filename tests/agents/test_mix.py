@@ -1,0 +1,99 @@
+"""Mixes as --mix gives them, the tables that serve them, and the batches that they make."""
+
+import re
+from fractions import Fraction
+
+import pytest
+
+from apexrl.agents.impala_config import FAMILY, ImpalaUpdate
+from apexrl.agents.mix import Part, batch_sizes, parts_of
+from apexrl.config import ReplayConfig, RunCommand, TableConfig, tables_of
+from apexrl.errors import ConfigError
+from apexrl.flags import explicit_replay, parse, wants_of
+
+LASER = ("queue=1/8", "uniform=7/8")
+
+
+def test_a_mix_is_read_as_parts():
+    assert parts_of(("queue=1",)) == (Part("queue", "queue", 0, Fraction(1)),)
+    assert parts_of(("queue=0.25", "uniform=1/4", "uniform@300=1/2")) == (
+        Part("queue", "queue", 0, Fraction(1, 4)),
+        Part("uniform", "uniform", 0, Fraction(1, 4)),
+        Part("uniform@300", "uniform", 300, Fraction(1, 2)),
+    )
+    assert [part.is_online for part in parts_of(LASER)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "queue", "=1", "queue=", "queue=x", "queue=1/0", "queue=nan", "queue=inf", "queue=0", "queue=-1"),
+        *("stack=1", "Queue=1", "queue@5=1", "uniform@=1", "uniform@0=1", "uniform@-5=1", "uniform@x=1", "@5=1"),
+        *("queue=1=1", "uniform@1.5=1", "queue 1"),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_refused_by_its_text(text):
+    with pytest.raises(ConfigError, match=re.escape(f"--mix {text}: give KIND=SHARE or KIND@CAPACITY=SHARE")):
+        parts_of((text,))
+
+
+@pytest.mark.parametrize(
+    ("mix", "total"),
+    [
+        (("queue=1/2",), "1/2"),
+        (("queue=1/2", "uniform=2/3"), "7/6"),
+        (("queue=0.3", "uniform=0.6"), "9/10"),
+        (("queue=1/2", "queue=1/2"), "1"),
+        ((), "0"),
+    ],
+)
+def test_shares_that_are_not_a_whole_are_refused(mix, total):
+    with pytest.raises(ConfigError, match=re.escape(f"--mix {' '.join(mix)}: the shares add up to {total};")):
+        parts_of(mix)
+
+
+@pytest.mark.parametrize("mix", [("queue=1",), LASER, ("queue=0.1", "uniform=0.9"), ("queue=1/3", "uniform=2/3")])
+def test_batches_are_divided_into_whole_unrolls_or_sizes_that_work_are_named(mix):
+    parts = parts_of(mix)
+    unit = max(part.share.denominator for part in parts)
+    for size in range(1, 3 * unit + 1):
+        if size % unit == 0:
+            sizes = batch_sizes(parts, size)
+            assert sum(sizes.values()) == size and all(sizes[part.name] == part.share * size for part in parts)
+            continue
+        with pytest.raises(ConfigError, match=f"--batch-size {size} cannot be divided") as refused:
+            batch_sizes(parts, size)
+        named = [int(number) for number in re.findall(r": (\d+) and (\d+) can", str(refused.value))[0]]
+        for other in named:
+            batch_sizes(parts, other)
+        assert abs(size - min(named, key=lambda other: abs(other - size))) < unit
+
+
+def test_shares_of_unequal_denominators_need_a_multiple_of_all():
+    parts = parts_of(("queue=1/4", "uniform=5/12", "uniform@9=1/3"))
+    assert batch_sizes(parts, 24) == {"queue": 6, "uniform": 10, "uniform@9": 8}
+    with pytest.raises(ConfigError, match="12 and 24 can, or any other multiple of 12"):
+        batch_sizes(parts, 16)
+
+
+def tables(*mix):
+    update = ImpalaUpdate(mix=mix)
+    config = ReplayConfig(100_000, 2_000, 4.0, tables=FAMILY.tables(update))
+    return tables_of(config, unroll_starts=20)
+
+
+def test_the_queue_sets_the_pace_and_nobody_waits_for_replay_beside_it():
+    assert tables("queue=1") == {"queue": TableConfig("fifo", 1.0, 1)}
+    assert tables(*LASER) == {"queue": TableConfig("fifo", 1.0, 1), "uniform": TableConfig("uniform", 0.0, 28)}
+    assert tables("uniform=1") == {"uniform": TableConfig("uniform", 4.0, 100)}
+
+
+def test_the_learner_wants_what_the_replay_serves():
+    flags = ["--agent", "impala", "--preset", "small", "--mix", *LASER, "--batch-size", "16"]
+    command = parse(RunCommand, flags)
+    assert {want.table: want.batch_size for want in wants_of(command)} == {"queue": 2, "uniform": 14}
+    assert explicit_replay(command).tables == ("queue=fifo", "uniform=uniform:0:14")
+    with pytest.raises(ConfigError, match="needs a table named uniform"):
+        parse(RunCommand, [*flags, "--tables", "queue=fifo"])
+    with pytest.raises(ConfigError, match="--batch-size 12 cannot be divided"):
+        parse(RunCommand, [*flags, "--batch-size", "12"])
