@@ -36,7 +36,7 @@ class OwnUpdate(UpdateConfig):
     """The table that unrolls come from."""
 
 
-FAMILIES["own"] = Family(
+OWN = FAMILIES["own"] = Family(
     algorithm=OwnAlgorithm(unroll_starts=20),
     network=OwnNetwork(),
     update=OwnUpdate(batch_size=32),

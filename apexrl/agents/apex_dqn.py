@@ -91,6 +91,9 @@ class ApexLearner:
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         self._optimizer = make_optimizer(update, self._online)
 
+    def schedule(self, frames: int, share: float) -> None:
+        """Does nothing: no number of Ape-X changes during a run."""
+
     @torch.no_grad()
     def ahead(self, batches: Batches) -> tuple[Tensor, Tensor]:
         """Returns the prepared next observations, and the target network's values of them [B, A]."""

@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
     """The results of an update, as tensors that may still be on their way."""
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
-    metrics: "dict[str, Tensor]"  # scalars, always the same names
+    metrics: "dict[str, Tensor]"  # scalars, always the same names; probability_NAME of an action is shown to people
 
 
 class Learner(Protocol):
@@ -138,6 +138,17 @@ class Learner(Protocol):
 
     has_side_work: bool
     """Whether `ahead` and `beside` compute something that pays to be computed in a second thread."""
+
+    def schedule(self, frames: int, share: float) -> None:
+        """Takes how far the run is, before an update; numbers that follow a schedule are filled into their tensors.
+
+        `ahead` may be at work in its thread: it reads no such number.
+
+        Args:
+          frames: environment frames of the run so far, those before a resume included.
+          share: of --total-frames, 0 to 1; always 0 where no total was given.
+        """
+        ...
 
     def ahead(self, batches: Batches) -> Any:
         """Returns the results that batches can have before their update: only `refresh` outdates them."""

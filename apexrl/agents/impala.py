@@ -30,6 +30,7 @@ from apexrl.types import StreamSpec, StreamUnrolls
 
 LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overflows
 MOST_VALUE = 60_000.0  # of the log: the greatest float16 is 65,504
+RMSPROP_DECAY = 0.99  # (IMPALA)
 MOST_SHOWN_RATIO = 100.0  # in a metric's mean
 FIRST_EXTRAS = ("last_action", "last_reward", "core_state")  # of an unroll's first observation
 
@@ -118,12 +119,21 @@ class ImpalaLearner:
         self._algorithm = algorithm
         self._update = update
         self._precision = autocast_for(device, spec)
+        self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
         self._parts = parts_of(update.mix)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
         self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._optimizer = make_optimizer(update, self._network)
+        self._learning_rate = torch.tensor(update.learning_rate, device=device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
+        self._optimizer = make_optimizer(update, self._network, RMSPROP_DECAY, centered=False, rate=self._learning_rate)
+
+    def schedule(self, frames: int, share: float) -> None:
+        """Sets the learning rate and the weight of the entropy."""
+        update = self._update
+        self._learning_rate.fill_(update.learning_rate * (1 - share))
+        passed = min(frames / update.entropy_frames, 1.0) if update.entropy_frames else 0.0
+        self._entropy_cost.fill_(update.entropy_cost + passed * (update.entropy_cost_end - update.entropy_cost))
 
     def ahead(self, batches: Batches) -> None:
         """Returns None: an update needs nothing ahead."""
@@ -158,7 +168,7 @@ class ImpalaLearner:
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         real = valid & (batch.weight > 0)
-        metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets)
+        metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         return Outcome({}, {"loss": loss.detach()} | metrics)
 
     def apply(self) -> dict[str, Tensor]:
@@ -177,7 +187,8 @@ class ImpalaLearner:
         return self._network.state_dict()
 
     def learning_tensors(self) -> dict[str, Tensor]:
-        return {"entropy_cost": self._entropy_cost} | optimizer_tensors(self._optimizer, self._network)
+        schedules = {"learning_rate": self._learning_rate, "entropy_cost": self._entropy_cost}
+        return schedules | optimizer_tensors(self._optimizer, self._network)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""
@@ -219,7 +230,8 @@ def history_of(batch: UnrollBatch) -> History | None:
     return History(batch.start, actions, rewards, core_state.float())
 
 
-def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace) -> dict[str, Tensor]:
+def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace,
+               action_names: Sequence[str]) -> dict[str, Tensor]:  # fmt: skip
     """Returns means over the real steps [T, B] of a batch, those that are no resets and do not only fill it."""
     share = real / real.sum().clamp(min=1)
 
@@ -233,7 +245,7 @@ def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, t
         "entropy": mean(entropy(logits)),
         "importance_ratio": mean(log_rhos.exp().clamp(max=MOST_SHOWN_RATIO)),
         "rejected_share": mean((~targets.learned).float()),
-    } | {f"probability_{action}": p for action, p in enumerate(probabilities.unbind())}
+    } | {f"probability_{name}": p for name, p in zip(action_names, probabilities.unbind(), strict=True)}
 
 
 def check_network(network: ActorCriticConfig, spec: StreamSpec) -> None:

@@ -71,7 +71,7 @@ TWO_CORES: Preset = {
                "reduction": "mean", "max_gradient_norm": 0.5},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
-    "learning": {"publish_period_updates": 1},
+    "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
 }  # fmt: skip
 """For games of Atari on two CPU cores."""
 
@@ -142,7 +142,7 @@ FAMILY = Family(
     ActorCriticConfig(),
     ImpalaUpdate(),
     {
-        "paper": {"learning": {"publish_period_updates": 1}, "replay": {"min_size_to_sample": 2_000}},
+        "paper": {"learning": TWO_CORES["learning"], "replay": {"min_size_to_sample": 2_000}},
         "two-cores": TWO_CORES,
         "small": SMALL,
     },

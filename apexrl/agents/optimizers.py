@@ -1,7 +1,8 @@
 """The learner's optimizers: their state is made beforehand, and nothing in a step waits for a device.
 
 Both obey an attribute `found_inf`, a float32 scalar on the device: where it is 1, a step changes no parameter and no
-state, not even by a gradient that is not finite.
+state, not even by a gradient that is not finite. The learning rate may be a tensor on the device: a captured graph
+repeats a step, so a rate that changes is filled into that tensor.
 """
 
 from collections.abc import Iterable
@@ -15,23 +16,26 @@ from apexrl.config import UpdateConfig
 DECAY = 0.95  # the decay of RMSProp's averages
 
 
-class CenteredRMSprop(torch.optim.Optimizer):
-    """RMSProp by the gradient's variance, with epsilon inside the root: rate * g / sqrt(E[g^2] - E[g]^2 + epsilon).
+class RMSProp(torch.optim.Optimizer):
+    """RMSProp with epsilon inside the root: rate * g / sqrt(E[g^2] + epsilon).
 
-    `torch.optim.RMSprop` adds epsilon outside the root, where the paper's 1.5e-7 is hundreds of times smaller. Rounding
-    may put the variance of a nearly constant gradient below zero; zero is taken then.
+    The centered one divides by the gradient's variance instead: sqrt(E[g^2] - E[g]^2 + epsilon). Rounding may put the
+    variance of a nearly constant gradient below zero; zero is taken then. `torch.optim.RMSprop` adds epsilon outside
+    the root, where the papers' numbers mean something else: Ape-X's 1.5e-7 is hundreds of times smaller there.
 
-    Source: arXiv:1803.00933, section 6.1; arXiv:1308.0850, equations 38 to 41, as in TensorFlow and optax.
+    Source: plain as in IMPALA, arXiv:1802.01561; centered as in Ape-X, arXiv:1803.00933, section 6.1, and
+    arXiv:1308.0850, equations 38 to 41. All averages begin at 0, as in optax; TensorFlow's E[g^2] begins at 1.
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, alpha: float, eps: float):
+    def __init__(self, parameters: Iterable[Tensor], lr: float, alpha: float, eps: float, centered: bool):
         """Makes the averages, which decay by `alpha` in a step, for each parameter."""
-        super().__init__(parameters, {"lr": lr, "alpha": alpha, "eps": eps})
+        super().__init__(parameters, {"lr": lr, "alpha": alpha, "eps": eps, "centered": centered})
+        averages = ("square_avg", "grad_avg") if centered else ("square_avg",)
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter] = _zero_slots(parameter, ("square_avg", "grad_avg"))
+                self.state[parameter] = _zero_slots(parameter, averages)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -42,8 +46,6 @@ class CenteredRMSprop(torch.optim.Optimizer):
                 self._move(parameters, [parameter.grad for parameter in parameters], group)
 
     def _move(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
-        slots = [self.state[parameter] for parameter in parameters]
-        steps, squares, means = ([slot[name] for slot in slots] for name in ("step", "square_avg", "grad_avg"))
         decays, ones = ([number] * len(parameters) for number in (group["alpha"], 1.0))
         if self.found_inf is not None:
             is_lost = self.found_inf > 0
@@ -51,30 +53,59 @@ class CenteredRMSprop(torch.optim.Optimizer):
             decays = [torch.full_like(self.found_inf, group["alpha"]).masked_fill_(is_lost, 1)] * len(parameters)
             for gradient in gradients:
                 gradient.masked_fill_(is_lost, 0)
-        torch._foreach_add_(steps, ones)
+        torch._foreach_add_(self._slots(parameters, "step"), ones)
+        squares = self._slots(parameters, "square_avg")
         torch._foreach_mul_(squares, decays)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
-        torch._foreach_mul_(means, decays)
-        torch._foreach_add_(means, gradients, alpha=1 - group["alpha"])
-        roots = torch._foreach_addcmul(squares, means, means, -1)
-        torch._foreach_clamp_min_(roots, 0)
-        torch._foreach_add_(roots, group["eps"])
+        if group["centered"]:
+            means = self._slots(parameters, "grad_avg")
+            torch._foreach_mul_(means, decays)
+            torch._foreach_add_(means, gradients, alpha=1 - group["alpha"])
+            roots = torch._foreach_addcmul(squares, means, means, -1)
+            torch._foreach_clamp_min_(roots, 0)
+            torch._foreach_add_(roots, group["eps"])
+        else:
+            roots = torch._foreach_add(squares, group["eps"])
         torch._foreach_sqrt_(roots)
-        torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+        if isinstance(group["lr"], Tensor):
+            moves = torch._foreach_div(gradients, roots)
+            torch._foreach_mul_(moves, group["lr"])
+            torch._foreach_sub_(parameters, moves)
+        else:
+            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+
+    def _slots(self, parameters: list[Tensor], name: str) -> list[Tensor]:
+        return [self.state[parameter][name] for parameter in parameters]
 
 
-def make_optimizer(config: UpdateConfig, network: nn.Module) -> torch.optim.Optimizer:
-    """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step."""
+def make_optimizer(
+    config: UpdateConfig,
+    network: nn.Module,
+    decay: float = DECAY,
+    centered: bool = True,
+    rate: Tensor | None = None,
+) -> torch.optim.Optimizer:
+    """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step.
+
+    Args:
+      decay: of RMSProp's averages; Adam has its own.
+      centered: whether RMSProp divides by the root of the variance, or of the mean square; Adam takes neither.
+      rate: scalar on the device, in place of the configuration's learning rate; each step reads it anew.
+    """
     parameters = list(network.parameters())
-    rate, epsilon = config.learning_rate, config.optimizer_epsilon
+    optimizer: torch.optim.Optimizer
     if config.optimizer == "rmsprop":
-        return CenteredRMSprop(parameters, rate, DECAY, epsilon)
-    on_gpu = parameters[0].device.type == "cuda"
-    adam = torch.optim.Adam(parameters, rate, eps=epsilon, fused=True, capturable=on_gpu)
-    for parameter in parameters:
-        # As Adam makes it itself in its first step, which a captured graph would repeat each time.
-        adam.state[parameter] = _zero_slots(parameter, ("exp_avg", "exp_avg_sq"))
-    return adam
+        optimizer = RMSProp(parameters, config.learning_rate, decay, config.optimizer_epsilon, centered)
+    else:
+        on_gpu = parameters[0].device.type == "cuda"
+        epsilon = config.optimizer_epsilon
+        optimizer = torch.optim.Adam(parameters, config.learning_rate, eps=epsilon, fused=True, capturable=on_gpu)
+        for parameter in parameters:
+            # As Adam makes it itself in its first step, which a captured graph would repeat each time.
+            optimizer.state[parameter] = _zero_slots(parameter, ("exp_avg", "exp_avg_sq"))
+    if rate is not None:
+        optimizer.param_groups[0]["lr"] = rate  # Adam's constructor would read its value
+    return optimizer
 
 
 def step_where_finite(optimizer: torch.optim.Optimizer, gradient_norm: Tensor) -> None:

@@ -1,10 +1,14 @@
 """A draw: one sample of each table that a learner wants, gathered or still named by keys."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from apexrl.agents.contract import Batch
+
+NO_VERSIONS: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Holder(Protocol):
@@ -45,6 +49,7 @@ class Draw(NamedTuple):
 
     generation: int  # counts the logs that were followed: keys mean nothing beyond theirs
     samples: dict[str, SampledKeys | Gathered]
+    versions: Mapping[str, np.ndarray] = NO_VERSIONS  # by table: [M] params_version that made each key's unroll
 
     @property
     def is_gathered(self) -> bool:

@@ -24,6 +24,7 @@ CHARTS = {
         "frames a second": ["Multiline", ["actor/frames_per_second"]],
         "updates a second": ["Multiline", ["learner/updates_per_second"]],
         "who waits": ["Multiline", ["actor/waits_for/.*", "learner/waits_for/.*"]],
+        "lag in updates": ["Multiline", ["learner/version_lag.*"]],
         "samples per insert": ["Multiline", ["replay/samples_per_insert"]],
     }
 }

@@ -7,12 +7,13 @@ from pathlib import Path
 import psutil
 import torch
 
+from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand
+from apexrl.config import LearnerCommand, ReplayConfig, tables_of
 from apexrl.errors import ConfigError, JournalError
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
-from apexrl.learning.metrics import returns_by_exploration
+from apexrl.learning.metrics import UpdateMetrics, VersionLags, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.soundness import Soundness
@@ -50,9 +51,10 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self._newest: dict[str, float] = {}  # metrics of the newest update that arrived
+        self._update_metrics = UpdateMetrics()
         self._run = ""  # as it is in the run's checkpoints
         self._soundness = Soundness()
+        self._version_lags = VersionLags(fifo_tables(self._family, command))
         batch_sizes = {want.table: want.batch_size for want in self._wants}
         prefetch = command.learning.prefetch_batches
         self._connections = Connections(command.wires, name, batch_sizes, prefetch)
@@ -131,9 +133,12 @@ class LearnerLoop:
         published_updates, published_at = updater.num_updates, now
         while not stop.is_set() and not self._is_complete(updater, replica, spec):
             draw = self._next_draw(replica, waiter)
-            pending = updater.update(draw, replica.upcoming_draw()) if draw is not None else None
-            if draw is not None and pending is not None:
-                self._expect(pending, draw.generation, updater, replica)
+            if draw is not None:
+                updater.schedule(*self._progress(replica, spec))
+                pending = updater.update(draw, replica.upcoming_draw())
+                if pending is not None:
+                    self._version_lags.add(updater.num_updates - 1, draw.versions)
+                    self._expect(pending, draw.generation, updater, replica)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
@@ -161,8 +166,9 @@ class LearnerLoop:
         """Sends the priorities of an update when they are there."""
 
         def arrived() -> None:
-            priorities, self._newest = pending.result()
-            self._soundness.check(priorities, self._newest, updater)
+            priorities, metrics = pending.result()
+            self._update_metrics.add(metrics)
+            self._soundness.check(priorities, metrics, updater)
             for table, values in priorities.items():
                 keys = pending.keys[table]
                 replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
@@ -192,8 +198,12 @@ class LearnerLoop:
         learning = self._command.learning
         if learning.total_updates and updater.num_updates >= learning.total_updates:
             return True
-        frames = replica.counted.transitions * spec.frames_per_step
-        return bool(learning.total_frames) and frames >= learning.total_frames
+        return self._progress(replica, spec)[1] == 1
+
+    def _progress(self, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
+        """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
+        frames, total = replica.counted.transitions * spec.frames_per_step, self._command.learning.total_frames
+        return frames, min(frames / total, 1.0) if total else 0.0
 
     def _report(self, updater: Updater, replica: Replica, record: RunRecord, rate: float) -> None:
         """Writes all that is known, of all roles."""
@@ -204,7 +214,8 @@ class LearnerLoop:
         versions = list(replica.params_versions)
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
-        scalars |= {f"learner/{name}": value for name, value in self._newest.items()}
+        scalars |= {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
+        scalars |= self._version_lags.report()
         scalars |= self._stopwatch.shares("learner/waits_for/")
         scalars |= {
             "learner/updates_per_second": rate,
@@ -219,3 +230,9 @@ class LearnerLoop:
         if self._device.type == "cuda":
             scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         record.report(scalars, returns_by_exploration(episodes), replica.waits_for)
+
+
+def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
+    """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables."""
+    tables = tables_of(ReplayConfig(tables=family.tables(command.update)), command.algorithm.unroll_starts)
+    return [name for name, table in tables.items() if table.kind == "fifo"]

@@ -1,12 +1,26 @@
-"""Metrics of training games. Tags are grouped as evaluation/, actor/, replay/, learner/, system/."""
+"""Metrics of training games, of sampled experience and of updates.
+
+Tags are grouped as evaluation/, actor/, replay/, learner/, system/.
+"""
 
 import collections
+import logging
+import math
+import time
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from apexrl.types import Episode
 
+logger = logging.getLogger(__name__)
+
 EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (0.0, "below_0.01"))
+MAX_KEPT_UPDATES = 1000
+PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action
+PROBABILITY_SECONDS, MAX_PROBABILITIES = 10.0, 10_000
+MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks with memory bear fewer
+LAG_SAID_SECONDS = 60.0
 
 
 def returns_by_exploration(episodes: list[Episode]) -> dict[str, float]:
@@ -22,3 +36,80 @@ def returns_by_exploration(episodes: list[Episode]) -> dict[str, float]:
         band = next(name for floor, name in EXPLORATION_BANDS if episode.exploration >= floor)
         bands[band].append(episode.episode_return)
     return metrics | {f"actor/return_by_exploration/{band}": float(np.mean(values)) for band, values in bands.items()}
+
+
+class UpdateMetrics:
+    """The metrics of the newest update that arrived; the policy's probabilities are means over some seconds.
+
+    One update sees a few states only, and its `probability_*` are as noisy. Used from one thread.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, float] = {}
+        # Seconds and probabilities of recent updates.
+        self._recent: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=MAX_PROBABILITIES)
+
+    def add(self, metrics: dict[str, float]) -> None:
+        """Takes the metrics of the newest update: always the same names."""
+        self._newest, now = metrics, time.monotonic()
+        probabilities = {name: value for name, value in metrics.items() if name.startswith(PROBABILITY)}
+        if probabilities:
+            self._recent.append((now, probabilities))
+            while self._recent[0][0] < now - PROBABILITY_SECONDS:
+                self._recent.popleft()
+
+    def values(self) -> dict[str, float]:
+        """Returns the newest metrics, each `probability_*` as its mean over the last PROBABILITY_SECONDS of updates."""
+        names = self._recent[-1][1] if self._recent else ()
+        means = {name: float(np.mean([values[name] for _, values in self._recent])) for name in names}
+        return self._newest | means
+
+
+class VersionLags:
+    """The lag of sampled experience in updates: the learner's version minus the version that acted.
+
+    Keeps the lags of each table's newest MAX_KEPT_UPDATES updates until they are reported. Used from one thread.
+    """
+
+    def __init__(self, fifo_tables: Collection[str]):
+        """Takes the tables whose experience should be of about the learner's version."""
+        self._fifo_tables = frozenset(fifo_tables)
+        self._lags: dict[str, collections.deque[np.ndarray]] = {}
+        self._said = -math.inf
+
+    def add(self, version: int, acted: Mapping[str, np.ndarray]) -> None:
+        """Takes the version that is updated, and those that acted in its batches [M] by table.
+
+        A peer may state any number: one below 0 names no version, one above the learner's has the lag 0.
+        """
+        for table, versions in acted.items():
+            kept = self._lags.setdefault(table, collections.deque(maxlen=MAX_KEPT_UPDATES))
+            kept.append(np.maximum(version - versions[versions >= 0], 0))
+
+    def report(self) -> dict[str, float]:
+        """Returns p50, p95 and max since the last report, of all fifo tables together and of each other table.
+
+        Says it where the fifo tables are too far behind.
+        """
+        by_prefix: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+        for table, kept in self._lags.items():
+            by_prefix["version_lag_" if table in self._fifo_tables else f"version_lag/{table}/"].extend(kept)
+        self._lags = {}
+        metrics: dict[str, float] = {}
+        for prefix, arrays in by_prefix.items():
+            lags = np.concatenate(arrays)
+            if len(lags):
+                numbers = (*np.percentile(lags, (50, 95)), lags.max())
+                names = (f"learner/{prefix}{name}" for name in ("p50", "p95", "max"))
+                metrics |= dict(zip(names, map(float, numbers), strict=True))
+        self._warn(metrics.get("learner/version_lag_p95", 0.0))
+        return metrics
+
+    def _warn(self, lag: float) -> None:
+        if lag > MOST_LAG_UPDATES and time.monotonic() >= self._said + LAG_SAID_SECONDS:
+            self._said = time.monotonic()
+            logger.warning(
+                "actors lag: one unroll in 20 is %d updates old or older, and more than %d can harm learning: publish "
+                "more often (--publish-period-updates), run fewer actors, or take larger batches (--batch-size)",
+                lag, MOST_LAG_UPDATES,
+            )  # fmt: skip

@@ -101,8 +101,11 @@ class Replica:
         self._stop = stop
         self._memory_gb = memory_gb
         self._draws = DrawQueue()
-        # The samples of each table that wait for those of others.
-        self._samples = {want.table: collections.deque[SampledKeys | Gathered]() for want in self._wants}
+        # The samples of each table that wait for those of others, and the versions of their unrolls.
+        self._samples = {
+            want.table: collections.deque[tuple[SampledKeys | Gathered, np.ndarray]]() for want in self._wants
+        }
+        self._versions = np.zeros(0, np.int64)  # [ring]: params_version of the unroll at each position
         self._outgoing: queue.SimpleQueue[NewPriorities | None] = queue.SimpleQueue()  # None: a draw was used
         self._generation = 0  # counts the logs that were followed
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
@@ -178,6 +181,7 @@ class Replica:
             self.store = None
             self.store = self._make_store(start)
             self.store.generation = self._generation
+            self._versions = np.full(start.ring_unrolls, -1, np.int64)
             self._codec = UnrollCodec(start.spec)
             logger.info(
                 "unroll store on %s: %d unrolls, %.1f GB (%.1f s)",
@@ -241,6 +245,7 @@ class Replica:
             self.counted = LogPosition(self.counted.log, append.number + 1, transitions)
             self.params_versions.append(header.params_version)
             self._episodes.extend(header.episodes)
+        self._versions[append.number % self.store.ring_unrolls] = header.params_version
         slot = self.store.begin(append.number)
         try:
             self.store.commit(slot, self._codec.decode(append.block, slot.frames))
@@ -261,7 +266,10 @@ class Replica:
         if sample is None:
             self._client.batch_used(event.table)
             return
-        self._samples[event.table].append(sample)
+        numbers = self.store.numbers(event.table, sample.keys)
+        self._samples[event.table].append((sample, self._versions[numbers % self.store.ring_unrolls]))
         if all(self._samples.values()):
-            draw = Draw(self._generation, {table: samples.popleft() for table, samples in self._samples.items()})
-            self._draws.put(draw)
+            parts = {table: samples.popleft() for table, samples in self._samples.items()}
+            samples = {table: sample for table, (sample, _) in parts.items()}
+            versions = {table: acted for table, (_, acted) in parts.items()}
+            self._draws.put(Draw(self._generation, samples, versions))

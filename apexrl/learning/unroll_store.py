@@ -108,9 +108,13 @@ class UnrollStore:
         """Returns the bytes that a full store takes."""
         return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + WORD_BYTES * row_layout(spec, wants).words)
 
+    def numbers(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns [B] int64: the numbers of the unrolls of a table's keys."""
+        return keys // self.spec.unroll_starts if isinstance(self._wants[table].view, Transitions) else keys
+
     def holds(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns [B] bool: whether the unrolls of a table's keys are here."""
-        numbers = keys // self.spec.unroll_starts if isinstance(self._wants[table].view, Transitions) else keys
+        numbers = self.numbers(table, keys)
         return self._numbers[numbers % self.ring_unrolls] == numbers
 
     def clear(self, generation: int) -> None:

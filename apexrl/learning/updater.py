@@ -55,6 +55,14 @@ class Updater:
         self._is_eager = not on_gpu
         self._sizes: dict[str, int] = {}  # as the last update gave its priorities
         self._names: tuple[str, ...] = ()  # and its metrics
+        self._frames = -1  # that the learner was told last
+
+    def schedule(self, frames: int, share: float) -> None:
+        """Tells the learner how far the run is, in frames and as a share of its total, where that has changed."""
+        if frames != self._frames:
+            self._frames = frames
+            with self._device_stream.exclusive():
+                self._learner.schedule(frames, share)
 
     def update(self, draw: Draw, upcoming: Draw | None = None) -> Pending | None:
         """Takes one optimizer step; returns its results, None when nothing of a table's sample is left.
@@ -103,6 +111,7 @@ class Updater:
             for name, tensor in own.items():
                 tensor.copy_(state[name])
         self.num_updates = num_updates
+        self._frames = -1  # the tensors of schedules were replaced too
 
     def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
         values = self._step(draw.batches(), None if self._side is None else self._side.begin(draw, upcoming))

@@ -83,6 +83,10 @@ def why_impossible(spec: StreamSpec) -> str:
         return f"{spec.env} needs either num_actions from 1 or action_bounds, not both or neither"
     if not all(low < high for low, high in spec.action_bounds):
         return f"{spec.env} has action_bounds whose least value is not below the greatest"
+    if spec.action_names and not len(set(spec.action_names)) == len(spec.action_names) == spec.num_actions:
+        return f"{spec.env} needs {spec.num_actions} different action_names, or none: it has {spec.action_names}"
+    if not all(name and name.isprintable() for name in spec.action_names):
+        return f"{spec.env} has action_names that are empty or not printable: {spec.action_names}"
     names = [*BUILT_IN_FIELDS, *(field.name for field in spec.extras)]
     if len(set(names)) < len(names) or "" in names:
         return f"extras need names, all of them distinct and none of {', '.join(BUILT_IN_FIELDS)}"

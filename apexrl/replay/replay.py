@@ -63,8 +63,6 @@ class Replay:
         """Journals M unrolls with priorities [M, P] and valid [M, K], appends them to the log, makes them sampleable.
 
         Returns: the number of the first one.
-
-        Returns: the number of the first one.
         Raises: JournalError when the disk does not take them; nothing has changed then.
         """
         first = self.log.end_number

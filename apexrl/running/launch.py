@@ -20,7 +20,7 @@ from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import ConsoleHandler, Display, summary_of
+from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of
 from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
 from apexrl.running.run_directory import (
     CONFIG_FILE,
@@ -211,14 +211,15 @@ class Run:
                 self._console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
             except ApexError as error:
                 logger.error("the checkpoint cannot be read: %s", error)
-        restarts = self._supervisor.num_restarts
-        summary = summary_of(read_status(self._directory), self._spec.env, self._clock.elapsed(), restarts)
+        status, restarts = read_status(self._directory), self._supervisor.num_restarts
+        outcome = summary_of(status, self._spec.env, self._clock.elapsed(), restarts)
+        summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
         try:
             write_json(self._directory / SUMMARY_FILE, summary)
             self._console.print(f"summary: {self._directory / SUMMARY_FILE}", soft_wrap=True)
         except OSError as error:
             logger.error("the summary cannot be written: %s", error)
-        for name, value in msgspec.structs.asdict(summary).items():
+        for name, value in summary.items():
             self._console.print(f"  {name:24} {value}")
 
 

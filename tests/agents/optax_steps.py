@@ -1,4 +1,4 @@
-"""The steps of optax's centered RMSProp, in a process of its own: one that holds JAX cannot fork without a warning."""
+"""The steps of optax's RMSProp, in a process of its own: one that holds JAX cannot fork without a warning."""
 
 import sys
 
@@ -6,9 +6,10 @@ import numpy as np
 import optax
 
 
-def main(source, target, rate, decay, epsilon):
+def main(source, target, rate, decay, epsilon, centered):
     """Writes the sum of all steps along each path [steps, size] of gradients in an npz file."""
-    optimizer = optax.rmsprop(float(rate), decay=float(decay), eps=float(epsilon), centered=True, eps_in_sqrt=True)
+    is_centered = centered == "centered"
+    optimizer = optax.rmsprop(float(rate), float(decay), float(epsilon), centered=is_centered, eps_in_sqrt=True)
     sums = {}
     for name, gradients in np.load(source).items():
         total = np.zeros(gradients.shape[1:], np.float32)

@@ -1,14 +1,18 @@
+import dataclasses
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from apexrl.agents.apex_dqn_config import FAMILY
+from apexrl.agents.contract import Outcome
 from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
-from apexrl.learning.draw import Draw
-from apexrl.learning.loop import LearnerLoop
+from apexrl.learning import updater as updaters
+from apexrl.learning.draw import Draw, Gathered
+from apexrl.learning.loop import LearnerLoop, fifo_tables
 from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
 from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop
@@ -16,6 +20,7 @@ from apexrl.networks.parameters import decode_parameters
 from apexrl.types import LogPosition
 from tests.lockstep import TABLE, identity_of
 from tests.networks.test_device_stream import SlowDeviceStream
+from tests.own_agent import OWN
 
 
 class Replica:
@@ -59,6 +64,9 @@ class Updater:
         self.gradient_norm = 1.0
         self.weights = torch.zeros(1)
 
+    def schedule(self, frames, share):
+        assert share == 0
+
     def update(self, draw, upcoming):
         assert upcoming.samples == draw.samples - 1
         if draw.samples % 10 == 3:
@@ -96,6 +104,86 @@ def loop(monkeypatch, spec):
     return made
 
 
+class ScheduledLearner:
+    """Is told how far the run is, and reports it with each update."""
+
+    has_side_work = False
+
+    def __init__(self):
+        self.progress = None
+        self.told, self.updated = [], []
+
+    def schedule(self, frames, share):
+        self.progress = frames, share
+        self.told.append(self.progress)
+
+    def gradients(self, batches, beside):
+        self.updated.append(self.progress)
+        return Outcome({}, {"loss": torch.zeros(())})
+
+    def apply(self):
+        return {}
+
+    def is_refresh_due(self, num_updates):
+        return False
+
+    def acting_tensors(self):
+        return {}
+
+    def learning_tensors(self):
+        return {"rate": torch.zeros(())}
+
+
+class GrowingReplica(Replica):
+    """The log grows with every second draw."""
+
+    def next_draw(self, timeout_seconds):
+        draw = super().next_draw(timeout_seconds)
+        self.counted = LogPosition("log", 0, 50 * ((11 - self.left) // 2))
+        keys = np.zeros(1, np.int64)
+        return draw and Draw(5, {TABLE: Gathered(keys, None)}, {TABLE: keys})
+
+
+@pytest.mark.parametrize("total_frames", [0, 5000])
+def test_the_learner_knows_how_far_the_run_is_before_each_update(loop, spec, total_frames):
+    spec = msgspec.structs.replace(spec, frames_per_step=4)
+    loop._command = dataclasses.replace(loop._command, learning=LearningConfig(device="cpu", total_frames=total_frames))
+    learner, stop = ScheduledLearner(), Stop()
+    updater = updaters.Updater(learner, loop._device_stream)
+    loop._update(updater, GrowingReplica(stop, 10), mock.MagicMock(), spec, stop)
+    frames = [200, 200, 400, 400, 600, 600, 800, 800, 1000, 1000]
+    assert [seen for seen, _ in learner.updated] == frames
+    assert [share for _, share in learner.updated] == [f / total_frames if total_frames else 0 for f in frames]
+    assert learner.told == learner.updated[::2]
+    updater.load_state_dict(updater.state_dict(), 7)
+    updater.schedule(1000, 0.0)
+    assert learner.progress == (1000, 0.0), "loading has replaced what follows a schedule"
+
+
+def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spec):
+    lags, record, stop = mock.MagicMock(), mock.MagicMock(), Stop()
+    lags.report.return_value = {"learner/version_lag_max": 9.0}
+    loop._version_lags, loop._connections._metrics.latest.return_value = lags, {}
+    updater, replica = updaters.Updater(ScheduledLearner(), loop._device_stream), GrowingReplica(stop, 10)
+    loop._update(updater, replica, record, spec, stop)
+    assert [call.args for call in lags.add.call_args_list] == [(version, {TABLE: 0}) for version in range(10)]
+    loop._report(updater, replica, record, 0.0)
+    assert record.report.call_args.args[0]["learner/version_lag_max"] == 9.0
+
+
+@pytest.mark.parametrize(("family", "tables"), [(FAMILY, []), (OWN, ["queue"])])
+def test_the_queues_of_an_algorithm_are_known(family, tables):
+    command = LearnerCommand(algorithm=family.algorithm, update=family.update, network=family.network)
+    assert fifo_tables(family, command) == tables
+
+
+def test_a_share_is_never_above_one(loop, spec):
+    loop._command = dataclasses.replace(loop._command, learning=LearningConfig(device="cpu", total_frames=100))
+    replica = Replica(Stop(), 0)
+    replica.counted = LogPosition("log", 0, 101)
+    assert loop._progress(replica, spec) == (101 * spec.frames_per_step, 1.0)
+
+
 @pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
 def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch, least_seconds, versions):
     monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", least_seconds)
@@ -109,7 +197,7 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
     assert replica.sent == [(5, number, float(number)) for number in range(1, 55)]
     assert updater.most_in_flight == 5  # the fifth is on its way while the first is waited for
     assert [decode_parameters(encoded).header.params_version for encoded in published] == versions
-    assert loop._newest == {"loss": 0.5, "gradient_norm": 1.0}
+    assert loop._update_metrics.values() == {"loss": 0.5, "gradient_norm": 1.0}
 
 
 def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):

@@ -42,9 +42,17 @@ class Log:
         pass
 
 
-def append(spec, unroll, number, block=None):
+def append(spec, unroll, number, block=None, params_version=5):
     insert = wire.Insert(
-        number, "actor", 0, 8 * number, 5, 0.1, b"\xff", np.ones(8, np.float32).tobytes(), (Episode(1.0, 2, 0.1),)
+        number,
+        "actor",
+        0,
+        8 * number,
+        params_version,
+        0.1,
+        b"\xff",
+        np.ones(8, np.float32).tobytes(),
+        (Episode(1.0, 2, 0.1),),
     )
     return LogAppend(number, insert, UnrollCodec(spec).encode(unroll) if block is None else block)
 
@@ -124,6 +132,26 @@ def test_a_restarted_server_with_the_same_log_costs_no_batch_and_counts_nothing_
     replica = follow(log)
     assert replica.counted == LogPosition("log", 4, 32)
     assert [replica.next_draw(1.0).samples[TABLE].keys.tolist() for _ in range(2)] == [[3], [9, 25]]
+
+
+def test_a_draw_knows_the_version_that_acted_in_each_of_its_unrolls(spec, make_unroll):
+    log, versions = Log(), [7, -1, 2**53, 0, 9, 11]
+    appends = [append(spec, make_unroll(spec, n), n, params_version=version) for n, version in enumerate(versions)]
+    appends[3] = append(spec, make_unroll(spec), 3, block=b"nonsense", params_version=0)
+    log.events = [
+        start("log", spec, 4, 0, False),
+        *appends[:4],
+        batch_of([3, 9, 17, 25, 4], [1.0] * 5),
+        *appends[4:],
+        batch_of([3, 33, 41], [1.0] * 3),
+        start("another log", spec, 8, 0, False),
+        append(spec, make_unroll(spec), 0, params_version=3),
+        batch_of([1], [1.0]),
+    ]
+    replica = follow(log)
+    draws = [replica.next_draw(1.0) for _ in range(3)]
+    assert [draw.samples[TABLE].keys.tolist() for draw in draws] == [[3, 9, 17, 4], [33, 41], [1]]
+    assert [draw.versions[TABLE].tolist() for draw in draws] == [[7, -1, 2**53, 7], [9, 11], [3]]
 
 
 def test_priorities_of_another_log_are_not_sent(spec, make_unroll):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.optimizers import CenteredRMSprop
+from apexrl.agents.optimizers import RMSProp
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import (
     entropy_loss,
@@ -90,7 +90,7 @@ def updated(unrolls, reduction, make_optimizer, clip, steps=20):
 
 
 def rmsprop(epsilon):
-    return lambda parameters: CenteredRMSprop(parameters, RATE, DECAY, epsilon)
+    return lambda parameters: RMSProp(parameters, RATE, DECAY, epsilon, centered=True)
 
 
 def gradient_descent(rate):

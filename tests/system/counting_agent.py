@@ -97,8 +97,12 @@ class CountingLearner:
     has_side_work = False
 
     def __init__(self, algorithm, network, update, spec, device):
-        self.updates, self.checked = torch.zeros(()), torch.zeros(())
+        self.updates, self.checked, self.frames = torch.zeros(()), torch.zeros(()), torch.zeros(())
         self.following = {}  # after the queue's newest unrolls, by slot: the next count and state
+
+    def schedule(self, frames, share):
+        assert frames >= self.frames and 0 <= share <= 1
+        self.frames.fill_(frames)
 
     def ahead(self, batches):
         return None
@@ -109,13 +113,16 @@ class CountingLearner:
     def gradients(self, batches, beside):
         assert beside() is None and set(batches) == {"queue", "sequences"}
         queue, sequences = batches["queue"], batches["sequences"]
+        assert self.frames > 0
         assert len(queue.weight) == 2 and len(sequences.weight) == 3
         for batch in (queue, sequences):
             check(batch)
             self.checked += len(batch.weight)
         self.check_order(queue)
         counts = sequences.observation[0, :, 0, 1]
-        return Outcome({"sequences": counts + 1}, {"checked": self.checked.clone()})
+        probability = counts.new_tensor(0.25)
+        metrics = {"checked": self.checked.clone(), "probability_0": probability, "probability_1": 1 - probability}
+        return Outcome({"sequences": counts + 1}, metrics)
 
     def check_order(self, queue):
         """Every unroll of a queue begins where the one before it in its stream said, and comes once."""
@@ -141,7 +148,7 @@ class CountingLearner:
         return {"updates": self.updates}
 
     def learning_tensors(self):
-        return {"checked": self.checked}
+        return {"checked": self.checked, "frames": self.frames}
 
 
 def check(batch: UnrollBatch) -> None:

@@ -1,0 +1,105 @@
+import collections
+import logging
+
+import numpy as np
+import pytest
+
+from apexrl.learning import metrics
+from apexrl.learning.metrics import UpdateMetrics, VersionLags
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when a test says so."""
+    seconds = collections.Counter(now=1000)
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: seconds["now"])
+    return seconds
+
+
+def versions(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def test_lags_are_the_learners_version_minus_the_one_that_acted():
+    lags, rng, slow = VersionLags({"queue", "second"}), np.random.default_rng(0), []
+    for version in range(100, 150):
+        acted = {table: rng.integers(0, version + 1, 5) for table in ("queue", "second", "uniform")}
+        lags.add(version, acted)
+        slow += [(table, version - int(one)) for table, several in acted.items() for one in several]
+    fifo = sorted(lag for table, lag in slow if table != "uniform")
+    other = sorted(lag for table, lag in slow if table == "uniform")
+    assert lags.report() == {
+        "learner/version_lag_p50": (fifo[249] + fifo[250]) / 2,
+        "learner/version_lag_p95": pytest.approx(0.95 * fifo[474] + 0.05 * fifo[475], abs=1),
+        "learner/version_lag_max": fifo[-1],
+        "learner/version_lag/uniform/p50": (other[124] + other[125]) / 2,
+        "learner/version_lag/uniform/p95": pytest.approx(other[237], abs=1),
+        "learner/version_lag/uniform/max": other[-1],
+    }
+    assert lags.report() == {}, "each lag is reported once"
+
+
+def test_versions_that_a_peer_made_up_harm_nothing():
+    lags = VersionLags({"queue"})
+    lags.add(7, {"queue": versions(-1, -(2**53))})
+    assert lags.report() == {}
+    lags.add(7, {"queue": versions(-1, 2**53, 5), "empty": versions()})
+    assert lags.report() == {
+        "learner/version_lag_p50": 1.0,
+        "learner/version_lag_p95": pytest.approx(1.9),
+        "learner/version_lag_max": 2.0,
+    }
+
+
+def test_lags_of_old_updates_are_forgotten():
+    lags = VersionLags({"queue"})
+    for version in range(metrics.MAX_KEPT_UPDATES + 5):
+        lags.add(version, {"queue": versions(0 if version < 5 else version)})
+    assert lags.report()["learner/version_lag_max"] == 0
+
+
+def test_actors_that_lag_are_said_once_a_minute(caplog, clock):
+    caplog.set_level(logging.WARNING)
+    lags = VersionLags({"queue"})
+
+    def report(lag, table="queue"):
+        caplog.clear()
+        lags.add(1000, {table: versions(*[1000 - lag] * 20, 0)})
+        lags.report()
+        return caplog.messages
+
+    assert report(20) == [] and report(900, "uniform") == []
+    (said,) = report(21)
+    assert "21 updates" in said and "--publish-period-updates" in said and "--batch-size" in said
+    clock["now"] += 59
+    assert report(50) == []
+    clock["now"] += 1
+    assert len(report(50)) == 1
+
+
+def test_probabilities_are_means_over_seconds_and_other_metrics_are_the_newest(clock):
+    found, shown = UpdateMetrics(), []
+    assert found.values() == {}
+    for second in range(40):
+        found.add({"loss": float(second), "probability_left": second / 40, "probability_right": 1 - second / 40})
+        shown.append(found.values())
+        clock["now"] += 1
+    assert shown[0] == {"loss": 0.0, "probability_left": 0.0, "probability_right": 1.0}
+    assert shown[4]["probability_left"] == pytest.approx(2 / 40)
+    assert shown[39] == {
+        "loss": 39.0,
+        "probability_left": pytest.approx(34 / 40),
+        "probability_right": pytest.approx(6 / 40),
+    }
+    clock["now"] += 1000
+    assert found.values() == shown[39], "a learner that waits keeps its policy"
+    for _ in range(metrics.MAX_PROBABILITIES + 1):
+        found.add({"probability_left": 0.5})
+    assert len(found._recent) == metrics.MAX_PROBABILITIES
+
+
+def test_metrics_without_probabilities_are_not_kept(clock):
+    found = UpdateMetrics()
+    found.add({"loss": 1.0})
+    found.add({"loss": 2.0})
+    assert found.values() == {"loss": 2.0} and not found._recent
