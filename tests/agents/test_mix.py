@@ -1,17 +1,85 @@
+"""Mixes as --mix gives them, the tables that serve them, and the batches that they make."""
+
+import re
+from fractions import Fraction
+
 import pytest
 
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
-from apexrl.agents.mix import parts_of, table_texts
+from apexrl.agents.impala_config import ImpalaUpdate, tables
+from apexrl.agents.mix import Part, batch_sizes, parts_of, table_texts
 from apexrl.config import ReplayConfig, RunCommand, TableConfig, tables_of
 from apexrl.errors import ConfigError
-from apexrl.flags import parse
+from apexrl.flags import explicit_replay, parse, wants_of
 
-LASER = ("queue=1/4", "uniform=1/2", "uniform@300=1/4")
+LASER = ("queue=1/8", "uniform=7/8")
+THREE = ("queue=1/4", "uniform=1/2", "uniform@300=1/4")
+
+
+def test_a_mix_is_read_as_parts():
+    assert parts_of(("queue=1",)) == (Part("queue", "queue", 0, Fraction(1)),)
+    assert parts_of(("queue=0.25", "uniform=1/4", "uniform@300=1/2")) == (
+        Part("queue", "queue", 0, Fraction(1, 4)),
+        Part("uniform", "uniform", 0, Fraction(1, 4)),
+        Part("uniform@300", "uniform", 300, Fraction(1, 2)),
+    )
+    assert [part.is_online for part in parts_of(LASER)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "queue", "=1", "queue=", "queue=x", "queue=1/0", "queue=nan", "queue=inf", "queue=0", "queue=-1"),
+        *("stack=1", "Queue=1", "queue@5=1", "uniform@=1", "uniform@0=1", "uniform@-5=1", "uniform@x=1", "@5=1"),
+        *("queue=1=1", "uniform@1.5=1", "queue 1"),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_refused_by_its_text(text):
+    with pytest.raises(ConfigError, match=re.escape(f"--mix {text}: give KIND=SHARE or KIND@CAPACITY=SHARE")):
+        parts_of((text,))
+
+
+@pytest.mark.parametrize(
+    ("mix", "total"),
+    [
+        (("queue=1/2",), "1/2"),
+        (("queue=1/2", "uniform=2/3"), "7/6"),
+        (("queue=0.3", "uniform=0.6"), "9/10"),
+        (("queue=1/2", "queue=1/2"), "1"),
+        ((), "0"),
+    ],
+)
+def test_shares_that_are_not_a_whole_are_refused(mix, total):
+    with pytest.raises(ConfigError, match=re.escape(f"--mix {' '.join(mix)}: the shares add up to {total};")):
+        parts_of(mix)
+
+
+@pytest.mark.parametrize("mix", [("queue=1",), LASER, ("queue=0.1", "uniform=0.9"), ("queue=1/3", "uniform=2/3")])
+def test_batches_are_divided_into_whole_unrolls_or_sizes_that_work_are_named(mix):
+    parts = parts_of(mix)
+    unit = max(part.share.denominator for part in parts)
+    for size in range(1, 3 * unit + 1):
+        if size % unit == 0:
+            sizes = batch_sizes(parts, size)
+            assert sum(sizes.values()) == size and all(sizes[part.name] == part.share * size for part in parts)
+            continue
+        with pytest.raises(ConfigError, match=f"--batch-size {size} cannot be divided") as refused:
+            batch_sizes(parts, size)
+        named = [int(number) for number in re.findall(r": (\d+) and (\d+) can", str(refused.value))[0]]
+        for other in named:
+            batch_sizes(parts, other)
+        assert abs(size - min(named, key=lambda other: abs(other - size))) < unit
+
+
+def test_shares_of_unequal_denominators_need_a_multiple_of_all():
+    parts = parts_of(("queue=1/4", "uniform=5/12", "uniform@9=1/3"))
+    assert batch_sizes(parts, 24) == {"queue": 6, "uniform": 10, "uniform@9": 8}
+    with pytest.raises(ConfigError, match="12 and 24 can, or any other multiple of 12"):
+        batch_sizes(parts, 16)
 
 
 def test_the_queue_sets_the_pace_and_capacities_reach_the_tables():
-    assert tables(ImpalaUpdate(mix=LASER)) == ("queue=fifo", "uniform=uniform:0", "uniform@300=uniform:0::300")
-    served = tables_of(ReplayConfig(min_size_to_sample=2000, tables=tables(ImpalaUpdate(mix=LASER))), 20)
+    assert tables(ImpalaUpdate(mix=THREE)) == ("queue=fifo", "uniform=uniform:0", "uniform@300=uniform:0::300")
+    served = tables_of(ReplayConfig(min_size_to_sample=2000, tables=tables(ImpalaUpdate(mix=THREE))), 20)
     assert served == {
         "queue": TableConfig("fifo", 1.0, 1),
         "uniform": TableConfig("uniform", 0.0, 100),
@@ -25,21 +93,15 @@ def test_without_a_queue_each_table_keeps_the_pace():
     assert served["uniform"].samples_per_insert == 3.0
 
 
-def test_shares_of_a_batch_are_whole_unrolls():
-    found = wants(ImpalaAlgorithm(), ImpalaUpdate(mix=LASER, batch_size=8))
-    assert [(want.table, want.batch_size) for want in found] == [("queue", 2), ("uniform", 4), ("uniform@300", 2)]
-    with pytest.raises(ConfigError, match=r"--batch-size 10 cannot be divided as --mix asks: 8 and 12 can"):
-        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=LASER, batch_size=10))
-
-
-@pytest.mark.parametrize(
-    "mix",
-    [("queue",), ("lifo=1",), ("queue@3=1",), ("uniform@0=1",), ("uniform@=1",), ("uniform=0", "queue=1"),
-     ("queue=1/2",), ("uniform=1/2", "uniform=1/2"), ("queue=1/0",)],
-)  # fmt: skip
-def test_mixes_that_make_no_sense_are_refused(mix):
-    with pytest.raises(ConfigError, match="--mix"):
-        parts_of(mix)
+def test_the_learner_wants_what_the_replay_serves():
+    flags = ["--agent", "impala", "--preset", "small", "--mix", *LASER, "--batch-size", "16"]
+    command = parse(RunCommand, flags)
+    assert {want.table: want.batch_size for want in wants_of(command)} == {"queue": 2, "uniform": 14}
+    assert explicit_replay(command).tables == ("queue=fifo", "uniform=uniform:0")
+    with pytest.raises(ConfigError, match="needs a table named uniform"):
+        parse(RunCommand, [*flags, "--tables", "queue=fifo"])
+    with pytest.raises(ConfigError, match="--batch-size 12 cannot be divided"):
+        parse(RunCommand, [*flags, "--batch-size", "12"])
 
 
 def test_a_batch_has_to_fit_the_capacity_that_it_is_drawn_from():
