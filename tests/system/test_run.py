@@ -22,6 +22,10 @@ SUMMARY_FIELDS = {
 }
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
+LASER = ("--agent", "impala", "--mix", "queue=1/4", "uniform=3/4", "--lstm", "--lstm-size", "32")
+BOTH = pytest.mark.parametrize(
+    "flags", [CARTPOLE, (*LASER, "--env", "Catch-v0", "--evaluation-period-seconds", "5")], ids=["apex-dqn", "laser"]
+)
 
 
 def roles_of(run):
@@ -65,11 +69,11 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
     assert "cores" in run.text() and "samples an insert" in run.text()
 
 
-def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports):
+@BOTH
+def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports, flags):
     ports = free_ports(4)
     directory = tmp_path / "run"
-    flags = (*CARTPOLE, "--checkpoint-period-seconds", "1")
-    with launch(tmp_path, ports, *flags) as run:
+    with launch(tmp_path, ports, *flags, "--checkpoint-period-seconds", "1") as run:
         wait_for(lambda: updates_of(directory) > 100, 300, "updates")
         for role in ("actors", "replay", "learner", "evaluator"):
             victim = wait_for(lambda: roles_of(run).get(role), 300, role)
@@ -78,12 +82,15 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
             before = updates_of(directory)
             wait_for(lambda: updates_of(directory) > before + 100, 300, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
+        wait_for((directory / "checkpoints" / "best.safetensors").exists, 300, "an evaluation")
         children = run.descendants()
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     summary = read_json(directory / "summary.json")
-    assert summary["roles_restarted"] == 4
+    assert summary["roles_restarted"] == 4 and summary["evaluation_episodes"] >= 10
+    if "Catch-v0" in flags:
+        assert list((directory / "videos").glob("*.mp4"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
     with launch(
