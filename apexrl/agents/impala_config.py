@@ -117,7 +117,14 @@ def lstm_size_of(spec: StreamSpec) -> int:
 
 
 def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: whole unrolls of each part of the mix."""
+    """Returns the wants of the learner: whole unrolls of each part of the mix.
+
+    Raises: ConfigError when mix and batch size, or the greatest importance ratios, contradict each other.
+    """
+    if update.rho_bar < update.c_bar:
+        raise ConfigError(
+            f"--rho-bar {update.rho_bar:g} is below --c-bar {update.c_bar:g}: V-trace need not converge; give another"
+        )
     sizes = batch_sizes(parts_of(update.mix), update.batch_size)
     return tuple(Want(name, size, Unrolls()) for name, size in sizes.items())
 
