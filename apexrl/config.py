@@ -41,7 +41,7 @@ class EnvConfig:
     """Which environment, and how it is presented to the agent."""
 
     env: str = "PongNoFrameskip-v4"
-    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0.
+    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0.
     `module:Id` imports the module that registers it first."""
     clip_rewards: Literal["auto", "yes", "no"] = "auto"
     """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
@@ -198,7 +198,7 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """The algorithm: apex-dqn, or module:name of your own."""
+    """The algorithm: apex-dqn, impala, or module:name of your own. With --env Corridor-v0 the default is impala."""
     preset: PresetName = "auto"
     """Defaults of flags that are not given: the paper's, those for two CPU cores, or those for small environments."""
     seed: Annotated[int, Range(0)] = 0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tyro
 
 from apexrl.agents.contract import Transitions, Want
-from apexrl.agents.families import family_of
+from apexrl.agents.families import family_of, usual_agent
 from apexrl.config import (
     DEFAULT_AGENT,
     Command,
@@ -72,7 +72,7 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     Raises: ConfigError when a number is outside its range, or two contradict each other.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    default = default_command(command, value_given("--agent", given) or DEFAULT_AGENT)
+    default = default_command(command, agent_of(given))
     preset: str = parse_onto(default, given).preset
     if preset == "auto":
         preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
@@ -80,6 +80,11 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     parsed = dataclasses.replace(parse_onto(default, given), preset=default.preset)
     check_together(parsed)
     return parsed
+
+
+def agent_of(arguments: Sequence[str]) -> str:
+    """Returns the algorithm that --agent names, else the usual one of --env."""
+    return value_given("--agent", arguments) or usual_agent(value_given("--env", arguments))
 
 
 def value_given(flag: str, arguments: Sequence[str]) -> str:

@@ -113,6 +113,27 @@ def test_an_algorithm_of_ones_own_has_flags_like_ours(command, form, capsys):
     assert "--n-steps" not in shown and "--hidden-size" not in shown
 
 
+@pytest.mark.parametrize(
+    ("flags", "agent"),
+    [
+        ([], "apex-dqn"),
+        (["--env", "Catch-v0"], "apex-dqn"),
+        (["--env", "Corridor-v0"], "impala"),
+        (["--env=Corridor-v0"], "impala"),
+        (["--env", "Corridor-v0", "--agent", "apex-dqn"], "apex-dqn"),
+        ([f"--agent={OWN}", "--env=Corridor-v0"], OWN),
+    ],
+)
+@pytest.mark.parametrize("command", [ActorCommand, RunCommand])
+def test_the_corridor_has_another_usual_algorithm(command, flags, agent, capsys):
+    parsed = parse(command, [*flags, "--preset", "small"])
+    assert parsed == dataclasses.replace(with_preset(default_command(command, agent), "small"), env=parsed.env)
+    with pytest.raises(SystemExit):
+        parse(command, [*flags, "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"With --env Corridor-v0 the default is impala. (default: {agent})" in shown
+
+
 def test_numbers_of_ones_own_have_ranges():
     assert parse(ActorCommand, ["--agent", OWN, "--overlap-steps", "0"]).algorithm == OwnAlgorithm(
         unroll_starts=20, overlap_steps=0

@@ -72,6 +72,7 @@ TWO_CORES: Preset = {
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
     "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
+    "acting": {"parameter_period_frames": 80},  # an unroll
 }  # fmt: skip
 """For games of Atari on two CPU cores."""
 
@@ -80,7 +81,7 @@ SMALL: Preset = {
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 64},
     "replay": {**TWO_CORES["replay"], "capacity": 100_000},
     "learning": TWO_CORES["learning"],
-    "acting": {"environments_per_worker": 8, "environment_groups": 1},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 10.0},
 }
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
@@ -116,7 +117,14 @@ def lstm_size_of(spec: StreamSpec) -> int:
 
 
 def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: whole unrolls of each part of the mix."""
+    """Returns the wants of the learner: whole unrolls of each part of the mix.
+
+    Raises: ConfigError when mix and batch size, or the greatest importance ratios, contradict each other.
+    """
+    if update.rho_bar < update.c_bar:
+        raise ConfigError(
+            f"--rho-bar {update.rho_bar:g} is below --c-bar {update.c_bar:g}: V-trace need not converge; give another"
+        )
     sizes = batch_sizes(parts_of(update.mix), update.batch_size)
     return tuple(Want(name, size, Unrolls()) for name, size in sizes.items())
 
@@ -131,7 +139,11 @@ FAMILY = Family(
     ActorCriticConfig(),
     ImpalaUpdate(),
     {
-        "paper": {"learning": TWO_CORES["learning"], "replay": {"min_size_to_sample": 2_000}},
+        "paper": {
+            "acting": TWO_CORES["acting"],
+            "learning": TWO_CORES["learning"],
+            "replay": {"min_size_to_sample": 2_000},
+        },
         "two-cores": TWO_CORES,
         "small": SMALL,
     },

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import DEFAULT_AGENT, ActorCommand, Command, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config import ActorCommand, Command, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
-from apexrl.flags import default_command, explicit_replay, parse_onto, to_flags, value_given
+from apexrl.flags import agent_of, default_command, explicit_replay, parse_onto, to_flags, value_given
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
@@ -70,7 +70,7 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     if resumed := value_given("--resume", sys.argv):
         saved, not_given = saved_command(Path(resumed))
         agent = agent or saved.agent
-    asked = parse_onto(default_command(RunCommand, agent or DEFAULT_AGENT))
+    asked = parse_onto(default_command(RunCommand, agent or agent_of(sys.argv)))
     check_asked(asked)
     if saved is not None:
         held.enter_context(lock_run(asked.resume))

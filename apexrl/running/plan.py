@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from apexrl.agents.contract import Family, Want
-from apexrl.agents.families import family_of, implementation
+from apexrl.agents.families import STOCHASTIC, family_of, implementation
 from apexrl.config import AlgorithmConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
@@ -267,6 +267,9 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("journal", f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir),
         ("run", command.run_dir),
     ]  # fmt: skip
+    if spec.env in STOCHASTIC and family_of(command.agent).is_greedy:
+        best = f"the best policy of {spec.env} is random: {command.agent} is greedy and cannot solve it"
+        rows.append(("warning", f"{best}, --agent impala can"))
     if command.tensorboard:
         rows.append(("TensorBoard", f"http://{command.tensorboard_host}:{command.tensorboard_port}"))
     return rows

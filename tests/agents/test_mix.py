@@ -102,6 +102,8 @@ def test_the_learner_wants_what_the_replay_serves():
         parse(RunCommand, [*flags, "--tables", "queue=fifo"])
     with pytest.raises(ConfigError, match="--batch-size 12 cannot be divided"):
         parse(RunCommand, [*flags, "--batch-size", "12"])
+    with pytest.raises(ConfigError, match=r"--rho-bar 0\.5 is below --c-bar 1:"):
+        parse(RunCommand, [*flags, "--rho-bar", "0.5"])
 
 
 def test_a_batch_has_to_fit_the_capacity_that_it_is_drawn_from():

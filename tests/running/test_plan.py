@@ -98,6 +98,18 @@ def test_the_stream_of_a_plan_is_that_of_its_algorithm():
     assert (rows["agent"], rows["network"]) == (OWN, "width 3")
 
 
+@pytest.mark.parametrize(
+    ("env", "agent"), [("Corridor-v0", "apex-dqn"), ("Corridor-v0", "impala"), ("Catch-v0", "apex-dqn")]
+)
+def test_a_greedy_algorithm_that_cannot_solve_an_environment_is_told_so(env, agent):
+    arguments = ["--agent", agent, "--env", env]
+    rows = dict(describe(make_plan(parse_onto(default_command(RunCommand, agent), arguments), None, arguments)))
+    if (env, agent) == ("Corridor-v0", "apex-dqn"):
+        assert "apex-dqn is greedy and cannot solve it, --agent impala can" in rows["warning"]
+    else:
+        assert "warning" not in rows
+
+
 def test_the_flags_of_a_smoke_run_win_over_its_sizes():
     smoke = plan("--smoke", "--episodes", "3").command
     assert (smoke.max_seconds, smoke.replay.capacity, smoke.evaluation.episodes) == (SMOKE_SECONDS, 20_000, 3)

@@ -22,6 +22,8 @@ SUMMARY_FIELDS = {
 }
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
+MIX, LSTM = ("--mix", "queue=1/4", "uniform=3/4"), ("--lstm", "--lstm-size", "32")
+CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", *MIX, *LSTM)
 
 
 def roles_of(run):
@@ -65,11 +67,11 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
     assert "cores" in run.text() and "samples an insert" in run.text()
 
 
-def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports):
+@pytest.mark.parametrize("flags", [CARTPOLE, CATCH], ids=["apex-dqn", "laser"])
+def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports, flags):
     ports = free_ports(4)
     directory = tmp_path / "run"
-    flags = (*CARTPOLE, "--checkpoint-period-seconds", "1")
-    with launch(tmp_path, ports, *flags) as run:
+    with launch(tmp_path, ports, *flags, "--checkpoint-period-seconds", "1") as run:
         wait_for(lambda: updates_of(directory) > 100, 300, "updates")
         for role in ("actors", "replay", "learner", "evaluator"):
             victim = wait_for(lambda: roles_of(run).get(role), 300, role)
@@ -78,12 +80,15 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
             before = updates_of(directory)
             wait_for(lambda: updates_of(directory) > before + 100, 300, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
+        wait_for((directory / "checkpoints" / "best.safetensors").exists, 300, "an evaluation")
         children = run.descendants()
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     summary = read_json(directory / "summary.json")
-    assert summary["roles_restarted"] == 4
+    assert summary["roles_restarted"] == 4 and summary["evaluation_episodes"] >= 10
+    if flags is CATCH:  # CartPole needs pygame to be drawn
+        assert list((directory / "videos").glob("*.mp4"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
     with launch(
@@ -110,17 +115,24 @@ def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
         wait_for(lambda: not [p for p in children if p.is_running()], 300, "the end of all roles")
 
 
-def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, free_ports):
+@pytest.mark.parametrize(
+    ("agent", "network", "mix", "tables"),
+    [("apex-dqn", (), (), ()), ("impala", LSTM, MIX, ("--tables", "queue=fifo", "uniform=uniform:0:24"))],
+    ids=["apex-dqn", "laser"],
+)
+def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(
+    tmp_path, free_ports, agent, network, mix, tables
+):
     make_keys(tmp_path / "keys", ROLES)
     wires = ports_of(free_ports)
-    small = ["--preset", "small", *wires, "--keys", tmp_path / "keys"]
+    small = ["--agent", agent, "--preset", "small", *wires, "--keys", tmp_path / "keys"]
     directory = tmp_path / "by-hand"
-    actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *small]
-    learner = ["--run-dir", directory, "--total-updates", "100", *small]
+    actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *network, *small]
+    learner = ["--run-dir", directory, "--total-updates", "100", *network, *mix, *small]
     with (
         Process([ROOT / "actor.py", *actor], tmp_path / "actor.txt") as actors,
         Process([ROOT / "learner.py", *learner], tmp_path / "learner.txt") as learning,
-        Process([ROOT / "replay.py", *small], tmp_path / "replay.txt") as replay,
+        Process([ROOT / "replay.py", *tables, *small], tmp_path / "replay.txt") as replay,
     ):
         assert learning.popen.wait(300) == 0
         assert read_json(directory / "status.json")["counters"]["updates"] == 100
@@ -129,7 +141,7 @@ def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, 
         assert actors.popen.wait(300) == 0
     checkpoint = directory / "checkpoints" / "latest.safetensors"
     play = [ROOT / "actor.py", "--env", "CartPole-v1", "--evaluate", "--episodes", "3", "--checkpoint", checkpoint]
-    with Process([*play, "--preset", "small"], tmp_path / "play.txt") as playing:
+    with Process([*play, "--agent", agent, *network, "--preset", "small"], tmp_path / "play.txt") as playing:
         assert playing.popen.wait(300) == 0
         assert "CartPole-v1, update 100: 3 games, mean" in playing.text()
 
