@@ -151,7 +151,8 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     from apexrl.types import StreamSpec
     from tests.lockstep import identity_of, make_updater
 
-    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4)
+    names = ("noop", "fire", "right", "left", "rightfire", "leftfire")
+    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4, action_names=names)
     header = CheckpointHeader(*identity_of(spec), Counters())
     save_checkpoint(tmp_path / "c.safetensors", header, make_updater(spec).state_dict())
     arguments = ["--checkpoint", tmp_path / "c.safetensors", "--episodes", "2", "--max-episode-frames", "800"]
