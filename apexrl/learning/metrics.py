@@ -139,4 +139,4 @@ class RejectedShares:
         """Returns the mean share of each age that there was since the last report, by the least age."""
         means = {age: self._sums[i] / self._counts[i] for i, age in enumerate(AGES_UPDATES) if self._counts[i]}
         self._sums[:], self._counts[:] = 0, 0
-        return {f"learner/rejected_share/age_from_{age}": float(mean) for age, mean in means.items()}
+        return {f"learner/rejected_share_by_age/from_{age}": float(mean) for age, mean in means.items()}

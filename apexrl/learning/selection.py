@@ -63,7 +63,7 @@ class Findings:
         self._first = self._newest = np.zeros((0, 0), np.float32)  # [ring, n] features, where some came
 
     def add(self, numbers: np.ndarray, rows: Mapping[str, np.ndarray], measure: Literal["l2", "cosine"] = "l2") -> None:
-        """Takes the results of an update for unrolls [M], none of them twice.
+        """Takes the results of an update for unrolls [M] that the ring held at one time, none of them twice.
 
         Args:
           rows: `distance` [M], or `feature` [M, n], whose distance from the first one of its unroll counts then.
