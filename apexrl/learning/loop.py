@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
@@ -13,7 +15,7 @@ from apexrl.config import LearnerCommand, ReplayConfig, tables_of
 from apexrl.errors import ConfigError, JournalError
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
-from apexrl.learning.metrics import UpdateMetrics, VersionLags, returns_by_exploration
+from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.soundness import Soundness
@@ -54,7 +56,8 @@ class LearnerLoop:
         self._update_metrics = UpdateMetrics()
         self._run = ""  # as it is in the run's checkpoints
         self._soundness = Soundness()
-        self._version_lags = VersionLags(fifo_tables(self._family, command))
+        queues = fifo_tables(self._family, command)
+        self._version_lags, self._rejected_shares = VersionLags(queues), RejectedShares(queues)
         batch_sizes = {want.table: want.batch_size for want in self._wants}
         prefetch = command.learning.prefetch_batches
         self._connections = Connections(command.wires, name, batch_sizes, prefetch)
@@ -134,11 +137,12 @@ class LearnerLoop:
         while not stop.is_set() and not self._is_complete(updater, replica, spec):
             draw = self._next_draw(replica, waiter)
             if draw is not None:
+                replica.num_updates = updater.num_updates
                 updater.schedule(*self._progress(replica, spec))
                 pending = updater.update(draw, replica.upcoming_draw())
                 if pending is not None:
                     self._version_lags.add(updater.num_updates - 1, draw.versions)
-                    self._expect(pending, draw.generation, updater, replica)
+                    self._expect(pending, draw, updater, replica)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
@@ -162,8 +166,9 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants)
         record.count(updater.num_updates, sampled, replica.counted, num_episodes)
 
-    def _expect(self, pending: Pending, generation: int, updater: Updater, replica: Replica) -> None:
-        """Sends the priorities of an update when they are there."""
+    def _expect(self, pending: Pending, draw: Draw, updater: Updater, replica: Replica) -> None:
+        """Sends the priorities of an update when they are there, and gives its other results to the replica."""
+        generation, version = draw.generation, updater.num_updates - 1
 
         def arrived() -> None:
             priorities, metrics = pending.result()
@@ -172,6 +177,9 @@ class LearnerLoop:
             for table, values in priorities.items():
                 keys = pending.keys[table]
                 replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
+            if rows := pending.rows():
+                self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
+                replica.add_results(generation, {table: (pending.keys[table], rows[table]) for table in rows})
 
         self._arrivals.expect(pending.event, arrived)
 
@@ -215,7 +223,8 @@ class LearnerLoop:
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
         scalars |= {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
-        scalars |= self._version_lags.report()
+        scalars |= self._version_lags.report() | self._rejected_shares.report()
+        scalars |= {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
         scalars |= self._stopwatch.shares("learner/waits_for/")
         scalars |= {
             "learner/updates_per_second": rate,
@@ -236,3 +245,9 @@ def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
     """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables."""
     tables = tables_of(ReplayConfig(tables=family.tables(command.update)), command.algorithm.unroll_starts)
     return [name for name, table in tables.items() if table.kind == "fifo"]
+
+
+def acted_rows(draw: Draw, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the versions [M] that acted in the rows of an update, by table: it may have lacked some of its draw."""
+    samples = draw.samples
+    return {table: draw.versions[table][np.isin(samples[table].keys, there)] for table, there in keys.items()}
