@@ -240,7 +240,7 @@ class ReplayCommand(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerCommand(Command):
-    """Updates the network from sampled batches and publishes it."""
+    """Updates the network from sampled batches and publishes it; --from-journal DIR takes the replay server's place."""
 
     wires: WireConfig = WireConfig()
     algorithm: AlgorithmConfig
@@ -249,6 +249,15 @@ class LearnerCommand(Command):
     learning: LearningConfig = LearningConfig()
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfflineCommand(LearnerCommand):
+    """Updates the network from the experience of a journal, without actors and without a replay server."""
+
+    replay: ReplayConfig = ReplayConfig()
+    from_journal: str = ""
+    """The journal of a replay server (journal/ of a run); it stays as it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,6 +281,8 @@ class RunCommand(Command):
     """Continue the run in this directory, with its configuration; flags given here win."""
     from_scratch: bool = False
     """With --resume: train a new network on the run's experience. Earlier results move to DIR/earlier-N."""
+    from_journal: str = ""
+    """Learn without actors from the experience in this journal (journal/ of a run), which stays as it is."""
     max_seconds: Annotated[float, Range(0)] = 0.0
     """End after so many seconds; 0: never."""
     tensorboard: bool = True

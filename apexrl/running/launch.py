@@ -6,19 +6,29 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import DEFAULT_AGENT, ActorCommand, Command, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config import (
+    DEFAULT_AGENT,
+    ActorCommand,
+    Command,
+    LearnerCommand,
+    OfflineCommand,
+    ReplayCommand,
+    RunCommand,
+)
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import default_command, explicit_replay, parse_onto, to_flags, value_given
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
+from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, summary_of
 from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
@@ -28,6 +38,7 @@ from apexrl.running.run_directory import (
     SUMMARY_FILE,
     check_new,
     continued,
+    environment_of,
     latest_path,
     lock_run,
     save_config,
@@ -70,7 +81,11 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     if resumed := value_given("--resume", sys.argv):
         saved, not_given = saved_command(Path(resumed))
         agent = agent or saved.agent
-    asked = parse_onto(default_command(RunCommand, agent or DEFAULT_AGENT))
+    default = default_command(RunCommand, agent or DEFAULT_AGENT)
+    if saved is None and (journal := value_given("--from-journal", sys.argv)):
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
+        default = dataclasses.replace(default, env=environment)
+    asked = parse_onto(default)
     check_asked(asked)
     if saved is not None:
         held.enter_context(lock_run(asked.resume))
@@ -115,15 +130,19 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
         **own, env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
         evaluation=command.evaluation, device=command.actor_device,
     )  # fmt: skip
-    learner = LearnerCommand(
-        **own, wires=command.wires, algorithm=command.algorithm, update=command.update, network=command.network,
-        learning=command.learning, run_dir=command.run_dir,
-    )  # fmt: skip
-    roles: dict[str, tuple[str, Command]] = {
-        "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
-        "learner": ("learner.py", learner),
-        "actors": ("actor.py", actors),
-    }
+    learning: dict[str, Any] = {
+        **own, "wires": command.wires, "algorithm": command.algorithm, "update": command.update,
+        "network": command.network, "learning": command.learning, "run_dir": command.run_dir,
+    }  # fmt: skip
+    if command.from_journal:
+        learner = OfflineCommand(**learning, replay=command.replay, from_journal=command.from_journal)
+        roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
+    else:
+        roles = {
+            "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
+            "learner": ("learner.py", LearnerCommand(**learning)),
+            "actors": ("actor.py", actors),
+        }
     if command.evaluator:
         evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
         roles["evaluator"] = ("actor.py", evaluator)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from apexrl.config import RunCommand
+from apexrl.config import EnvConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import locked, write_json
 from apexrl.flags import default_command
@@ -83,6 +83,21 @@ def read_config(path: Path) -> tuple[RunCommand, list[str]]:
             )
         not_given: list[str] = []
         return _restored(given, default_command(RunCommand, given["agent"]), not_given), not_given
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def environment_of(journal: Path, env: str) -> EnvConfig:
+    """Returns the environment of a journal: as the run that it lies in has configured it, else `env` with defaults.
+
+    Raises: ConfigError when the configuration of that run cannot be read.
+    """
+    path = journal.resolve().parent / CONFIG_FILE
+    if not path.is_file():
+        return EnvConfig(env)
+    try:
+        given = msgspec.json.decode(path.read_bytes(), type=_Saved).command.get("env")
+        return _restored(msgspec.convert(given, dict[str, Any]), EnvConfig(env), [])
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 

@@ -21,9 +21,8 @@ from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.replay.journal import (
     SNAPSHOT_FILE,
     LogIdentity,
-    check_format,
     first_number_of,
-    read_identity,
+    identity_of,
     segment_paths,
 )
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
@@ -77,20 +76,6 @@ def segments(directory: Path) -> Iterator[Segment]:
             continue
         yield Segment(path, data, scan(data), path == paths[-1], follows)
         follows = True
-
-
-def identity_of(directory: Path) -> LogIdentity:
-    """Returns the identity of a directory's log. Without log.json it comes from a file's header and has no lives.
-
-    Raises: ConfigError when the directory is no journal, or has another version.
-    """
-    if (identity := read_identity(directory)) is not None:
-        return identity
-    for header in (segment.found.header for segment in segments(directory)):
-        if header is not None:
-            check_format(header.format, directory)
-            return LogIdentity(FORMAT, header.log, (), header.spec)
-    raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
 
 
 def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None, str]:
