@@ -171,6 +171,8 @@ class LearningConfig:
     """Updates between publications of the parameters (Ape-X codes)."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""
+    keep_checkpoints: Annotated[int, Range(0)] = 0
+    """The newest so many checkpoints are kept, each under its update, for --fork RUN --at UPDATE."""
     total_updates: Annotated[int, Range(0)] = 0
     """End after so many updates; 0: never."""
     total_frames: Annotated[int, Range(0)] = 0
@@ -280,7 +282,13 @@ class RunCommand(Command):
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
     from_scratch: bool = False
-    """With --resume: train a new network on the run's experience. Earlier results move to DIR/earlier-N."""
+    """With --resume or --fork: train a new network on the run's experience. With --resume, earlier results move to
+    DIR/earlier-N."""
+    fork: str = ""
+    """Begin a new run with the newest checkpoint, the experience and the configuration of the run in this directory,
+    which stays as it is; flags given here win."""
+    at: Annotated[int, Range(0)] = 0
+    """With --fork: take the checkpoint of this update, and the experience until then; 0: the newest."""
     from_journal: str = ""
     """Learn without actors from the experience in this journal (journal/ of a run), which stays as it is."""
     max_seconds: Annotated[float, Range(0)] = 0.0

@@ -111,7 +111,7 @@ class LearnerLoop:
         command = self._command
         updater = self._make_updater(spec)
         self._identity = Identity.of(spec, command.agent, command.network)
-        record = RunRecord(Path(command.run_dir), self._identity)
+        record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         try:
             if checkpoint is not None:
                 record.restore(updater, checkpoint)

@@ -77,8 +77,9 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
       saved: the configuration of the run that is continued.
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
+    verb = "forked" if asked.fork else "resumed"
     if saved is not None:
-        _refuse(_changed(asked, saved, ["agent"]))  # another algorithm has other flags
+        _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
     machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
@@ -86,7 +87,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
     environment = make_spec(asked.env, envs)
     envs.close()
     if saved is not None:
-        _check_kept(asked, saved, environment)
+        _check_kept(asked, saved, environment, verb)
     default = saved if saved is not None else _defaults(asked, machine, environment)
     command = parse_onto(default, arguments)
     command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
@@ -120,24 +121,25 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
 
 
-def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec) -> None:
-    """Raises ConfigError when the experience or the checkpoint of a resumed run cannot follow the changed flags.
+def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec, verb: str) -> None:
+    """Raises ConfigError when the experience or the checkpoint of a run that goes on cannot follow the changed flags.
 
     The experience follows no other stream, the checkpoint no other network and no other optimizer.
     """
-    flags = _changed(asked, saved, ["agent", "preset", "run_dir", "from_journal"]) + _changed(
-        asked.env, saved.env, ["env"]
-    )
+    flags = _changed(asked, saved, ["agent", "preset", "from_journal"])
+    # A fork has a directory of its own, and its journal lies there.
+    other = (asked, saved, ["run_dir"]) if verb == "resumed" else (asked.replay, saved.replay, ["journal_dir"])
+    flags += _changed(*other) + _changed(asked.env, saved.env, ["env"])
     if not flags:
         flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
     if not asked.from_scratch:
         flags += _changed(asked.update, saved.update, ["optimizer"]) + _changed(asked.network, saved.network)
-    _refuse(flags)
+    _refuse(flags, verb)
 
 
-def _refuse(flags: list[str]) -> None:
+def _refuse(flags: list[str], verb: str) -> None:
     if flags:
-        raise ConfigError(f"a run that is resumed cannot change {' '.join(flags)}: leave that out, or begin a new run")
+        raise ConfigError(f"a run that is {verb} cannot change {' '.join(flags)}: leave that out, or begin a new run")
 
 
 def _changed(now: Any, before: Any, names: Iterable[str] | None = None) -> list[str]:
@@ -230,17 +232,26 @@ def check_asked(asked: RunCommand) -> None:
             "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
             "there; here --bind-host chooses the address"
         )
-    if asked.from_scratch and not asked.resume:
-        raise ConfigError("--from-scratch trains a new network on the experience of a run: give its --resume DIR, too")
-    if asked.smoke and (asked.resume or asked.from_journal or not asked.evaluator):
-        raise ConfigError("--smoke tries everything once: leave out --resume, --from-journal and --no-evaluator")
-    if asked.from_journal and asked.resume:
-        raise ConfigError("--from-journal begins a new run: leave out --resume")
+    if asked.from_scratch and not (asked.resume or asked.fork):
+        raise ConfigError(
+            "--from-scratch trains a new network on the experience of a run: give its --resume DIR or --fork DIR, too"
+        )
+    if asked.at and not asked.fork:
+        raise ConfigError("--at says where --fork DIR begins: give that, too")
+    begins = [flag for flag, given in _beginnings(asked).items() if given]
+    if len(begins) > 1:
+        raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
+    if asked.smoke and (begins or not asked.evaluator):
+        raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
     if asked.from_journal:
         given = _changed(asked.acting, ActingConfig()) + _changed(asked.replay, ReplayConfig())
         given += _changed(asked.learning, LearningConfig(), ["total_frames"])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
+
+
+def _beginnings(asked: RunCommand) -> Mapping[str, str]:
+    return {"--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal}
 
 
 def check_ports(command: RunCommand) -> None:
@@ -300,6 +311,8 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("journal", journal),
         ("run", command.run_dir),
     ]
+    if command.fork:
+        rows.append(("forked from", f"{command.fork}, update {command.at or 'of its newest checkpoint'}"))
     if command.tensorboard:
         rows.append(("TensorBoard", f"http://{command.tensorboard_host}:{command.tensorboard_port}"))
     return rows

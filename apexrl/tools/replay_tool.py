@@ -98,6 +98,8 @@ def inspect(directory: Directory) -> int:
     identity = identity_of(directory)
     lives = ", ".join(f"{life} from unroll {number}" for life, number in enumerate(identity.lives))
     print(f"log       {identity.log}, format {identity.format}")
+    for ancestor in identity.ancestors:
+        print(f"          forked from {ancestor}")
     spec = identity.spec
     print(f"holds     {spec.env}, {spec.unroll_starts} starts and {spec.overlap_steps} more steps an unroll")
     print(f"          {spec.unroll_bytes} bytes an unroll, {spec.num_priorities} priorities")
@@ -161,10 +163,13 @@ def _damages_of(segment: Segment, identity: LogIdentity) -> Iterator[tuple[int, 
     header, unfinished = segment.found.header, segment.unfinished_bytes
     for damage in segment.found.damages[: -1 if unfinished else None]:
         yield damage.offset, f"{damage.num_bytes} bytes are no record"
-    expected = FORMAT, identity.log, first_number_of(segment.path), identity.spec
+    expected = FORMAT, first_number_of(segment.path), identity.spec
     if header is None and not (segment.is_last and unfinished == len(segment.data)):
         yield 0, "no header can be read"
-    if header is not None and (header.format, header.log, header.first_number, header.spec) != expected:
+    if header is None:
+        return
+    is_of_log = header.log in (identity.log, *identity.ancestors)
+    if not is_of_log or (header.format, header.first_number, header.spec) != expected:
         yield 0, f"{header} is not what log.json and the file's name say"
 
 
