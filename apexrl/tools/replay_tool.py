@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -183,14 +183,16 @@ def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> st
     return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
 
 
-def export(directory: Directory, out: Path, numbers: str = ":") -> int:
-    """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages.
+def export(directory: Directory, out: Path, numbers: str = ":", format: Literal["numpy", "minari"] = "numpy") -> int:
+    """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages; or games for Minari.
 
-    Extras are named extra_NAME.
+    Extras are named extra_NAME. A dataset for Minari holds the whole games without their extras, an
+    observation being the newest frame.
 
     Args:
-      out: A file.npz, or a directory that gets one file for each unroll.
+      out: A file.npz, or a directory that gets one file for each unroll; for Minari a directory NAME-vN.
       numbers: The numbers of the unrolls, FIRST:END without END; either may be left out.
+      format: numpy, or minari, for which that package has to be installed.
     """
     first, _, end = numbers.partition(":")
     if ":" not in numbers or not (first + end + "0").isdigit():
@@ -198,6 +200,11 @@ def export(directory: Directory, out: Path, numbers: str = ":") -> int:
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec
     entries = (entry for segment in segments(directory) for entry in segment.found.entries if entry.number in chosen)
+    if format == "minari":
+        from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
+
+        print(write_dataset(entries, spec, out))
+        return 0
     in_one = out.suffix == ".npz"
     num_unrolls = 0
     for group in [list(entries)] if in_one else ([entry] for entry in entries):

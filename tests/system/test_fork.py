@@ -3,10 +3,12 @@
 import signal
 
 import pytest
+from minari import MinariDataset
 
 from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
+from apexrl.net import wire
 from apexrl.networks.checkpoint import load_header
-from apexrl.replay.journal import read_identity
+from apexrl.replay.journal import read_entries, read_identity
 from apexrl.running.run_directory import latest_path
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
 
@@ -31,6 +33,7 @@ def test_a_run_is_forked_and_feeds_a_learner_without_actors(tmp_path, free_ports
     before = state_of(directory)
     fork_and_check(tmp_path, ports, directory)
     learn_and_check(tmp_path, ports, directory)
+    export_and_check(tmp_path, directory)
     assert state_of(directory) == before
 
 
@@ -83,6 +86,18 @@ def learn_and_check(tmp_path, ports, directory):
     with Process([ROOT / "learner.py", "--from-journal", tmp_path, *wires], tmp_path / "refused.txt") as learner:
         assert learner.popen.wait(300) == PERMANENT_STATUS
         assert learner.text().splitlines()[-1].endswith("give the --journal-dir of a replay server (journal/ of a run)")
+
+
+def export_and_check(tmp_path, directory):
+    """The returns of the games that Minari reads are those that the actors reported: Catch's rewards are whole."""
+    arguments = ["-m", "apexrl.tools.replay_tool", "export", "--format", "minari", directory / "journal"]
+    with Process([*arguments, "--out", tmp_path / "catch-v0"], tmp_path / "export.txt") as export:
+        assert export.popen.wait(300) == 0, export.text()
+    inserts = [wire.decode_insert(entry.message) for entry in read_entries(directory / "journal")]
+    reported = sorted((game.episode_return, game.steps) for insert in inserts for game in insert.episodes)
+    episodes = MinariDataset(tmp_path / "catch-v0" / "data").iterate_episodes()
+    assert sorted((float(episode.rewards.sum()), len(episode)) for episode in episodes) == reported
+    assert len(reported) > 100
 
 
 def rows_of(directory):
