@@ -171,6 +171,8 @@ class LearningConfig:
     """Updates between publications of the parameters (Ape-X codes)."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""
+    keep_checkpoints: Annotated[int, Range(0)] = 0
+    """The newest so many checkpoints are kept, each under its update, for --fork RUN --at UPDATE."""
     total_updates: Annotated[int, Range(0)] = 0
     """End after so many updates; 0: never."""
     total_frames: Annotated[int, Range(0)] = 0
@@ -240,7 +242,7 @@ class ReplayCommand(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerCommand(Command):
-    """Updates the network from sampled batches and publishes it."""
+    """Updates the network from sampled batches and publishes it; --from-journal DIR takes the replay server's place."""
 
     wires: WireConfig = WireConfig()
     algorithm: AlgorithmConfig
@@ -249,6 +251,15 @@ class LearnerCommand(Command):
     learning: LearningConfig = LearningConfig()
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfflineCommand(LearnerCommand):
+    """Updates the network from the experience of a journal, without actors and without a replay server."""
+
+    replay: ReplayConfig = ReplayConfig()
+    from_journal: str = ""
+    """The journal of a replay server (journal/ of a run); it stays as it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,7 +282,15 @@ class RunCommand(Command):
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
     from_scratch: bool = False
-    """With --resume: train a new network on the run's experience. Earlier results move to DIR/earlier-N."""
+    """With --resume or --fork: train a new network on the run's experience. With --resume, earlier results move to
+    DIR/earlier-N."""
+    fork: str = ""
+    """Begin a new run with the newest checkpoint, the experience and the configuration of the run in this directory,
+    which stays as it is; flags given here win."""
+    at: Annotated[int, Range(0)] = 0
+    """With --fork: take the checkpoint of this update, and the experience until then; 0: the newest."""
+    from_journal: str = ""
+    """Learn without actors from the experience in this journal (journal/ of a run), which stays as it is."""
     max_seconds: Annotated[float, Range(0)] = 0.0
     """End after so many seconds; 0: never."""
     tensorboard: bool = True

@@ -8,6 +8,7 @@ from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config import (
     ActorCommand,
     LearnerCommand,
+    OfflineCommand,
     Range,
     ReplayCommand,
     ReplayConfig,
@@ -21,7 +22,7 @@ from apexrl.flags import check_together, default_command, explicit_replay, parse
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 
-COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, RunCommand]
+COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, OfflineCommand, RunCommand]
 OWN = "tests.own_agent:own"
 AGENTS = ["apex-dqn", OWN]
 OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v / 2 or 0.25, str: lambda v: v + "x"}
@@ -237,6 +238,13 @@ def test_no_tables_are_those_of_the_algorithm():
     assert explicit_replay(parse(RunCommand, ["--agent", OWN, "--queue", "q"])).tables == ("q=fifo",)
     given = parse(ReplayCommand, ["--agent", OWN, "--tables", "a=fifo"])
     assert explicit_replay(given) == given.replay
+
+
+def test_without_actors_nobody_waits():
+    command = parse(OfflineCommand, ["--from-journal", "x", "--preset", "small", "--capacity", "100"])
+    replay = explicit_replay(command)
+    assert (replay.samples_per_insert, replay.min_size_to_sample, replay.capacity) == (0.0, 1, 100)
+    assert replay.tables == ("transitions=priority",)
 
 
 def test_tables_fit_what_the_learner_takes_from_them():

@@ -11,10 +11,12 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, ReplayConfig, tables_of
+from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig, tables_of
 from apexrl.errors import ConfigError, JournalError
+from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
+from apexrl.learning.journal_client import JournalClient
 from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
@@ -22,11 +24,13 @@ from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import Waiter
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.parameters import Identity, ParametersHeader
+from apexrl.replay.journal import identity_of
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -43,7 +47,7 @@ class LearnerLoop:
     """The learner process: owns the servers of parameters and metrics, and the threads beside the update."""
 
     def __init__(self, command: LearnerCommand, name: str):
-        """Binds the ports and connects; waits for nobody.
+        """Binds the ports.
 
         Raises: ConfigError when a port or the device cannot be had.
         """
@@ -58,21 +62,21 @@ class LearnerLoop:
         self._soundness = Soundness()
         queues = fifo_tables(self._family, command)
         self._version_lags, self._rejected_shares = VersionLags(queues), RejectedShares(queues)
-        batch_sizes = {want.table: want.batch_size for want in self._wants}
-        prefetch = command.learning.prefetch_batches
-        self._connections = Connections(command.wires, name, batch_sizes, prefetch)
+        self._name = name
+        self._connections = Connections(command.wires)
         self._stopwatch = Stopwatch()
 
     def run(self, stop: Stop) -> None:
         """Learns until stopped, or until the totals of the configuration are reached.
 
-        Raises: PeerError when the replay is away for longer than the patience; the error of a thread that failed.
+        Raises: PeerError when the replay is away for longer than the patience; ConfigError when a journal cannot be
+          learned from; the error of a thread that failed.
         """
         checkpoint = latest_checkpoint(Path(self._command.run_dir))
         counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
         learning = self._command.learning
         ahead, memory_gb = learning.prefetch_batches, learning.memory_gb
-        replica = Replica(self._connections.log, self._wants, self._device_stream, ahead, counted, stop, memory_gb)
+        replica = Replica(self._log(), self._wants, self._device_stream, ahead, counted, stop, memory_gb)
         self._connections.start(stop)
         following = stop.thread(replica.run, "replica")
         try:
@@ -83,6 +87,18 @@ class LearnerLoop:
             stop.set()
             following.join(MAX_JOIN_SECONDS)
             self._connections.close()
+
+    def _log(self) -> LogClient | JournalClient:
+        """Returns the log to follow: the replay server's, or that of a journal."""
+        command, prefetch = self._command, self._command.learning.prefetch_batches
+        batch_sizes = {want.table: want.batch_size for want in self._wants}
+        if not isinstance(command, OfflineCommand):
+            return self._connections.log(self._name, batch_sizes, prefetch)
+        if command.learning.total_frames:
+            raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
+        journal = Path(command.from_journal)
+        wanted = self._family.stream(command.algorithm, identity_of(journal).spec)
+        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
 
     def _wait_for_spec(self, replica: Replica, stop: Stop) -> StreamSpec | None:
         """Returns the log's spec, as soon as the replay knows it; None when stopped."""
@@ -100,7 +116,7 @@ class LearnerLoop:
         command = self._command
         updater = self._make_updater(spec)
         self._identity = Identity.of(spec, command.agent, command.network)
-        record = RunRecord(Path(command.run_dir), self._identity)
+        record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         try:
             if checkpoint is not None:
                 record.restore(updater, checkpoint)
@@ -232,10 +248,11 @@ class LearnerLoop:
             "learner/undecodable_unrolls_total": float(replica.num_undecodable),
             "learner/unusable_transitions_total": float(self._soundness.num_unusable),
             "learner/skipped_updates_total": float(self._soundness.num_skipped),
-            "actor/params_lag_updates": updater.num_updates - sum(versions) / max(len(versions), 1),
             "system/learner_memory_bytes": float(resident_bytes()),
             "system/cpu_share": psutil.cpu_percent() / 100,
         }
+        if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
+            scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
         if self._device.type == "cuda":
             scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         record.report(scalars, returns_by_exploration(episodes), replica.waits_for)

@@ -17,6 +17,7 @@ import torch
 from apexrl.agents.contract import Transitions, Want
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.learning.draw import Draw, Gathered, SampledKeys
+from apexrl.learning.journal_client import JournalClient
 from apexrl.learning.selection import Selector
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import Stop
@@ -82,7 +83,7 @@ class Replica:
 
     def __init__(
         self,
-        client: LogClient,
+        client: LogClient | JournalClient,
         wants: Sequence[Want],
         device_stream: DeviceStream,
         prefetch_batches: int,
