@@ -130,12 +130,14 @@ def test_minari_reads_the_dataset(journal, tmp_path):
         assert all(action in dataset.action_space for action in episode.actions)
 
 
-def test_actions_of_several_numbers_have_a_space_with_their_bounds(tmp_path):
-    spec = StreamSpec("Any-v0", (2,), "float32", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0)
+def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
+    spec = StreamSpec(
+        "Any-v0", (16, 16, 3), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0
+    )
     starts = np.array([[True], [False], [False], [True]])
     rng = np.random.default_rng(0)
     actions = rng.random((3, 1, 2)).astype(np.float32)
-    frames = rng.random((4, 1, 2)).astype(np.float32)
+    frames = rng.integers(0, 256, (4, 1, 16, 16, 3), np.uint8)
     unroll = StreamUnrolls(frames, actions, np.ones((3, 1), np.float32), np.ones((3, 1), np.float32), starts)
     entry = Entry(
         0, wire.encode(wire.Insert(0, "a", 0, 0, 0, 0.1, b"", b"")), UnrollCodec(spec).encode(unroll.stream(0))
@@ -144,6 +146,7 @@ def test_actions_of_several_numbers_have_a_space_with_their_bounds(tmp_path):
     dataset = MinariDataset(tmp_path / "any-v0" / "data")
     assert dataset.action_space.low.tolist() == [-1, 0] and dataset.action_space.high.tolist() == [2, 4]
     np.testing.assert_array_equal(dataset[0].actions, actions[:2, 0])
+    np.testing.assert_array_equal(dataset[0].observations, frames[:3, 0])  # no JPEG
     assert dataset[0].truncations.tolist() == [False, True]
 
 
