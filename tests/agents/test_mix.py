@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from apexrl.agents.impala_config import ImpalaUpdate, tables
+from apexrl.agents.contract import Selection
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
 from apexrl.agents.mix import Part, batch_sizes, parts_of, table_texts
 from apexrl.config import ReplayConfig, RunCommand, TableConfig, tables_of
 from apexrl.errors import ConfigError
@@ -113,3 +114,29 @@ def test_a_batch_has_to_fit_the_capacity_that_it_is_drawn_from():
         parse(RunCommand, [*flags, "uniform@7=1/2"])
     with pytest.raises(ConfigError, match=r"uniform holds 7 unrolls"):
         parse(RunCommand, [*flags, "uniform=1/2", "--capacity", "140", "--min-size-to-sample", "20"])
+
+
+def test_a_selection_asks_for_candidates_and_keeps_its_share():
+    update = ImpalaUpdate(mix=("queue=1/4", "elite-3@300=1/2", "attentive=1/4"), batch_size=8, candidates=3,
+                          distance="cosine", anneal_updates=9)  # fmt: skip
+    queue, elite, attentive = wants(ImpalaAlgorithm(), update)
+    assert (queue.batch_size, queue.num_rows, queue.selection) == (2, 2, None)
+    assert (elite.table, elite.batch_size, elite.num_rows) == ("elite-3@300", 12, 4)
+    assert elite.selection == Selection("elite-3", 4, "cosine", 9, "queue")
+    assert (attentive.batch_size, attentive.selection) == (6, Selection("attentive", 2, "cosine", 9, "queue"))
+    assert tables(update) == ("queue=fifo", "elite-3@300=uniform:0::300", "attentive=uniform:0")
+
+
+@pytest.mark.parametrize(
+    ("mix", "distance"), [(("queue=1/2", "attentive=1/2"), "kl"), (("uniform=1/2", "attentive=1/2"), "l2")]
+)
+def test_attentive_replay_needs_features_and_a_queue(mix, distance):
+    with pytest.raises(ConfigError, match=r"--mix attentive: it compares features with a queue's: add one, and"):
+        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=mix, distance=distance))
+
+
+def test_candidates_have_to_fit_the_capacity():
+    flags = ["--agent", "impala", "--batch-size", "16", "--mix", "queue=1/2", "elite-1@32=1/2"]
+    parse(RunCommand, flags)
+    with pytest.raises(ConfigError, match=r"elite-1@32 holds 32 unrolls, and --agent impala draws 40 different ones"):
+        parse(RunCommand, [*flags, "--candidates", "5"])
