@@ -9,8 +9,8 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, ReplayConfig, tables_of
-from apexrl.errors import ConfigError, JournalError
+from apexrl.config import LearnerCommand, LearningConfig, ReplayConfig, tables_of
+from apexrl.errors import ConfigError
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
 from apexrl.learning.metrics import UpdateMetrics, VersionLags, returns_by_exploration
@@ -95,7 +95,7 @@ class LearnerLoop:
     def _learn(self, replica: Replica, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
         """Makes or restores the learner, updates it until the end, and leaves a last checkpoint."""
         command = self._command
-        updater = self._make_updater(spec)
+        updater = make_updater(command, spec, self._device_stream)
         self._identity = Identity.of(spec, command.agent, command.network)
         record = RunRecord(Path(command.run_dir), self._identity)
         try:
@@ -108,21 +108,9 @@ class LearnerLoop:
             self._arrivals.collect(0)
             self._update(updater, replica, record, spec, stop)
             self._report(updater, replica, record, 0.0)
-            if not record.checkpoint(updater):
-                raise JournalError(
-                    f"the last checkpoint could not be written to {command.run_dir}: an older one is there"
-                )
-            logger.info("stopped at update %d, %d frames", updater.num_updates, record.frames)
+            record.last_checkpoint(updater)
         finally:
             record.close()
-
-    def _make_updater(self, spec: StreamSpec) -> Updater:
-        command = self._command
-        torch.manual_seed(command.seed)
-        make = implementation(self._family).make_learner
-        with self._device_stream.exclusive():
-            learner = make(command.algorithm, command.network, command.update, spec, self._device)
-        return Updater(learner, self._device_stream)
 
     def _update(self, updater: Updater, replica: Replica, record: RunRecord, spec: StreamSpec, stop: Stop) -> None:
         learning = self._command.learning
@@ -131,10 +119,10 @@ class LearnerLoop:
         next_report, next_checkpoint = now + 1.0, now + learning.checkpoint_period_seconds
         reported_updates, reported_at = updater.num_updates, now
         published_updates, published_at = updater.num_updates, now
-        while not stop.is_set() and not self._is_complete(updater, replica, spec):
+        while not stop.is_set() and not is_complete(learning, updater, replica, spec):
             draw = self._next_draw(replica, waiter)
             if draw is not None:
-                updater.schedule(*self._progress(replica, spec))
+                updater.schedule(*progress(learning, replica, spec))
                 pending = updater.update(draw, replica.upcoming_draw())
                 if pending is not None:
                     self._version_lags.add(updater.num_updates - 1, draw.versions)
@@ -166,12 +154,10 @@ class LearnerLoop:
         """Sends the priorities of an update when they are there."""
 
         def arrived() -> None:
-            priorities, metrics = pending.result()
+            priorities, metrics = self._soundness.results(pending, updater)
             self._update_metrics.add(metrics)
-            self._soundness.check(priorities, metrics, updater)
             for table, values in priorities.items():
-                keys = pending.keys[table]
-                replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
+                replica.update_priorities(generation, table, pending.keys[table], values)
 
         self._arrivals.expect(pending.event, arrived)
 
@@ -194,42 +180,60 @@ class LearnerLoop:
             waiter.reset()
         return draw
 
-    def _is_complete(self, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
-        learning = self._command.learning
-        if learning.total_updates and updater.num_updates >= learning.total_updates:
-            return True
-        return self._progress(replica, spec)[1] == 1
-
-    def _progress(self, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
-        """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
-        frames, total = replica.counted.transitions * spec.frames_per_step, self._command.learning.total_frames
-        return frames, min(frames / total, 1.0) if total else 0.0
-
     def _report(self, updater: Updater, replica: Replica, record: RunRecord, rate: float) -> None:
         """Writes all that is known, of all roles."""
         episodes = replica.drain_episodes()
         self._count(updater, replica, record, len(episodes))
         for evaluation in self._connections.evaluations():
             record.evaluated(evaluation)
-        versions = list(replica.params_versions)
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
         scalars |= {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
         scalars |= self._version_lags.report()
         scalars |= self._stopwatch.shares("learner/waits_for/")
-        scalars |= {
-            "learner/updates_per_second": rate,
-            "learner/updates_total": float(updater.num_updates),
-            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
-            "learner/unusable_transitions_total": float(self._soundness.num_unusable),
-            "learner/skipped_updates_total": float(self._soundness.num_skipped),
-            "actor/params_lag_updates": updater.num_updates - sum(versions) / max(len(versions), 1),
-            "system/learner_memory_bytes": float(resident_bytes()),
-            "system/cpu_share": psutil.cpu_percent() / 100,
-        }
+        scalars |= learner_metrics(updater, replica, self._soundness, rate)
         if self._device.type == "cuda":
             scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         record.report(scalars, returns_by_exploration(episodes), replica.waits_for)
+
+
+def make_updater(command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream) -> Updater:
+    """Returns an updater with new networks, which follow from the seed."""
+    torch.manual_seed(command.seed)
+    make = implementation(family_of(command.agent)).make_learner
+    with device_stream.exclusive():
+        learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
+    return Updater(learner, device_stream)
+
+
+def progress(learning: LearningConfig, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
+    """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
+    frames, total = replica.counted.transitions * spec.frames_per_step, learning.total_frames
+    return frames, min(frames / total, 1.0) if total else 0.0
+
+
+def is_complete(learning: LearningConfig, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
+    """Returns whether a run has reached one of its totals."""
+    if learning.total_updates and updater.num_updates >= learning.total_updates:
+        return True
+    return progress(learning, replica, spec)[1] == 1
+
+
+def learner_metrics(
+    updater: Updater, replica: Replica, soundness: Soundness, updates_per_second: float
+) -> dict[str, float]:
+    """Returns the metrics of a learner by tag, but for those that its updates gave."""
+    versions = list(replica.params_versions)
+    return {
+        "learner/updates_per_second": updates_per_second,
+        "learner/updates_total": float(updater.num_updates),
+        "learner/undecodable_unrolls_total": float(replica.num_undecodable),
+        "learner/unusable_transitions_total": float(soundness.num_unusable),
+        "learner/skipped_updates_total": float(soundness.num_skipped),
+        "actor/params_lag_updates": updater.num_updates - sum(versions) / max(len(versions), 1),
+        "system/learner_memory_bytes": float(resident_bytes()),
+        "system/cpu_share": psutil.cpu_percent() / 100,
+    }
 
 
 def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:

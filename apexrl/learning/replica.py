@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from apexrl.learning.draw import Draw, Gathered, SampledKeys
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import Stop
 from apexrl.memory import free_memory_bytes
-from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
+from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.types import Episode, LogPosition, StreamSpec
 from apexrl.unroll import UnrollCodec
@@ -38,6 +38,17 @@ class NewPriorities(NamedTuple):
     table: str
     keys: np.ndarray  # [M]
     priorities: np.ndarray  # [M]
+
+
+class LogSource(Protocol):
+    """The replay as a replica follows it: `LogClient`, or one of this process."""
+
+    waits_for: str
+
+    def poll(self, timeout_milliseconds: int) -> LogEvent | None: ...
+    def batch_used(self, table: str) -> None: ...
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None: ...
+    def close(self) -> None: ...
 
 
 class DrawQueue:
@@ -74,7 +85,7 @@ class Replica:
 
     def __init__(
         self,
-        client: LogClient,
+        client: LogSource,
         wants: Sequence[Want],
         device_stream: DeviceStream,
         prefetch_batches: int,
@@ -118,16 +129,7 @@ class Replica:
         """
         try:
             while not self._stop.is_set():
-                self._send()
-                event = self._client.poll(POLL_MILLISECONDS)
-                self.waits_for = self._client.waits_for
-                match event:
-                    case LogStart():
-                        self._start(event)
-                    case LogAppend():
-                        self._apply(event)
-                    case LogBatch():
-                        self._gather(event)
+                self.follow(POLL_MILLISECONDS)
             self._send()
         except WireError as error:
             raise PeerError(
@@ -135,6 +137,20 @@ class Replica:
             ) from error
         finally:
             self._client.close()
+
+    def follow(self, timeout_milliseconds: int) -> bool:
+        """Sends our messages and applies the next event of the log; returns whether one came in time."""
+        self._send()
+        event = self._client.poll(timeout_milliseconds)
+        self.waits_for = self._client.waits_for
+        match event:
+            case LogStart():
+                self._start(event)
+            case LogAppend():
+                self._apply(event)
+            case LogBatch():
+                self._gather(event)
+        return event is not None
 
     def next_draw(self, timeout_seconds: float) -> Draw | None:
         """Returns the next draw, None when there is none in time."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from apexrl.errors import ApexError
-from apexrl.learning.updater import Updater
+from apexrl.learning.updater import Pending, Updater
 from apexrl.networks.checkpoint import all_finite
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,15 @@ class Soundness:
         self.num_unusable = 0  # transitions or unrolls whose errors were not finite
         self.num_skipped = 0  # updates whose gradient was not finite: they changed nothing
         self._unusable_updates = 0  # one after the other, up to now
+
+    def results(self, pending: Pending, updater: Updater) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Returns the usable priorities [M] by table, and the metrics of an update; waits for them if need be.
+
+        Raises: ApexError when the network has diverged.
+        """
+        priorities, metrics = pending.result()
+        self.check(priorities, metrics, updater)
+        return {table: self.usable(pending.keys[table], values) for table, values in priorities.items()}, metrics
 
     def check(self, priorities: Mapping[str, np.ndarray], metrics: Mapping[str, float], updater: Updater) -> None:
         """Takes the results of an update: new priorities [M] by table, and its metrics.

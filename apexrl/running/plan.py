@@ -75,7 +75,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
     if saved is not None:
         _refuse(_changed(asked, saved, ["agent"]))  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
-    machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
+    machine = Machine.here("cpu" if asked.reproducible else asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
     envs = make_environment(asked.env, 1)
     environment = make_spec(asked.env, envs)
@@ -100,7 +100,8 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
     preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, environment)
     command = with_preset(default_command(RunCommand, asked.agent), preset)
-    command = with_sections(command, _sizes(machine, environment))
+    if not asked.reproducible:  # there the sizes are the same on every machine
+        command = with_sections(command, _sizes(machine, environment))
     if not asked.smoke:
         return command
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
@@ -175,7 +176,8 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
     replay = command.replay
     largest = largest_capacity(machine, spec, wants_of(command), command.acting.num_workers)
     if replay.capacity > largest:
-        if replay.capacity != default.replay.capacity or largest < replay.min_size_to_sample:
+        is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
+        if is_asked_for or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
             if machine.device.type == "cuda":
                 memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
@@ -216,19 +218,28 @@ def check_asked(asked: RunCommand) -> None:
         )
     if asked.from_scratch and not asked.resume:
         raise ConfigError("--from-scratch trains a new network on the experience of a run: give its --resume DIR, too")
+    if asked.reproducible:
+        _check_reproducible(asked)
     if asked.smoke and (asked.resume or not asked.evaluator):
         raise ConfigError("--smoke tries everything once: leave out --resume and --no-evaluator")
+
+
+def _check_reproducible(asked: RunCommand) -> None:
+    if asked.resume:
+        raise ConfigError("--reproducible begins a run and continues none: leave out --resume")
+    if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
+        raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
+    if asked.acting.num_workers > 1:
+        raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
+    if asked.replay.journal_dir not in ("auto", "off"):
+        raise ConfigError("--reproducible keeps its experience in memory only: leave out --journal-dir")
 
 
 def check_ports(command: RunCommand) -> None:
     """Raises ConfigError when a port that the run needs is taken."""
     wires = command.wires
-    needed = {
-        "actor_port": (wires.bind_host, wires.actor_port),
-        "batch_port": (wires.bind_host, wires.batch_port),
-        "parameter_port": (wires.bind_host, wires.parameter_port),
-        "metrics_port": (wires.bind_host, wires.metrics_port),
-    }
+    names = () if command.reproducible else ("actor_port", "batch_port", "parameter_port", "metrics_port")
+    needed = {name: (wires.bind_host, getattr(wires, name)) for name in names}
     if command.tensorboard:
         needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
     ports = [port for _, port in needed.values()]
@@ -263,10 +274,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("sampling", f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"),
         ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}"),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
-        ("ports", f"replay {wires.actor_port} {wires.batch_port}, learner {wires.parameter_port} {wires.metrics_port}"),
-        ("journal", f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir),
-        ("run", command.run_dir),
     ]  # fmt: skip
+    if command.reproducible:
+        rows += [("processes", "one, in which all parts take turns: slower, for experiments that must be repeated")]
+    else:
+        ports = f"replay {wires.actor_port} {wires.batch_port}, learner {wires.parameter_port} {wires.metrics_port}"
+        journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
+        rows += [("ports", ports), ("journal", journal)]
+    rows.append(("run", command.run_dir))
     if command.tensorboard:
         rows.append(("TensorBoard", f"http://{command.tensorboard_host}:{command.tensorboard_port}"))
     return rows
