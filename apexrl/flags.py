@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import tyro
 
 from apexrl.agents.contract import Transitions, Want
-from apexrl.agents.families import family_of
+from apexrl.agents.families import family_of, usual_agent
 from apexrl.config import (
     DEFAULT_AGENT,
+    ActorCommand,
     Command,
     LearnerCommand,
+    OfflineCommand,
     Range,
     ReplayCommand,
     ReplayConfig,
@@ -72,7 +74,7 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     Raises: ConfigError when a number is outside its range, or two contradict each other.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    default = default_command(command, value_given("--agent", given) or DEFAULT_AGENT)
+    default = default_command(command, agent_of(given))
     preset: str = parse_onto(default, given).preset
     if preset == "auto":
         preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
@@ -80,6 +82,11 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     parsed = dataclasses.replace(parse_onto(default, given), preset=default.preset)
     check_together(parsed)
     return parsed
+
+
+def agent_of(arguments: Sequence[str]) -> str:
+    """Returns the algorithm that --agent names, else the usual one of --env."""
+    return value_given("--agent", arguments) or usual_agent(value_given("--env", arguments))
 
 
 def value_given(flag: str, arguments: Sequence[str]) -> str:
@@ -133,15 +140,19 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def explicit_replay(command: ReplayCommand | RunCommand) -> ReplayConfig:
-    """Returns the replay's numbers with tables: those of the algorithm where none were asked for."""
-    if command.replay.tables:
-        return command.replay
-    if isinstance(command, RunCommand):
-        update = command.update
-    else:
+def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> ReplayConfig:
+    """Returns the replay's numbers with tables: those of the algorithm where none were asked for.
+
+    Without actors nobody waits for anybody.
+    """
+    if isinstance(command, ReplayCommand):
+        replay = command.replay
         update = with_preset(default_command(LearnerCommand, command.agent), command.preset).update
-    return dataclasses.replace(command.replay, tables=family_of(command.agent).tables(update))
+    else:
+        replay, update = command.replay, command.update
+        if command.from_journal:
+            replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
+    return dataclasses.replace(replay, tables=replay.tables or family_of(command.agent).tables(update))
 
 
 def check_together(command: Command, stream: StreamSpec | None = None) -> None:
@@ -150,14 +161,15 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     Args:
       stream: the spec of the algorithm's unrolls; the tables have to fit it, too.
     """
-    if not isinstance(command, ReplayCommand | RunCommand):
+    if not isinstance(command, ReplayCommand | RunCommand | OfflineCommand):
         return
     replay = explicit_replay(command)
     if replay.min_size_to_sample > replay.capacity:
         raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
     tables = tables_of(replay, 1)
-    if not isinstance(command, RunCommand):
+    if isinstance(command, ReplayCommand):
         return
+    held = -(-replay.capacity // command.algorithm.unroll_starts)
     for want in wants_of(command):
         kinds = kinds_for(want, stream)
         if want.table not in tables or tables[want.table].kind not in kinds:
@@ -165,6 +177,37 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
                 f"--tables {' '.join(replay.tables)}: --agent {command.agent} needs a table named {want.table}, "
                 f"of the kind {' or '.join(kinds)}"
             )
+        most = min(tables[want.table].capacity or held, held)
+        if tables[want.table].kind == "uniform" and want.batch_size > most:
+            raise ConfigError(
+                f"--tables {' '.join(replay.tables)}: {want.table} holds {most} unrolls, and --agent {command.agent} "
+                f"draws {want.batch_size} different ones at once: give a larger capacity or a smaller --batch-size"
+            )
+
+
+def actor_command(command: RunCommand) -> ActorCommand:
+    """Returns the actors' part of a run."""
+    return ActorCommand(
+        **_shared(command), env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
+        evaluation=command.evaluation, device=command.actor_device,
+    )  # fmt: skip
+
+
+def learner_command(command: RunCommand) -> LearnerCommand:
+    """Returns the learner's part of a run."""
+    return LearnerCommand(
+        **_shared(command), wires=command.wires, algorithm=command.algorithm, update=command.update,
+        network=command.network, learning=command.learning, run_dir=command.run_dir,
+    )  # fmt: skip
+
+
+def replay_command(command: RunCommand) -> ReplayCommand:
+    """Returns the replay's part of a run, with the tables of its algorithm."""
+    return ReplayCommand(**_shared(command), wires=command.wires, replay=explicit_replay(command))
+
+
+def _shared(command: Command) -> dict[str, Any]:
+    return {field.name: getattr(command, field.name) for field in dataclasses.fields(Command)}
 
 
 def wants_of(command: RunCommand | LearnerCommand) -> tuple[Want, ...]:

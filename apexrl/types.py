@@ -37,6 +37,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
     frames_per_step: SmallCount  # emulator frames in one agent step, 4 for Atari
     action_bounds: Annotated[tuple[tuple[Finite, Finite], ...], msgspec.Meta(max_length=MAX_ACTION_SIZE)] = ()
     """Least and greatest value of each number of an action; empty where actions are discrete."""
+    action_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_ACTION_SIZE)] = ()
+    """Names of the discrete actions, for people; empty where the environment gives none."""
 
     @property
     def frame_size(self) -> int:

@@ -15,11 +15,13 @@ def specs(draw):
     shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
     extras = tuple(Field(f"extra-{i}", *kind, draw(shapes)) for i, kind in enumerate(kinds))
     size = draw(st.integers(0, 2))
+    names = () if size else draw(st.sampled_from([(), ("left", "stay", "right")]))
     return StreamSpec(
         *("Any-v0", draw(shapes), draw(st.sampled_from(["uint8", "float32"])), draw(st.integers(1, 3))),
         num_actions=0 if size else 3,
         frames_per_step=1,
         action_bounds=((-1.0, 2.0),) * size,
+        action_names=names,
         unroll_starts=draw(st.integers(1, 6)),
         overlap_steps=draw(st.integers(0, 8)),
         extras=extras,

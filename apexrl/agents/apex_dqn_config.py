@@ -99,4 +99,5 @@ FAMILY = Family(
     wants,
     tables,
     "apexrl.agents.apex_dqn",
+    is_greedy=True,
 )

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.contract import Family, Preset, Unrolls, Want
-from apexrl.agents.mix import batch_sizes, parts_of
+from apexrl.agents.contract import Distance, Family, Preset, Selection, Unrolls, Want
+from apexrl.agents.mix import batch_sizes, parts_of, table_texts
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -31,7 +31,16 @@ class ImpalaUpdate(UpdateConfig):
     """Unrolls in a batch (IMPALA)."""
     mix: tuple[str, ...] = ("queue=1",)
     """Shares of a batch by kind of replay, each KIND=SHARE, or KIND@CAPACITY=SHARE for the newest unrolls only.
-    Kinds: queue (new unrolls, each once) and uniform. queue=1 is IMPALA, queue=1/8 uniform=7/8 is LASER."""
+    Kinds: queue (new unrolls, each once), uniform, attentive, and elite-1 to elite-4, which keep the most relevant of
+    several candidates. queue=1 is IMPALA, queue=1/8 uniform=7/8 is LASER."""
+    candidates: int = 4
+    """Candidates for each unroll that attentive and elite replay keep (lambda). Where there is no queue,
+    --samples-per-insert counts candidates."""
+    anneal_updates: Annotated[int, Range(0)] = 0
+    """Updates over which the candidates become as few as the kept ones, linearly; 0: their number stays."""
+    distance: Distance = "kl"
+    """How far an unroll is from the policy: kl is KL(policy || behaviour), summed over its steps; l2 and cosine compare
+    features with those at its first use (elite), or with those of the newest unrolls (attentive)."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
     learning_rate: float = 0.0006
@@ -72,6 +81,7 @@ TWO_CORES: Preset = {
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
     "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
+    "acting": {"parameter_period_frames": 80},  # an unroll
 }  # fmt: skip
 """For games of Atari on two CPU cores."""
 
@@ -80,7 +90,7 @@ SMALL: Preset = {
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 64},
     "replay": {**TWO_CORES["replay"], "capacity": 100_000},
     "learning": TWO_CORES["learning"],
-    "acting": {"environments_per_worker": 8, "environment_groups": 1},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 10.0},
 }
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
@@ -116,25 +126,36 @@ def lstm_size_of(spec: StreamSpec) -> int:
 
 
 def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: whole unrolls of each part of the mix."""
-    sizes = batch_sizes(parts_of(update.mix), update.batch_size)
-    return tuple(Want(name, size, Unrolls()) for name, size in sizes.items())
+    """Returns the wants of the learner: whole unrolls of each part of the mix, or candidates for them.
+
+    Raises: ConfigError when mix and batch size, or the greatest importance ratios, contradict each other, or attentive
+      replay has nothing to compare.
+    """
+    if update.rho_bar < update.c_bar:
+        raise ConfigError(
+            f"--rho-bar {update.rho_bar:g} is below --c-bar {update.c_bar:g}: V-trace need not converge; give another"
+        )
+    parts = parts_of(update.mix)
+    sizes = batch_sizes(parts, update.batch_size)
+    queue = next((part.name for part in parts if part.is_online), "")
+    found = []
+    for part in parts:
+        size = sizes[part.name]
+        if part.rule is None:
+            found.append(Want(part.name, size, Unrolls()))
+            continue
+        if part.rule == "attentive" and (update.distance == "kl" or not queue):
+            raise ConfigError(
+                f"--mix {part.name}: it compares features with a queue's: add one, and --distance l2 or cosine"
+            )
+        selection = Selection(part.rule, size, update.distance, update.anneal_updates, queue)
+        found.append(Want(part.name, update.candidates * size, Unrolls(), selection))
+    return tuple(found)
 
 
 def tables(update: ImpalaUpdate) -> tuple[str, ...]:
     """Returns the tables of the replay: the queue sets the pace where there is one, and nobody waits for the others."""
-    parts = parts_of(update.mix)
-    sizes = batch_sizes(parts, update.batch_size)
-    paced = any(part.is_online for part in parts)
-    texts = []
-    for part in parts:
-        if part.is_online:
-            texts.append(f"{part.name}=fifo")
-        elif paced:
-            texts.append(f"{part.name}=uniform:0:{sizes[part.name]}")
-        else:
-            texts.append(f"{part.name}=uniform")
-    return tuple(texts)
+    return table_texts(parts_of(update.mix))
 
 
 FAMILY = Family(
@@ -142,7 +163,11 @@ FAMILY = Family(
     ActorCriticConfig(),
     ImpalaUpdate(),
     {
-        "paper": {"learning": TWO_CORES["learning"], "replay": {"min_size_to_sample": 2_000}},
+        "paper": {
+            "acting": TWO_CORES["acting"],
+            "learning": TWO_CORES["learning"],
+            "replay": {"min_size_to_sample": 2_000},
+        },
         "two-cores": TWO_CORES,
         "small": SMALL,
     },

@@ -21,6 +21,7 @@ class Catch(gymnasium.Env):
     metadata = {  # noqa: RUF012 - as gymnasium has it
         "render_modes": ["rgb_array"],
         "render_fps": 10,
+        "action_names": ("left", "stay", "right"),
     }
 
     def __init__(self, rows: int = 10, columns: int = 7, render_mode: str | None = None):

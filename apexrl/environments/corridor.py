@@ -23,7 +23,7 @@ MAX_EPISODE_STEPS = 1000
 class Corridor(gymnasium.Env):
     """The environment. The reward is -1 for every step, also for the one that reaches the goal."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - as gymnasium has it
+    metadata = {"render_modes": [], "action_names": ("left", "right")}  # noqa: RUF012 - as gymnasium has it
 
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)

@@ -37,6 +37,7 @@ class VectorEnvironment(Protocol):
 
     num_actions: int  # 0 where an action is a vector of numbers
     action_bounds: tuple[tuple[float, float], ...]  # by number of an action; empty if discrete
+    action_names: tuple[str, ...]  # empty where the environment gives none
     frame_shape: tuple[int, ...]
     frame_dtype: Literal["uint8", "float32"]
     stacked_frames: int
@@ -96,6 +97,7 @@ def make_spec(config: EnvConfig, environment: VectorEnvironment) -> EnvironmentS
         num_actions=environment.num_actions,
         frames_per_step=environment.frames_per_step,
         action_bounds=environment.action_bounds,
+        action_names=environment.action_names,
     )
 
 
@@ -152,7 +154,8 @@ class AtariEnvironment:
         picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False}
         self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
         self._picture: np.ndarray | None = None
-        self.num_actions = int(self._envs.single_action_space.n)  # type: ignore[attr-defined]
+        self.action_names = tuple(action.name.lower() for action in self._envs.ale.get_action_set())
+        self.num_actions = len(self.action_names)
         self._clip = config.clip_rewards != "no"
         self._life_loss_terminal = config.life_loss_terminal and not evaluate
 
@@ -200,7 +203,10 @@ class AtariEnvironment:
 
 
 class GymnasiumEnvironment:
-    """Any other Gymnasium environment with discrete or vector actions. This process steps its copies one by one."""
+    """Any other Gymnasium environment with discrete or vector actions. This process steps its copies one by one.
+
+    A class that names its discrete actions does so in its `metadata`, as "action_names".
+    """
 
     stacked_frames = 1
     frames_per_step = 1
@@ -234,8 +240,10 @@ class GymnasiumEnvironment:
         self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"
         self.num_actions, self._first_action = 0, 0
         self.action_bounds: tuple[tuple[float, float], ...] = ()
+        self.action_names: tuple[str, ...] = ()
         if isinstance(actions, gymnasium.spaces.Discrete):
             self.num_actions, self._first_action = int(actions.n), int(actions.start)
+            self.action_names = tuple(map(str, self._envs.metadata.get("action_names", ())))
         elif isinstance(actions, gymnasium.spaces.Box):
             self.action_bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True))
         self._clip = config.clip_rewards == "yes"

@@ -9,22 +9,26 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, ReplayConfig, tables_of
-from apexrl.errors import ConfigError, JournalError
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, tables_of
+from apexrl.errors import ConfigError
+from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
-from apexrl.learning.metrics import VersionLags, returns_by_exploration
+from apexrl.learning.journal_client import JournalClient
+from apexrl.learning.metrics import returns_by_exploration
 from apexrl.learning.replica import Replica
+from apexrl.learning.results import Results
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
-from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import Waiter
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.parameters import Identity, ParametersHeader
+from apexrl.replay.journal import identity_of
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -41,7 +45,7 @@ class LearnerLoop:
     """The learner process: owns the servers of parameters and metrics, and the threads beside the update."""
 
     def __init__(self, command: LearnerCommand, name: str):
-        """Binds the ports and connects; waits for nobody.
+        """Binds the ports.
 
         Raises: ConfigError when a port or the device cannot be had.
         """
@@ -51,25 +55,23 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self._newest: dict[str, float] = {}  # metrics of the newest update that arrived
         self._run = ""  # as it is in the run's checkpoints
-        self._soundness = Soundness()
-        self._version_lags = VersionLags(fifo_tables(self._family, command))
-        batch_sizes = {want.table: want.batch_size for want in self._wants}
-        prefetch = command.learning.prefetch_batches
-        self._connections = Connections(command.wires, name, batch_sizes, prefetch)
+        self._name = name
+        self._connections = Connections(command.wires)
         self._stopwatch = Stopwatch()
 
     def run(self, stop: Stop) -> None:
         """Learns until stopped, or until the totals of the configuration are reached.
 
-        Raises: PeerError when the replay is away for longer than the patience; the error of a thread that failed.
+        Raises: PeerError when the replay is away for longer than the patience; ConfigError when a journal cannot be
+          learned from; the error of a thread that failed.
         """
         checkpoint = latest_checkpoint(Path(self._command.run_dir))
         counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
         learning = self._command.learning
         ahead, memory_gb = learning.prefetch_batches, learning.memory_gb
-        replica = Replica(self._connections.log, self._wants, self._device_stream, ahead, counted, stop, memory_gb)
+        replica = Replica(self._log(), self._wants, self._device_stream, ahead, counted, stop, memory_gb)
+        self._results = Results(fifo_tables(self._family, self._command), replica)
         self._connections.start(stop)
         following = stop.thread(replica.run, "replica")
         try:
@@ -80,6 +82,18 @@ class LearnerLoop:
             stop.set()
             following.join(MAX_JOIN_SECONDS)
             self._connections.close()
+
+    def _log(self) -> LogClient | JournalClient:
+        """Returns the log to follow: the replay server's, or that of a journal."""
+        command, prefetch = self._command, self._command.learning.prefetch_batches
+        batch_sizes = {want.table: want.batch_size for want in self._wants}
+        if not isinstance(command, OfflineCommand):
+            return self._connections.log(self._name, batch_sizes, prefetch)
+        if command.learning.total_frames:
+            raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
+        journal = Path(command.from_journal)
+        wanted = self._family.stream(command.algorithm, identity_of(journal).spec)
+        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
 
     def _wait_for_spec(self, replica: Replica, stop: Stop) -> StreamSpec | None:
         """Returns the log's spec, as soon as the replay knows it; None when stopped."""
@@ -95,9 +109,9 @@ class LearnerLoop:
     def _learn(self, replica: Replica, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
         """Makes or restores the learner, updates it until the end, and leaves a last checkpoint."""
         command = self._command
-        updater = self._make_updater(spec)
+        updater = make_updater(command, spec, self._device_stream)
         self._identity = Identity.of(spec, command.agent, command.network)
-        record = RunRecord(Path(command.run_dir), self._identity)
+        record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         try:
             if checkpoint is not None:
                 record.restore(updater, checkpoint)
@@ -108,21 +122,9 @@ class LearnerLoop:
             self._arrivals.collect(0)
             self._update(updater, replica, record, spec, stop)
             self._report(updater, replica, record, 0.0)
-            if not record.checkpoint(updater):
-                raise JournalError(
-                    f"the last checkpoint could not be written to {command.run_dir}: an older one is there"
-                )
-            logger.info("stopped at update %d, %d frames", updater.num_updates, record.frames)
+            record.last_checkpoint(updater)
         finally:
             record.close()
-
-    def _make_updater(self, spec: StreamSpec) -> Updater:
-        command = self._command
-        torch.manual_seed(command.seed)
-        make = implementation(self._family).make_learner
-        with self._device_stream.exclusive():
-            learner = make(command.algorithm, command.network, command.update, spec, self._device)
-        return Updater(learner, self._device_stream)
 
     def _update(self, updater: Updater, replica: Replica, record: RunRecord, spec: StreamSpec, stop: Stop) -> None:
         learning = self._command.learning
@@ -131,14 +133,14 @@ class LearnerLoop:
         next_report, next_checkpoint = now + 1.0, now + learning.checkpoint_period_seconds
         reported_updates, reported_at = updater.num_updates, now
         published_updates, published_at = updater.num_updates, now
-        while not stop.is_set() and not self._is_complete(updater, replica, spec):
+        while not stop.is_set() and not is_complete(learning, updater, replica, spec):
             draw = self._next_draw(replica, waiter)
             if draw is not None:
-                updater.schedule(*self._progress(replica, spec))
+                replica.num_updates = updater.num_updates
+                updater.schedule(*progress(learning, replica, spec))
                 pending = updater.update(draw, replica.upcoming_draw())
                 if pending is not None:
-                    self._version_lags.add(updater.num_updates - 1, draw.versions)
-                    self._expect(pending, draw.generation, updater, replica)
+                    self._expect(pending, draw, updater)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
@@ -162,17 +164,9 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants)
         record.count(updater.num_updates, sampled, replica.counted, num_episodes)
 
-    def _expect(self, pending: Pending, generation: int, updater: Updater, replica: Replica) -> None:
-        """Sends the priorities of an update when they are there."""
-
-        def arrived() -> None:
-            priorities, self._newest = pending.result()
-            self._soundness.check(priorities, self._newest, updater)
-            for table, values in priorities.items():
-                keys = pending.keys[table]
-                replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
-
-        self._arrivals.expect(pending.event, arrived)
+    def _expect(self, pending: Pending, draw: Draw, updater: Updater) -> None:
+        version = updater.num_updates - 1
+        self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater))
 
     def _publish_soon(self, updater: Updater) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
@@ -193,42 +187,62 @@ class LearnerLoop:
             waiter.reset()
         return draw
 
-    def _is_complete(self, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
-        learning = self._command.learning
-        if learning.total_updates and updater.num_updates >= learning.total_updates:
-            return True
-        return self._progress(replica, spec)[1] == 1
-
-    def _progress(self, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
-        """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
-        frames, total = replica.counted.transitions * spec.frames_per_step, self._command.learning.total_frames
-        return frames, min(frames / total, 1.0) if total else 0.0
-
     def _report(self, updater: Updater, replica: Replica, record: RunRecord, rate: float) -> None:
         """Writes all that is known, of all roles."""
         episodes = replica.drain_episodes()
         self._count(updater, replica, record, len(episodes))
         for evaluation in self._connections.evaluations():
             record.evaluated(evaluation)
-        versions = list(replica.params_versions)
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
-        scalars |= {f"learner/{name}": value for name, value in self._newest.items()}
-        scalars |= self._version_lags.report()
         scalars |= self._stopwatch.shares("learner/waits_for/")
-        scalars |= {
-            "learner/updates_per_second": rate,
-            "learner/updates_total": float(updater.num_updates),
-            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
-            "learner/unusable_transitions_total": float(self._soundness.num_unusable),
-            "learner/skipped_updates_total": float(self._soundness.num_skipped),
-            "actor/params_lag_updates": updater.num_updates - sum(versions) / max(len(versions), 1),
-            "system/learner_memory_bytes": float(resident_bytes()),
-            "system/cpu_share": psutil.cpu_percent() / 100,
-        }
+        scalars |= learner_metrics(updater, replica, self._results, rate)
+        versions = list(replica.params_versions)
+        if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
+            scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
         if self._device.type == "cuda":
             scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         record.report(scalars, returns_by_exploration(episodes), replica.waits_for)
+
+
+def make_updater(command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream) -> Updater:
+    """Returns an updater with new networks, which follow from the seed."""
+    torch.manual_seed(command.seed)
+    make = implementation(family_of(command.agent)).make_learner
+    with device_stream.exclusive():
+        learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
+    return Updater(learner, device_stream)
+
+
+def progress(learning: LearningConfig, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
+    """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
+    frames, total = replica.counted.transitions * spec.frames_per_step, learning.total_frames
+    return frames, min(frames / total, 1.0) if total else 0.0
+
+
+def is_complete(learning: LearningConfig, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
+    """Returns whether a run has reached one of its totals."""
+    if learning.total_updates and updater.num_updates >= learning.total_updates:
+        return True
+    return progress(learning, replica, spec)[1] == 1
+
+
+def learner_metrics(
+    updater: Updater, replica: Replica, results: Results, updates_per_second: float
+) -> dict[str, float]:
+    """Returns the metrics of a learner by tag."""
+    metrics = {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
+    return (
+        metrics
+        | results.metrics()
+        | {
+            "learner/updates_per_second": updates_per_second,
+            "learner/updates_total": float(updater.num_updates),
+            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
+            "system/learner_memory_bytes": float(resident_bytes()),
+            "system/cpu_share": psutil.cpu_percent() / 100,
+        }
+    )
 
 
 def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:

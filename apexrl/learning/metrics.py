@@ -1,4 +1,4 @@
-"""Metrics of training games and of sampled experience.
+"""Metrics of training games, of sampled experience and of updates.
 
 Tags are grouped as evaluation/, actor/, replay/, learner/, system/.
 """
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (0.0, "below_0.01"))
 MAX_KEPT_UPDATES = 1000
+AGES_UPDATES = (0, 10, 100, 1000, 10_000)  # the least ages of the bins
+PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action
+PROBABILITY_SECONDS, MAX_PROBABILITIES = 10.0, 10_000
 MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks with memory bear fewer
 LAG_SAID_SECONDS = 60.0
 
@@ -34,6 +37,33 @@ def returns_by_exploration(episodes: list[Episode]) -> dict[str, float]:
         band = next(name for floor, name in EXPLORATION_BANDS if episode.exploration >= floor)
         bands[band].append(episode.episode_return)
     return metrics | {f"actor/return_by_exploration/{band}": float(np.mean(values)) for band, values in bands.items()}
+
+
+class UpdateMetrics:
+    """The metrics of the newest update that arrived; the policy's probabilities are means over some seconds.
+
+    One update sees a few states only, and its `probability_*` are as noisy. Used from one thread.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, float] = {}
+        # Seconds and probabilities of recent updates.
+        self._recent: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=MAX_PROBABILITIES)
+
+    def add(self, metrics: dict[str, float]) -> None:
+        """Takes the metrics of the newest update: always the same names."""
+        self._newest, now = metrics, time.monotonic()
+        probabilities = {name: value for name, value in metrics.items() if name.startswith(PROBABILITY)}
+        if probabilities:
+            self._recent.append((now, probabilities))
+            while self._recent[0][0] < now - PROBABILITY_SECONDS:
+                self._recent.popleft()
+
+    def values(self) -> dict[str, float]:
+        """Returns the newest metrics, each `probability_*` as its mean over the last PROBABILITY_SECONDS of updates."""
+        names = self._recent[-1][1] if self._recent else ()
+        means = {name: float(np.mean([values[name] for _, values in self._recent])) for name in names}
+        return self._newest | means
 
 
 class VersionLags:
@@ -84,3 +114,29 @@ class VersionLags:
                 "more often (--publish-period-updates), run fewer actors, or take larger batches (--batch-size)",
                 lag, MOST_LAG_UPDATES,
             )  # fmt: skip
+
+
+class RejectedShares:
+    """The share of replayed experience that a trust region rejects, by its age in updates. Used from one thread."""
+
+    def __init__(self, fifo_tables: Collection[str]):
+        """Takes the tables that replay nothing."""
+        self._fifo_tables = frozenset(fifo_tables)
+        self._sums, self._counts = np.zeros(len(AGES_UPDATES)), np.zeros(len(AGES_UPDATES))
+
+    def add(self, version: int, acted: Mapping[str, np.ndarray], rows: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Takes the version that was updated, those that acted [M] by table, and results [M] by table and name."""
+        for table in rows.keys() - self._fifo_tables:
+            shares = rows[table].get("rejected_share")
+            if shares is None:
+                continue
+            known = acted[table] >= 0
+            bins = np.digitize(np.maximum(version - acted[table][known], 0), AGES_UPDATES) - 1
+            np.add.at(self._sums, bins, shares[known])
+            np.add.at(self._counts, bins, 1)
+
+    def report(self) -> dict[str, float]:
+        """Returns the mean share of each age that there was since the last report, by the least age."""
+        means = {age: self._sums[i] / self._counts[i] for i, age in enumerate(AGES_UPDATES) if self._counts[i]}
+        self._sums[:], self._counts[:] = 0, 0
+        return {f"learner/rejected_share_by_age/from_{age}": float(mean) for age, mean in means.items()}

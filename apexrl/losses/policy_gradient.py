@@ -35,8 +35,9 @@ def entropy_loss(logits: Tensor) -> Tensor:
 def reduce_loss(losses: Tensor, mask: Tensor, weight: Tensor, reduction: Reduction) -> Tensor:
     """Returns the scalar loss of the steps that count: those in the mask, of rows whose weight is not 0.
 
-    The sum is IMPALA's. The mean divides it by the number of steps that count, and is 0 where there are none. For N
-    steps, RMSProp and Adam make the same updates from both, if the mean has
+    The sum is IMPALA's. The mean divides it by the weights of the steps that count, and is 0 where there are none. A
+    batch some of whose rows are lost gives the others more weight, which keeps the size of the sum and leaves the mean.
+    Where the weights of the steps add up to N, RMSProp and Adam make the same updates from both, if the mean has
 
     * the same learning rate (plain gradient descent: N times the sum's),
     * a gradient clip of 1 / N of the sum's,
@@ -49,10 +50,10 @@ def reduce_loss(losses: Tensor, mask: Tensor, weight: Tensor, reduction: Reducti
     """
     if not losses.shape == mask.shape or weight.shape != losses.shape[1:]:
         raise ValueError(f"shapes differ: {tuple(losses.shape)}, {tuple(mask.shape)}, {tuple(weight.shape)}")
-    total = (losses.masked_fill(~mask, 0) * weight).sum()
+    total, count = (losses.masked_fill(~mask, 0) * weight).sum(), (mask * weight).sum()
     if reduction == "sum":
         return total
-    return total / (mask & (weight != 0)).sum().clamp(min=1)
+    return total / count.masked_fill(count == 0, 1)
 
 
 def soft_asymmetric(rewards: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
+from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.replay.table import drawable
 from apexrl.types import StreamSpec
@@ -73,6 +74,19 @@ def insert_arrays(inserts: Sequence[wire.Insert], sizes: InsertSizes) -> InsertA
     return InsertArrays(priorities, valid, faults)
 
 
+def checked_arrays(insert: wire.Insert, sizes: InsertSizes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the priorities [P] and valid [K] of an insert out of a journal.
+
+    Raises: WireError when its sizes or its numbers are wrong.
+    """
+    if wrong := sizes.why_wrong(insert):
+        raise WireError(wrong)
+    priorities, valid, faults = insert_arrays([insert], sizes)
+    if faults:
+        raise WireError(faults[0])
+    return priorities[0], valid[0]
+
+
 def why_impossible(spec: StreamSpec) -> str:
     """Returns why no log can hold the unrolls of a spec, or an empty string."""
     if not (spec.unroll_starts >= 1 and spec.stacked_frames >= 1):
@@ -83,6 +97,10 @@ def why_impossible(spec: StreamSpec) -> str:
         return f"{spec.env} needs either num_actions from 1 or action_bounds, not both or neither"
     if not all(low < high for low, high in spec.action_bounds):
         return f"{spec.env} has action_bounds whose least value is not below the greatest"
+    if spec.action_names and not len(set(spec.action_names)) == len(spec.action_names) == spec.num_actions:
+        return f"{spec.env} needs {spec.num_actions} different action_names, or none: it has {spec.action_names}"
+    if not all(name and name.isprintable() for name in spec.action_names):
+        return f"{spec.env} has action_names that are empty or not printable: {spec.action_names}"
     names = [*BUILT_IN_FIELDS, *(field.name for field in spec.extras)]
     if len(set(names)) < len(names) or "" in names:
         return f"extras need names, all of them distinct and none of {', '.join(BUILT_IN_FIELDS)}"

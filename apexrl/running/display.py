@@ -11,12 +11,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from apexrl.learning.metrics import PROBABILITY
 from apexrl.learning.status_file import STATUS_FILE, Status, read_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.supervise import Supervisor
 
 LINE_PERIOD_SECONDS = 10.0
 FULL_DISK_BYTES = 16 * 2**20
+LEARNER = "learner/"
+MOST_SHOWN_ACTIONS = 3
 STALE_SECONDS = 15.0  # the learner writes the status every few seconds
 
 
@@ -56,6 +59,15 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
         counters.best_evaluation_return,
         restarts,
     )
+
+
+def probabilities_of(status: Status | None) -> dict[str, float]:
+    """Returns the policy's mean probability of each action, as `probability_NAME`; none where the learner gives none.
+
+    Each is the mean over the updates of the learner's last 10 seconds (`learning.metrics.PROBABILITY_SECONDS`).
+    """
+    metrics = status.metrics if status is not None else {}
+    return {tag.removeprefix(LEARNER): p for tag, p in metrics.items() if tag.startswith(LEARNER + PROBABILITY)}
 
 
 class ConsoleHandler(logging.Handler):
@@ -160,11 +172,15 @@ def progress_rows(status: Status) -> list[tuple[str, str]]:
     ]
     games, so_far = metrics.get("evaluation/games_finished"), metrics.get("evaluation/return_so_far")
     playing = [("evaluating", f"{games:.0f} games so far, mean {_number(so_far)}")] if games else []
+    probabilities = probabilities_of(status)
+    shown = ", ".join(f"{name.removeprefix(PROBABILITY)} {p:.3f}" for name, p in probabilities.items())
+    policy = [("policy", shown)] if 0 < len(probabilities) <= MOST_SHOWN_ACTIONS else []
     return [
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
         ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s)"),
         ("replay", f"{_number(fill, '.0%')} full, {_number(per_insert, '.2f')} samples an insert"),
         ("return", f"{last} (best {best}), training {_number(metrics.get('actor/return_mean'))}"),
+        *policy,
         *playing,
         ("waits", ", ".join(waits) or ("nobody" if metrics else "-")),
     ]

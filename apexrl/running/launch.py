@@ -12,22 +12,36 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import DEFAULT_AGENT, ActorCommand, Command, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config import Command, OfflineCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
-from apexrl.flags import default_command, explicit_replay, parse_onto, to_flags, value_given
+from apexrl.flags import (
+    actor_command,
+    agent_of,
+    default_command,
+    learner_command,
+    parse_onto,
+    replay_command,
+    to_flags,
+    value_given,
+)
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
+from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import ConsoleHandler, Display, summary_of
+from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of
 from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     ROOT,
     SUMMARY_FILE,
+    as_fork,
     check_new,
+    checkpoint_of,
     continued,
+    environment_of,
+    fork_run,
     latest_path,
     lock_run,
     save_config,
@@ -41,6 +55,7 @@ logger = logging.getLogger("run")
 
 ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  # 9 s together
 WATCH_SECONDS = 0.2
+FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
 
 def main() -> int:
@@ -67,27 +82,48 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     if not (ROOT / "actor.py").exists():
         raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
     agent, saved = value_given("--agent", sys.argv), None
-    if resumed := value_given("--resume", sys.argv):
-        saved, not_given = saved_command(Path(resumed))
+    if earlier := value_given("--resume", sys.argv) or value_given("--fork", sys.argv):
+        saved, not_given = saved_command(Path(earlier))
         agent = agent or saved.agent
-    asked = parse_onto(default_command(RunCommand, agent or DEFAULT_AGENT))
+    default = default_command(RunCommand, agent or agent_of(sys.argv))
+    if saved is None and (journal := value_given("--from-journal", sys.argv)):
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
+        default = dataclasses.replace(default, env=environment)
+    asked = parse_onto(default)
     check_asked(asked)
-    if saved is not None:
-        held.enter_context(lock_run(asked.resume))
-        if not_given:
-            console.print(f"{CONFIG_FILE} does not give {', '.join(not_given)}: the defaults are taken", soft_wrap=True)
-    plan = make_plan(asked, saved)
-    check_ports(plan.command)
+    with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
+        if saved is not None:
+            (copying if asked.fork else held).enter_context(lock_run(earlier))
+            if not_given:
+                missing = ", ".join(not_given)
+                console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
+        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved)
+        check_ports(plan.command)
+        if not asked.resume:
+            _make_directory(asked, saved, plan.command, held)
     directory = Path(plan.command.run_dir)
-    if saved is None:
-        check_new(directory)
-        held.enter_context(lock_run(plan.command.run_dir))
     going_on = None if saved is None or asked.from_scratch else continued(directory)
-    if asked.from_scratch:
+    if asked.resume and asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
+
+
+def _make_directory(
+    asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack
+) -> None:
+    """Makes and locks the directory of a new run; that of a fork gets the experience and the checkpoint of `saved`.
+
+    Raises: ConfigError when it is not empty, or when the other run cannot be forked.
+    """
+    checkpoint = None
+    if asked.fork and (asked.at or not asked.from_scratch):
+        checkpoint = checkpoint_of(Path(asked.fork), asked.at)
+    check_new(Path(command.run_dir))
+    held.enter_context(lock_run(command.run_dir))
+    if saved is not None:
+        fork_run(saved, checkpoint, command)
 
 
 def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
@@ -99,31 +135,33 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
-    elif plan.command.resume:
+    elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")
 
 
 def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
-    """Returns the script and the command of each role of a run."""
-    directory, replay, evaluation = Path(command.run_dir), explicit_replay(command), command.evaluation
-    if replay.journal_dir == "auto":
-        replay = dataclasses.replace(replay, journal_dir=str((directory / "journal").resolve()))
+    """Returns the script or module, and the command of each role of a run."""
+    directory, evaluation = Path(command.run_dir), command.evaluation
     if not evaluation.record_dir:
         evaluation = dataclasses.replace(evaluation, record_dir=str(directory / "videos"))
-    own = {field.name: getattr(command, field.name) for field in dataclasses.fields(Command)}
-    actors = ActorCommand(
-        **own, env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
-        evaluation=command.evaluation, device=command.actor_device,
-    )  # fmt: skip
-    learner = LearnerCommand(
-        **own, wires=command.wires, algorithm=command.algorithm, update=command.update, network=command.network,
-        learning=command.learning, run_dir=command.run_dir,
-    )  # fmt: skip
-    roles: dict[str, tuple[str, Command]] = {
-        "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
-        "learner": ("learner.py", learner),
-        "actors": ("actor.py", actors),
-    }
+    if command.reproducible:
+        return {"lockstep": ("apexrl.lockstep", dataclasses.replace(command, evaluation=evaluation))}
+    actors = actor_command(command)
+    if command.from_journal:
+        learner = OfflineCommand(
+            **vars(learner_command(command)), replay=command.replay, from_journal=command.from_journal
+        )
+        roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
+    else:
+        replay = replay_command(command)
+        if command.replay.journal_dir == "auto":
+            kept = dataclasses.replace(replay.replay, journal_dir=str((directory / "journal").resolve()))
+            replay = dataclasses.replace(replay, replay=kept)
+        roles = {
+            "replay": ("replay.py", replay),
+            "learner": ("learner.py", learner_command(command)),
+            "actors": ("actor.py", actors),
+        }
     if command.evaluator:
         evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
         roles["evaluator"] = ("actor.py", evaluator)
@@ -152,7 +190,7 @@ class Run:
                 while not stop.wait(WATCH_SECONDS):
                     finished = self._supervisor.watch()
                     display.update()
-                    if "learner" in finished or self._clock.is_over(self._counters()):
+                    if FINISHING.intersection(finished) or self._clock.is_over(self._counters()):
                         break
         except ApexError as error:
             status = exit_status(error)
@@ -177,9 +215,9 @@ class Run:
         command = self._command
         self._logs.mkdir(parents=True, exist_ok=True)
         for name, (script, config) in roles_of(command).items():
-            arguments = [str(ROOT / script), *to_flags(config)]
+            arguments = [*([str(ROOT / script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
             is_needed = name != "evaluator" or command.smoke
-            self._supervisor.start(name, arguments, is_needed, name == "learner", self._logs / f"{name}.log")
+            self._supervisor.start(name, arguments, is_needed, name in FINISHING, self._logs / f"{name}.log")
         if command.tensorboard:
             board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
             arguments = ["-m", "apexrl.running.tensorboard", *board]
@@ -191,7 +229,7 @@ class Run:
         self._console.print("ending the run; Ctrl-C kills it at once")
         for names, idle_seconds in (
             (["actors", "evaluator"], ACTORS_IDLE_SECONDS),
-            (["learner"], LEARNER_IDLE_SECONDS),
+            ([*FINISHING], LEARNER_IDLE_SECONDS),
             (["replay", "tensorboard"], OTHERS_IDLE_SECONDS),
         ):
             self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)
@@ -211,14 +249,15 @@ class Run:
                 self._console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
             except ApexError as error:
                 logger.error("the checkpoint cannot be read: %s", error)
-        restarts = self._supervisor.num_restarts
-        summary = summary_of(read_status(self._directory), self._spec.env, self._clock.elapsed(), restarts)
+        status, restarts = read_status(self._directory), self._supervisor.num_restarts
+        outcome = summary_of(status, self._spec.env, self._clock.elapsed(), restarts)
+        summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
         try:
             write_json(self._directory / SUMMARY_FILE, summary)
             self._console.print(f"summary: {self._directory / SUMMARY_FILE}", soft_wrap=True)
         except OSError as error:
             logger.error("the summary cannot be written: %s", error)
-        for name, value in msgspec.structs.asdict(summary).items():
+        for name, value in summary.items():
             self._console.print(f"  {name:24} {value}")
 
 

@@ -96,6 +96,7 @@ ENTRY_POINTS = {
 ATARI = {
     "Pong-skip-5-v0": {"game": "pong", "frameskip": 5},
     "Pong-mode-1-v0": {"game": "pong", "frameskip": 4, "mode": 1},
+    "Pong-all-actions-v0": {"game": "pong", "frameskip": 4, "full_action_space": True},
     "NoSuchRom-v0": {"game": "no_such_rom", "frameskip": 4},
 }
 for name, entry_point in ENTRY_POINTS.items():

@@ -277,6 +277,30 @@ def test_each_number_of_an_action_has_its_own_bounds():
     envs.close()
 
 
+ALL_ACTIONS = (
+    "noop fire up right left down upright upleft downright downleft upfire rightfire leftfire downfire uprightfire "
+    "upleftfire downrightfire downleftfire"
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        ("PongNoFrameskip-v4", "noop fire right left rightfire leftfire"),
+        ("tests.environments.odd_envs:Pong-all-actions-v0", ALL_ACTIONS),
+        ("Catch-v0", "left stay right"),
+        ("Corridor-v0", "left right"),
+        ("CartPole-v1", ""),
+        ("Pendulum-v1", ""),
+    ],
+)
+def test_actions_have_the_names_that_their_environment_gives(env, names):
+    config = EnvConfig(env=env)
+    envs = make_environment(config, 1)
+    assert make_spec(config, envs).action_names == tuple(names.split())
+    envs.close()
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "PongNoFrameskip-v4"])
 def test_discrete_actions_have_no_bounds(env):
     config = EnvConfig(env=env)

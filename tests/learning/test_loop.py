@@ -12,7 +12,7 @@ from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import updater as updaters
 from apexrl.learning.draw import Draw, Gathered
-from apexrl.learning.loop import LearnerLoop, fifo_tables
+from apexrl.learning.loop import LearnerLoop, fifo_tables, progress
 from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
 from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop
@@ -30,6 +30,7 @@ class Replica:
         self.stop, self.left, self.sent, self.waits_for, self.counted = stop, num_batches, [], "", LogPosition()
         self.params_versions: list[int] = []
         self.num_undecodable = 0
+        self.selection_metrics: dict[str, float] = {}
 
     def drain_episodes(self):
         return []
@@ -181,7 +182,7 @@ def test_a_share_is_never_above_one(loop, spec):
     loop._command = dataclasses.replace(loop._command, learning=LearningConfig(device="cpu", total_frames=100))
     replica = Replica(Stop(), 0)
     replica.counted = LogPosition("log", 0, 101)
-    assert loop._progress(replica, spec) == (101 * spec.frames_per_step, 1.0)
+    assert progress(loop._command.learning, replica, spec) == (101 * spec.frames_per_step, 1.0)
 
 
 @pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
@@ -197,7 +198,7 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
     assert replica.sent == [(5, number, float(number)) for number in range(1, 55)]
     assert updater.most_in_flight == 5  # the fifth is on its way while the first is waited for
     assert [decode_parameters(encoded).header.params_version for encoded in published] == versions
-    assert loop._newest == {"loss": 0.5, "gradient_norm": 1.0}
+    assert loop._update_metrics.values() == {"loss": 0.5, "gradient_norm": 1.0}
 
 
 def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):

@@ -102,7 +102,7 @@ def gradient_descent(rate):
 def test_sum_and_mean_make_the_same_updates_with_rescaled_numbers(unrolls, kind, clip):
     for_sum = rmsprop(EPSILON) if kind == "rmsprop" else gradient_descent(1e-4)
     by_sum, norm, targets, weight = updated(unrolls, "sum", for_sum, clip)
-    count = int((targets.learned & (weight > 0)).sum())
+    count = (targets.learned * weight).sum().item()
     assert norm > CLIP and count > 100
     for_mean = rmsprop(EPSILON / count**2) if kind == "rmsprop" else gradient_descent(1e-4 * count)
     by_mean = updated(unrolls, "mean", for_mean, clip / count)[0]
@@ -120,7 +120,9 @@ def test_a_loss_is_the_weighted_sum_over_the_steps_that_count(unrolls):
     places = [(t, b) for t in range(T) for b in range(len(weight)) if mask[t, b] and weight[b] > 0]
     total = sum(weight[b].item() * losses[t, b].item() for t, b in places)
     assert reduce_loss(losses, mask, weight, "sum").item() == pytest.approx(total)
-    assert reduce_loss(losses, mask, weight, "mean").item() == pytest.approx(total / len(places))
+    weights = sum(weight[b].item() for _, b in places)
+    assert reduce_loss(losses, mask, weight, "mean").item() == pytest.approx(total / weights)
+    assert reduce_loss(losses, mask, 3 * weight, "mean").item() == pytest.approx(total / weights)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])

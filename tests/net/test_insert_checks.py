@@ -45,11 +45,18 @@ def test_valid_says_what_is_a_transition_not_the_priority(peers):
     assert set(keys % 8) == set(range(2, 8))  # a valid one of priority 0 is counted, and not drawn
 
 
+NAMES = ("left", "right", "up", "down")
 EXTRA = Field("x", "step", "float32")
 BAD_SPECS = [
     ({"num_actions": 0}, "num_actions from 1 or action_bounds"),
     ({"action_bounds": ((0.0, 1.0),)}, "num_actions from 1 or action_bounds"),
     ({"num_actions": 0, "action_bounds": ((0.0, 1.0), (1.0, 1.0))}, "least value is not below"),
+    *(
+        ({"action_names": names}, "needs 4 different action_names")
+        for names in (NAMES[:3], (*NAMES, "jump"), (*NAMES[:3], "left"), (*NAMES, "left"))
+    ),
+    ({"num_actions": 0, "action_bounds": ((0.0, 1.0),), "action_names": ("gas",)}, "needs 0 different action_names"),
+    *(({"action_names": (*NAMES[:3], name)}, "empty or not printable") for name in ("", "\x1b[2J", "a\nb")),
     ({"extras": (EXTRA, EXTRA)}, "all of them distinct"),
     *(
         ({"extras": (msgspec.structs.replace(EXTRA, name=name),)}, "extras need names")
@@ -69,3 +76,12 @@ def test_a_spec_that_no_log_can_hold_is_refused(peers, spec, change, reason):
     peers.hello(b"a", spec=msgspec.structs.replace(spec, **change))
     assert reason in only(peers.heard(b"a"), wire.Refused)[0].reason
     assert peers.service.replay is None
+
+
+def test_a_log_knows_the_names_of_its_actions(peers, spec):
+    named = msgspec.structs.replace(spec, action_names=NAMES)
+    peers.hello(b"a", spec=named)
+    only(peers.heard(b"a"), wire.Welcome)
+    assert peers.service.replay.spec == named
+    peers.hello(b"b", spec=msgspec.structs.replace(spec, action_names=NAMES[::-1]))
+    only(peers.heard(b"b"), wire.Refused)

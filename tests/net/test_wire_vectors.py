@@ -27,7 +27,8 @@ from tests.system.processes import ROOT
 
 VECTORS = ROOT / "docs" / "wire_vectors.json"
 PAGE = (ROOT / "docs" / "wire.md").read_text()
-SPEC = StreamSpec("Tiny-v0", (2,), "uint8", 2, 3, 1, unroll_starts=4, overlap_steps=1)
+NAMES = ("left", "stay", "right")
+SPEC = StreamSpec("Tiny-v0", (2,), "uint8", 2, 3, 1, action_names=NAMES, unroll_starts=4, overlap_steps=1)
 FULL_SPEC = StreamSpec(
     *("Full-v0", (2,), "float32", 1, 0, 1),
     action_bounds=((-2.0, 2.0), (0.0, 1.0)),
@@ -150,6 +151,7 @@ def malformed():
         ("to_replay", "a name of 201 characters", [changed(hello, actor="a" * 201)]),
         ("to_replay", "frames of int16", [changed(hello, spec=spec | {"frame_dtype": "int16"})]),
         ("to_replay", "frames of 9 dimensions", [changed(hello, spec=spec | {"frame_shape": [1] * 9})]),
+        ("to_replay", "1025 names of actions", [changed(hello, spec=spec | {"action_names": [""] * 1025})]),
         ("to_replay", "a field of float64", [changed(hello, spec=spec | {"extras": [WIDE]})]),
         ("to_replay", "a field at the end", [changed(hello, spec=spec | {"extras": [WIDE | {"at": "end"}]})]),
         ("to_replay", "33 extras", [changed(hello, spec=spec | {"extras": [WIDE | {"dtype": "uint8"}] * 33})]),

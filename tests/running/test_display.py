@@ -18,6 +18,7 @@ from apexrl.running.display import (
     ConsoleHandler,
     Display,
     Status,
+    probabilities_of,
     progress_rows,
     read_status,
 )
@@ -76,6 +77,17 @@ def test_games_of_an_evaluation_that_goes_on():
     metrics = {"evaluation/games_finished": 3.0, "evaluation/return_so_far": 7.25}
     assert dict(progress_rows(status_with(metrics)))["evaluating"] == "3 games so far, mean 7.2"
     assert "evaluating" not in dict(progress_rows(status_with(METRICS)))
+
+
+def test_a_policy_of_at_most_three_actions_is_shown():
+    left, stay, right = ({f"learner/probability_{name}": p} for name, p in [("left", 0.4), ("stay", 0), ("right", 0.6)])
+    assert dict(progress_rows(status_with(METRICS | left | right)))["policy"] == "left 0.400, right 0.600"
+    assert dict(progress_rows(status_with(left | stay | right)))["policy"] == "left 0.400, stay 0.000, right 0.600"
+    assert "policy" not in dict(progress_rows(status_with(METRICS)))
+    four = {f"learner/probability_{i}": 0.25 for i in range(4)}
+    assert "policy" not in dict(progress_rows(status_with(four)))
+    assert probabilities_of(status_with(four | METRICS)) == {f"probability_{i}": 0.25 for i in range(4)}
+    assert probabilities_of(None) == {}
 
 
 def test_a_run_starts_until_its_learner_reports(shown, tmp_path):

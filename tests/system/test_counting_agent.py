@@ -12,6 +12,7 @@ def test_another_family_goes_through_all_processes_and_comes_back(tmp_path, free
         assert run.popen.returncode == 0, run.text()
     first = read_json(tmp_path / "run" / "summary.json")
     status = read_json(tmp_path / "run" / "status.json")["metrics"]
+    assert (first["probability_0"], first["probability_1"]) == (0.25, 0.75)
     assert first["updates"] == 200 and status["learner/checked"] == 5 * 200
 
     with launch(tmp_path, free_ports(4), "--resume", tmp_path / "run", "--total-updates", 300, name="again") as run:

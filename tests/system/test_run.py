@@ -21,7 +21,11 @@ SUMMARY_FIELDS = {
     *("samples_per_insert", "episodes", "evaluation_episodes", "evaluation_mean_return", "roles_restarted"),
 }
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
+MIXED = ("--agent", "impala", "--env", "Catch-v0", "--preset", "small", "--distance", "l2", "--mix", "queue=1/4",
+         "elite-1@500=1/4", "attentive@500=1/4", "uniform@500=1/4")  # fmt: skip
 CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
+MIX, LSTM = ("--mix", "queue=1/4", "uniform=3/4"), ("--lstm", "--lstm-size", "32")
+CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", *MIX, *LSTM)
 
 
 def roles_of(run):
@@ -65,11 +69,11 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
     assert "cores" in run.text() and "samples an insert" in run.text()
 
 
-def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports):
+@pytest.mark.parametrize("flags", [CARTPOLE, CATCH], ids=["apex-dqn", "laser"])
+def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports, flags):
     ports = free_ports(4)
     directory = tmp_path / "run"
-    flags = (*CARTPOLE, "--checkpoint-period-seconds", "1")
-    with launch(tmp_path, ports, *flags) as run:
+    with launch(tmp_path, ports, *flags, "--checkpoint-period-seconds", "1") as run:
         wait_for(lambda: updates_of(directory) > 100, 300, "updates")
         for role in ("actors", "replay", "learner", "evaluator"):
             victim = wait_for(lambda: roles_of(run).get(role), 300, role)
@@ -78,12 +82,15 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
             before = updates_of(directory)
             wait_for(lambda: updates_of(directory) > before + 100, 300, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
+        wait_for((directory / "checkpoints" / "best.safetensors").exists, 300, "an evaluation")
         children = run.descendants()
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     summary = read_json(directory / "summary.json")
-    assert summary["roles_restarted"] == 4
+    assert summary["roles_restarted"] == 4 and summary["evaluation_episodes"] >= 10
+    if flags is CATCH:  # CartPole needs pygame to be drawn
+        assert list((directory / "videos").glob("*.mp4"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
     with launch(
@@ -110,17 +117,24 @@ def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
         wait_for(lambda: not [p for p in children if p.is_running()], 300, "the end of all roles")
 
 
-def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, free_ports):
+@pytest.mark.parametrize(
+    ("agent", "network", "mix", "tables"),
+    [("apex-dqn", (), (), ()), ("impala", LSTM, MIX, ("--tables", "queue=fifo", "uniform=uniform:0:24"))],
+    ids=["apex-dqn", "laser"],
+)
+def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(
+    tmp_path, free_ports, agent, network, mix, tables
+):
     make_keys(tmp_path / "keys", ROLES)
     wires = ports_of(free_ports)
-    small = ["--preset", "small", *wires, "--keys", tmp_path / "keys"]
+    small = ["--agent", agent, "--preset", "small", *wires, "--keys", tmp_path / "keys"]
     directory = tmp_path / "by-hand"
-    actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *small]
-    learner = ["--run-dir", directory, "--total-updates", "100", *small]
+    actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *network, *small]
+    learner = ["--run-dir", directory, "--total-updates", "100", *network, *mix, *small]
     with (
         Process([ROOT / "actor.py", *actor], tmp_path / "actor.txt") as actors,
         Process([ROOT / "learner.py", *learner], tmp_path / "learner.txt") as learning,
-        Process([ROOT / "replay.py", *small], tmp_path / "replay.txt") as replay,
+        Process([ROOT / "replay.py", *tables, *small], tmp_path / "replay.txt") as replay,
     ):
         assert learning.popen.wait(300) == 0
         assert read_json(directory / "status.json")["counters"]["updates"] == 100
@@ -129,7 +143,7 @@ def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(tmp_path, 
         assert actors.popen.wait(300) == 0
     checkpoint = directory / "checkpoints" / "latest.safetensors"
     play = [ROOT / "actor.py", "--env", "CartPole-v1", "--evaluate", "--episodes", "3", "--checkpoint", checkpoint]
-    with Process([*play, "--preset", "small"], tmp_path / "play.txt") as playing:
+    with Process([*play, "--agent", agent, *network, "--preset", "small"], tmp_path / "play.txt") as playing:
         assert playing.popen.wait(300) == 0
         assert "CartPole-v1, update 100: 3 games, mean" in playing.text()
 
@@ -139,7 +153,8 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     from apexrl.types import StreamSpec
     from tests.lockstep import identity_of, make_updater
 
-    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4)
+    names = ("noop", "fire", "right", "left", "rightfire", "leftfire")
+    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4, action_names=names)
     header = CheckpointHeader(*identity_of(spec), Counters())
     save_checkpoint(tmp_path / "c.safetensors", header, make_updater(spec).state_dict())
     arguments = ["--checkpoint", tmp_path / "c.safetensors", "--episodes", "2", "--max-episode-frames", "800"]
@@ -223,10 +238,13 @@ def contents(directory):
 
 
 def test_a_run_has_its_directory_alone_and_is_trained_from_scratch(tmp_path, free_ports):
-    """One run, continued while a second start is tried, then from scratch on its experience."""
+    """One run with a mix of all kinds of replay, continued while a second start is tried, then from scratch."""
     directory, ports, others = tmp_path / "run", free_ports(4), free_ports(4)
-    with launch(tmp_path, ports, "--env", "Catch-v0", "--total-updates", "50") as run:
+    with launch(tmp_path, ports, *MIXED, "--total-updates", "50") as run:
         assert run.popen.wait(300) == 0, run.text()
+    metrics = read_json(directory / "status.json")["metrics"]
+    kept, given = (metrics[f"learner/selection/elite-1@500/distance_{which}"] for which in ("kept", "candidates"))
+    assert kept < given and metrics["learner/selection/attentive@500/uses_kept"] > 0
     summary = read_json(directory / "summary.json")
     before = contents(directory)
     with launch(tmp_path, ports, "--resume", directory, name="again") as run:

@@ -1,8 +1,17 @@
 """Small environments are solved through the real processes, within a stated number of agent steps."""
 
-import pytest
+import subprocess
+import sys
 
-from tests.system.processes import launch, read_json
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.environments.corridor_exact import actor_critic_right
+from tests.system.processes import ROOT, launch, read_json
+
+CORRIDOR = ("--env", "Corridor-v0", "--total-frames", "200000", "--no-evaluator")
+LASER = ("--mix", "queue=1/4", "uniform=3/4")
 
 
 def learn(tmp_path, ports, *flags):
@@ -23,3 +32,43 @@ def test_catch_is_solved_from_pixels_within_60000_agent_steps(tmp_path, free_por
     summary = learn(tmp_path, free_ports(4), "--env", "Catch-v0", "--total-frames", "60000", "--episodes", "40")
     assert summary["transitions_inserted"] < 75_000
     assert summary["evaluation_best_return"] >= 0.9
+
+
+def logged(directory):
+    """Returns the experience of a run as arrays: all steps and games, whatever the speed of the machine."""
+    out = directory / "log.npz"
+    tool = [sys.executable, "-m", "apexrl.tools.replay_tool", "export", directory / "journal", "--out", out]
+    subprocess.run([*map(str, tool)], cwd=ROOT, check=True, timeout=600, capture_output=True)
+    return np.load(out)
+
+
+@pytest.mark.timeout(3200)
+def test_impala_solves_catch_within_120000_agent_steps(tmp_path, free_ports):
+    flags = ("--agent", "impala", "--env", "Catch-v0", "--total-frames", "120000", "--no-evaluator")
+    summary = learn(tmp_path, free_ports(4), *flags, "--batch-size", "8", "--learning-rate", "1e-3")
+    assert summary["transitions_inserted"] < 130_000
+    with logged(tmp_path / "run") as log:
+        returns = log["episodes"][:, 1]
+    assert returns[:500].mean() < 0 and returns[-500:].mean() >= 0.9
+
+
+@pytest.mark.timeout(3200)
+@pytest.mark.parametrize(
+    "flags",
+    [("--learning-rate", "5e-4", "--num-workers", "1"), (*LASER, "--learning-rate", "2e-4", "--num-workers", "4")],
+    ids=["impala-one-worker", "laser-four-workers"],
+)
+def test_the_corridors_random_policy_is_found_within_200000_agent_steps(tmp_path, free_ports, flags):
+    """The algorithm is the usual one of this environment. The log tells how each step was taken, whatever the speed."""
+    summary = learn(tmp_path, free_ports(4), *CORRIDOR, *flags)
+    directory = tmp_path / "run"
+    with logged(directory) as log:
+        probabilities = np.exp(log["extra_behavior_log_probs"].astype(np.float64))
+        right = probabilities[log["number"] >= log["number"].max() // 2][..., 1].mean()
+    assert right == pytest.approx(actor_critic_right(gamma=0.99, unroll_steps=20), abs=0.03)
+    assert read_json(directory / "config.json")["command"]["agent"] == "impala"
+    assert 0.45 < summary["probability_right"] < 0.8  # of the last ten seconds, on a fast machine of more
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    shown = [event.value for event in events.Scalars("learner/probability_right")]
+    assert shown[-1] == pytest.approx(summary["probability_right"], abs=0.05)
