@@ -34,9 +34,9 @@ def journal(tmp_path, spec, make_unroll, monkeypatch):
     return tmp_path
 
 
-def client_of(journal, spec, tables=("transitions=priority",), capacity=10**6, **changes):
+def client_of(journal, spec, tables=("transitions=priority",), capacity=10**6, batch_size=16, **changes):
     config = ReplayConfig(capacity=capacity, min_size_to_sample=1, tables=tables, **changes)
-    return JournalClient(journal, spec, config, {table.partition("=")[0]: 16 for table in tables}, 2, seed=1)
+    return JournalClient(journal, spec, config, {table.partition("=")[0]: batch_size for table in tables}, 2, seed=1)
 
 
 def read(client):
@@ -102,14 +102,14 @@ def test_unrolls_are_cut_for_the_agent_that_asks(journal, spec):
 
 
 def test_only_the_newest_are_kept_where_the_capacity_is_smaller(journal, spec, caplog):
-    client = client_of(journal, spec, ("transitions=uniform",), capacity=8)
+    client = client_of(journal, spec, ("transitions=uniform",), capacity=8, batch_size=4)
     start, appends, _ = read(client)
     assert (start.ring_unrolls, len(appends)) == (9, NUM_UNROLLS) and "newest 8 of 96 transitions" in caplog.text
     assert set(keys_of(client)) == set(range(3, 12))
 
 
 def test_a_table_that_hands_out_each_unroll_once_is_uniform_here(journal, spec):
-    client = client_of(journal, spec, ("queue=fifo",))
+    client = client_of(journal, spec, ("queue=fifo",), batch_size=4)
     read(client)
     assert set(keys_of(client, "queue")) == set(range(NUM_UNROLLS))
 
@@ -132,5 +132,5 @@ def test_a_journal_that_cannot_be_learned_from_is_refused(journal, spec, tmp_pat
     for path in journal.glob("unrolls-*.log"):
         path.unlink()
     assert (journal / IDENTITY_FILE).exists()
-    with pytest.raises(ConfigError, match=r"holds nothing that table transitions could sample"):
+    with pytest.raises(ConfigError, match=r"holds too little for a batch of 16 of the table transitions"):
         read(client_of(journal, spec))
