@@ -131,9 +131,7 @@ def test_minari_reads_the_dataset(journal, tmp_path):
 
 
 def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
-    spec = StreamSpec(
-        "Any-v0", (32, 32), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0
-    )
+    spec = StreamSpec("Any-v0", (32, 32), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0)
     starts = np.array([[True], [False], [False], [True]])
     rng = np.random.default_rng(0)
     actions = rng.random((3, 1, 2)).astype(np.float32)
