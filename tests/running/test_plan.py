@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from apexrl.config import EnvConfig, LearnerCommand, OfflineCommand, ReplayConfig, RunCommand
+from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, parse, parse_onto, to_flags, wants_of, with_preset
 from apexrl.learning.unroll_store import UnrollStore
@@ -195,7 +196,9 @@ def journal(tmp_path):
     """The journal of a run on Catch whose unrolls are shorter than ours."""
     directory = tmp_path / "run" / "journal"
     directory.mkdir(parents=True)
-    spec = StreamSpec("Catch-v0", (10, 7), "uint8", 1, 3, 1, unroll_starts=20, overlap_steps=0)
+    envs = make_environment(EnvConfig("Catch-v0"), 1)
+    spec = make_spec(EnvConfig("Catch-v0"), envs).streamed(unroll_starts=20, overlap_steps=0)
+    envs.close()
     journal = Journal(directory, new_identity(spec))
     journal.append(0, [(b"", b"")] * 700)
     journal.close()
