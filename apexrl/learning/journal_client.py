@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from apexrl.config import ReplayConfig, TableConfig, tables_of
+from apexrl.config import ReplayConfig, TableConfig, TableKind, tables_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.losses.windows import valid_starts
 from apexrl.net import wire
@@ -67,9 +67,8 @@ class JournalClient:
         seeds = dict(zip(settings, np.random.SeedSequence(seed).spawn(len(settings)), strict=True))
         self._tables: dict[str, Table] = {}
         for name in batch_sizes:
-            free = TableConfig(
-                "priority" if settings[name].kind == "priority" else "uniform", 0.0, min_size_to_sample=1
-            )
+            kind: TableKind = "priority" if settings[name].kind == "priority" else "uniform"
+            free = TableConfig(kind, 0.0, 1, settings[name].capacity)
             self._tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
         granularity = {name: table.granularity for name, table in self._tables.items()}
         self._start: LogStart | None = LogStart(identity.log, wanted, self._ring_unrolls, 0, False, granularity)
@@ -93,11 +92,14 @@ class JournalClient:
             self._is_read, self.waits_for = True, ""
             logger.info("read %d unrolls of %s", self._end_number, self._directory)
         for name, table in self._tables.items():
-            if not table.can_sample(self._batch_sizes[name]):
-                raise ConfigError(f"{self._directory} holds nothing that table {name} could sample")
+            size = self._batch_sizes[name]
+            if not table.can_sample(size):
+                raise ConfigError(
+                    f"{self._directory} holds nothing that table {name} could sample, or too little for a batch of {size}"
+                )
             if self._unused[name] < self._prefetch_batches:
                 self._unused[name] += 1
-                return LogBatch(name, table.sample(self._batch_sizes[name]))
+                return LogBatch(name, table.sample(size))
         time.sleep(timeout_milliseconds / 1000)
         return None
 

@@ -34,9 +34,9 @@ def journal(tmp_path, spec, make_unroll, monkeypatch):
     return tmp_path
 
 
-def client_of(journal, spec, tables=("transitions=priority",), capacity=10**6, **changes):
+def client_of(journal, spec, tables=("transitions=priority",), capacity=10**6, batch_size=16, **changes):
     config = ReplayConfig(capacity=capacity, min_size_to_sample=1, tables=tables, **changes)
-    return JournalClient(journal, spec, config, {table.partition("=")[0]: 16 for table in tables}, 2, seed=1)
+    return JournalClient(journal, spec, config, {table.partition("=")[0]: batch_size for table in tables}, 2, seed=1)
 
 
 def read(client):
@@ -102,16 +102,23 @@ def test_unrolls_are_cut_for_the_agent_that_asks(journal, spec):
 
 
 def test_only_the_newest_are_kept_where_the_capacity_is_smaller(journal, spec, caplog):
-    client = client_of(journal, spec, ("transitions=uniform",), capacity=8)
+    client = client_of(journal, spec, ("transitions=uniform",), capacity=8, batch_size=4)
     start, appends, _ = read(client)
     assert (start.ring_unrolls, len(appends)) == (9, NUM_UNROLLS) and "newest 8 of 96 transitions" in caplog.text
     assert set(keys_of(client)) == set(range(3, 12))
 
 
 def test_a_table_that_hands_out_each_unroll_once_is_uniform_here(journal, spec):
-    client = client_of(journal, spec, ("queue=fifo",))
-    read(client)
-    assert set(keys_of(client, "queue")) == set(range(NUM_UNROLLS))
+    client = client_of(journal, spec, ("queue=fifo",), batch_size=NUM_UNROLLS)
+    assert set(read(client)[2].sample.keys) == set(range(NUM_UNROLLS))
+    assert keys_of(client, "queue", count=5).tolist() != list(range(NUM_UNROLLS)) * 5
+
+
+def test_a_table_of_the_newest_unrolls_stays_one(journal, spec):
+    client = client_of(journal, spec, ("recent=uniform:::5",), batch_size=5)
+    assert set(read(client)[2].sample.keys) == set(range(NUM_UNROLLS - 5, NUM_UNROLLS))
+    with pytest.raises(ConfigError, match="too little for a batch of 6"):
+        read(client_of(journal, spec, ("recent=uniform:::5",), batch_size=6))
 
 
 def test_a_record_that_cannot_be_read_is_left_out(journal, spec, caplog):
