@@ -95,7 +95,7 @@ class JournalClient:
             size = self._batch_sizes[name]
             if not table.can_sample(size):
                 raise ConfigError(
-                    f"{self._directory} holds nothing that table {name} could sample, or too little for batches of {size}"
+                    f"{self._directory} holds nothing that table {name} could sample, or too little for {size} at once"
                 )
             if self._unused[name] < self._prefetch_batches:
                 self._unused[name] += 1

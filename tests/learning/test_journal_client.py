@@ -117,7 +117,7 @@ def test_a_table_that_hands_out_each_unroll_once_is_uniform_here(journal, spec):
 def test_a_table_of_the_newest_unrolls_stays_one(journal, spec):
     client = client_of(journal, spec, ("recent=uniform:::5",), batch_size=5)
     assert set(read(client)[2].sample.keys) == set(range(NUM_UNROLLS - 5, NUM_UNROLLS))
-    with pytest.raises(ConfigError, match="too little for batches of 6"):
+    with pytest.raises(ConfigError, match="too little for 6 at once"):
         read(client_of(journal, spec, ("recent=uniform:::5",), batch_size=6))
 
 
