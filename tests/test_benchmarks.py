@@ -17,7 +17,7 @@ from apexrl.losses.categorical import log_probs
 from apexrl.networks.checkpoint import Counters
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.types import LogPosition, Sample, Unroll
-from benchmarks import gpu_report, gpu_run, learner, learner_work
+from benchmarks import gpu_report, gpu_run, learner, learner_work, selection
 from benchmarks.learner_plain import PlainActorCritic
 
 
@@ -138,3 +138,11 @@ def random_unroll(spec, rng):
     discounts = (rng.random(steps) > 0.1).astype(np.float32)
     actions, rewards = rng.integers(spec.num_actions, size=steps, dtype=np.int32), rng.normal(size=steps)
     return Unroll(frames, actions, rewards.astype(np.float32), discounts, np.zeros(steps + 1, bool), extras)
+
+
+def test_each_kind_of_selection_has_a_cost():
+    found = selection.costs(num_batches=2)
+    assert {name.split()[1] for name in found if name.startswith("keep")} == {
+        *("attentive", "elite-1", "elite-2", "elite-3", "elite-4")
+    }
+    assert len(found) == 1 + 3 + 4 + 5 + 5 and all(np.isfinite(list(found.values())))
