@@ -103,9 +103,9 @@ class ReplayConfig:
     eviction_period_batches: int = 100
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
     tables: tuple[str, ...] = ()
-    """Tables over the log; none given: those of --agent. Each is NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE.
-    Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the learner of each; 0 samples an
-    insert: nobody waits."""
+    """Tables over the log; none given: those of --agent. Each is NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, where
+    numbers may be left out. Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the
+    learner of each; 0 samples an insert: nobody waits. A uniform table may have a capacity of its own, in unrolls."""
     journal_dir: str = "auto"
     """Directory where acknowledged experience is kept; off: in memory only. auto: in the directory of a run on one
     machine, else off."""
@@ -171,6 +171,8 @@ class LearningConfig:
     """Updates between publications of the parameters (Ape-X codes)."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""
+    keep_checkpoints: Annotated[int, Range(0)] = 0
+    """The newest so many checkpoints are kept, each under its update, for --fork RUN --at UPDATE."""
     total_updates: Annotated[int, Range(0)] = 0
     """End after so many updates; 0: never."""
     total_frames: Annotated[int, Range(0)] = 0
@@ -240,7 +242,7 @@ class ReplayCommand(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerCommand(Command):
-    """Updates the network from sampled batches and publishes it."""
+    """Updates the network from sampled batches and publishes it; --from-journal DIR takes the replay server's place."""
 
     wires: WireConfig = WireConfig()
     algorithm: AlgorithmConfig
@@ -249,6 +251,15 @@ class LearnerCommand(Command):
     learning: LearningConfig = LearningConfig()
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfflineCommand(LearnerCommand):
+    """Updates the network from the experience of a journal, without actors and without a replay server."""
+
+    replay: ReplayConfig = ReplayConfig()
+    from_journal: str = ""
+    """The journal of a replay server (journal/ of a run); it stays as it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,7 +282,15 @@ class RunCommand(Command):
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
     from_scratch: bool = False
-    """With --resume: train a new network on the run's experience. Earlier results move to DIR/earlier-N."""
+    """With --resume or --fork: train a new network on the run's experience. With --resume, earlier results move to
+    DIR/earlier-N."""
+    fork: str = ""
+    """Begin a new run with the newest checkpoint, the experience and the configuration of the run in this directory,
+    which stays as it is; flags given here win."""
+    at: Annotated[int, Range(0)] = 0
+    """With --fork: take the checkpoint of this update, and the experience until then; 0: the newest."""
+    from_journal: str = ""
+    """Learn without actors from the experience in this journal (journal/ of a run), which stays as it is."""
     max_seconds: Annotated[float, Range(0)] = 0.0
     """End after so many seconds; 0: never."""
     tensorboard: bool = True
@@ -294,12 +313,13 @@ class TableConfig(NamedTuple):
     kind: TableKind
     samples_per_insert: float
     min_size_to_sample: int
+    capacity: int = 0  # unrolls, the newest; 0: all that the log holds
 
 
 def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
     """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
 
-    Raises: ConfigError when one is not NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, or two have one name.
+    Raises: ConfigError when one is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, or two have one name.
     """
     tables: dict[str, TableConfig] = {}
     for text in config.tables:
@@ -310,19 +330,23 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
             min_size = max(min_size // unroll_starts, 1)
         elif kind == "fifo":
             samples_per_insert, min_size = 1.0, 1
+        given = dict(zip(("samples", "size", "capacity"), numbers, strict=False))
         try:
-            if numbers:
-                samples_per_insert, min_size = float(numbers[0]), int(numbers[1])
-        except (ValueError, IndexError):
+            samples_per_insert = float(given.get("samples") or samples_per_insert)
+            min_size = int(given.get("size") or min_size)
+            capacity = int(given.get("capacity") or 0)
+        except ValueError:
             kind = ""
-        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 2 or name in tables:
+        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 3 or name in tables:
             raise ConfigError(
-                f"--tables {text}: give NAME=KIND or NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE, each name once, "
-                "with the kind priority, uniform or fifo"
+                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, with the kind "
+                "priority, uniform or fifo; numbers may be left out"
             )
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
             raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
-        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size)
+        if capacity < 0 or (given.get("capacity") and (kind != "uniform" or not capacity)):
+            raise ConfigError(f"--tables {text}: only a uniform table has a capacity of its own, 1 unroll or more")
+        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables

@@ -18,6 +18,7 @@ from apexrl.config import (
     DEFAULT_AGENT,
     Command,
     LearnerCommand,
+    OfflineCommand,
     Range,
     ReplayCommand,
     ReplayConfig,
@@ -138,15 +139,19 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def explicit_replay(command: ReplayCommand | RunCommand) -> ReplayConfig:
-    """Returns the replay's numbers with tables: those of the algorithm where none were asked for."""
-    if command.replay.tables:
-        return command.replay
-    if isinstance(command, RunCommand):
-        update = command.update
-    else:
+def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> ReplayConfig:
+    """Returns the replay's numbers with tables: those of the algorithm where none were asked for.
+
+    Without actors nobody waits for anybody.
+    """
+    if isinstance(command, ReplayCommand):
+        replay = command.replay
         update = with_preset(default_command(LearnerCommand, command.agent), command.preset).update
-    return dataclasses.replace(command.replay, tables=family_of(command.agent).tables(update))
+    else:
+        replay, update = command.replay, command.update
+        if command.from_journal:
+            replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
+    return dataclasses.replace(replay, tables=replay.tables or family_of(command.agent).tables(update))
 
 
 def check_together(command: Command, stream: StreamSpec | None = None) -> None:
@@ -155,20 +160,27 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     Args:
       stream: the spec of the algorithm's unrolls; the tables have to fit it, too.
     """
-    if not isinstance(command, ReplayCommand | RunCommand):
+    if not isinstance(command, ReplayCommand | RunCommand | OfflineCommand):
         return
     replay = explicit_replay(command)
     if replay.min_size_to_sample > replay.capacity:
         raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
     tables = tables_of(replay, 1)
-    if not isinstance(command, RunCommand):
+    if isinstance(command, ReplayCommand):
         return
+    held = -(-replay.capacity // command.algorithm.unroll_starts)
     for want in wants_of(command):
         kinds = kinds_for(want, stream)
         if want.table not in tables or tables[want.table].kind not in kinds:
             raise ConfigError(
                 f"--tables {' '.join(replay.tables)}: --agent {command.agent} needs a table named {want.table}, "
                 f"of the kind {' or '.join(kinds)}"
+            )
+        most = min(tables[want.table].capacity or held, held)
+        if tables[want.table].kind == "uniform" and want.batch_size > most:
+            raise ConfigError(
+                f"--tables {' '.join(replay.tables)}: {want.table} holds {most} unrolls, and --agent {command.agent} "
+                f"draws {want.batch_size} different ones at once: give a larger capacity or a smaller --batch-size"
             )
 
 

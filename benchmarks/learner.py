@@ -1,21 +1,24 @@
-"""Speed of the learner: `python -m benchmarks.learner [--batch-sizes 32 128 512] [--device cpu|cuda] [--json FILE]`.
+"""Speed of the learner: `python -m benchmarks.learner [--agent impala] [--device cpu|cuda] [--json FILE]`.
 
-Each step gathers a prioritized batch from the unroll store, updates, and returns |TD|. The store holds played Pong,
-more than a CPU's cache. Each kind of step has a process of its own. The kinds take turns, several times over, and the
+Each step gathers a batch from the unroll store, updates, and brings the result back. The store holds played Pong, more
+than a CPU's cache. Each kind of step has a process of its own. The kinds take turns, several times over, and the
 figures are medians:
 
-  ours         the step of learner.py
+  ours         the step of learner.py: prioritized transitions for apex-dqn, whole unrolls for impala
   ours-eager   the same on a GPU, without a captured graph
-  eager        the plain float32 step with the same network, on the same store
+  eager        the plain float32 step. apex-dqn: the same network, on the same store. impala: plain convolutions over
+               NCHW screens, a loop for V-trace and torch's optimizer, on a buffer of stacked screens
+               (`benchmarks/peers/plain_vtrace.py`); a test compares its update with ours.
   gather       the unroll store alone
-  sb3          `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at the better of one thread and
-               its default. It has uniform sampling, one step and no dueling streams: less work a sample than the
-               preset `paper`.
+  sb3          beside apex-dqn: `DQN.train` of Stable-Baselines3 with its CnnPolicy and its own buffer, at the better of
+               one thread and its default. It has uniform sampling, one step and no dueling streams: less work a sample
+               than the preset `paper`.
 
-Ratios are of samples per CPU-second on a CPU, of samples per second on a GPU.
+Ratios are of samples per CPU-second on a CPU, of samples per second on a GPU. A sample is a transition.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -29,11 +32,10 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from benchmarks.learner_work import Setting
+from benchmarks.learner_work import NO_PRESET, PONG, Setting, stream_of
 from benchmarks.replay_frames import make
 
 ROOT = Path(__file__).resolve().parent.parent
-FRAME_BYTES, FRAMES_A_SAMPLE = 84 * 84, 8
 START_SECONDS = 120.0  # added to the time of a process, for loading, filling and warming up
 BASE_BATCH = 32
 Row = dict[str, Any]
@@ -43,14 +45,19 @@ Row = dict[str, Any]
 class Options:
     """The choice of measurements."""
 
-    batch_sizes: tuple[int, ...] = (32, 128, 512)
-    """Transitions in a batch."""
-    presets: tuple[Literal["two-cores", "paper"], ...] = ("two-cores", "paper")
-    """Presets of the networks and optimizers."""
+    agent: Literal["apex-dqn", "impala"] = "apex-dqn"
+    """The algorithm."""
+    batch_sizes: tuple[int, ...] = ()
+    """Transitions in a batch, by default 32 128 512; with impala unrolls of 20, by default 16 32."""
+    presets: tuple[Literal["two-cores", "two-cores-nature", "paper"], ...] = ()
+    """Presets of the networks and optimizers; two-cores-nature: with a network of the size of Nature's, which apex-dqn
+    has in its preset paper. impala's preset paper has the deep residual network, which is slow, so ask for it."""
+    mixes: tuple[str, ...] = ("queue=1", "queue=1/8 uniform=7/8")
+    """impala's mixes, each one word."""
     threads: tuple[int, ...] = (1,)
     """Threads of torch, for ours."""
     kinds: tuple[str, ...] = ("ours", "eager", "gather", "sb3")
-    """Kinds of steps: ours, ours-eager, eager, gather, sb3."""
+    """Kinds of steps: ours, ours-eager, eager, gather, sb3 (beside apex-dqn only)."""
     seconds: float = 3.0
     """Seconds of each measurement, after its warm-up."""
     repeats: int = 3
@@ -71,12 +78,21 @@ class Options:
 
 def settings_of(options: Options) -> list[Setting]:
     """Returns the settings to measure. A kind without a preset of ours occurs once, not once a preset."""
+    is_impala = options.agent == "impala"
+    mixes = options.mixes if is_impala else ("",)
+    batch_sizes = options.batch_sizes or ((16, 32) if is_impala else (32, 128, 512))
+    own_presets = options.presets or ("two-cores", "two-cores-nature" if is_impala else "paper")
     settings = []
-    for batch_size in options.batch_sizes:
-        for kind in options.kinds:
-            presets = ("-",) if kind in ("gather", "sb3") else options.presets
-            threads = (1, 0) if kind == "sb3" else options.threads
-            settings += [Setting(kind, p, batch_size, t, options.device) for p in presets for t in threads]
+    for batch_size, mix, kind in itertools.product(batch_sizes, mixes, options.kinds):
+        if kind == "sb3" and is_impala:
+            continue
+        presets = (NO_PRESET,) if kind in ("gather", "sb3") else own_presets
+        threads = (1, 0) if kind == "sb3" else options.threads
+        settings += [
+            Setting(kind, preset, batch_size, t, options.device, options.agent, mix)
+            for preset in presets
+            for t in threads
+        ]
     return settings
 
 
@@ -119,13 +135,20 @@ def row_of(setting: Setting, runs: list[Row]) -> Row:
     per_cpu = statistics.median(run["steps"] / run["cpu_seconds"] for run in runs)
     row |= {
         "updates_per_second": rate,
-        "samples_per_second": rate * setting.batch_size,
-        "samples_per_cpu_second": per_cpu * setting.batch_size,
+        "samples_per_second": rate * setting.samples(),
+        "samples_per_cpu_second": per_cpu * setting.samples(),
         "runs": runs,
     }
     if setting.kind == "gather":
-        row["gathered_gigabytes_per_second"] = rate * setting.batch_size * FRAMES_A_SAMPLE * FRAME_BYTES / 1e9
+        row["gathered_gigabytes_per_second"] = rate * gathered_bytes(setting) / 1e9
     return row
+
+
+def gathered_bytes(setting: Setting) -> int:
+    """Returns the bytes of the observations of a step: two of a transition, all of an unroll."""
+    steps = stream_of(setting.command()).unroll_steps
+    observations = setting.batch_size * (steps + 1 if setting.agent == "impala" else 2)
+    return observations * PONG.stacked_frames * PONG.frame_size
 
 
 def with_ratios(rows: list[Row], basis: str) -> list[Row]:
@@ -138,7 +161,7 @@ def with_ratios(rows: list[Row], basis: str) -> list[Row]:
     for row in rows:
         if basis not in row or row["kind"] in ("gather", "sb3"):
             continue
-        eager = {"kind": "eager", "preset": row["preset"], "threads": row["threads"]}
+        eager = {"kind": "eager"} | {name: row[name] for name in ("preset", "threads", "mix")}
         row["ratios"] = {
             "eager": ratio(row, batch_size=row["batch_size"], **eager),
             f"eager of {BASE_BATCH}": ratio(row, batch_size=BASE_BATCH, **eager),
@@ -150,12 +173,12 @@ def with_ratios(rows: list[Row], basis: str) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """Returns the rows as a table of text."""
     lines = [
-        f"{'preset':10} {'batch':>5} {'threads':>7} {'kind':12} {'updates/s':>10} {'samples/s':>10} {'per CPU-s':>10} "
-        f"{'to eager':>9} {'eager 32':>9} {'to sb3':>9}"
+        f"{'preset':16} {'mix':21} {'batch':>5} {'threads':>7} {'kind':12} {'updates/s':>10} {'samples/s':>10} "
+        f"{'per CPU-s':>10} {'to eager':>9} {'eager 32':>9} {'to sb3':>9}"
     ]
-    for row in sorted(rows, key=lambda row: (row["preset"], row["batch_size"], row["threads"])):
+    for row in sorted(rows, key=lambda row: (row["preset"], row["mix"], row["batch_size"], row["threads"])):
         threads = row["threads"] or "default"
-        line = f"{row['preset']:10} {row['batch_size']:5} {threads:>7} {row['kind']:12}"
+        line = f"{row['preset']:16} {row['mix']:21} {row['batch_size']:5} {threads:>7} {row['kind']:12}"
         if "failed" in row:
             lines.append(f"{line} FAILED: {row['failed'].splitlines()[-1]}")
             continue

@@ -1,42 +1,43 @@
 """One measuring process of `benchmarks.learner`: `python -m benchmarks.learner_work --kind ours --batch-size 512 ...`.
 
-It fills an unroll store with a played game, draws prioritized batches from it as the replay server would, and counts
-steps of one kind. A step gathers a batch from the store, updates, and brings |TD| back to the host. It prints one line
-of JSON.
+It fills an unroll store with a played game, draws batches from it as the replay server would, and counts steps of one
+kind. A step gathers a batch from the store, updates, and brings the result back to the host. It prints one line of
+JSON.
 """
 
-import copy
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 import tyro
 
-from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.agents.contract import TransitionBatch, Transitions, Want
-from apexrl.agents.optimizers import make_optimizer
+from apexrl.agents.contract import Transitions, Want
+from apexrl.agents.families import family_of, implementation
 from apexrl.config import LearnerCommand, ReplayConfig, TableConfig
-from apexrl.flags import default_command, with_preset, with_sections
-from apexrl.learning.draw import Draw, Gathered
+from apexrl.flags import default_command, wants_of, with_preset, with_sections
+from apexrl.learning.draw import Draw
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.updater import Updater
 from apexrl.lifecycle import keep_freed_memory
-from apexrl.losses.value_learning import double_q_errors, huber
 from apexrl.networks.device_stream import Arrivals, DeviceStream
-from apexrl.networks.dueling import make_network
 from apexrl.replay.table import make_table
-from apexrl.types import Sample, StreamSpec, Unroll
-from benchmarks.replay_work import spec_of, unrolls_of
+from apexrl.types import EnvironmentSpec, Sample, StreamSpec, Unroll
+from benchmarks.learner_plain import EagerLearner, PlainActorCritic
+from benchmarks.replay_work import unrolls_of
 
-TABLE = "transitions"
-PONG_ACTIONS = 6
-NUM_BATCHES = 64  # drawn before the clock starts, because sampling is the replay server's work
+PONG = EnvironmentSpec("Pong", (84, 84), "uint8", stacked_frames=4, num_actions=6, frames_per_step=4)
+NO_PRESET = "-"  # of steps without a network of ours
+NATURE = "-nature"  # ends the name of a preset whose network has the size of Nature's
+NATURE_SIZES = {"channels": (32, 64, 64), "hidden_size": 512}
+NUM_DRAWS = 64  # drawn before the clock starts, because sampling is the replay server's work
 WARM_UP_STEPS, WARM_UP_SECONDS = 3, 0.5
+
+Samples = Mapping[str, Sample]  # by table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +47,37 @@ class Setting:
     kind: str = "ours"
     """ours: learner.py's step; ours-eager: without a captured graph; eager: plain float32 step; gather: no update."""
     preset: str = "two-cores"
+    """A preset of the agent, or two-cores-nature: that one with a network of the size of Nature's."""
     batch_size: int = 64
+    """Transitions in a batch; with impala unrolls."""
     threads: int = 1
     device: str = "cpu"
+    agent: str = "apex-dqn"
+    mix: str = ""
+    """impala's --mix in one word, as in 'queue=1/8 uniform=7/8'; empty: the agent has none."""
+
+    def command(self) -> LearnerCommand:
+        """Returns the learner's command."""
+        preset = "paper" if self.preset == NO_PRESET else self.preset.removesuffix(NATURE)
+        command = with_preset(default_command(LearnerCommand, self.agent), preset)
+        sections: dict[str, dict[str, Any]] = {"update": {"batch_size": self.batch_size}}
+        if self.mix:
+            sections["update"]["mix"] = tuple(self.mix.split())
+        if self.preset.endswith(NATURE):
+            sections["network"] = NATURE_SIZES
+        return with_sections(command, sections)
+
+    def samples(self) -> int:
+        """Returns the transitions of a step."""
+        if self.kind == "sb3":
+            return self.batch_size
+        command = self.command()
+        return sum(want.num_transitions(stream_of(command)) for want in wants_of(command))
+
+
+def stream_of(command: LearnerCommand) -> StreamSpec:
+    """Returns the stream of Pong."""
+    return family_of(command.agent).stream(command.algorithm, PONG)
 
 
 def main(setting: Setting, frames: Path, transitions: int, seconds: float) -> None:
@@ -56,65 +85,86 @@ def main(setting: Setting, frames: Path, transitions: int, seconds: float) -> No
     torch.set_num_threads(setting.threads)
     if setting.kind != "eager":
         keep_freed_memory()
-    spec = msgspec.structs.replace(spec_of(frames.stem), num_actions=PONG_ACTIONS)
     device_stream = DeviceStream(torch.device(setting.device))
-    preset = "paper" if setting.kind == "gather" else setting.preset  # which has no network
-    command = with_preset(default_command(LearnerCommand, "apex-dqn"), preset)
-    command = with_sections(command, {"update": {"batch_size": setting.batch_size}})
-    store = filled_store(command, spec, unrolls_of(frames), transitions, device_stream)
-    samples = draw(store, setting.batch_size)
-    print(json.dumps(timed(make_step(setting, command, store, device_stream), samples, seconds, setting.device)))
+    command = setting.command()
+    store, unrolls = filled_store(command, frames, transitions, device_stream)
+    draws = draws_from(store, wants_of(command))
+    print(json.dumps(timed(make_step(setting, store, unrolls, device_stream), draws, seconds, setting.device)))
 
 
 def filled_store(
-    command: LearnerCommand, spec: StreamSpec, unrolls: list[Unroll], transitions: int, device_stream: DeviceStream
-) -> UnrollStore:
-    """Returns a store that holds so many transitions. It applies the unrolls repeatedly when they are too few."""
+    command: LearnerCommand, frames: Path, transitions: int, device_stream: DeviceStream
+) -> tuple[UnrollStore, list[Unroll]]:
+    """Returns a store that holds so many transitions, and its unrolls; they repeat when they are too few."""
+    spec = stream_of(command)
+    played = [unroll._replace(extras=extras_of(spec)) for unroll in unrolls_of(frames, spec)]
     count = -(-transitions // spec.unroll_starts)
+    unrolls = [played[number % len(played)] for number in range(count)]
     num_batches = command.learning.prefetch_batches + 2
-    want = Want(TABLE, command.update.batch_size, Transitions(spec.overlap_steps, command.algorithm.gamma))
-    store = UnrollStore(spec, count, [want], device_stream.device, num_batches, device_stream)
-    for number in range(count):
-        store.commit(store.begin(number), unrolls[number % len(unrolls)])
-    return store
+    store = UnrollStore(spec, count, wants_of(command), device_stream.device, num_batches, device_stream)
+    for number, unroll in enumerate(unrolls):
+        store.commit(store.begin(number), unroll)
+    return store, unrolls
 
 
-def draw(store: UnrollStore, batch_size: int) -> list[Sample]:
-    """Returns batches from a priority table over the whole store, with exponential priorities, like those of |TD|."""
+def extras_of(spec: StreamSpec) -> dict[str, np.ndarray]:
+    """Returns the extras of an unroll that a uniformly random policy has played: its log-probabilities, else zeros."""
+    extras = {field.name: np.zeros((spec.num_entries(field), *field.shape), field.dtype) for field in spec.extras}
+    if "behavior_log_probs" in extras:
+        extras["behavior_log_probs"][:] = -np.log(spec.num_actions)
+    return extras
+
+
+def draws_from(store: UnrollStore, wants: tuple[Want, ...]) -> list[Samples]:
+    """Returns draws from the whole store: transitions by exponential priorities, like those of |TD|; unrolls uniformly.
+
+    A new unroll costs as much as another one, so a queue's are drawn uniformly, too.
+    """
     config = ReplayConfig()
     exponents = (config.priority_exponent, config.importance_exponent)
-    table = make_table(TableConfig("priority", 0.0, 1), store.ring_unrolls, store.spec, exponents, seed=0)
     shape = (store.ring_unrolls, store.spec.unroll_starts)
-    table.insert(0, np.random.default_rng(0).exponential(size=shape).astype(np.float32), np.ones(shape, bool))
-    return [table.sample(batch_size) for _ in range(NUM_BATCHES)]
+    samples = {}
+    for seed, want in enumerate(wants):
+        kind = "priority" if isinstance(want.view, Transitions) else "uniform"
+        table = make_table(TableConfig(kind, 0.0, 1), store.ring_unrolls, store.spec, exponents, seed)
+        table.insert(0, np.random.default_rng(0).exponential(size=shape).astype(np.float32), np.ones(shape, bool))
+        samples[want.table] = [table.sample(want.batch_size) for _ in range(NUM_DRAWS)]
+    return [dict(zip(samples, drawn, strict=True)) for drawn in zip(*samples.values(), strict=True)]
 
 
 def make_step(
-    setting: Setting, command: LearnerCommand, store: UnrollStore, device_stream: DeviceStream
-) -> Callable[[Sample], object]:
-    """Returns the function that takes one step with a batch."""
+    setting: Setting, store: UnrollStore, unrolls: list[Unroll], device_stream: DeviceStream
+) -> Callable[[Samples], object]:
+    """Returns the function that takes one step with a draw."""
+    command, device = setting.command(), device_stream.device
 
-    def gather(sample: Sample) -> Gathered:
-        return store.gather(TABLE, sample.keys, sample.weights)
+    def gather(samples: Samples) -> Draw:
+        gathered = {table: store.gather(table, sample.keys, sample.weights) for table, sample in samples.items()}
+        return Draw(store.generation, gathered)
 
     if setting.kind == "gather":
         return in_turn(device_stream, gather)
     if setting.kind == "eager":
         with device_stream.exclusive():
-            eager = EagerLearner(command, store.spec, device_stream.device)
-        return in_turn(device_stream, lambda sample: eager.update(gather(sample).batch))
+            if setting.agent == "impala":
+                return in_turn(device_stream, PlainActorCritic(command, store.spec, unrolls, device).update)
+            eager = EagerLearner(command, store.spec, device)
+        return in_turn(device_stream, lambda samples: eager.update(*gather(samples).batches().values()))
     sections = command.algorithm, command.network, command.update
-    updater = Updater(ApexLearner(*sections, store.spec, device_stream.device), device_stream)
+    learner = implementation(family_of(command.agent)).make_learner(*sections, store.spec, device)
+    updater = Updater(learner, device_stream)
     if setting.kind == "ours-eager":  # the kernels of the graph, launched one after the other
-        return in_turn(device_stream, lambda sample: updater._step({TABLE: gather(sample).batch}).cpu())
+        return in_turn(device_stream, lambda samples: updater._step(gather(samples).batches()).cpu())
     arrivals = Arrivals()
     draws: list[Draw] = []
 
-    def step(sample: Sample) -> None:
+    def step(samples: Samples) -> None:
         """Takes a step as `learning.LearnerLoop` does, with as many updates in flight, and a draw ahead."""
-        named_or_gathered = store.sample(TABLE, sample.keys, sample.weights)
-        assert named_or_gathered is not None, "the store holds all that was drawn"
-        draws.append(Draw(store.generation, {TABLE: named_or_gathered}))
+        found = {}
+        for table, sample in samples.items():
+            found[table] = store.sample(table, sample.keys, sample.weights)
+            assert found[table] is not None, "the store holds all that was drawn"
+        draws.append(Draw(store.generation, found))
         if len(draws) < 2:
             return
         pending = updater.update(draws.pop(0), draws[0])
@@ -125,48 +175,23 @@ def make_step(
     return step
 
 
-def in_turn(device_stream: DeviceStream, step: Callable[[Sample], object]) -> Callable[[Sample], object]:
+def in_turn(device_stream: DeviceStream, step: Callable[[Samples], object]) -> Callable[[Samples], object]:
     """Wraps a step so that it holds the device stream, on which the frames were written."""
 
-    def stepping(sample: Sample) -> None:
+    def stepping(samples: Samples) -> None:
         with device_stream.exclusive():
-            step(sample)
+            step(samples)
 
     return stepping
 
 
-class EagerLearner:
-    """The plain float32 step: the same network, loss and optimizer, with fresh memory for every tensor."""
-
-    def __init__(self, command: LearnerCommand, spec: StreamSpec, device: torch.device):
-        self._config = command.update
-        self._online = make_network(spec, command.network).to(device).to(memory_format=torch.channels_last)
-        self._target = copy.deepcopy(self._online).requires_grad_(False)
-        self._optimizer = make_optimizer(command.update, self._online)
-
-    def update(self, batch: TransitionBatch) -> np.ndarray:
-        """Takes one optimizer step; returns |TD|."""
-        q_tm1 = self._online(batch.observation)
-        with torch.no_grad():
-            prepared = self._online.prepare(batch.next_observation)
-            q_online_t, q_target_t = self._online.values(prepared), self._target.values(prepared)
-        returns = (batch.n_step_return, batch.discount)
-        errors = double_q_errors(q_tm1, batch.action, *returns, q_target_t, q_online_t, rescaling=False)
-        loss = (batch.weight * huber(errors)).mean()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
-        self._optimizer.step()
-        return errors.detach().abs().cpu().numpy()
-
-
-def timed(step: Callable[[Sample], object], batches: list[Sample], seconds: float, device: str) -> dict[str, float]:
+def timed(step: Callable[[Samples], object], draws: list[Samples], seconds: float, device: str) -> dict[str, float]:
     """Takes steps for so many seconds after a warm-up. The clock stops when the device has finished them."""
 
     def run(least_steps: int, duration: float) -> int:
         count, started = 0, time.perf_counter()
         while count < least_steps or time.perf_counter() - started < duration:
-            step(batches[count % len(batches)])
+            step(draws[count % len(draws)])
             count += 1
         if device != "cpu":
             torch.cuda.synchronize()

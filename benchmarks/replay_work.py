@@ -27,13 +27,12 @@ def spec_of(game: str) -> StreamSpec:
     return StreamSpec(game, (84, 84), "uint8", STACK, 18, 4, unroll_starts=STARTS, overlap_steps=N_STEPS)
 
 
-def unrolls_of(path: Path) -> list[Unroll]:
+def unrolls_of(path: Path, spec: StreamSpec) -> list[Unroll]:
     """Returns the streams of a file, cut into unrolls that follow each other."""
     played = load(path)
-    spec = spec_of(path.stem)
     num_envs, num_steps = played.actions.shape
     unrolls = []
-    for first in range(STACK - 1, num_steps - spec.unroll_steps - 1, STARTS):
+    for first in range(STACK - 1, num_steps - spec.unroll_steps - 1, spec.unroll_starts):
         for env in range(num_envs):
             stop = first + spec.unroll_steps
             unrolls.append(
@@ -53,7 +52,7 @@ class Feeder:
 
     def __init__(self, frames: Path, compress: bool):
         self.spec = spec_of(frames.stem)
-        self._unrolls = unrolls_of(frames)
+        self._unrolls = unrolls_of(frames, self.spec)
         self._codec = UnrollCodec(self.spec)
         self._blocks = [] if compress else [self._codec.encode(unroll) for unroll in self._unrolls]
         self._priorities = np.random.default_rng(0).exponential(size=(997, STARTS)).astype(np.float32)

@@ -1,13 +1,24 @@
 """The reports that the benchmarks make of their measurements."""
 
+import contextlib
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from apexrl.agents import impala, impala_config
+from apexrl.config import LearnerCommand
+from apexrl.flags import default_command, wants_of
 from apexrl.learning.status_file import Status
+from apexrl.learning.unroll_store import UnrollStore
+from apexrl.losses.categorical import log_probs
 from apexrl.networks.checkpoint import Counters
-from apexrl.types import LogPosition
-from benchmarks import gpu_report, gpu_run, learner
+from apexrl.networks.config import ActorCriticConfig
+from apexrl.types import LogPosition, Sample, Unroll
+from benchmarks import gpu_report, gpu_run, learner, learner_work
+from benchmarks.learner_plain import PlainActorCritic
 
 
 def report(seconds: float, frames: int, updates: int, best: float | None = None) -> gpu_run.Report:
@@ -77,3 +88,53 @@ def test_ratios_are_to_the_same_setting_and_to_the_better_peer():
     assert failed["failed"] == "status 1: x"
     assert "FAILED: status 1: x" in learner.table([failed])
     assert msgspec.json.encode(rows)
+
+
+@pytest.mark.parametrize("mix", [("queue=1",), ("queue=1/4", "uniform=3/4"), ("uniform=1",)])
+@pytest.mark.parametrize("torso", ["shallow", "deep"])
+def test_the_plain_peer_makes_impalas_update(mix, torso, monkeypatch):
+    monkeypatch.setattr(impala, "autocast_for", lambda device, spec: contextlib.nullcontext)
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    update = impala_config.ImpalaUpdate(4, mix=mix, max_gradient_norm=1e9, trust_region=0.01)
+    network = ActorCriticConfig(torso, (4, 5, 6), 16)
+    command = dataclasses.replace(default_command(LearnerCommand, "impala"), update=update, network=network)
+    spec = learner_work.stream_of(command)
+    unrolls = [random_unroll(spec, rng) for _ in range(4)]
+    ours = impala.ImpalaLearner(command.algorithm, network, update, spec, torch.device("cpu"))
+    plain = PlainActorCritic(command, spec, unrolls, torch.device("cpu"))
+    names = ours.acting_tensors().keys()
+    plain_tensors = dict(zip(names, plain.network.state_dict().values(), strict=True))
+    for name, tensor in ours.acting_tensors().items():
+        assert tensor.shape == plain_tensors[name].shape, name
+        tensor.copy_(plain_tensors[name])
+
+    wants = wants_of(command)
+    store = UnrollStore(spec, 4, wants, torch.device("cpu"), num_batches=1)
+    for number, unroll in enumerate(unrolls):
+        store.commit(store.begin(number), unroll)
+    samples, batches, keys = {}, {}, np.arange(4)
+    for want in wants:
+        own, keys = keys[: want.batch_size], keys[want.batch_size :]
+        samples[want.table] = Sample(own, np.ones(len(own)), np.ones(len(own), np.float32))
+        batches[want.table] = store.gather(want.table, own, samples[want.table].weights).batch
+
+    outcome = ours.gradients(batches, lambda: None)
+    assert mix == ("queue=1",) or 0 < outcome.metrics["rejected_share"] < 1
+    expected = [parameter.grad for parameter in ours._network.parameters()]
+    loss = plain.update(samples)
+    assert loss == pytest.approx(float(outcome.metrics["loss"]), rel=1e-4)
+    for name, gradient, parameter in zip(names, expected, plain.network.parameters(), strict=True):
+        scale = gradient.abs().max()
+        assert (parameter.grad - gradient).abs().max() <= 3e-3 * scale, name
+
+
+def random_unroll(spec, rng):
+    """An unroll without a start in it; its policy is like that of a new network."""
+    frames = rng.integers(256, size=(spec.unroll_frames, *spec.frame_shape), dtype=np.uint8)
+    logits = torch.from_numpy(rng.normal(scale=0.15, size=(spec.unroll_steps, spec.num_actions)))
+    extras = learner_work.extras_of(spec) | {"behavior_log_probs": log_probs(logits).numpy().astype(np.float16)}
+    steps = spec.unroll_steps
+    discounts = (rng.random(steps) > 0.1).astype(np.float32)
+    actions, rewards = rng.integers(spec.num_actions, size=steps, dtype=np.int32), rng.normal(size=steps)
+    return Unroll(frames, actions, rewards.astype(np.float32), discounts, np.zeros(steps + 1, bool), extras)

@@ -8,6 +8,7 @@ from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config import (
     ActorCommand,
     LearnerCommand,
+    OfflineCommand,
     Range,
     ReplayCommand,
     ReplayConfig,
@@ -21,7 +22,7 @@ from apexrl.flags import check_together, default_command, explicit_replay, parse
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 
-COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, RunCommand]
+COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, OfflineCommand, RunCommand]
 OWN = "tests.own_agent:own"
 AGENTS = ["apex-dqn", OWN]
 OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v / 2 or 0.25, str: lambda v: v + "x"}
@@ -239,6 +240,13 @@ def test_no_tables_are_those_of_the_algorithm():
     assert explicit_replay(given) == given.replay
 
 
+def test_without_actors_nobody_waits():
+    command = parse(OfflineCommand, ["--from-journal", "x", "--preset", "small", "--capacity", "100"])
+    replay = explicit_replay(command)
+    assert (replay.samples_per_insert, replay.min_size_to_sample, replay.capacity) == (0.0, 1, 100)
+    assert replay.tables == ("transitions=priority",)
+
+
 def test_tables_fit_what_the_learner_takes_from_them():
     for kind in ("fifo", "uniform"):
         parse(RunCommand, ["--agent", OWN, "--tables", f"queue={kind}", "more=priority"])
@@ -258,13 +266,16 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         capacity=1000,
         min_size_to_sample=100,
         samples_per_insert=2.0,
-        tables=("a=priority", "b=uniform", "c=fifo:0.5:7", "d=fifo"),
+        tables=("a=priority", "b=uniform", "c=fifo:0.5:7", "d=fifo", "e=uniform:0", "f=uniform:::5", "g=fifo:0.5:"),
     )
     assert tables_of(config, 8) == {
         "a": TableConfig("priority", 2.0, 100),
         "b": TableConfig("uniform", 2.0, 12),  # unrolls
         "c": TableConfig("fifo", 0.5, 7),
         "d": TableConfig("fifo", 1.0, 1),  # each once
+        "e": TableConfig("uniform", 0.0, 12),
+        "f": TableConfig("uniform", 2.0, 12, 5),
+        "g": TableConfig("fifo", 0.5, 1),
     }
     assert tables_of(config, 1000)["b"].min_size_to_sample == 1
 
@@ -278,10 +289,13 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         ("=fifo",),
         ("x=",),
         ("x=lifo",),
-        ("x=fifo:1",),
-        ("x=fifo:1:",),
         ("x=fifo:a:1",),
         ("x=fifo:1:2:3",),
+        ("x=priority:1:2:3",),
+        ("x=uniform:1:2:0",),
+        ("x=uniform:1:2:-1",),
+        ("x=uniform:1:2:1.5",),
+        ("x=uniform:1:2:3:4",),
         ("x=fifo:-1:1",),
         ("x=fifo:nan:1",),
         ("x=fifo:inf:1",),

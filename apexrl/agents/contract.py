@@ -5,6 +5,7 @@ sockets and files. A `Family` names everything that the processes must know of a
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -83,16 +84,36 @@ class Unrolls(NamedTuple):
     """A view of the log: whole unrolls."""
 
 
+SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
+Distance = Literal["kl", "l2", "cosine"]
+
+
+class Selection(NamedTuple):
+    """How a learner keeps a part of the unrolls that a table hands out; `learning/selection.py` has the rules."""
+
+    rule: SelectionRule
+    num_kept: int
+    distance: Distance
+    anneal_updates: int = 0  # the candidates become fewer, down to num_kept; 0: their number stays
+    queue: str = ""  # attentive: the table whose newest batch candidates are compared with
+
+
 class Want(NamedTuple):
     """Batches of one table, as a learner needs them."""
 
     table: str
-    batch_size: int  # transitions or unrolls, by the view
+    batch_size: int  # transitions or unrolls, by the view; the server hands out so many
     view: Transitions | Unrolls
+    selection: Selection | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batches that an update gets."""
+        return self.selection.num_kept if self.selection else self.batch_size
 
     def num_transitions(self, spec: StreamSpec) -> int:
-        """Returns the transitions of a batch."""
-        return self.batch_size * (1 if isinstance(self.view, Transitions) else spec.unroll_starts)
+        """Returns the transitions of a batch that an update gets."""
+        return self.num_rows * (1 if isinstance(self.view, Transitions) else spec.unroll_starts)
 
 
 class TransitionBatch(NamedTuple):
@@ -127,6 +148,9 @@ class Outcome(NamedTuple):
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
     metrics: "dict[str, Tensor]"  # scalars, always the same names; probability_NAME of an action is shown to people
+    rows: "Mapping[str, Mapping[str, Tensor]]" = MappingProxyType({})
+    """By table and name: results [B] or [B, n] of each unroll, that selection and metrics use. `distance` and `feature`
+    say how far an unroll is from the policy, `rejected_share` which share of it the trust region rejects."""
 
 
 class Learner(Protocol):

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.contract import Batch, Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
+from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of
 from apexrl.agents.mix import parts_of
 from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
+from apexrl.agents.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, reduce_loss, soft_asymmetric, value_loss
@@ -32,7 +33,6 @@ LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overfl
 MOST_VALUE = 60_000.0  # of the log: the greatest float16 is 65,504
 RMSPROP_DECAY = 0.99  # (IMPALA)
 MOST_SHOWN_RATIO = 100.0  # in a metric's mean
-FIRST_EXTRAS = ("last_action", "last_reward", "core_state")  # of an unroll's first observation
 
 
 @dataclasses.dataclass
@@ -80,7 +80,7 @@ class ImpalaActor:
             past = (starts, state.last_action.astype(np.int64), rewards, state.core_state)
             memory = memory_of(History(*map(torch.from_numpy, past)), self.header.spec.num_actions).numpy()
         values = torch.from_numpy(self._policy.values(frames, starts, state.stack, memory))
-        logits, value, core_state = split(values, self.header.spec.num_actions)
+        logits, value, core_state, _ = split(values, self.header.spec.num_actions)
         uniform = torch.from_numpy(exploration).float().unsqueeze(1)
         probabilities = ((1 - uniform) * log_probs(logits).exp() + uniform / logits.shape[1]).numpy()
         actions = sampled(probabilities, rng)
@@ -124,6 +124,7 @@ class ImpalaLearner:
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
         self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._row_results = row_results(self._parts, update.distance, self._network.policy.in_features, device)
         self._learning_rate = torch.tensor(update.learning_rate, device=device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
         self._optimizer = make_optimizer(update, self._network, RMSPROP_DECAY, centered=False, rate=self._learning_rate)
@@ -150,10 +151,11 @@ class ImpalaLearner:
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
         log_rhos = action_log_probs(logits, batch.action) - action_log_probs(behavior, batch.action)
+        accept = self._accepted(behavior, logits)
         rewards = soft_asymmetric(batch.reward) if update.reward_transform == "soft-asymmetric" else batch.reward
         targets = vtrace(
             log_rhos, algorithm.gamma * batch.discount, rewards, values, output.values[-1],
-            valid=valid, accept=self._accepted(behavior, logits),
+            valid=valid, accept=accept,
             lambda_=update.trace_lambda, rho_bar=update.rho_bar, c_bar=update.c_bar,
         )  # fmt: skip
         losses = policy_gradient_loss(logits, batch.action, targets.pg_advantages)
@@ -169,7 +171,9 @@ class ImpalaLearner:
         loss.backward()
         real = valid & (batch.weight > 0)
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
-        return Outcome({}, {"loss": loss.detach()} | metrics)
+        rejected = None if accept is None else ~accept
+        rows = self._row_results.of(batches, self._parts, output, behavior, valid, rejected)
+        return Outcome({}, {"loss": loss.detach()} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""
@@ -206,28 +210,6 @@ class ImpalaLearner:
     def _entropy_weight(self, is_new: Tensor) -> Tensor | float:
         """Returns weights [B]: new unrolls alone keep the entropy up (LASER), with the weight that all would have."""
         return is_new / self._online_share if self._online_share else 1.0
-
-
-def joined(batches: Sequence[Batch]) -> UnrollBatch:
-    """Returns several batches of unrolls as one, the rows of the first one first."""
-    unrolls = [batch for batch in batches if isinstance(batch, UnrollBatch)]
-    assert len(unrolls) == len(batches)
-    if len(unrolls) == 1:
-        return unrolls[0]
-    *steps, extras, weights = zip(*unrolls, strict=True)
-    observation, action, reward, discount, start = (torch.cat(tensors, 1) for tensors in steps)
-    together = {name: torch.cat([own[name] for own in extras], 0 if name in FIRST_EXTRAS else 1) for name in extras[0]}
-    return UnrollBatch(observation, action, reward, discount, start, together, torch.cat(weights))
-
-
-def history_of(batch: UnrollBatch) -> History | None:
-    """Returns the past of each observation, for an LSTM; None where the log holds no state of one."""
-    if "core_state" not in batch.extras:
-        return None
-    last_action, last_reward, core_state = (batch.extras[name] for name in FIRST_EXTRAS)
-    actions = torch.cat([last_action.long().unsqueeze(0), batch.action])
-    rewards = torch.cat([last_reward.unsqueeze(0), batch.reward])
-    return History(batch.start, actions, rewards, core_state.float())
 
 
 def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace,

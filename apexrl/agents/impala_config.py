@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.contract import Family, Preset, Unrolls, Want
-from apexrl.agents.mix import batch_sizes, parts_of
+from apexrl.agents.contract import Distance, Family, Preset, Selection, Unrolls, Want
+from apexrl.agents.mix import batch_sizes, parts_of, table_texts
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -31,7 +31,16 @@ class ImpalaUpdate(UpdateConfig):
     """Unrolls in a batch (IMPALA)."""
     mix: tuple[str, ...] = ("queue=1",)
     """Shares of a batch by kind of replay, each KIND=SHARE, or KIND@CAPACITY=SHARE for the newest unrolls only.
-    Kinds: queue (new unrolls, each once) and uniform. queue=1 is IMPALA, queue=1/8 uniform=7/8 is LASER."""
+    Kinds: queue (new unrolls, each once), uniform, attentive, and elite-1 to elite-4, which keep the most relevant of
+    several candidates. queue=1 is IMPALA, queue=1/8 uniform=7/8 is LASER."""
+    candidates: int = 4
+    """Candidates for each unroll that attentive and elite replay keep (lambda). Where there is no queue,
+    --samples-per-insert counts candidates."""
+    anneal_updates: Annotated[int, Range(0)] = 0
+    """Updates over which the candidates become as few as the kept ones, linearly; 0: their number stays."""
+    distance: Distance = "kl"
+    """How far an unroll is from the policy: kl is KL(policy || behaviour), summed over its steps; l2 and cosine compare
+    features with those at its first use (elite), or with those of the newest unrolls (attentive)."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
     learning_rate: float = 0.0006
@@ -117,32 +126,36 @@ def lstm_size_of(spec: StreamSpec) -> int:
 
 
 def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: whole unrolls of each part of the mix.
+    """Returns the wants of the learner: whole unrolls of each part of the mix, or candidates for them.
 
-    Raises: ConfigError when mix and batch size, or the greatest importance ratios, contradict each other.
+    Raises: ConfigError when mix and batch size, or the greatest importance ratios, contradict each other, or attentive
+      replay has nothing to compare.
     """
     if update.rho_bar < update.c_bar:
         raise ConfigError(
             f"--rho-bar {update.rho_bar:g} is below --c-bar {update.c_bar:g}: V-trace need not converge; give another"
         )
-    sizes = batch_sizes(parts_of(update.mix), update.batch_size)
-    return tuple(Want(name, size, Unrolls()) for name, size in sizes.items())
+    parts = parts_of(update.mix)
+    sizes = batch_sizes(parts, update.batch_size)
+    queue = next((part.name for part in parts if part.is_online), "")
+    found = []
+    for part in parts:
+        size = sizes[part.name]
+        if part.rule is None:
+            found.append(Want(part.name, size, Unrolls()))
+            continue
+        if part.rule == "attentive" and (update.distance == "kl" or not queue):
+            raise ConfigError(
+                f"--mix {part.name}: it compares features with a queue's: add one, and --distance l2 or cosine"
+            )
+        selection = Selection(part.rule, size, update.distance, update.anneal_updates, queue)
+        found.append(Want(part.name, update.candidates * size, Unrolls(), selection))
+    return tuple(found)
 
 
 def tables(update: ImpalaUpdate) -> tuple[str, ...]:
     """Returns the tables of the replay: the queue sets the pace where there is one, and nobody waits for the others."""
-    parts = parts_of(update.mix)
-    sizes = batch_sizes(parts, update.batch_size)
-    paced = any(part.is_online for part in parts)
-    texts = []
-    for part in parts:
-        if part.is_online:
-            texts.append(f"{part.name}=fifo")
-        elif paced:
-            texts.append(f"{part.name}=uniform:0:{sizes[part.name]}")
-        else:
-            texts.append(f"{part.name}=uniform")
-    return tuple(texts)
+    return table_texts(parts_of(update.mix))
 
 
 FAMILY = Family(

@@ -4,9 +4,11 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple, cast, get_args
 
+from apexrl.agents.contract import SelectionRule
 from apexrl.errors import ConfigError
 
-PartKind = Literal["queue", "uniform"]
+PartKind = Literal["queue", "uniform", SelectionRule]
+KINDS = ("queue", "uniform", *get_args(SelectionRule))
 
 
 class Part(NamedTuple):
@@ -19,8 +21,13 @@ class Part(NamedTuple):
 
     @property
     def is_online(self) -> bool:
-        """Whether the part hands out new unrolls, each once."""
+        """Whether the part hands out new unrolls, each once; the others replay."""
         return self.kind == "queue"
+
+    @property
+    def rule(self) -> SelectionRule | None:
+        """The rule by which the learner keeps some of more candidates; None where it takes what comes."""
+        return None if self.kind in ("queue", "uniform") else cast(SelectionRule, self.kind)
 
 
 def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
@@ -36,10 +43,10 @@ def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
             share, capacity = Fraction(share_text), int(capacity_text) if at else 0
         except (ValueError, ZeroDivisionError):
             share, capacity = Fraction(0), 0
-        if kind not in get_args(PartKind) or share <= 0 or bool(at) != (capacity > 0) or (at and kind == "queue"):
+        if kind not in KINDS or share <= 0 or bool(at) != (capacity > 0) or (at and kind == "queue"):
             raise ConfigError(
                 f"--mix {text}: give KIND=SHARE or KIND@CAPACITY=SHARE, as in queue=1/8 uniform@10000=7/8; "
-                f"kinds are {', '.join(get_args(PartKind))}; a capacity counts unrolls, and a queue has none"
+                f"kinds are {', '.join(KINDS)}; a capacity counts unrolls, and a queue has none"
             )
         parts.append(Part(name, cast(PartKind, kind), capacity, share))
     total = sum(part.share for part in parts)
@@ -61,3 +68,15 @@ def batch_sizes(parts: tuple[Part, ...], batch_size: int) -> dict[str, int]:
             f"or any other multiple of {unit}"
         )
     return {part.name: int(part.share * batch_size) for part in parts}
+
+
+def table_texts(parts: tuple[Part, ...]) -> tuple[str, ...]:
+    """Returns the tables that serve the parts, as --tables takes them.
+
+    Actors keep pace with the queue where there is one, else with each table.
+    """
+    pace = "0" if any(part.is_online for part in parts) else ""
+    return tuple(
+        f"{part.name}=fifo" if part.is_online else f"{part.name}=uniform:{pace}::{part.capacity or ''}".rstrip(":")
+        for part in parts
+    )

@@ -15,25 +15,30 @@ from apexrl.networks.parameters import ParametersHeader, encode_parameters
 
 
 class Connections:
-    """Owns the keys, the log's client until a replica takes it, and two servers, which run in threads of their own.
+    """Owns the keys, and two servers, which run in threads of their own.
 
     Called by the learner's thread.
     """
 
-    def __init__(self, wires: WireConfig, name: str, batch_sizes: Mapping[str, int], prefetch_batches: int):
-        """Binds the ports and connects; waits for nobody.
+    def __init__(self, wires: WireConfig):
+        """Binds the ports.
+
+        Raises: ConfigError when a port cannot be had.
+        """
+        self._replay = address(wires.replay_host, wires.batch_port)
+        self._keyring = load_keyring(wires.keys, "learner")
+        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
+        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
+
+    def log(self, name: str, batch_sizes: Mapping[str, int], prefetch_batches: int) -> LogClient:
+        """Connects to the replay server, and waits for nobody. The caller closes the client, before `close`.
 
         Args:
           name: for people to read.
           batch_sizes: rows of a batch, by wanted table.
           prefetch_batches: batches of each table that may be in flight or unused.
-        Raises: ConfigError when a port cannot be had.
         """
-        self._keyring = load_keyring(wires.keys, "learner")
-        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
-        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
-        replay = address(wires.replay_host, wires.batch_port)
-        self.log = LogClient(replay, name, batch_sizes, prefetch_batches, keyring=self._keyring)
+        return LogClient(self._replay, name, batch_sizes, prefetch_batches, keyring=self._keyring)
 
     def start(self, stop: Stop) -> None:
         """Starts the threads."""
@@ -62,7 +67,7 @@ class Connections:
         return self._metrics.evaluations()
 
     def close(self) -> None:
-        """Ends the threads, and frees the keys; the replica closes the log."""
+        """Ends the threads, and frees the keys."""
         self._metrics.close()
         self._publisher.close()
         if self._keyring is not None:

@@ -2,29 +2,35 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, ReplayConfig, tables_of
+from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig, tables_of
 from apexrl.errors import ConfigError, JournalError
+from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
-from apexrl.learning.metrics import UpdateMetrics, VersionLags, returns_by_exploration
+from apexrl.learning.journal_client import JournalClient
+from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import Waiter
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.parameters import Identity, ParametersHeader
+from apexrl.replay.journal import identity_of
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -41,7 +47,7 @@ class LearnerLoop:
     """The learner process: owns the servers of parameters and metrics, and the threads beside the update."""
 
     def __init__(self, command: LearnerCommand, name: str):
-        """Binds the ports and connects; waits for nobody.
+        """Binds the ports.
 
         Raises: ConfigError when a port or the device cannot be had.
         """
@@ -54,22 +60,23 @@ class LearnerLoop:
         self._update_metrics = UpdateMetrics()
         self._run = ""  # as it is in the run's checkpoints
         self._soundness = Soundness()
-        self._version_lags = VersionLags(fifo_tables(self._family, command))
-        batch_sizes = {want.table: want.batch_size for want in self._wants}
-        prefetch = command.learning.prefetch_batches
-        self._connections = Connections(command.wires, name, batch_sizes, prefetch)
+        queues = fifo_tables(self._family, command)
+        self._version_lags, self._rejected_shares = VersionLags(queues), RejectedShares(queues)
+        self._name = name
+        self._connections = Connections(command.wires)
         self._stopwatch = Stopwatch()
 
     def run(self, stop: Stop) -> None:
         """Learns until stopped, or until the totals of the configuration are reached.
 
-        Raises: PeerError when the replay is away for longer than the patience; the error of a thread that failed.
+        Raises: PeerError when the replay is away for longer than the patience; ConfigError when a journal cannot be
+          learned from; the error of a thread that failed.
         """
         checkpoint = latest_checkpoint(Path(self._command.run_dir))
         counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
         learning = self._command.learning
         ahead, memory_gb = learning.prefetch_batches, learning.memory_gb
-        replica = Replica(self._connections.log, self._wants, self._device_stream, ahead, counted, stop, memory_gb)
+        replica = Replica(self._log(), self._wants, self._device_stream, ahead, counted, stop, memory_gb)
         self._connections.start(stop)
         following = stop.thread(replica.run, "replica")
         try:
@@ -80,6 +87,18 @@ class LearnerLoop:
             stop.set()
             following.join(MAX_JOIN_SECONDS)
             self._connections.close()
+
+    def _log(self) -> LogClient | JournalClient:
+        """Returns the log to follow: the replay server's, or that of a journal."""
+        command, prefetch = self._command, self._command.learning.prefetch_batches
+        batch_sizes = {want.table: want.batch_size for want in self._wants}
+        if not isinstance(command, OfflineCommand):
+            return self._connections.log(self._name, batch_sizes, prefetch)
+        if command.learning.total_frames:
+            raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
+        journal = Path(command.from_journal)
+        wanted = self._family.stream(command.algorithm, identity_of(journal).spec)
+        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
 
     def _wait_for_spec(self, replica: Replica, stop: Stop) -> StreamSpec | None:
         """Returns the log's spec, as soon as the replay knows it; None when stopped."""
@@ -97,7 +116,7 @@ class LearnerLoop:
         command = self._command
         updater = self._make_updater(spec)
         self._identity = Identity.of(spec, command.agent, command.network)
-        record = RunRecord(Path(command.run_dir), self._identity)
+        record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         try:
             if checkpoint is not None:
                 record.restore(updater, checkpoint)
@@ -134,11 +153,12 @@ class LearnerLoop:
         while not stop.is_set() and not self._is_complete(updater, replica, spec):
             draw = self._next_draw(replica, waiter)
             if draw is not None:
+                replica.num_updates = updater.num_updates
                 updater.schedule(*self._progress(replica, spec))
                 pending = updater.update(draw, replica.upcoming_draw())
                 if pending is not None:
                     self._version_lags.add(updater.num_updates - 1, draw.versions)
-                    self._expect(pending, draw.generation, updater, replica)
+                    self._expect(pending, draw, updater, replica)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
@@ -162,8 +182,9 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants)
         record.count(updater.num_updates, sampled, replica.counted, num_episodes)
 
-    def _expect(self, pending: Pending, generation: int, updater: Updater, replica: Replica) -> None:
-        """Sends the priorities of an update when they are there."""
+    def _expect(self, pending: Pending, draw: Draw, updater: Updater, replica: Replica) -> None:
+        """Sends the priorities of an update when they are there, and gives its other results to the replica."""
+        generation, version = draw.generation, updater.num_updates - 1
 
         def arrived() -> None:
             priorities, metrics = pending.result()
@@ -172,6 +193,9 @@ class LearnerLoop:
             for table, values in priorities.items():
                 keys = pending.keys[table]
                 replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
+            if rows := pending.rows():
+                self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
+                replica.add_results(generation, {table: (pending.keys[table], rows[table]) for table in rows})
 
         self._arrivals.expect(pending.event, arrived)
 
@@ -215,7 +239,8 @@ class LearnerLoop:
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
         scalars |= {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
-        scalars |= self._version_lags.report()
+        scalars |= self._version_lags.report() | self._rejected_shares.report()
+        scalars |= {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
         scalars |= self._stopwatch.shares("learner/waits_for/")
         scalars |= {
             "learner/updates_per_second": rate,
@@ -223,10 +248,11 @@ class LearnerLoop:
             "learner/undecodable_unrolls_total": float(replica.num_undecodable),
             "learner/unusable_transitions_total": float(self._soundness.num_unusable),
             "learner/skipped_updates_total": float(self._soundness.num_skipped),
-            "actor/params_lag_updates": updater.num_updates - sum(versions) / max(len(versions), 1),
             "system/learner_memory_bytes": float(resident_bytes()),
             "system/cpu_share": psutil.cpu_percent() / 100,
         }
+        if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
+            scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
         if self._device.type == "cuda":
             scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         record.report(scalars, returns_by_exploration(episodes), replica.waits_for)
@@ -236,3 +262,9 @@ def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
     """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables."""
     tables = tables_of(ReplayConfig(tables=family.tables(command.update)), command.algorithm.unroll_starts)
     return [name for name, table in tables.items() if table.kind == "fifo"]
+
+
+def acted_rows(draw: Draw, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the versions [M] that acted in the rows of an update, by table: it may have lacked some of its draw."""
+    samples = draw.samples
+    return {table: draw.versions[table][np.isin(samples[table].keys, there)] for table, there in keys.items()}

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (0.0, "below_0.01"))
 MAX_KEPT_UPDATES = 1000
+AGES_UPDATES = (0, 10, 100, 1000, 10_000)  # the least ages of the bins
 PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action
 PROBABILITY_SECONDS, MAX_PROBABILITIES = 10.0, 10_000
 MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks with memory bear fewer
@@ -113,3 +114,29 @@ class VersionLags:
                 "more often (--publish-period-updates), run fewer actors, or take larger batches (--batch-size)",
                 lag, MOST_LAG_UPDATES,
             )  # fmt: skip
+
+
+class RejectedShares:
+    """The share of replayed experience that a trust region rejects, by its age in updates. Used from one thread."""
+
+    def __init__(self, fifo_tables: Collection[str]):
+        """Takes the tables that replay nothing."""
+        self._fifo_tables = frozenset(fifo_tables)
+        self._sums, self._counts = np.zeros(len(AGES_UPDATES)), np.zeros(len(AGES_UPDATES))
+
+    def add(self, version: int, acted: Mapping[str, np.ndarray], rows: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Takes the version that was updated, those that acted [M] by table, and results [M] by table and name."""
+        for table in rows.keys() - self._fifo_tables:
+            shares = rows[table].get("rejected_share")
+            if shares is None:
+                continue
+            known = acted[table] >= 0
+            bins = np.digitize(np.maximum(version - acted[table][known], 0), AGES_UPDATES) - 1
+            np.add.at(self._sums, bins, shares[known])
+            np.add.at(self._counts, bins, 1)
+
+    def report(self) -> dict[str, float]:
+        """Returns the mean share of each age that there was since the last report, by the least age."""
+        means = {age: self._sums[i] / self._counts[i] for i, age in enumerate(AGES_UPDATES) if self._counts[i]}
+        self._sums[:], self._counts[:] = 0, 0
+        return {f"learner/rejected_share_by_age/from_{age}": float(mean) for age, mean in means.items()}

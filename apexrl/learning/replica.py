@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ import torch
 from apexrl.agents.contract import Transitions, Want
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.learning.draw import Draw, Gathered, SampledKeys
+from apexrl.learning.journal_client import JournalClient
+from apexrl.learning.selection import Selector
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import Stop
 from apexrl.memory import free_memory_bytes
@@ -38,6 +40,13 @@ class NewPriorities(NamedTuple):
     table: str
     keys: np.ndarray  # [M]
     priorities: np.ndarray  # [M]
+
+
+class NewResults(NamedTuple):
+    """Results of an update, for the selection of later samples."""
+
+    generation: int
+    by_table: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]  # keys [M], and results [M, ...] by name
 
 
 class DrawQueue:
@@ -74,7 +83,7 @@ class Replica:
 
     def __init__(
         self,
-        client: LogClient,
+        client: LogClient | JournalClient,
         wants: Sequence[Want],
         device_stream: DeviceStream,
         prefetch_batches: int,
@@ -94,6 +103,8 @@ class Replica:
         self.num_undecodable = 0
         self.store: UnrollStore | None = None
         self.waits_for = "replay_connection"
+        self.num_updates = 0  # that the learner has made, as its thread says: candidates become fewer with them
+        self.selection_metrics: dict[str, float] = {}  # of the newest sample of each table
         self._client = client
         self._wants = tuple(wants)
         self._device_stream = device_stream
@@ -106,7 +117,9 @@ class Replica:
             want.table: collections.deque[tuple[SampledKeys | Gathered, np.ndarray]]() for want in self._wants
         }
         self._versions = np.zeros(0, np.int64)  # [ring]: params_version of the unroll at each position
-        self._outgoing: queue.SimpleQueue[NewPriorities | None] = queue.SimpleQueue()  # None: a draw was used
+        self._selections = {want.table: want.selection for want in self._wants if want.selection is not None}
+        self._selector: Selector | None = None
+        self._outgoing = queue.SimpleQueue[NewPriorities | NewResults | None]()  # None: a draw was used
         self._generation = 0  # counts the logs that were followed
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
         self._codec: UnrollCodec | None = None
@@ -151,6 +164,10 @@ class Replica:
         """Sends new priorities soon, unless another log has begun since the draw of this generation."""
         self._outgoing.put(NewPriorities(generation, table, keys, priorities))
 
+    def add_results(self, generation: int, by_table: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> None:
+        """Takes the keys of an update by table, and its results for them: later samples are selected by those."""
+        self._outgoing.put(NewResults(generation, by_table))
+
     def drain_episodes(self) -> list[Episode]:
         """Returns the training games that ended since the last call."""
         episodes = []
@@ -164,7 +181,12 @@ class Replica:
             if message is None:
                 for want in self._wants:
                     self._client.batch_used(want.table)
-            elif message.generation == self._generation:
+            elif message.generation != self._generation:
+                continue
+            elif isinstance(message, NewResults):
+                if self._selector is not None:
+                    self._selector.add(message.by_table)
+            else:
                 self._client.update_priorities(message.keys, message.priorities, message.table)
 
     def _start(self, start: LogStart) -> None:
@@ -174,6 +196,8 @@ class Replica:
         if not start.continues:
             self._generation += 1
             self._forget_samples()
+        if self._selections and not start.continues:
+            self._selector = Selector(self._selections, start.ring_unrolls)
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
             started = time.monotonic()
             if self.store is not None:
@@ -262,7 +286,7 @@ class Replica:
     def _gather(self, event: LogBatch) -> None:
         """Gathers a table's sample; a draw is complete when every table has given one."""
         assert self.store is not None
-        sample = self.store.sample(event.table, event.sample.keys, event.sample.weights)
+        sample = self.store.sample(event.table, *self._selected(event.table, event.sample.keys, event.sample.weights))
         if sample is None:
             self._client.batch_used(event.table)
             return
@@ -273,3 +297,17 @@ class Replica:
             samples = {table: sample for table, (sample, _) in parts.items()}
             versions = {table: acted for table, (_, acted) in parts.items()}
             self._draws.put(Draw(self._generation, samples, versions))
+
+    def _selected(self, table: str, keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns keys and weights of a sample, of which only some are kept where the learner wants a selection."""
+        assert self.store is not None
+        if self._selector is None or table not in self._selections:
+            return keys, weights
+        held = self.store.holds(table, keys)
+        keys, weights = keys[held], weights[held]
+        if len(keys):
+            kept = self._selector.keep(table, keys, self.num_updates)
+            keys, weights = keys[kept.positions], weights[kept.positions]
+            newest = {f"{table}/{name}": value for name, value in kept.metrics.items()}
+            self.selection_metrics = self.selection_metrics | newest
+        return keys, weights

@@ -6,6 +6,7 @@ disk that takes nothing ends no run: training goes on, the fault is said and cou
 
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from apexrl.types import LogPosition
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
+NUMBERED = "update-{:012d}.safetensors"
 CURVE_FILE = "evaluations.csv"
 CURVE_COLUMNS = "seconds,frames,updates,episodes,mean,median,min,max"
 FAULT_SAID_SECONDS = 30.0
@@ -66,6 +68,11 @@ def latest_checkpoint(directory: Path) -> Checkpoint | None:
     return None
 
 
+def numbered_checkpoints(directory: Path) -> list[Path]:
+    """Returns the checkpoints of a run directory that are kept under their updates, oldest first."""
+    return sorted((directory / CHECKPOINTS).glob(NUMBERED.format(0).replace("0" * 12, "[0-9]" * 12)))
+
+
 class Disk:
     """Tries to write, and logs and counts the failures. One owner."""
 
@@ -89,15 +96,18 @@ class Disk:
 class RunRecord:
     """Counters and files of one run. Used from one thread."""
 
-    def __init__(self, directory: Path, identity: Identity):
+    def __init__(self, directory: Path, identity: Identity, keep_checkpoints: int = 0):
         """Takes the run directory; the results in it are continued.
 
+        Args:
+          keep_checkpoints: keep so many of the newest checkpoints, besides the latest.
         Raises: ConfigError when it cannot be written, or holds the best network of another environment or network;
           WireError when that network cannot be read.
         """
         self.run = secrets.token_hex(8)
         self._directory = directory
         self._identity = identity
+        self._keep_checkpoints = keep_checkpoints
         self._spec = identity.spec
         self._disk = Disk()
         try:
@@ -194,11 +204,23 @@ class RunRecord:
             )
         header = CheckpointHeader(*self._identity, self.counters, self.run)
         tensors |= random_state()
-        return self._disk.tries(lambda: save_checkpoint(self._directory / CHECKPOINTS / LATEST, header, tensors))
+        latest = self._directory / CHECKPOINTS / LATEST
+        is_written = self._disk.tries(lambda: save_checkpoint(latest, header, tensors))
+        if is_written and self._keep_checkpoints:
+            self._disk.tries(lambda: self._keep(latest))
+        return is_written
 
     def close(self) -> None:
         """Writes the results that the disk has not taken yet."""
         self._write_results()
+
+    def _keep(self, latest: Path) -> None:
+        """Gives the latest checkpoint a second name, which stays when it is replaced, and forgets the oldest such."""
+        name = latest.with_name(NUMBERED.format(self.counters.updates))
+        name.unlink(missing_ok=True)
+        os.link(latest, name)
+        for old in numbered_checkpoints(self._directory)[: -self._keep_checkpoints]:
+            old.unlink()
 
     def _best_return(self) -> float | None:
         """Returns the return of the best network, as its own file says it; None when there is none."""

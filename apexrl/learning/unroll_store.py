@@ -112,6 +112,10 @@ class UnrollStore:
         """Returns [B] int64: the numbers of the unrolls of a table's keys."""
         return keys // self.spec.unroll_starts if isinstance(self._wants[table].view, Transitions) else keys
 
+    def num_rows(self, table: str) -> int:
+        """Returns the rows of the batches of a table that updates get."""
+        return self._wants[table].num_rows
+
     def holds(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns [B] bool: whether the unrolls of a table's keys are here."""
         numbers = self.numbers(table, keys)
@@ -179,14 +183,14 @@ class UnrollStore:
         return self.gather(table, keys[held], weights[held]) if held.any() else None
 
     def gather(self, table: str, keys: np.ndarray, weights: np.ndarray) -> Gathered:
-        """Returns the batch of M keys of a table, filled up to the table's batch size.
+        """Returns the batch of M keys of a table, filled up to the rows that its updates get.
 
         Raises: KeyError when a key's unroll is not held.
         """
         held = self.holds(table, keys)
         if not held.all():
             raise KeyError(f"the unrolls of keys {keys[~held][:5]} are not in the store")
-        size = max(self._wants[table].batch_size, len(keys))
+        size = max(self.num_rows(table), len(keys))
         all_keys, all_weights = np.empty(size, np.int64), np.empty(size, np.float32)
         fill(all_keys, all_weights, keys, weights)
         key, weight = (torch.from_numpy(array).to(self.device) for array in (all_keys, all_weights))

@@ -105,7 +105,8 @@ def inputs_of(draw: Draw, device_stream: DeviceStream) -> dict[str, Inputs]:
             inputs[table] = BatchInputs(device_stream, sample.batch)
         else:
             assert isinstance(sample.store, UnrollStore)
-            inputs[table] = KeyInputs(device_stream, sample.store, table, len(sample.keys))
+            size = max(sample.store.num_rows(table), len(sample.keys))
+            inputs[table] = KeyInputs(device_stream, sample.store, table, size)
     return inputs
 
 

@@ -1,6 +1,8 @@
 """Runs the updates of any learner: on a CPU eagerly with a second thread, on a GPU as a captured graph."""
 
+import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ from apexrl.learning.update_graph import UpdateGraph, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 
+RowShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # [B, ...] by table and name
+
 LEARNING = "learning."  # begins the names of the other tensors of a checkpoint
 
 
@@ -23,9 +27,10 @@ class Pending(NamedTuple):
 
     keys: dict[str, np.ndarray]  # [M] keys of the rows that were updated from, by table
     sizes: dict[str, int]  # B of the tables that get priorities, in the order of `values`
-    values: Tensor  # [sum of sizes + metrics] float32 in host memory
+    values: Tensor  # [all priorities, results of rows, metrics] float32 in host memory
     names: tuple[str, ...]  # names of the metrics
     event: Event
+    row_shapes: RowShapes = MappingProxyType({})
 
     def result(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """Returns the new priorities [M] by table, and the metrics of the update; waits for them if need be.
@@ -38,7 +43,19 @@ class Pending(NamedTuple):
         for table, size in self.sizes.items():
             priorities[table] = values[start : start + len(self.keys[table])]
             start += size
-        return priorities, dict(zip(self.names, values[start:].tolist(), strict=True))
+        return priorities, dict(zip(self.names, values[len(values) - len(self.names) :].tolist(), strict=True))
+
+    def rows(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns the results [M, ...] of the rows that were updated from, by table and name; call `result` first."""
+        values, start = self.values.numpy(), sum(self.sizes.values())
+        rows: dict[str, dict[str, np.ndarray]] = {}
+        for table, shapes in self.row_shapes.items():
+            rows[table] = {}
+            for name, shape in shapes.items():
+                end = start + math.prod(shape)
+                rows[table][name] = values[start:end].reshape(shape)[: len(self.keys[table])]
+                start = end
+        return rows
 
 
 class Updater:
@@ -54,6 +71,7 @@ class Updater:
         self._side = None if on_gpu or not learner.has_side_work else SideThread(learner)
         self._is_eager = not on_gpu
         self._sizes: dict[str, int] = {}  # as the last update gave its priorities
+        self._row_shapes: RowShapes = {}  # and its results of rows
         self._names: tuple[str, ...] = ()  # and its metrics
         self._frames = -1  # that the learner was told last
 
@@ -116,7 +134,7 @@ class Updater:
     def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
         values = self._step(draw.batches(), None if self._side is None else self._side.begin(draw, upcoming))
         keys = {table: sample.keys for table, sample in draw.samples.items()}
-        return Pending(keys, self._sizes, values, self._names, self._device_stream.event())
+        return self._pending(keys, values)
 
     def _update_by_graph(self, draw: Draw) -> Pending | None:
         """Starts an update by the graph, which is made first where there is none for such draws."""
@@ -131,7 +149,7 @@ class Updater:
         started = self._graph.run(draw)
         if started is None:
             return None
-        return Pending(started[0], self._sizes, started[1], self._names, self._device_stream.event())
+        return self._pending(*started)
 
     def _step(self, batches: Batches, beside: Callable[[], Any] | None = None) -> Tensor:
         """Computes one update; returns priorities and metrics as one tensor. Nothing here waits for a GPU.
@@ -143,9 +161,16 @@ class Updater:
         outcome = learner.gradients(batches, beside or (lambda: learner.beside(batches, learner.ahead(batches))))
         metrics = outcome.metrics | learner.apply()
         self._sizes = {table: len(priorities) for table, priorities in outcome.priorities.items()}
+        self._row_shapes = {
+            table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()
+        }
         self._names = tuple(metrics)
         with torch.no_grad():
-            return torch.cat([*outcome.priorities.values(), torch.stack([m.float() for m in metrics.values()])])
+            rows = [rows.float().flatten() for named in outcome.rows.values() for rows in named.values()]
+            return torch.cat([*outcome.priorities.values(), *rows, torch.stack([m.float() for m in metrics.values()])])
+
+    def _pending(self, keys: dict[str, np.ndarray], values: Tensor) -> Pending:
+        return Pending(keys, self._sizes, values, self._names, self._device_stream.event(), self._row_shapes)
 
     def _forget(self) -> None:
         if self._side is not None:

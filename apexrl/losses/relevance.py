@@ -1,15 +1,20 @@
 """Measures of how well experience of a policy mu, which acted, fits the learner's policy pi.
 
-They are pure functions of logits or log-probabilities [..., A]. No gradient flows through them.
-`categorical.kl_divergence` compares pi and mu directly.
+They are pure functions of logits or log-probabilities [..., A], or of a network's features [..., F]. No gradient flows
+through them. `categorical.kl_divergence` compares pi and mu directly.
 """
 
 import math
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from apexrl.losses.categorical import kl_divergence, log_probs
+
+PROJECTED = 32  # numbers that a feature is projected to
+LEAST_NORM = 1e-8
 
 
 @torch.no_grad()
@@ -54,3 +59,36 @@ def effective_sample_size(log_rhos: Tensor, mask: Tensor) -> Tensor:
     chosen = log_rhos.masked_fill(~mask, -torch.inf)
     size = (2 * chosen.logsumexp(dim=0) - (2 * chosen).logsumexp(dim=0)).exp()
     return size.masked_fill(~mask.any(dim=0), 0)
+
+
+@torch.no_grad()
+def unroll_divergence(behavior_logits: Tensor, target_logits: Tensor, mask: Tensor) -> Tensor:
+    """Returns KL(pi || mu) [B], summed over the steps in the mask [T, B] of each unroll; the logits are [T, B, A]."""
+    return kl_divergence(target_logits, behavior_logits).masked_fill(~mask, 0).sum(dim=0).clamp(min=0)
+
+
+def random_projection(num_features: int, size: int = PROJECTED) -> Tensor:
+    """Returns a random matrix [num_features, size], always the same, which keeps lengths and angles on average.
+
+    Nothing is learned here. Source: Johnson and Lindenstrauss, 1984.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num_features, size, generator=generator) / math.sqrt(size)
+
+
+@torch.no_grad()
+def unroll_features(features: Tensor, mask: Tensor, projection: Tensor) -> Tensor:
+    """Returns the mean feature [B, n] of each unroll over the steps in the mask [T, B]; 0 where none is.
+
+    Features [T, B, F] are normalised by layer first, so that their scale, which grows in training, does not count.
+    """
+    normalised = F.layer_norm(features, features.shape[-1:]).masked_fill(~mask.unsqueeze(-1), 0)
+    return normalised.sum(dim=0) / mask.sum(dim=0).clamp(min=1).unsqueeze(-1) @ projection
+
+
+@torch.no_grad()
+def feature_distances(features: Tensor, others: Tensor, measure: Literal["l2", "cosine"]) -> Tensor:
+    """Returns the distances [B] of features [B, n] from others [B, n] or [n]; `cosine` is 1 - the cosine."""
+    if measure == "l2":
+        return (features - others).norm(dim=-1)
+    return 1 - F.cosine_similarity(features, others.expand_as(features), dim=-1, eps=LEAST_NORM)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
+from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.replay.table import drawable
 from apexrl.types import StreamSpec
@@ -71,6 +72,19 @@ def insert_arrays(inserts: Sequence[wire.Insert], sizes: InsertSizes) -> InsertA
     }
     faults = {i: reason for reason, found in wrong.items() for i in np.flatnonzero(found).tolist()}
     return InsertArrays(priorities, valid, faults)
+
+
+def checked_arrays(insert: wire.Insert, sizes: InsertSizes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the priorities [P] and valid [K] of an insert out of a journal.
+
+    Raises: WireError when its sizes or its numbers are wrong.
+    """
+    if wrong := sizes.why_wrong(insert):
+        raise WireError(wrong)
+    priorities, valid, faults = insert_arrays([insert], sizes)
+    if faults:
+        raise WireError(faults[0])
+    return priorities[0], valid[0]
 
 
 def why_impossible(spec: StreamSpec) -> str:

@@ -7,6 +7,7 @@ demand bounds the messages on the way to it, so a slow one slows nobody else dow
 import dataclasses
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,12 +66,12 @@ class LearnerSessions:
 
     def __init__(self, outbox: Outbox):
         self.sessions: dict[bytes, LearnerSession] = {}
-        self.batch_sizes: dict[str, int] = {}  # the largest asked for, by table
+        self.batch_sizes: list[dict[str, int]] = []  # of each learner, by table
         self._outbox = outbox
 
     def subscribe(self, peer: bytes, message: wire.Subscribe, replay: Replay, now: float) -> None:
         """Begins or continues a subscription; the tables asked for must exist."""
-        refusal = self._why_refuse(peer, [want.table for want in message.wants], replay)
+        refusal = self._why_refuse(peer, message.wants, replay)
         if refusal:
             self._outbox.refuse("learner", peer, refusal)
             return
@@ -148,12 +149,16 @@ class LearnerSessions:
         logger.info("learner %s left", self.sessions.pop(peer).learner)
         self._fit_limiters(replay)
 
-    def _why_refuse(self, peer: bytes, tables: list[str], replay: Replay) -> str:
+    def _why_refuse(self, peer: bytes, wants: Sequence[wire.Want], replay: Replay) -> str:
+        tables = [want.table for want in wants]
         unknown = [table for table in tables if table not in replay.tables]
         if unknown:
             return f"there is no table {unknown[0]}, only {', '.join(replay.tables)}"
         if len(set(tables)) < len(tables):
             return "a table is asked for twice"
+        never = (replay.why_never(want.table, want.batch_size) for want in wants)
+        if reason := next(filter(None, never), ""):
+            return reason
         if len(self.sessions) >= MAX_LEARNERS and peer not in self.sessions:
             return f"{MAX_LEARNERS} learners are connected already"
         return ""
@@ -161,12 +166,9 @@ class LearnerSessions:
     def _fit_limiters(self, replay: Replay) -> None:
         """Keeps the last sizes while nobody is there, so that a learner may restart without moving the band."""
         if self.sessions:
-            self.batch_sizes = {}
-            for session in self.sessions.values():
-                for table in session.tables:
-                    largest = max(table.batch_size, self.batch_sizes.get(table.table, 0))
-                    self.batch_sizes[table.table] = largest
-            replay.set_batch_sizes(self.batch_sizes)
+            sessions = self.sessions.values()
+            self.batch_sizes = [{table.table: table.batch_size for table in session.tables} for session in sessions]
+            replay.set_batch_sizes(*self.batch_sizes)
 
     def _update_priorities(self, session: LearnerSession, message: wire.UpdatePriorities, replay: Replay) -> None:
         keys = wire.array_from(message.keys, np.int64)

@@ -13,7 +13,7 @@ from apexrl.config import ReplayConfig, tables_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
 from apexrl.net.actor_sessions import ActorSessions
-from apexrl.net.insert_checks import InsertSizes, insert_arrays, why_impossible
+from apexrl.net.insert_checks import InsertSizes, checked_arrays, why_impossible
 from apexrl.net.learner_sessions import LearnerSessions
 from apexrl.net.outbox import Outbox
 from apexrl.net.statistics import Vitals, metrics_of, peers_of
@@ -136,16 +136,12 @@ class ReplayService:
             try:
                 insert = wire.decode_insert(message)
                 self.actors.recover(insert.actor, insert.sequence)
-                if wrong := sizes.why_wrong(insert):
-                    raise WireError(wrong)
-                priorities, valid, faults = insert_arrays([insert], sizes)
-                if faults:
-                    raise WireError(faults[0])
+                priorities, valid = checked_arrays(insert, sizes)
             except WireError as error:
                 logger.error("unroll %d in %s is not used: %s", number, directory, error)
                 continue
             entry = LogEntry(message, block, int(valid.sum()), now)
-            unrolls.append(RecoveredUnroll(number, entry, priorities[0], valid[0]))
+            unrolls.append(RecoveredUnroll(number, entry, priorities, valid))
         replay.restore(unrolls, recovered.end_number, directory)
         self.replay = replay
         logger.info(
@@ -163,7 +159,7 @@ class ReplayService:
         if self._journal_dir is not None:
             journal = Journal(self._journal_dir, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
-        replay.set_batch_sizes(self.learners.batch_sizes)
+        replay.set_batch_sizes(*self.learners.batch_sizes)
         logger.info("the log holds %s, %d transitions at most", spec.env, self._config.capacity)
         return replay
 

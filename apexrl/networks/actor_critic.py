@@ -39,6 +39,7 @@ class ActorCriticOutput(NamedTuple):
     logits: Tensor  # [.., A] of the policy
     values: Tensor  # [..]
     state: Tensor | None  # [B, 2, lstm_size], without gradient; None without an LSTM
+    features: Tensor | None = None  # [.., size] that the last layers see; None in an actor
 
 
 def make_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0) -> "ActorCriticNetwork":
@@ -93,7 +94,7 @@ class ActorCriticNetwork(FrameNetwork):
                 last = last_step(history.start, history.last_action, history.last_reward, self.num_actions)
                 inputs = torch.cat([hidden, last], dim=-1)
                 hidden, state = self.lstm.unroll(inputs, history.start, history.state, num_steps)
-            return ActorCriticOutput(self.policy(hidden), self.value(hidden).squeeze(-1), state)
+            return ActorCriticOutput(self.policy(hidden), self.value(hidden).squeeze(-1), state, hidden)
 
     def heads(self, features: Tensor) -> Tensor:
         """Returns [B, A + 1] float32 of the torso's features; with an LSTM `step` of episodes that begin here."""

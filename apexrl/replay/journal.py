@@ -15,7 +15,8 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class LogIdentity(msgspec.Struct, frozen=True):
     log: Name
     lives: tuple[Count, ...]  # the number at which each life of the server began
     spec: StreamSpec
+    ancestors: tuple[Name, ...] = ()  # the logs that this one was forked from; files of theirs name them
 
     @property
     def life(self) -> int:
@@ -124,6 +126,55 @@ def read_identity(directory: Path) -> LogIdentity | None:
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
     return identity if identity.lives else None
+
+
+def identity_of(directory: Path) -> LogIdentity:
+    """Returns the identity of a directory's log. Without log.json it comes from a file's header and has no lives.
+
+    Raises: ConfigError when the directory is no journal, or has another version.
+    """
+    if (identity := read_identity(directory)) is not None:
+        return identity
+    for header in (found.header for _, found in _scans(segment_paths(directory))):
+        if header is not None:
+            check_format(header.format, directory)
+            return LogIdentity(FORMAT, header.log, (), header.spec)
+    raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
+
+
+def held_numbers(directory: Path) -> range:
+    """Returns the numbers of a journal's unrolls, from the first file's first to the last file's last."""
+    paths = segment_paths(directory)
+    for _, found in _scans(paths[::-1]):
+        if found.entries:
+            return range(first_number_of(paths[0]), found.entries[-1].number + 1)
+    return range(0)
+
+
+def read_entries(directory: Path) -> Iterator[Entry]:
+    """Yields the readable unrolls of a journal in order. Takes no lock, mends nothing, skips evicted files."""
+    paths = segment_paths(directory)
+    ends = dict(zip(paths, map(first_number_of, paths[1:]), strict=False))
+    for path, found in _scans(paths):
+        if found.damages:
+            num_bytes = sum(damage.num_bytes for damage in found.damages)
+            logger.warning("%d bytes of %s are no records: damaged, or being written", num_bytes, path)
+        # A number that two files hold was acknowledged with the later one.
+        yield from (entry for entry in found.entries if entry.number < ends.get(path, sys.maxsize))
+
+
+def _scans(paths: Sequence[Path]) -> Iterator[tuple[Path, Scan]]:
+    """Yields the content of files, without those that were evicted meanwhile.
+
+    Raises: ConfigError when one cannot be read.
+    """
+    for path in paths:
+        try:
+            yield path, scan(path.read_bytes())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def check_format(found: int, directory: Path) -> None:

@@ -3,6 +3,8 @@
 The law, over all transitions since the start:
     error = (inserted - min_size) * samples_per_insert - sampled
     inserting may go on while error <= +slack; a batch may be sampled while error >= batch_size - slack.
+Nothing is sampled before min_size transitions are there. A queue hands those out as well: its error is
+    inserted * samples_per_insert - sampled.
 
 The limiter only decides which side waits. Inserts that it allowed earlier still come, so the error is at most
     slack + samples_per_insert * (transitions of all inserts that are allowed and not stored yet).
@@ -19,6 +21,7 @@ class Limiter:
     samples_per_insert: float
     min_size: int
     slack: float
+    is_queue: bool = False
     inserted: int = 0
     sampled: int = 0
 
@@ -29,7 +32,7 @@ class Limiter:
     @property
     def error(self) -> float:
         """Samples that are due and not drawn yet; negative when more were drawn than were due."""
-        return (self.inserted - self.min_size) * self.samples_per_insert - self.sampled
+        return self._paced() * self.samples_per_insert - self.sampled
 
     def may_insert(self) -> bool:
         """False while the learner is behind by more than the slack."""
@@ -42,8 +45,8 @@ class Limiter:
         return self.samples_per_insert == 0 or self.error >= batch_size - self.slack
 
     def samples_per_insert_so_far(self) -> float:
-        """Returns the samples drawn for each transition inserted beyond min_size."""
-        return self.sampled / max(self.inserted - self.min_size, 1)
+        """Returns the samples drawn for each transition inserted beyond min_size; in a queue for each at all."""
+        return self.sampled / max(self._paced(), 1)
 
     def resume(self, inserted: int, sampled: int, inserted_since: int) -> None:
         """Continues from the totals of an earlier life, after which `inserted_since` more transitions came.
@@ -55,3 +58,7 @@ class Limiter:
         due = max(self.error, 0.0)
         self.inserted += inserted_since
         self.sampled += int(max(self.error - due, 0.0))
+
+    def _paced(self) -> int:
+        """Returns the transitions for which samples are due."""
+        return self.inserted - (0 if self.is_queue else self.min_size)

@@ -1,7 +1,7 @@
 """One replay: the log, its journal, the tables that sample it, and the limiters between inserts and samples."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from apexrl.config import ReplayConfig, TableConfig, tables_of
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
-from apexrl.replay.table import PriorityTable, Table, make_table
+from apexrl.replay.table import Table, make_table
 from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Replay:
         self.log = UnrollLog(self.ring_unrolls)
         self.journal = journal
         self.num_batches = 0
+        self._learners: tuple[Mapping[str, int], ...] = ()
         self._settings: dict[str, TableConfig] = tables_of(config, spec.unroll_starts, spec.has_unroll_priorities)
         exponents = config.priority_exponent, config.importance_exponent
         seeds = np.random.SeedSequence([seed, identity.life]).spawn(len(self._settings))
@@ -50,14 +51,32 @@ class Replay:
             name: make_table(table, self.ring_unrolls, spec, exponents, table_seed)
             for (name, table), table_seed in zip(self._settings.items(), seeds, strict=True)
         }
-        self.set_batch_sizes({})
+        self.set_batch_sizes()
 
-    def set_batch_sizes(self, batch_sizes: dict[str, int]) -> None:
-        """Sets each limiter's slack: 4 batches, or a tenth of the samples due at the start, whichever is more."""
+    def set_batch_sizes(self, *learners: Mapping[str, int]) -> None:
+        """Takes the batch sizes of each learner, by table, and fits the limiters to them.
+
+        A queue's slack is 2 batches. That of another table is 4 batches, or a tenth of the samples due at the start,
+        whichever is more. A uniform table, which draws no unroll twice in a batch, begins with at least a batch.
+        """
+        self._learners = learners
         for name, table in self.tables.items():
-            settings = self._settings[name]
+            settings, limiter, batch_size = self._settings[name], table.limiter, self._batch_size(name)
+            if settings.kind == "fifo":
+                limiter.slack = 2.0 * batch_size
+                continue
             due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
-            table.limiter.slack = max(4.0 * batch_sizes.get(name, 1), due)
+            limiter.slack = max(4.0 * batch_size, due)
+            if settings.kind == "uniform":
+                limiter.min_size = max(settings.min_size_to_sample, batch_size)
+
+    def why_never(self, table: str, batch_size: int) -> str:
+        """Returns the reason why a table can never give such batches, or an empty string."""
+        settings = self._settings[table]
+        held = min(settings.capacity or self.soft_unrolls, self.soft_unrolls)
+        if settings.kind != "uniform" or batch_size <= held:
+            return ""
+        return f"table {table} holds {held} unrolls, too few for a batch of {batch_size} different ones"
 
     def insert(self, entries: Sequence[LogEntry], priorities: np.ndarray, valid: np.ndarray) -> int:
         """Journals M unrolls with priorities [M, P] and valid [M, K], appends them to the log, makes them sampleable.
@@ -134,8 +153,13 @@ class Replay:
         return sample
 
     def why_no_insert(self) -> str:
-        """Returns the reason why actors have to wait, or an empty string."""
-        return "" if all(table.limiter.may_insert() for table in self.tables.values()) else "learner"
+        """Returns the reason why actors have to wait, or an empty string.
+
+        They wait for the learner of a table that holds more than enough. They do not wait while that learner itself
+        waits until another of its tables holds enough to begin.
+        """
+        full = [name for name in self.tables if self._is_full(name)]
+        return "learner" if any(not self._is_held_up(name) for name in full) else ""
 
     def why_no_sample(self, table: str, batch_size: int) -> str:
         """Returns the reason why a learner has to wait, or an empty string."""
@@ -146,7 +170,24 @@ class Replay:
             return "actors"
         if chosen.can_sample(batch_size):
             return ""
-        return "priorities" if isinstance(chosen, PriorityTable) else "actors"
+        kind = self._settings[table].kind
+        return "priorities" if kind == "priority" else "actors" if kind == "fifo" else "min_size"
+
+    def _batch_size(self, table: str) -> int:
+        """Returns the largest batch that a learner asked for."""
+        return max((sizes.get(table, 1) for sizes in self._learners), default=1)
+
+    def _is_full(self, table: str) -> bool:
+        """Returns whether a table has a batch to give and its learners are too far behind."""
+        chosen = self.tables[table]
+        return not chosen.limiter.may_insert() and chosen.can_sample(self._batch_size(table))
+
+    def _is_held_up(self, table: str) -> bool:
+        """Returns whether all learners of a table, of which there are some, wait for another one to begin."""
+        readers = [sizes for sizes in self._learners if table in sizes]
+        return bool(readers) and all(
+            any(self.why_no_sample(name, size) == "min_size" for name, size in sizes.items()) for sizes in readers
+        )
 
     def _evict_to(self, num_unrolls: int) -> None:
         while len(self.log) > num_unrolls:

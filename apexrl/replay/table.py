@@ -3,7 +3,6 @@
 Every table has a limiter of its own, and follows the log: it is told of each insert and of each eviction.
 """
 
-import itertools
 from typing import Protocol
 
 import msgspec
@@ -62,12 +61,12 @@ class Table(Protocol):
 def make_table(config: TableConfig, ring_unrolls: int, spec: StreamSpec, exponents: tuple[float, float],
                seed: int | np.random.SeedSequence) -> Table:  # fmt: skip
     """Returns an empty table; exponents are of the priority and of the importance weights."""
-    limiter = Limiter(config.samples_per_insert, config.min_size_to_sample, slack=1.0)
+    limiter = Limiter(config.samples_per_insert, config.min_size_to_sample, 1.0, is_queue=config.kind == "fifo")
     rng = np.random.default_rng(seed)
     if config.kind == "priority":
         granularity: Granularity = "unrolls" if spec.has_unroll_priorities else "transitions"
         return PriorityTable(granularity, (ring_unrolls, spec.num_priorities), exponents, limiter, rng)
-    return (UniformTable if config.kind == "uniform" else FifoTable)(limiter, rng)
+    return FifoTable(limiter, rng) if config.kind == "fifo" else UniformTable(limiter, rng, config.capacity)
 
 
 def drawable(valid: np.ndarray, priorities: np.ndarray) -> np.ndarray:
@@ -206,7 +205,10 @@ class PriorityTable:
 
 
 class _UnrollTable:
-    """The common part of tables of unrolls without priorities: the numbers that can be drawn, which are the keys."""
+    """The common part of tables of unrolls without priorities: the numbers that can be drawn, which are the keys.
+
+    The rank of an unroll is the count of those held before it.
+    """
 
     granularity: Granularity = "unrolls"
 
@@ -215,7 +217,7 @@ class _UnrollTable:
         self._rng = rng
         self._first_number = 0
         self._end_number = 0
-        self._missing: set[int] = set()  # numbers that a damaged journal lost
+        self._missing = np.zeros(0, np.int64)  # numbers held that a damaged journal lost, ascending
 
     def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
         self._first_number = first_number if self._first_number == self._end_number else self._first_number
@@ -225,12 +227,16 @@ class _UnrollTable:
     def skip(self, end_number: int) -> None:
         if self._first_number == self._end_number:
             self._first_number = end_number
-        self._missing.update(range(max(self._end_number, self._first_number), end_number))
+        lost = np.arange(max(self._end_number, self._first_number), end_number)
+        self._missing = np.concatenate([self._missing, lost])
         self._end_number = end_number
 
     def evict(self, number: int) -> None:
-        self._missing.discard(number)
+        self._missing = self._missing[self._num_missing_before(number + 1) :]
         self._first_number = number + 1
+
+    def can_sample(self, batch_size: int) -> bool:
+        return self._size_from(self._oldest()) >= batch_size
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Does nothing: this table has no priorities."""
@@ -239,27 +245,44 @@ class _UnrollTable:
         return TableState(self.limiter.inserted, self.limiter.sampled)
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
-        since = range(max(end_number, self._first_number), self._end_number)
-        num_missing = sum(number in since for number in self._missing)
-        self.limiter.resume(state.inserted, state.sampled, len(since) - num_missing)
+        self.limiter.resume(state.inserted, state.sampled, self._size_from(max(end_number, self._first_number)))
+
+    def _oldest(self) -> int:
+        """Returns the number from which on unrolls can be drawn."""
+        return self._first_number
+
+    def _size_from(self, number: int) -> int:
+        """Returns how many unrolls are held from a number on."""
+        return max(self._end_number - number - len(self._missing) + self._num_missing_before(number), 0)
+
+    def _numbers_from(self, number: int, ranks: np.ndarray) -> np.ndarray:
+        """Returns the numbers [B] of the unrolls at ranks [B] among those from a number on."""
+        missing = self._missing[self._num_missing_before(number) :]
+        held_before = missing - number - np.arange(len(missing))
+        return number + ranks + np.searchsorted(held_before, ranks, side="right")
+
+    def _num_missing_before(self, number: int) -> int:
+        return int(np.searchsorted(self._missing, number))
 
 
 class UniformTable(_UnrollTable):
-    """Whole unrolls, each as likely as any other, with replacement. The limiter counts unrolls."""
+    """Whole unrolls, each as likely as any other, none twice in a batch. The limiter counts unrolls."""
 
-    def can_sample(self, batch_size: int) -> bool:
-        return self._size() > 0
+    def __init__(self, limiter: Limiter, rng: np.random.Generator, capacity: int = 0):
+        """Makes an empty table of the newest `capacity` unrolls, or with 0 of all that the log holds."""
+        super().__init__(limiter, rng)
+        self._capacity = capacity
 
     def sample(self, batch_size: int) -> Sample:
-        held = np.arange(self._first_number, self._end_number)
-        if self._missing:
-            held = np.setdiff1d(held, list(self._missing))
-        keys = self._rng.choice(held, batch_size)
+        oldest = self._oldest()
+        size = self._size_from(oldest)
+        # In random order: a learner that looks at the first of them only sees a fair draw, too.
+        keys = self._numbers_from(oldest, self._rng.choice(size, batch_size, replace=False))
         self.limiter.sampled += batch_size
-        return Sample(keys, np.full(batch_size, 1 / self._size()), np.ones(batch_size, np.float32))
+        return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
 
-    def _size(self) -> int:
-        return self._end_number - self._first_number - len(self._missing)
+    def _oldest(self) -> int:
+        return max(self._first_number, self._end_number - self._capacity) if self._capacity else self._first_number
 
 
 class FifoTable(_UnrollTable):
@@ -271,14 +294,12 @@ class FifoTable(_UnrollTable):
         self._next_number = 0
 
     def evict(self, number: int) -> None:
-        self.num_missed += self._next_number <= number and number not in self._missing
+        is_missing = self._num_missing_before(number + 1) > 0
+        self.num_missed += self._next_number <= number and not is_missing
         super().evict(number)
 
-    def can_sample(self, batch_size: int) -> bool:
-        return len(self._following(batch_size)) == batch_size
-
     def sample(self, batch_size: int) -> Sample:
-        keys = np.array(self._following(batch_size))
+        keys = self._numbers_from(self._oldest(), np.arange(batch_size))
         self._next_number = int(keys[-1]) + 1
         self.limiter.sampled += batch_size
         return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
@@ -290,7 +311,5 @@ class FifoTable(_UnrollTable):
         super().restore(state, first_number, end_number)
         self._next_number = min(state.next_number, end_number)
 
-    def _following(self, count: int) -> list[int]:
-        """Returns the next numbers to hand out, fewer when there are not so many."""
-        numbers = range(max(self._next_number, self._first_number), self._end_number)
-        return list(itertools.islice((number for number in numbers if number not in self._missing), count))
+    def _oldest(self) -> int:
+        return max(self._next_number, self._first_number)

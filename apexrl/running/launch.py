@@ -6,19 +6,28 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import ActorCommand, Command, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config import (
+    ActorCommand,
+    Command,
+    LearnerCommand,
+    OfflineCommand,
+    ReplayCommand,
+    RunCommand,
+)
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import agent_of, default_command, explicit_replay, parse_onto, to_flags, value_given
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
+from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of
 from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
@@ -26,8 +35,12 @@ from apexrl.running.run_directory import (
     CONFIG_FILE,
     ROOT,
     SUMMARY_FILE,
+    as_fork,
     check_new,
+    checkpoint_of,
     continued,
+    environment_of,
+    fork_run,
     latest_path,
     lock_run,
     save_config,
@@ -67,27 +80,48 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     if not (ROOT / "actor.py").exists():
         raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
     agent, saved = value_given("--agent", sys.argv), None
-    if resumed := value_given("--resume", sys.argv):
-        saved, not_given = saved_command(Path(resumed))
+    if earlier := value_given("--resume", sys.argv) or value_given("--fork", sys.argv):
+        saved, not_given = saved_command(Path(earlier))
         agent = agent or saved.agent
-    asked = parse_onto(default_command(RunCommand, agent or agent_of(sys.argv)))
+    default = default_command(RunCommand, agent or agent_of(sys.argv))
+    if saved is None and (journal := value_given("--from-journal", sys.argv)):
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
+        default = dataclasses.replace(default, env=environment)
+    asked = parse_onto(default)
     check_asked(asked)
-    if saved is not None:
-        held.enter_context(lock_run(asked.resume))
-        if not_given:
-            console.print(f"{CONFIG_FILE} does not give {', '.join(not_given)}: the defaults are taken", soft_wrap=True)
-    plan = make_plan(asked, saved)
-    check_ports(plan.command)
+    with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
+        if saved is not None:
+            (copying if asked.fork else held).enter_context(lock_run(earlier))
+            if not_given:
+                missing = ", ".join(not_given)
+                console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
+        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved)
+        check_ports(plan.command)
+        if not asked.resume:
+            _make_directory(asked, saved, plan.command, held)
     directory = Path(plan.command.run_dir)
-    if saved is None:
-        check_new(directory)
-        held.enter_context(lock_run(plan.command.run_dir))
     going_on = None if saved is None or asked.from_scratch else continued(directory)
-    if asked.from_scratch:
+    if asked.resume and asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
+
+
+def _make_directory(
+    asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack
+) -> None:
+    """Makes and locks the directory of a new run; that of a fork gets the experience and the checkpoint of `saved`.
+
+    Raises: ConfigError when it is not empty, or when the other run cannot be forked.
+    """
+    checkpoint = None
+    if asked.fork and (asked.at or not asked.from_scratch):
+        checkpoint = checkpoint_of(Path(asked.fork), asked.at)
+    check_new(Path(command.run_dir))
+    held.enter_context(lock_run(command.run_dir))
+    if saved is not None:
+        fork_run(saved, checkpoint, command)
 
 
 def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
@@ -99,7 +133,7 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
-    elif plan.command.resume:
+    elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")
 
 
@@ -115,15 +149,19 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
         **own, env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
         evaluation=command.evaluation, device=command.actor_device,
     )  # fmt: skip
-    learner = LearnerCommand(
-        **own, wires=command.wires, algorithm=command.algorithm, update=command.update, network=command.network,
-        learning=command.learning, run_dir=command.run_dir,
-    )  # fmt: skip
-    roles: dict[str, tuple[str, Command]] = {
-        "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
-        "learner": ("learner.py", learner),
-        "actors": ("actor.py", actors),
-    }
+    learning: dict[str, Any] = {
+        **own, "wires": command.wires, "algorithm": command.algorithm, "update": command.update,
+        "network": command.network, "learning": command.learning, "run_dir": command.run_dir,
+    }  # fmt: skip
+    if command.from_journal:
+        learner = OfflineCommand(**learning, replay=command.replay, from_journal=command.from_journal)
+        roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
+    else:
+        roles = {
+            "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
+            "learner": ("learner.py", LearnerCommand(**learning)),
+            "actors": ("actor.py", actors),
+        }
     if command.evaluator:
         evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
         roles["evaluator"] = ("actor.py", evaluator)

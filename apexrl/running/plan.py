@@ -6,19 +6,22 @@ import shlex
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from apexrl.agents.contract import Family, Want
 from apexrl.agents.families import STOCHASTIC, family_of, implementation
-from apexrl.config import AlgorithmConfig, RunCommand, WireConfig
+from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, default_command, flag_of, parse_onto, wants_of, with_preset, with_sections
+from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
+from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -26,6 +29,8 @@ SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
 SHARE_OF_MEMORY = 0.85
+
+USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {
     "env": {"max_episode_frames": 4_000},
@@ -72,8 +77,9 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
       saved: the configuration of the run that is continued.
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
+    verb = "forked" if asked.fork else "resumed"
     if saved is not None:
-        _refuse(_changed(asked, saved, ["agent"]))  # another algorithm has other flags
+        _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
     machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
@@ -81,12 +87,16 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
     environment = make_spec(asked.env, envs)
     envs.close()
     if saved is not None:
-        _check_kept(asked, saved, environment)
+        _check_kept(asked, saved, environment, verb)
     default = saved if saved is not None else _defaults(asked, machine, environment)
     command = parse_onto(default, arguments)
     command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
     family = family_of(command.agent)
     stream = family.stream(command.algorithm, environment)
+    if command.from_journal:
+        journal = Path(command.from_journal).resolve()
+        check_usable(journal, identity_of(journal).spec, stream)
+        command = dataclasses.replace(command, from_journal=str(journal))
     check_together(command, stream)
     command = _fitted(command, default, machine, stream)
     implementation(family).check_network(command.network, stream)
@@ -99,29 +109,37 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec) -> RunCommand:
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
     preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, environment)
-    command = with_preset(default_command(RunCommand, asked.agent), preset)
+    command = dataclasses.replace(with_preset(default_command(RunCommand, asked.agent), preset), env=asked.env)
     command = with_sections(command, _sizes(machine, environment))
+    if asked.from_journal:
+        journal = Path(asked.from_journal)
+        command = with_sections(
+            command, {"replay": {"capacity": journal_transitions(journal, identity_of(journal).spec)}}
+        )
     if not asked.smoke:
         return command
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
 
 
-def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec) -> None:
-    """Raises ConfigError when the experience or the checkpoint of a resumed run cannot follow the changed flags.
+def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec, verb: str) -> None:
+    """Raises ConfigError when the experience or the checkpoint of a run that goes on cannot follow the changed flags.
 
     The experience follows no other stream, the checkpoint no other network and no other optimizer.
     """
-    flags = _changed(asked, saved, ["agent", "preset", "run_dir"]) + _changed(asked.env, saved.env, ["env"])
+    flags = _changed(asked, saved, ["agent", "preset", "from_journal"])
+    # A fork has a directory of its own, and its journal lies there.
+    other = (asked, saved, ["run_dir"]) if verb == "resumed" else (asked.replay, saved.replay, ["journal_dir"])
+    flags += _changed(*other) + _changed(asked.env, saved.env, ["env"])
     if not flags:
         flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
     if not asked.from_scratch:
         flags += _changed(asked.update, saved.update, ["optimizer"]) + _changed(asked.network, saved.network)
-    _refuse(flags)
+    _refuse(flags, verb)
 
 
-def _refuse(flags: list[str]) -> None:
+def _refuse(flags: list[str], verb: str) -> None:
     if flags:
-        raise ConfigError(f"a run that is resumed cannot change {' '.join(flags)}: leave that out, or begin a new run")
+        raise ConfigError(f"a run that is {verb} cannot change {' '.join(flags)}: leave that out, or begin a new run")
 
 
 def _changed(now: Any, before: Any, names: Iterable[str] | None = None) -> list[str]:
@@ -214,21 +232,40 @@ def check_asked(asked: RunCommand) -> None:
             "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
             "there; here --bind-host chooses the address"
         )
-    if asked.from_scratch and not asked.resume:
-        raise ConfigError("--from-scratch trains a new network on the experience of a run: give its --resume DIR, too")
-    if asked.smoke and (asked.resume or not asked.evaluator):
-        raise ConfigError("--smoke tries everything once: leave out --resume and --no-evaluator")
+    if asked.from_scratch and not (asked.resume or asked.fork):
+        raise ConfigError(
+            "--from-scratch trains a new network on the experience of a run: give its --resume DIR or --fork DIR, too"
+        )
+    if asked.at and not asked.fork:
+        raise ConfigError("--at says where --fork DIR begins: give that, too")
+    begins = [flag for flag, given in _beginnings(asked).items() if given]
+    if len(begins) > 1:
+        raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
+    if asked.smoke and (begins or not asked.evaluator):
+        raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
+    if asked.from_journal:
+        given = _changed(asked.acting, ActingConfig()) + _changed(asked.replay, ReplayConfig())
+        given += _changed(asked.learning, LearningConfig(), ["total_frames"])
+        if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
+            raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
+
+
+def _beginnings(asked: RunCommand) -> Mapping[str, str]:
+    return {"--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal}
 
 
 def check_ports(command: RunCommand) -> None:
     """Raises ConfigError when a port that the run needs is taken."""
     wires = command.wires
     needed = {
-        "actor_port": (wires.bind_host, wires.actor_port),
-        "batch_port": (wires.bind_host, wires.batch_port),
         "parameter_port": (wires.bind_host, wires.parameter_port),
         "metrics_port": (wires.bind_host, wires.metrics_port),
     }
+    if not command.from_journal:
+        needed |= {
+            "actor_port": (wires.bind_host, wires.actor_port),
+            "batch_port": (wires.bind_host, wires.batch_port),
+        }
     if command.tensorboard:
         needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
     ports = [port for _, port in needed.values()]
@@ -253,23 +290,32 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     store = UnrollStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
     on_device = machine.device.type == "cuda" and store + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
     frames = machine.device if on_device else "the host"
-    workers = f"{acting.num_workers} x {acting.environments_per_worker}"
+    environment = f"{spec.env}, {spec.num_actions} actions"
+    ports = f"learner {wires.parameter_port} {wires.metrics_port}"
+    sampling, journal = "without actors, nobody waits", f"{command.from_journal} (of another run: only read)"
+    if not command.from_journal:
+        environment += f"; {acting.num_workers} x {acting.environments_per_worker} copies"
+        ports = f"replay {wires.actor_port} {wires.batch_port}, {ports}"
+        sampling = f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"
+        journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
-        ("environment", f"{spec.env}, {spec.num_actions} actions; {workers} copies"),
+        ("environment", environment),
         ("agent", command.agent),
         ("preset", command.preset),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
-        ("sampling", f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"),
+        ("sampling", sampling),
         ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}"),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
-        ("ports", f"replay {wires.actor_port} {wires.batch_port}, learner {wires.parameter_port} {wires.metrics_port}"),
-        ("journal", f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir),
+        ("ports", ports),
+        ("journal", journal),
         ("run", command.run_dir),
     ]  # fmt: skip
     if spec.env in STOCHASTIC and family_of(command.agent).is_greedy:
         best = f"the best policy of {spec.env} is random: {command.agent} is greedy and cannot solve it"
         rows.append(("warning", f"{best}, --agent impala can"))
+    if command.fork:
+        rows.append(("forked from", f"{command.fork}, update {command.at or 'of its newest checkpoint'}"))
     if command.tensorboard:
         rows.append(("TensorBoard", f"http://{command.tensorboard_host}:{command.tensorboard_port}"))
     return rows

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import logging
 import platform
 import subprocess
 import typing
@@ -12,13 +13,17 @@ from typing import Any
 import msgspec
 import psutil
 
-from apexrl.config import RunCommand
+from apexrl.config import EnvConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import locked, write_json
 from apexrl.flags import default_command
-from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint
+from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
-from apexrl.networks.checkpoint import LATEST, Counters
+from apexrl.networks.checkpoint import LATEST, Checkpoint, Counters, load_checkpoint, load_header, save_checkpoint
+from apexrl.replay.fork import fork_log
+from apexrl.types import LogPosition
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG_FILE, SUMMARY_FILE, LOCK_FILE = "config.json", "summary.json", "run.lock"
@@ -61,7 +66,7 @@ def saved_command(directory: Path) -> tuple[RunCommand, list[str]]:
     """
     path = directory / CONFIG_FILE
     if not path.is_file():
-        raise ConfigError(f"{directory} has no {CONFIG_FILE}: --resume takes the directory of an earlier run")
+        raise ConfigError(f"{directory} has no {CONFIG_FILE}: --resume and --fork take the directory of a run")
     command, not_given = read_config(path)
     learning = dataclasses.replace(command.learning, total_updates=0, total_frames=0)
     command = dataclasses.replace(  # without the flags that hold for one start only
@@ -83,6 +88,21 @@ def read_config(path: Path) -> tuple[RunCommand, list[str]]:
             )
         not_given: list[str] = []
         return _restored(given, default_command(RunCommand, given["agent"]), not_given), not_given
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def environment_of(journal: Path, env: str) -> EnvConfig:
+    """Returns the environment of a journal: as the run that it lies in has configured it, else `env` with defaults.
+
+    Raises: ConfigError when the configuration of that run cannot be read.
+    """
+    path = journal.resolve().parent / CONFIG_FILE
+    if not path.is_file():
+        return EnvConfig(env)
+    try:
+        given = msgspec.json.decode(path.read_bytes(), type=_Saved).command.get("env")
+        return _restored(msgspec.convert(given, dict[str, Any]), EnvConfig(env), [])
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 
@@ -144,6 +164,64 @@ def continued(directory: Path) -> Counters | None:
             raise ConfigError(f"{file} is a directory: remove it, a file of the run belongs there")
     checkpoint = latest_checkpoint(directory)
     return None if checkpoint is None else checkpoint.header.counters
+
+
+def as_fork(command: RunCommand) -> RunCommand:
+    """Returns the configuration of a new run that is forked from the one with this configuration."""
+    replay = command.replay
+    if replay.journal_dir != "off":
+        replay = dataclasses.replace(replay, journal_dir="auto")
+    return dataclasses.replace(command, run_dir="", at=0, replay=replay)
+
+
+def fork_run(source: RunCommand, checkpoint: Checkpoint | None, command: RunCommand) -> None:
+    """Fills the directory of a fork with the experience of another run, and with its checkpoint unless from scratch.
+
+    Args:
+      source: the configuration of the other run, whose lock the caller holds.
+      checkpoint: the other run's; with --at the experience ends where it was made.
+      command: the configuration of the fork.
+    Raises: ConfigError when the experience cannot be taken.
+    """
+    directory, journal = Path(command.run_dir), journal_of(source)
+    log = LogPosition() if checkpoint is None else checkpoint.header.counters.log
+    if journal is not None and journal.is_dir():
+        old_name, name = fork_log(journal, directory / "journal", log if command.at else None)
+        log = msgspec.structs.replace(log, log=name) if log.log == old_name else log
+    elif not source.from_journal:
+        logger.warning("%s keeps no experience: the fork begins without", source.run_dir)
+    if checkpoint is not None and not command.from_scratch:
+        counters = msgspec.structs.replace(checkpoint.header.counters, log=log)
+        header = msgspec.structs.replace(checkpoint.header, counters=counters, run="")  # the learner names the new run
+        save_checkpoint(latest_path(directory), header, checkpoint.tensors)
+
+
+def journal_of(command: RunCommand) -> Path | None:
+    """Returns the directory of a run's journal, None where it keeps none."""
+    if command.from_journal or command.replay.journal_dir == "off":
+        return None
+    return (
+        Path(command.run_dir) / "journal" if command.replay.journal_dir == "auto" else Path(command.replay.journal_dir)
+    )
+
+
+def checkpoint_of(directory: Path, at: int) -> Checkpoint:
+    """Returns a run's checkpoint of an update, the latest for 0.
+
+    Raises: ConfigError when there is none; it names those that there are.
+    """
+    latest = latest_checkpoint(directory)
+    if latest is None:
+        raise ConfigError(f"{directory} has no checkpoint yet: --from-scratch forks its experience alone")
+    if at in (0, latest.header.counters.updates):
+        return latest
+    kept = {load_header(path).counters.updates: path for path in numbered_checkpoints(directory)}
+    if at not in kept:
+        updates = ", ".join(map(str, sorted({*kept, latest.header.counters.updates})))
+        raise ConfigError(
+            f"--at {at}: {directory} has checkpoints of updates {updates} (--keep-checkpoints keeps more)"
+        )
+    return load_checkpoint(kept[at])
 
 
 def set_aside(directory: Path) -> Path:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,9 +21,8 @@ from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.replay.journal import (
     SNAPSHOT_FILE,
     LogIdentity,
-    check_format,
     first_number_of,
-    read_identity,
+    identity_of,
     segment_paths,
 )
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
@@ -79,20 +78,6 @@ def segments(directory: Path) -> Iterator[Segment]:
         follows = True
 
 
-def identity_of(directory: Path) -> LogIdentity:
-    """Returns the identity of a directory's log. Without log.json it comes from a file's header and has no lives.
-
-    Raises: ConfigError when the directory is no journal, or has another version.
-    """
-    if (identity := read_identity(directory)) is not None:
-        return identity
-    for header in (segment.found.header for segment in segments(directory)):
-        if header is not None:
-            check_format(header.format, directory)
-            return LogIdentity(FORMAT, header.log, (), header.spec)
-    raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
-
-
 def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None, str]:
     """Returns the snapshot of the tables and an empty string, or None and its fault (empty when there is no file)."""
     try:
@@ -113,6 +98,8 @@ def inspect(directory: Directory) -> int:
     identity = identity_of(directory)
     lives = ", ".join(f"{life} from unroll {number}" for life, number in enumerate(identity.lives))
     print(f"log       {identity.log}, format {identity.format}")
+    for ancestor in identity.ancestors:
+        print(f"          forked from {ancestor}")
     spec = identity.spec
     print(f"holds     {spec.env}, {spec.unroll_starts} starts and {spec.overlap_steps} more steps an unroll")
     print(f"          {spec.unroll_bytes} bytes an unroll, {spec.num_priorities} priorities")
@@ -176,10 +163,13 @@ def _damages_of(segment: Segment, identity: LogIdentity) -> Iterator[tuple[int, 
     header, unfinished = segment.found.header, segment.unfinished_bytes
     for damage in segment.found.damages[: -1 if unfinished else None]:
         yield damage.offset, f"{damage.num_bytes} bytes are no record"
-    expected = FORMAT, identity.log, first_number_of(segment.path), identity.spec
+    expected = FORMAT, first_number_of(segment.path), identity.spec
     if header is None and not (segment.is_last and unfinished == len(segment.data)):
         yield 0, "no header can be read"
-    if header is not None and (header.format, header.log, header.first_number, header.spec) != expected:
+    if header is None:
+        return
+    is_of_log = header.log in (identity.log, *identity.ancestors)
+    if not is_of_log or (header.format, header.first_number, header.spec) != expected:
         yield 0, f"{header} is not what log.json and the file's name say"
 
 
@@ -193,14 +183,16 @@ def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> st
     return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
 
 
-def export(directory: Directory, out: Path, numbers: str = ":") -> int:
-    """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages.
+def export(directory: Directory, out: Path, numbers: str = ":", format: Literal["numpy", "minari"] = "numpy") -> int:
+    """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages; or games for Minari.
 
-    Extras are named extra_NAME.
+    Extras are named extra_NAME. A dataset for Minari holds the whole games without their extras, an
+    observation being the newest frame.
 
     Args:
-      out: A file.npz, or a directory that gets one file for each unroll.
+      out: A file.npz, or a directory that gets one file for each unroll; for Minari a directory NAME-vN.
       numbers: The numbers of the unrolls, FIRST:END without END; either may be left out.
+      format: numpy, or minari, for which that package has to be installed.
     """
     first, _, end = numbers.partition(":")
     if ":" not in numbers or not (first + end + "0").isdigit():
@@ -208,6 +200,11 @@ def export(directory: Directory, out: Path, numbers: str = ":") -> int:
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec
     entries = (entry for segment in segments(directory) for entry in segment.found.entries if entry.number in chosen)
+    if format == "minari":
+        from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
+
+        print(write_dataset(entries, spec, out))
+        return 0
     in_one = out.suffix == ".npz"
     num_unrolls = 0
     for group in [list(entries)] if in_one else ([entry] for entry in entries):

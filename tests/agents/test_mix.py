@@ -5,13 +5,15 @@ from fractions import Fraction
 
 import pytest
 
-from apexrl.agents.impala_config import FAMILY, ImpalaUpdate
-from apexrl.agents.mix import Part, batch_sizes, parts_of
+from apexrl.agents.contract import Selection
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
+from apexrl.agents.mix import Part, batch_sizes, parts_of, table_texts
 from apexrl.config import ReplayConfig, RunCommand, TableConfig, tables_of
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, parse, wants_of
 
 LASER = ("queue=1/8", "uniform=7/8")
+THREE = ("queue=1/4", "uniform=1/2", "uniform@300=1/4")
 
 
 def test_a_mix_is_read_as_parts():
@@ -76,26 +78,65 @@ def test_shares_of_unequal_denominators_need_a_multiple_of_all():
         batch_sizes(parts, 16)
 
 
-def tables(*mix):
-    update = ImpalaUpdate(mix=mix)
-    config = ReplayConfig(100_000, 2_000, 4.0, tables=FAMILY.tables(update))
-    return tables_of(config, unroll_starts=20)
+def test_the_queue_sets_the_pace_and_capacities_reach_the_tables():
+    assert tables(ImpalaUpdate(mix=THREE)) == ("queue=fifo", "uniform=uniform:0", "uniform@300=uniform:0::300")
+    served = tables_of(ReplayConfig(min_size_to_sample=2000, tables=tables(ImpalaUpdate(mix=THREE))), 20)
+    assert served == {
+        "queue": TableConfig("fifo", 1.0, 1),
+        "uniform": TableConfig("uniform", 0.0, 100),
+        "uniform@300": TableConfig("uniform", 0.0, 100, 300),
+    }
 
 
-def test_the_queue_sets_the_pace_and_nobody_waits_for_replay_beside_it():
-    assert tables("queue=1") == {"queue": TableConfig("fifo", 1.0, 1)}
-    assert tables(*LASER) == {"queue": TableConfig("fifo", 1.0, 1), "uniform": TableConfig("uniform", 0.0, 28)}
-    assert tables("uniform=1") == {"uniform": TableConfig("uniform", 4.0, 100)}
+def test_without_a_queue_each_table_keeps_the_pace():
+    assert table_texts(parts_of(("uniform=1/2", "uniform@300=1/2"))) == ("uniform=uniform", "uniform@300=uniform:::300")
+    served = tables_of(ReplayConfig(samples_per_insert=3.0, tables=tables(ImpalaUpdate(mix=("uniform=1",)))), 20)
+    assert served["uniform"].samples_per_insert == 3.0
 
 
 def test_the_learner_wants_what_the_replay_serves():
     flags = ["--agent", "impala", "--preset", "small", "--mix", *LASER, "--batch-size", "16"]
     command = parse(RunCommand, flags)
     assert {want.table: want.batch_size for want in wants_of(command)} == {"queue": 2, "uniform": 14}
-    assert explicit_replay(command).tables == ("queue=fifo", "uniform=uniform:0:14")
+    assert explicit_replay(command).tables == ("queue=fifo", "uniform=uniform:0")
     with pytest.raises(ConfigError, match="needs a table named uniform"):
         parse(RunCommand, [*flags, "--tables", "queue=fifo"])
     with pytest.raises(ConfigError, match="--batch-size 12 cannot be divided"):
         parse(RunCommand, [*flags, "--batch-size", "12"])
     with pytest.raises(ConfigError, match=r"--rho-bar 0\.5 is below --c-bar 1:"):
         parse(RunCommand, [*flags, "--rho-bar", "0.5"])
+
+
+def test_a_batch_has_to_fit_the_capacity_that_it_is_drawn_from():
+    flags = ["--agent", "impala", "--batch-size", "16", "--mix", "queue=1/2"]
+    parse(RunCommand, [*flags, "uniform@8=1/2"])
+    with pytest.raises(ConfigError, match=r"uniform@7 holds 7 unrolls, and --agent impala draws 8 different ones"):
+        parse(RunCommand, [*flags, "uniform@7=1/2"])
+    with pytest.raises(ConfigError, match=r"uniform holds 7 unrolls"):
+        parse(RunCommand, [*flags, "uniform=1/2", "--capacity", "140", "--min-size-to-sample", "20"])
+
+
+def test_a_selection_asks_for_candidates_and_keeps_its_share():
+    update = ImpalaUpdate(mix=("queue=1/4", "elite-3@300=1/2", "attentive=1/4"), batch_size=8, candidates=3,
+                          distance="cosine", anneal_updates=9)  # fmt: skip
+    queue, elite, attentive = wants(ImpalaAlgorithm(), update)
+    assert (queue.batch_size, queue.num_rows, queue.selection) == (2, 2, None)
+    assert (elite.table, elite.batch_size, elite.num_rows) == ("elite-3@300", 12, 4)
+    assert elite.selection == Selection("elite-3", 4, "cosine", 9, "queue")
+    assert (attentive.batch_size, attentive.selection) == (6, Selection("attentive", 2, "cosine", 9, "queue"))
+    assert tables(update) == ("queue=fifo", "elite-3@300=uniform:0::300", "attentive=uniform:0")
+
+
+@pytest.mark.parametrize(
+    ("mix", "distance"), [(("queue=1/2", "attentive=1/2"), "kl"), (("uniform=1/2", "attentive=1/2"), "l2")]
+)
+def test_attentive_replay_needs_features_and_a_queue(mix, distance):
+    with pytest.raises(ConfigError, match=r"--mix attentive: it compares features with a queue's: add one, and"):
+        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=mix, distance=distance))
+
+
+def test_candidates_have_to_fit_the_capacity():
+    flags = ["--agent", "impala", "--batch-size", "16", "--mix", "queue=1/2", "elite-1@32=1/2"]
+    parse(RunCommand, flags)
+    with pytest.raises(ConfigError, match=r"elite-1@32 holds 32 unrolls, and --agent impala draws 40 different ones"):
+        parse(RunCommand, [*flags, "--candidates", "5"])

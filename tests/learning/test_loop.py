@@ -30,6 +30,7 @@ class Replica:
         self.stop, self.left, self.sent, self.waits_for, self.counted = stop, num_batches, [], "", LogPosition()
         self.params_versions: list[int] = []
         self.num_undecodable = 0
+        self.selection_metrics: dict[str, float] = {}
 
     def drain_episodes(self):
         return []

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from apexrl.learning import metrics
-from apexrl.learning.metrics import UpdateMetrics, VersionLags
+from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags
 
 
 @pytest.fixture
@@ -103,3 +103,25 @@ def test_metrics_without_probabilities_are_not_kept(clock):
     found.add({"loss": 1.0})
     found.add({"loss": 2.0})
     assert found.values() == {"loss": 2.0} and not found._recent
+
+
+def test_rejected_shares_are_means_by_age_of_replayed_rows():
+    rejected, rng, slow = RejectedShares({"queue"}), np.random.default_rng(0), []
+    for version in range(0, 20_000, 1000):
+        acted = {table: rng.integers(-1, version + 5, 6) for table in ("queue", "uniform", "elite-1", "other")}
+        shares = {table: rng.random(6).astype(np.float32) for table in acted}
+        rejected.add(version, acted, {t: {"rejected_share": s} if t != "other" else {} for t, s in shares.items()})
+        for table in ("uniform", "elite-1"):
+            slow += [
+                (max(version - one, 0), share)
+                for one, share in zip(acted[table], shares[table], strict=True)
+                if one >= 0
+            ]
+    expected = {}
+    for low, high in ((0, 10), (10, 100), (100, 1000), (1000, 10_000), (10_000, 10**9)):
+        inside = [share for age, share in slow if low <= age < high]
+        if inside:
+            expected[f"learner/rejected_share_by_age/from_{low}"] = pytest.approx(np.mean(inside), rel=1e-5)
+    assert len(expected) >= 4
+    assert rejected.report() == expected
+    assert rejected.report() == {}, "each row is reported once"

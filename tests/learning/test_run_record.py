@@ -7,7 +7,7 @@ import torch
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.errors import ApexError, ConfigError, WireError
-from apexrl.learning.run_record import CURVE_FILE, RunRecord, latest_checkpoint
+from apexrl.learning.run_record import CURVE_FILE, RunRecord, latest_checkpoint, numbered_checkpoints
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
@@ -169,3 +169,19 @@ def test_a_status_that_cannot_be_replaced_stops_nothing(tmp_path, record):
     (tmp_path / "status.json").mkdir()
     record.report({"a": 1.0}, {}, "")
     assert record._disk.num_faults == 1
+
+
+def test_the_newest_checkpoints_are_kept_under_their_updates(tmp_path, spec, agent):
+    record = RunRecord(tmp_path, identity_of(spec), keep_checkpoints=2)
+    for updates in (8, 9, 9, 10, 100):
+        record.count(updates, 16, LogPosition("log", updates, 0), 0)
+        assert record.checkpoint(agent)
+    kept = [load_checkpoint(path).header.counters for path in numbered_checkpoints(tmp_path)]
+    assert [(counters.updates, counters.log.next_number) for counters in kept] == [(10, 10), (100, 100)]
+    assert latest_checkpoint(tmp_path).header.counters == kept[-1]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+
+
+def test_no_other_checkpoint_is_kept_unless_asked_for(tmp_path, agent, record):
+    record.checkpoint(agent)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [LATEST]

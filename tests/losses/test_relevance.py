@@ -6,7 +6,16 @@ import torch
 
 from apexrl.losses.categorical import action_log_probs, entropy, kl_divergence
 from apexrl.losses.policy_gradient import policy_gradient_loss, reduce_loss, value_loss
-from apexrl.losses.relevance import accepted_states, behavior_relevance, effective_sample_size, implied_policy
+from apexrl.losses.relevance import (
+    accepted_states,
+    behavior_relevance,
+    effective_sample_size,
+    feature_distances,
+    implied_policy,
+    random_projection,
+    unroll_divergence,
+    unroll_features,
+)
 from apexrl.losses.vtrace import vtrace
 from tests.losses.unrolls import random_unrolls
 
@@ -133,3 +142,58 @@ def bandit(baseline, updates=600, rate=2.0):
 def test_off_policy_v_trace_needs_a_baseline(baseline, expected):
     """Proposition 2 of arXiv:1909.11583 leaves the baseline out: then mu, which rarely tries the best, misleads."""
     assert bandit(baseline) == pytest.approx(expected, abs=0.005)
+
+
+def test_the_divergence_of_an_unroll_is_the_sum_over_its_steps():
+    behavior, target = random_logits(0), random_logits(1)
+    mask = torch.from_numpy(np.random.default_rng(2).random(SHAPE[:2]) < 0.6)
+    mask[:, 0] = False
+    found = unroll_divergence(behavior, target, mask)
+    for b in range(SHAPE[1]):
+        total = 0.0
+        for t in range(SHAPE[0]):
+            mu, pi = probabilities(behavior[t, b].tolist()), probabilities(target[t, b].tolist())
+            total += sum(p * math.log(p / m) for p, m in zip(pi, mu, strict=True)) * bool(mask[t, b])
+        assert float(found[b]) == pytest.approx(total)
+    assert found[0] == 0
+    excluded = behavior.masked_fill(~mask.unsqueeze(-1), -torch.inf)  # what is masked may be anything
+    torch.testing.assert_close(unroll_divergence(excluded, target, mask), found)
+
+
+def test_features_of_an_unroll_are_means_of_normalised_steps():
+    features = torch.from_numpy(np.random.default_rng(0).normal(3, 2, (6, 4, 50))).float()
+    mask = torch.from_numpy(np.random.default_rng(1).random((6, 4)) < 0.6)
+    mask[:, 0], features[~mask] = False, torch.nan
+    found = unroll_features(features, mask, torch.eye(50))
+    for b in range(4):
+        steps = [features[t, b].tolist() for t in range(6) if mask[t, b]]
+        normalised = []
+        for step in steps:
+            mean = sum(step) / 50
+            deviation = math.sqrt(sum((x - mean) ** 2 for x in step) / 50 + 1e-5)
+            normalised.append([(x - mean) / deviation for x in step])
+        expected = [sum(column) / len(steps) for column in zip(*normalised, strict=True)] or [0.0] * 50
+        assert found[b].tolist() == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(unroll_features(100 * features, mask, torch.eye(50)), found, atol=1e-4, rtol=1e-4)
+
+
+def test_the_random_projection_is_always_the_same_and_keeps_distances_on_average():
+    projection = random_projection(400)
+    assert projection.shape == (400, 32) and torch.equal(projection, random_projection(400))
+    vectors = torch.from_numpy(np.random.default_rng(0).normal(size=(2000, 400))).float()
+    ratios = (vectors @ projection).norm(dim=1) / vectors.norm(dim=1)
+    assert float((ratios**2).mean()) == pytest.approx(1, abs=0.1)
+
+
+def test_feature_distances_are_distances():
+    features, others = (torch.from_numpy(np.random.default_rng(s).normal(size=(7, 5))) for s in (0, 1))
+    for measure in ("l2", "cosine"):
+        assert feature_distances(features, features, measure) == pytest.approx(np.zeros(7), abs=1e-6)
+        found = feature_distances(features, others, measure)
+        assert (found > 0).all()
+        torch.testing.assert_close(feature_distances(features, others[0], measure)[0], found[0])
+    # A similarity turned round: the opposite is farthest.
+    assert feature_distances(features, -features, "cosine") == pytest.approx(np.full(7, 2.0))
+    assert feature_distances(features, 3 * features, "cosine") == pytest.approx(np.zeros(7), abs=1e-6)
+    assert feature_distances(torch.zeros(2, 5), torch.zeros(5), "cosine").isfinite().all()
+    assert float(feature_distances(torch.tensor([[3.0, 4.0]]), torch.zeros(2), "l2")) == 5

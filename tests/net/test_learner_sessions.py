@@ -177,6 +177,16 @@ def test_an_unknown_table_is_refused_with_the_names_of_those_there_are(peers):
     assert "no table other" in refused.reason and "transitions" in refused.reason
 
 
+def test_a_batch_that_a_table_can_never_give_is_refused_with_the_reason(spec):
+    peers = Peers(spec, tables=("recent=uniform:0:1:3",))
+    peers.hello(b"a")
+    peers.subscribe(b"l", tables=("recent",), batch_size=4)
+    (refused,) = peers.heard(b"l")
+    assert refused.reason == "table recent holds 3 unrolls, too few for a batch of 4 different ones"
+    peers.subscribe(b"l", tables=("recent",), batch_size=3)
+    assert only(peers.heard(b"l"), wire.Subscribed)
+
+
 def test_unrolls_are_fetched_by_number(peers, spec):
     peers.hello(b"a")
     peers.store(b"a", 0)

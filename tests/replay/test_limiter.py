@@ -20,6 +20,32 @@ def test_the_error_stays_in_its_band():
     assert limiter.samples_per_insert_so_far() == pytest.approx(4.0, rel=0.01)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_queue_waits_for_its_start_once_and_then_gives_all_that_is_there(seed):
+    rng = np.random.default_rng(seed)
+    batch_size, min_size = int(rng.integers(1, 20)), int(rng.integers(1, 100))
+    limiter = Limiter(1.0, min_size, slack=2.0 * batch_size, is_queue=True)
+    while limiter.inserted < min_size:
+        assert limiter.may_insert() and not limiter.may_sample(1)
+        limiter.inserted += 1
+    most = max(min_size, limiter.slack + 1)
+    for _ in range(2000):
+        size = int(rng.integers(1, batch_size + 1))
+        held = limiter.inserted - limiter.sampled
+        assert limiter.error == held and limiter.may_insert() == (held <= limiter.slack)
+        if rng.random() < 0.5 and limiter.may_insert():
+            limiter.inserted += 1
+        elif held >= size:  # what a fifo can give
+            assert limiter.may_sample(size)
+            limiter.sampled += size
+        assert 0 <= limiter.error <= most
+        most = max(limiter.error, limiter.slack + 1)  # what the start left behind never comes back
+    while limiter.inserted > limiter.sampled:  # no backlog stays
+        assert limiter.may_sample(1)
+        limiter.sampled += 1
+    assert limiter.may_insert()
+
+
 @pytest.mark.parametrize("numbers", [(-1.0, 1, 1.0), (1.0, 0, 1.0), (1.0, 1, 0.0)])
 def test_numbers_that_cannot_work_are_refused(numbers):
     with pytest.raises(ValueError, match="needed"):

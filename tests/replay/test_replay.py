@@ -109,10 +109,72 @@ def test_each_table_has_its_own_limiter(spec):
     assert replay.why_no_sample("a", 1) == "min_size" and replay.why_no_sample("b", 1) == ""
     insert(replay, count=2)
     replay.set_batch_sizes({"a": 2})
-    assert (replay.tables["a"].limiter.slack, replay.tables["b"].limiter.slack) == (8.0, 4.0)
-    assert replay.tables["a"].limiter.error == 2
+    assert (replay.tables["a"].limiter.slack, replay.tables["b"].limiter.slack) == (8.0, 2.0)
+    assert (replay.tables["a"].limiter.error, replay.tables["b"].limiter.error) == (2, 4)
     assert replay.sample("a", 2).keys.max() < 4
     assert (replay.tables["a"].limiter.sampled, replay.tables["b"].limiter.sampled) == (2, 0)
+
+
+def test_a_uniform_table_begins_with_a_whole_batch(spec):
+    replay = make_replay(spec, tables=("a=uniform:64:1",))
+    replay.set_batch_sizes({"a": 5})
+    for held in range(5):
+        assert replay.why_no_sample("a", 5) == "min_size" and replay.why_no_insert() == "", held
+        insert(replay)
+    assert replay.why_no_sample("a", 5) == ""
+    assert replay.tables["a"].limiter.error == 0  # nothing was due before
+
+
+def test_a_learner_of_two_tables_never_waits_for_actors_that_wait_for_it(spec):
+    replay = make_replay(spec, tables=("queue=fifo", "old=uniform:0:10"))
+    replay.set_batch_sizes({"queue": 2, "old": 3})
+    for held in range(10):
+        assert replay.why_no_sample("old", 3) == "min_size" and replay.why_no_insert() == "", held
+        insert(replay)
+    assert replay.why_no_sample("old", 3) == "" and replay.tables["queue"].limiter.error == 10
+    assert replay.why_no_insert() == "learner"  # both can be sampled: now the band holds again
+    for _ in range(3):
+        assert (replay.sample("queue", 2).keys.max(), len(set(replay.sample("old", 3).keys))) < (6, 4)
+    assert replay.why_no_insert() == ""
+
+
+def test_a_reader_that_waits_for_its_own_start_does_not_widen_the_band_of_others(spec):
+    replay = make_replay(spec, tables=("queue=fifo", "old=uniform:0:10"))
+    replay.set_batch_sizes({"queue": 2}, {"old": 3})
+    insert(replay, count=5)
+    assert replay.why_no_insert() == "learner"
+    replay.set_batch_sizes({"queue": 2}, {"queue": 1, "old": 3})
+    assert replay.why_no_insert() == "learner"
+    replay.set_batch_sizes({"queue": 2, "old": 3}, {"queue": 1, "old": 3})
+    assert replay.why_no_insert() == ""
+
+
+def test_a_table_that_has_no_batch_to_give_holds_nobody_up(spec):
+    replay = make_replay(spec, samples_per_insert=8.0)
+    insert(replay, count=10)
+    assert replay.why_no_insert() == "learner"
+    replay.tables[TABLE].update_priorities(np.arange(80), np.zeros(80))
+    assert replay.why_no_insert() == ""
+
+
+def test_a_queue_whose_unrolls_were_missed_holds_nobody_up(spec):
+    replay = make_replay(spec, tables=("queue=fifo", "any=uniform:0:1"), eviction_period_batches=1)
+    replay.set_batch_sizes({"queue": 12})
+    insert(replay, count=18)
+    replay.sample("any", 1)
+    assert (replay.tables["queue"].num_missed, len(replay.log)) == (8, 10)
+    replay.tables["queue"].limiter.inserted += 20  # as if many more had been missed
+    assert replay.why_no_sample("queue", 12) == "actors" and replay.why_no_insert() == ""
+
+
+@pytest.mark.parametrize(("table", "size", "held"), [("a", 4, 3), ("b", 11, 10), ("c", 11, 10)])
+def test_a_batch_that_a_uniform_table_can_never_give_is_named(spec, table, size, held):
+    replay = make_replay(spec, tables=("a=uniform:0:1:3", "b=uniform:0:1", "c=uniform:0:1:500", "d=fifo"))
+    assert (
+        replay.why_never(table, size)
+        == f"table {table} holds {held} unrolls, too few for a batch of {size} different ones"
+    )
+    assert replay.why_never(table, held) == replay.why_never("d", size) == ""
 
 
 def test_eviction_never_takes_what_is_about_to_be_drawn(spec):

@@ -29,9 +29,10 @@ CONFIG = ReplayConfig(
     min_size_to_sample=1,
     samples_per_insert=0.0,
     eviction_period_batches=PERIOD,
-    tables=("transitions=priority", "unrolls=uniform:0:1", "queue=fifo:0:1"),
+    tables=("transitions=priority", "unrolls=uniform:0:1", "recent=uniform:0:1:3", "queue=fifo:0:1"),
 )
-SOFT, RING = 4, 12
+SOFT, RING, RECENT = 4, 12, 3
+TABLES = ("transitions", "unrolls", "recent", "queue")
 
 
 class Sent(NamedTuple):
@@ -53,7 +54,7 @@ class SlowReplay:
         self.exponent = exponent
         self.p = num_priorities
         self.first = self.end = self.num_batches = 0
-        self.inserted = {"transitions": 0, "unrolls": 0, "queue": 0}
+        self.inserted = dict.fromkeys(TABLES, 0)
         self.sampled = dict(self.inserted)
         self.sent = {}  # by number
         self.powers = {}  # by key of the priority table
@@ -68,9 +69,11 @@ class SlowReplay:
                 self.evict()
             self.hold(self.end, sent)
             self.end += 1
-            self.inserted["transitions"] += sent.items
-            self.inserted["unrolls"] += 1
-            self.inserted["queue"] += 1
+            self.count([sent])
+
+    def count(self, unrolls):
+        for table in TABLES:
+            self.inserted[table] += sum(sent.items if table == "transitions" else 1 for sent in unrolls)
 
     def hold(self, number, sent):
         self.sent[number] = sent
@@ -94,7 +97,13 @@ class SlowReplay:
             return False
         if table == "queue":
             return len(self.undrawn()) >= batch_size
-        return any(power > 0 for power in self.powers.values()) if table == "transitions" else self.end > self.first
+        if table == "transitions":
+            return any(power > 0 for power in self.powers.values())
+        return len(self.held(table)) >= batch_size
+
+    def held(self, table):
+        """The numbers in a uniform table."""
+        return range(max(self.first, self.end - RECENT) if table == "recent" else self.first, self.end)
 
     def undrawn(self):
         return [number for number in range(self.first, self.end) if number not in self.drawn]
@@ -104,9 +113,10 @@ class SlowReplay:
         keys, probabilities = sample.keys.tolist(), sample.probabilities
         if table == "queue":
             return keys == self.undrawn()[: len(keys)] and (probabilities == 1).all()
-        if table == "unrolls":
-            held = range(self.first, self.end)
-            return set(keys) <= set(held) and np.allclose(probabilities, 1 / max(len(held), 1))
+        if table != "transitions":
+            held = self.held(table)
+            is_distinct = len(set(keys)) == len(keys)
+            return is_distinct and set(keys) <= set(held) and np.allclose(probabilities, 1 / len(held))
         total = sum(self.powers.values())
         size = sum(self.sent[n].items for n in range(self.first, self.end))
         if total == 0 or not all(self.powers.get(key, 0) > 0 for key in keys):
@@ -139,7 +149,7 @@ class SlowReplay:
         for number in held:
             self.hold(number, self.sent[number])
         if snapshot is None:
-            self.inserted = {"transitions": 0, "unrolls": 0, "queue": 0}
+            self.inserted = dict.fromkeys(TABLES, 0)
             self.sampled, self.drawn, since = dict(self.inserted), set(), held
         else:
             first, end, powers, inserted, sampled, drawn = snapshot
@@ -148,9 +158,7 @@ class SlowReplay:
                 if first * self.p <= key < end * self.p and self.powers[key] > 0:
                     self.powers[key] = self.power(powers[key] ** (1 / old))
             since = range(max(end, self.first), self.end)
-        self.inserted["transitions"] += sum(self.sent[n].items for n in since)
-        self.inserted["unrolls"] += len(since)
-        self.inserted["queue"] += len(since)
+        self.count([self.sent[n] for n in since])
 
 
 def entry_of(number, sent):

@@ -6,9 +6,9 @@ from apexrl.replay.table import PriorityTable, importance_weights, make_table
 from apexrl.types import StreamSpec
 
 
-def make(kind="priority", ring=4, starts=2, exponents=(1.0, 0.4), seed=0):
+def make(kind="priority", ring=4, starts=2, exponents=(1.0, 0.4), seed=0, capacity=0):
     spec = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1, unroll_starts=starts, overlap_steps=2)
-    return make_table(TableConfig(kind, 0.0, 1), ring, spec, exponents, seed)
+    return make_table(TableConfig(kind, 0.0, 1, capacity), ring, spec, exponents, seed)
 
 
 def give(table, first, priorities):
@@ -81,25 +81,31 @@ def test_weights_are_equal_when_probabilities_are():
     assert importance_weights(np.full(5, 0.01), 100, 0.4).tolist() == [1] * 5
 
 
-def test_a_uniform_table_draws_each_unroll_held_as_often():
-    table = make("uniform", ring=20)
+@pytest.mark.parametrize(("capacity", "oldest"), [(0, 10), (20, 10), (8, 17)])
+def test_a_uniform_table_draws_each_unroll_held_as_often_and_none_twice_in_a_batch(capacity, oldest):
+    table = make("uniform", ring=20, capacity=capacity)
     assert not table.can_sample(1)
     insert(table, 0, 20)
     for number in range(10):
         table.evict(number)
     insert(table, 20, 5)
-    samples = [table.sample(50) for _ in range(400)]
-    counts = np.bincount(np.concatenate([s.keys for s in samples]), minlength=25)
-    assert not counts[:10].any()
-    assert counts[10:] / counts.sum() == pytest.approx(np.full(15, 1 / 15), abs=0.006)
-    assert (samples[0].probabilities == 1 / 15).all() and (samples[0].weights == 1).all()
+    held = 25 - oldest
+    assert table.can_sample(held) and not table.can_sample(held + 1)
+    samples = [table.sample(5) for _ in range(4000)]
+    assert all(len(set(sample.keys)) == 5 for sample in samples)
+    for drawn in (np.concatenate([s.keys for s in samples]), np.array([s.keys[0] for s in samples])):  # first: as fair
+        counts = np.bincount(drawn, minlength=25)
+        assert not counts[:oldest].any()
+        assert counts[oldest:] / counts.sum() == pytest.approx(np.full(held, 1 / held), abs=0.02)
+    assert (samples[0].probabilities == 1 / held).all() and (samples[0].weights == 1).all()
     assert (table.limiter.inserted, table.limiter.sampled) == (25, 20_000)
+    assert sorted(table.sample(held).keys) == list(range(oldest, 25))
 
 
 def test_a_uniform_table_repeats_with_its_seed():
     tables = [make("uniform", seed=seed) for seed in (1, 1, 2)]
     for table in tables:
-        insert(table, 0, 4)
+        insert(table, 0, 90)
     same, again, other = (table.sample(50).keys.tolist() for table in tables)
     assert same == again != other
 
@@ -219,14 +225,15 @@ def test_a_fifo_table_counts_as_missed_only_what_it_held():
 
 
 def test_a_uniform_table_is_restored_with_its_totals():
-    old = make("uniform", ring=10)
+    old = make("uniform", ring=10, capacity=3)
     insert(old, 0, 6)
-    old.sample(9)
-    new = make("uniform", ring=10)
+    for _ in range(3):
+        assert set(old.sample(3).keys) == {3, 4, 5}
+    new = make("uniform", ring=10, capacity=3)
     insert(new, 3, 5)
     new.restore(old.state(), 0, 6)
     assert (new.limiter.inserted, new.limiter.sampled) == (8, 9)
-    assert set(new.sample(200).keys) == {3, 4, 5, 6, 7}
+    assert set(new.sample(3).keys) == {5, 6, 7}
 
 
 def test_the_kinds_are_made_by_name():
@@ -259,10 +266,11 @@ def test_a_uniform_table_knows_the_probability_beside_missing_unrolls():
     insert(table, 0, 2)
     table.skip(6)
     insert(table, 6, 2)
-    assert (table.sample(8).probabilities == 1 / 4).all()
+    assert (table.sample(4).probabilities == 1 / 4).all()
     for number in range(4):
         table.evict(number)
-    assert (table.sample(8).probabilities == 1 / 2).all()
+    assert (table.sample(2).probabilities == 1 / 2).all()
+    assert not table.can_sample(3)
 
 
 class CountedGenerator:
@@ -283,8 +291,39 @@ def test_a_uniform_table_of_which_nearly_all_is_missing_draws_at_once():
     table.skip(5000)
     insert(table, 5000, 1)
     table._rng = CountedGenerator()
-    assert set(table.sample(64).keys) == {0, 5000}
+    assert set(table.sample(2).keys) == {0, 5000}
     assert table._rng.num_calls == 1
+
+
+@pytest.mark.parametrize("kind", ["uniform", "fifo"])
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_by_rank_are_those_of_a_scan(kind, seed):
+    rng = np.random.default_rng(seed)
+    table, held = make(kind, ring=1000, capacity=int(rng.integers(1, 40)) if kind == "uniform" else 0), []
+    end, first = int(rng.integers(0, 50)), 0
+    table.skip(end)
+    for _ in range(60):
+        match rng.integers(3):
+            case 0:
+                insert(table, end, 3)
+                held += range(end, end + 3)
+                end += 3
+            case 1:
+                end += int(rng.integers(1, 5))
+                table.skip(end)
+            case 2 if table._first_number < end:
+                first = table._first_number
+                table.evict(first)
+                held = [number for number in held if number > first]
+        drawable = [n for n in held if kind == "fifo" or not table._capacity or n >= end - table._capacity]
+        assert table._size_from(table._oldest()) == len(drawable)
+        assert table._numbers_from(table._oldest(), np.arange(len(drawable))).tolist() == drawable
+
+
+def test_a_draw_from_a_long_log_looks_at_few_of_its_numbers(monkeypatch):
+    table = make("uniform", ring=10)
+    table._end_number = 10**12  # an array of as many numbers would not fit
+    assert len(set(table.sample(64).keys)) == 64
 
 
 def test_a_fifo_table_does_not_miss_what_was_never_there():

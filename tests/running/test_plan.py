@@ -4,13 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from apexrl.config import EnvConfig, LearnerCommand, RunCommand
+from apexrl.config import EnvConfig, LearnerCommand, OfflineCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, parse, parse_onto, to_flags, wants_of, with_preset
 from apexrl.learning.unroll_store import UnrollStore
+from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.launch import roles_of
-from apexrl.running.plan import SMOKE_SECONDS, Machine, describe, largest_capacity, make_plan
+from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, describe, largest_capacity, make_plan
+from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.types import StreamSpec
 
 SPEC = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, overlap_steps=3)
@@ -86,6 +88,30 @@ def test_a_new_network_on_earlier_experience_may_be_another_one():
     assert plan_again(["--learning-rate", "0.1"]).update.learning_rate == 0.1
 
 
+def fork_of(before, flags):
+    arguments = ["--fork", "runs/earlier", *flags]
+    asked = parse_onto(default_command(RunCommand, before.agent), arguments)
+    return make_plan(asked, as_fork(before), arguments).command
+
+
+@pytest.mark.parametrize(
+    "flags", [["--n-steps", "5"], ["--hidden-size", "64"], ["--env", "CartPole-v1"], ["--journal-dir", "/elsewhere"]]
+)
+def test_a_fork_keeps_what_the_experience_and_the_network_need(flags):
+    with pytest.raises(ConfigError, match=f"a run that is forked cannot change {flags[0]}:"):
+        fork_of(saved(), flags)
+
+
+def test_a_fork_has_a_directory_and_a_journal_of_its_own():
+    before = dataclasses.replace(saved(), replay=ReplayConfig(journal_dir="/elsewhere"), fork="runs/first", at=7)
+    command = fork_of(before, ["--learning-rate", "0.1"])
+    assert command.run_dir.startswith("runs/Catch-v0-") and command.replay.journal_dir == "auto"
+    assert (command.fork, command.at, command.update.learning_rate) == ("runs/earlier", 0, 0.1)
+    in_memory = dataclasses.replace(before, replay=ReplayConfig(journal_dir="off"))
+    assert fork_of(in_memory, ["--run-dir", "runs/x"]).replay.journal_dir == "off"
+    assert fork_of(before, ["--from-scratch", "--hidden-size", "64"]).network.hidden_size == 64
+
+
 def plan(*flags):
     arguments = ["--agent", OWN, "--env", "Catch-v0", *flags]
     return make_plan(parse_onto(default_command(RunCommand, OWN), arguments), None, arguments)
@@ -142,3 +168,75 @@ def test_each_role_gets_its_part_of_a_run():
     assert (evaluator.evaluation.record_dir, evaluator.evaluate) == ("runs/x/videos", True)
     assert (evaluator.device, roles["actors"][1].device) == ("cpu", "cuda")
     assert "evaluator" not in roles_of(dataclasses.replace(command, evaluator=False))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--fork", "a", "--resume", "b"], "--resume and --fork begin differently"),
+        (["--from-journal", "a", "--fork", "b"], "--fork and --from-journal begin differently"),
+        (["--at", "3"], "--at says where --fork DIR begins"),
+        (["--smoke", "--fork", "a"], "leave out --fork --no-evaluator"),
+        (["--from-scratch"], "give its --resume DIR or --fork DIR"),
+        (["--from-journal", "a", "--num-workers", "3", "--capacity", "9"], "leave out --num-workers$"),
+        (
+            ["--from-journal", "a", "--total-frames", "3", "--samples-per-insert", "1"],
+            "--samples-per-insert --total",
+        ),
+    ],
+)
+def test_flags_that_say_nothing_together_are_refused(flags, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        check_asked(parse_onto(default_command(RunCommand), flags))
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """The journal of a run on Catch whose unrolls are shorter than ours."""
+    directory = tmp_path / "run" / "journal"
+    directory.mkdir(parents=True)
+    spec = StreamSpec("Catch-v0", (10, 7), "uint8", 1, 3, 1, unroll_starts=20, overlap_steps=0)
+    journal = Journal(directory, new_identity(spec))
+    journal.append(0, [(b"", b"")] * 700)
+    journal.close()
+    return directory
+
+
+def offline(journal, *flags):
+    arguments = ["--from-journal", str(journal), "--env", "Catch-v0", "--run-dir", "runs/x", *flags]
+    return make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments)
+
+
+def test_a_learner_of_a_journal_has_only_an_evaluator_beside_it(journal):
+    made = offline(journal, "--seed", "3")
+    assert made.command.replay.capacity == 700 * 20
+    roles = roles_of(made.command)
+    assert roles.keys() == {"learner", "evaluator"}
+    learner = roles["learner"][1]
+    assert isinstance(learner, OfflineCommand) and parse(OfflineCommand, to_flags(learner)) == learner
+    assert (learner.from_journal, learner.replay.capacity, learner.seed) == (str(journal), 14_000, 3)
+    rows = dict(describe(made))
+    assert rows["sampling"] == "without actors, nobody waits" and rows["journal"].startswith(str(journal))
+    assert offline(journal, "--capacity", "5000").command.replay.capacity == 5000
+
+
+def test_a_journal_of_another_environment_is_refused(journal):
+    with pytest.raises(ConfigError, match=r"does not fit: its env is Catch-v0, not CartPole-v1"):
+        offline(journal, "--env", "CartPole-v1")
+
+
+def test_a_run_without_actors_keeps_its_journal_when_it_is_resumed(journal, tmp_path):
+    before = offline(journal).command
+    with pytest.raises(ConfigError, match="a run that is resumed cannot change --from-journal"):
+        make_plan(before, before, ["--from-journal", str(tmp_path)])
+    assert make_plan(before, before, []).command == before
+
+
+def test_the_environment_of_a_journal_is_that_of_its_run(journal):
+    assert environment_of(journal, "Catch-v0") == EnvConfig("Catch-v0")
+    own = EnvConfig("Catch-v0", clip_rewards="yes", max_episode_frames=77)
+    save_config(dataclasses.replace(default_command(RunCommand, OWN), env=own, run_dir=str(journal.parent)))
+    assert environment_of(journal, "Catch-v0") == own
+    (journal.parent / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not the configuration of a run"):
+        environment_of(journal, "Catch-v0")

@@ -21,6 +21,8 @@ SUMMARY_FIELDS = {
     *("samples_per_insert", "episodes", "evaluation_episodes", "evaluation_mean_return", "roles_restarted"),
 }
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
+MIXED = ("--agent", "impala", "--env", "Catch-v0", "--preset", "small", "--distance", "l2", "--mix", "queue=1/4",
+         "elite-1@500=1/4", "attentive@500=1/4", "uniform@500=1/4")  # fmt: skip
 CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
 MIX, LSTM = ("--mix", "queue=1/4", "uniform=3/4"), ("--lstm", "--lstm-size", "32")
 CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", *MIX, *LSTM)
@@ -151,7 +153,8 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     from apexrl.types import StreamSpec
     from tests.lockstep import identity_of, make_updater
 
-    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4)
+    names = ("noop", "fire", "right", "left", "rightfire", "leftfire")
+    spec = StreamSpec("PongNoFrameskip-v4", (84, 84), "uint8", 4, 6, 4, action_names=names)
     header = CheckpointHeader(*identity_of(spec), Counters())
     save_checkpoint(tmp_path / "c.safetensors", header, make_updater(spec).state_dict())
     arguments = ["--checkpoint", tmp_path / "c.safetensors", "--episodes", "2", "--max-episode-frames", "800"]
@@ -235,10 +238,13 @@ def contents(directory):
 
 
 def test_a_run_has_its_directory_alone_and_is_trained_from_scratch(tmp_path, free_ports):
-    """One run, continued while a second start is tried, then from scratch on its experience."""
+    """One run with a mix of all kinds of replay, continued while a second start is tried, then from scratch."""
     directory, ports, others = tmp_path / "run", free_ports(4), free_ports(4)
-    with launch(tmp_path, ports, "--env", "Catch-v0", "--total-updates", "50") as run:
+    with launch(tmp_path, ports, *MIXED, "--total-updates", "50") as run:
         assert run.popen.wait(300) == 0, run.text()
+    metrics = read_json(directory / "status.json")["metrics"]
+    kept, given = (metrics[f"learner/selection/elite-1@500/distance_{which}"] for which in ("kept", "candidates"))
+    assert kept < given and metrics["learner/selection/attentive@500/uses_kept"] > 0
     summary = read_json(directory / "summary.json")
     before = contents(directory)
     with launch(tmp_path, ports, "--resume", directory, name="again") as run:

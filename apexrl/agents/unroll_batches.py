@@ -1,0 +1,70 @@
+"""Batches of whole unrolls as an actor-critic learner takes them: joined, with their history, with results by row."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from apexrl.agents.contract import Batch, Batches, Distance, UnrollBatch
+from apexrl.agents.mix import Part
+from apexrl.losses.relevance import random_projection, unroll_divergence, unroll_features
+from apexrl.networks.actor_critic import ActorCriticOutput, History
+
+FIRST_EXTRAS = ("last_action", "last_reward", "core_state")  # of an unroll's first observation
+
+
+def joined(batches: Sequence[Batch]) -> UnrollBatch:
+    """Returns several batches of unrolls as one, the rows of the first one first."""
+    unrolls = [batch for batch in batches if isinstance(batch, UnrollBatch)]
+    assert len(unrolls) == len(batches)
+    if len(unrolls) == 1:
+        return unrolls[0]
+    *steps, extras, weights = zip(*unrolls, strict=True)
+    observation, action, reward, discount, start = (torch.cat(tensors, 1) for tensors in steps)
+    together = {name: torch.cat([own[name] for own in extras], 0 if name in FIRST_EXTRAS else 1) for name in extras[0]}
+    return UnrollBatch(observation, action, reward, discount, start, together, torch.cat(weights))
+
+
+def history_of(batch: UnrollBatch) -> History | None:
+    """Returns the past of each observation, for an LSTM; None where the log holds no state of one."""
+    if "core_state" not in batch.extras:
+        return None
+    last_action, last_reward, core_state = (batch.extras[name] for name in FIRST_EXTRAS)
+    actions = torch.cat([last_action.long().unsqueeze(0), batch.action])
+    rewards = torch.cat([last_reward.unsqueeze(0), batch.reward])
+    return History(batch.start, actions, rewards, core_state.float())
+
+
+class RowResults(NamedTuple):
+    """Which results of each unroll the selection and the metrics need."""
+
+    distance: Distance | None  # None: nothing is selected
+    projection: Tensor | None  # [F, n]; None where no features are compared
+
+    def of(self, batches: Batches, parts: Sequence[Part], output: ActorCriticOutput, behavior: Tensor, valid: Tensor,
+           rejected: Tensor | None) -> dict[str, dict[str, Tensor]]:  # fmt: skip
+        """Returns results by table and name of the rows of all parts, in their order.
+
+        Args:
+          output: of the T + 1 observations of the joined batch; behavior: [T, B, A], valid: [T, B].
+          rejected: [T, B] bool; None where there is no trust region.
+        """
+        results = {}
+        if self.projection is not None and output.features is not None:
+            results["feature"] = unroll_features(output.features[:-1].detach(), valid, self.projection)
+        elif self.distance is not None:
+            results["distance"] = unroll_divergence(behavior, output.logits[:-1].detach(), valid)
+        if rejected is not None:
+            results["rejected_share"] = (rejected & valid).sum(dim=0) / valid.sum(dim=0).clamp(min=1)
+        names = [part.name for part in parts]
+        sizes = [len(batches[name].weight) for name in names]
+        split = {key: rows.split(sizes) for key, rows in results.items()}
+        return {name: {key: rows[i] for key, rows in split.items()} for i, name in enumerate(names)} if split else {}
+
+
+def row_results(parts: Sequence[Part], distance: Distance, num_features: int, device: torch.device) -> RowResults:
+    """Returns the results that a mix needs."""
+    if not any(part.rule for part in parts):
+        return RowResults(None, None)
+    return RowResults(distance, None if distance == "kl" else random_projection(num_features).to(device))

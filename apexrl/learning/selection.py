@@ -1,0 +1,168 @@
+"""Attentive and elite replay: a learner keeps the most relevant of the candidates that a table hands out.
+
+The rules are pure functions of uses and distances, in which the first of equal candidates goes first. `Findings` knows
+both of each unroll from the updates that used it. `Selector` puts them together; one thread owns it.
+
+An unroll that was never used has no uses and distance 0, as its actor's own policy has. A learner that restarts forgets
+all findings; an unroll is found anew when it is used.
+
+Source: Sun, Zhou and Li, Attentive Experience Replay, AAAI 2020, for transitions. Elite replay compares an unroll with
+itself instead: the policy that acted, or its features when it was first used.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from apexrl.agents.contract import Selection
+from apexrl.losses.relevance import feature_distances
+
+
+class Kept(NamedTuple):
+    """The candidates of one batch that are kept."""
+
+    positions: np.ndarray  # [b] among the candidates
+    metrics: dict[str, float]
+
+
+def elite(rule: str, num_kept: int, distances: np.ndarray, uses: np.ndarray) -> np.ndarray:
+    """Returns the positions [b] of the candidates [n] that a rule keeps; all of them where there are no more than b.
+
+    elite-1 keeps the smallest distances, elite-3 the least used, and of those the smallest distances. The other two
+    divide the candidates by distance into b groups of about the same size, and keep one of each: elite-2 the smallest
+    distance, elite-4 the least used.
+    """
+    if rule == "elite-3":
+        return np.lexsort((distances, uses))[:num_kept]
+    order = np.argsort(distances, kind="stable")
+    if rule == "elite-1" or len(order) <= num_kept:
+        return order[:num_kept]
+    groups = np.array_split(order, num_kept)
+    if rule == "elite-2":
+        return np.array([group[0] for group in groups])
+    return np.array([group[np.argmin(uses[group])] for group in groups])
+
+
+def num_candidates(num_given: int, num_kept: int, num_updates: int, anneal_updates: int) -> int:
+    """Returns how many of the candidates given count at an update: all at the first, b after `anneal_updates`."""
+    if not anneal_updates:
+        return num_given
+    left = max(1 - num_updates / anneal_updates, 0.0)
+    return num_kept + round(left * (num_given - num_kept))
+
+
+class Findings:
+    """What updates found of the unrolls in a ring of the newest, by unroll number. Older ones are forgotten."""
+
+    def __init__(self, ring_unrolls: int):
+        self._numbers = np.full(ring_unrolls, -1, np.int64)
+        self._uses = np.zeros(ring_unrolls, np.int64)
+        self._distances = np.zeros(ring_unrolls, np.float32)
+        self._first = self._newest = np.zeros((0, 0), np.float32)  # [ring, n] features, where some came
+
+    def add(self, numbers: np.ndarray, rows: Mapping[str, np.ndarray], measure: Literal["l2", "cosine"] = "l2") -> None:
+        """Takes the results of an update for unrolls [M] that the ring held at one time, none of them twice.
+
+        Args:
+          rows: `distance` [M], or `feature` [M, n], whose distance from the first one of its unroll counts then.
+        """
+        numbers, rows = self._current(numbers, rows)
+        positions = numbers % len(self._numbers)
+        new = self._numbers[positions] != numbers
+        self._numbers[positions] = numbers
+        self._uses[positions] = np.where(new, 0, self._uses[positions]) + 1
+        if "distance" in rows:
+            self._distances[positions] = rows["distance"]
+        if "feature" in rows:
+            features = rows["feature"]
+            if not self._first.size:
+                self._first, self._newest = (
+                    np.zeros((len(self._numbers), features.shape[1]), np.float32) for _ in "12"
+                )
+            self._first[positions[new]] = features[new]
+            self._newest[positions] = features
+            self._distances[positions] = distances_of(features, self._first[positions], measure)
+
+    def uses(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the updates [M] that used unrolls."""
+        return np.where(self._is_known(numbers), self._uses[numbers % len(self._numbers)], 0)
+
+    def distances(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the distances [M] of unrolls at their last use."""
+        return np.where(self._is_known(numbers), self._distances[numbers % len(self._numbers)], 0)
+
+    def distances_from(self, query: np.ndarray, numbers: np.ndarray, measure: Literal["l2", "cosine"]) -> np.ndarray:
+        """Returns the distances [M] of unrolls, as they were at their last use, from a feature [n]."""
+        if not self._newest.size:
+            return np.zeros(len(numbers), np.float32)
+        newest = self._newest[numbers % len(self._numbers)]
+        return np.where(self._is_known(numbers), distances_of(newest, query, measure), 0)
+
+    def _is_known(self, numbers: np.ndarray) -> np.ndarray:
+        return self._numbers[numbers % len(self._numbers)] == numbers
+
+    def _current(self, numbers: np.ndarray, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns the results without those whose place a newer unroll has taken."""
+        current = self._numbers[numbers % len(self._numbers)] <= numbers
+        return numbers[current], {name: values[current] for name, values in rows.items()}
+
+
+def distances_of(features: np.ndarray, others: np.ndarray, measure: Literal["l2", "cosine"]) -> np.ndarray:
+    """Returns the distances [M] of features [M, n] from others [M, n] or [n]."""
+    return feature_distances(torch.from_numpy(features), torch.from_numpy(others), measure).numpy()
+
+
+class Selector:
+    """Keeps some candidates of each batch. Owned by one thread.
+
+    A program that learns from `apexrl.net` uses it as our learner does: `keep` what a batch offers, `add` the results.
+    """
+
+    def __init__(self, selections: Mapping[str, Selection], ring_unrolls: int):
+        """Makes a selector without findings.
+
+        Args:
+          selections: by table; all of the same distance.
+          ring_unrolls: unrolls that the server can hold.
+        """
+        self._selections = dict(selections)
+        self._findings = Findings(ring_unrolls)
+        self._queries: dict[str, np.ndarray] = {}  # by table: the mean feature [n] of its newest batch
+
+    def keep(self, table: str, numbers: np.ndarray, num_updates: int) -> Kept:
+        """Returns which of the candidates [n] of a table to learn from."""
+        selection = self._selections[table]
+        fewest = min(selection.num_kept, len(numbers))
+        numbers = numbers[: num_candidates(len(numbers), fewest, num_updates, selection.anneal_updates)]
+        uses, distances = self._findings.uses(numbers), self._distances(selection, numbers)
+        rule = "elite-1" if selection.rule == "attentive" else selection.rule
+        kept = elite(rule, selection.num_kept, distances, uses)
+        metrics = {
+            "candidates": float(len(numbers)),
+            "distance_candidates": float(distances.mean()),
+            "distance_kept": float(distances[kept].mean()),
+            "uses_kept": float(uses[kept].mean()),
+        }
+        return Kept(kept, metrics)
+
+    def add(self, results: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> None:
+        """Takes the numbers [M] of the unrolls of an update, and their results, by table; see `Findings.add`."""
+        measure = self._measure()
+        for table, (numbers, rows) in results.items():
+            self._findings.add(numbers, rows, measure)
+            if "feature" in rows and len(numbers):
+                self._queries[table] = rows["feature"].mean(axis=0)
+
+    def _distances(self, selection: Selection, numbers: np.ndarray) -> np.ndarray:
+        if selection.rule != "attentive":
+            return self._findings.distances(numbers)
+        query = self._queries.get(selection.queue)
+        if query is None:
+            return np.zeros(len(numbers), np.float32)
+        return self._findings.distances_from(query, numbers, self._measure())
+
+    def _measure(self) -> Literal["l2", "cosine"]:
+        measures = {selection.distance for selection in self._selections.values()} - {"kl"}
+        return cast(Literal["l2", "cosine"], next(iter(measures), "l2"))

@@ -1,0 +1,91 @@
+"""A fork of a log: a new log that begins with the unrolls of another one. Files only.
+
+A file of unrolls is never written again once another one follows it, so both logs share it as one file with two names.
+The newest is copied, because the next server may cut an unfinished record off it. Where the file system takes no second
+name, all are copied.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from apexrl.errors import ConfigError, WireError
+from apexrl.files import sync_directory, sync_file, write_durably
+from apexrl.replay.journal import (
+    IDENTITY_FILE,
+    SNAPSHOT_FILE,
+    Lock,
+    LogIdentity,
+    first_number_of,
+    read_identity,
+    segment_paths,
+)
+from apexrl.replay.segment import SegmentHeader, pack, pack_header, scan
+from apexrl.replay.snapshot import load_snapshot, write_snapshot
+from apexrl.types import LogPosition
+
+
+def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tuple[str, str]:
+    """Makes the journal of a new log; returns the names of the old log and of the new one.
+
+    Unrolls keep their numbers, and lives go on. The name is new: nobody takes a replica, a snapshot or a count of one
+    log for one of the other.
+
+    Args:
+      target: a directory that holds no journal.
+      until: end where a learner was. The priorities of that time are not known, so those of the actors are taken.
+    Raises: ConfigError when a server writes the old journal, when log.json does not say which log it is, or when
+      nothing from before `until` is left; OSError when the disk does not take the new one.
+    """
+    with contextlib.closing(Lock(source)):
+        identity = read_identity(source)
+        if identity is None:
+            raise ConfigError(f"{source / IDENTITY_FILE} is missing or damaged: resume that run first, which mends it")
+        forked = msgspec.structs.replace(
+            identity, log=secrets.token_hex(8), ancestors=(*identity.ancestors, identity.log)
+        )
+        target.mkdir(parents=True, exist_ok=True)
+        paths = segment_paths(source)
+        if until is not None:
+            end = until.next_number if until.log == identity.log else 0
+            paths = [path for path in paths if first_number_of(path) < end]
+            if not paths:
+                raise ConfigError(f"{source} holds nothing from before unroll {end} any more: fork a newer checkpoint")
+            _copy_until(paths.pop(), target, end, forked)
+            forked = msgspec.structs.replace(forked, lives=tuple(life for life in forked.lives if life < end))
+        for path in paths:
+            _share(path, target / path.name, may_link=until is not None or path != paths[-1])
+        if until is None:
+            _copy_snapshot(source, target, identity.log, forked.log)
+        write_durably(target / IDENTITY_FILE, msgspec.json.encode(forked))
+        sync_directory(target)
+    return identity.log, forked.log
+
+
+def _share(path: Path, target: Path, may_link: bool) -> None:
+    if may_link:
+        with contextlib.suppress(OSError):  # the other file system, or one without links
+            os.link(path, target)
+            return
+    shutil.copy(path, target)
+    sync_file(target)
+
+
+def _copy_until(path: Path, target: Path, end: int, identity: LogIdentity) -> None:
+    """Copies the readable records before a number."""
+    found = scan(path.read_bytes())
+    header = SegmentHeader(identity.format, identity.log, 0, first_number_of(path), identity.spec)
+    kept = [piece for entry in found.entries if entry.number < end for piece in pack(*entry)]
+    write_durably(target / path.name, b"".join([pack_header(found.header or header), *kept]))
+
+
+def _copy_snapshot(source: Path, target: Path, log: str, name: str) -> None:
+    """Copies the priorities. Those of another log, or that cannot be read, are left: the actors' own count then."""
+    with contextlib.suppress(FileNotFoundError, WireError):
+        snapshot = load_snapshot(source / SNAPSHOT_FILE)
+        if snapshot.log == log:
+            write_snapshot(target / SNAPSHOT_FILE, msgspec.structs.replace(snapshot, log=name))

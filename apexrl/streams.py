@@ -1,0 +1,115 @@
+"""Streams from unrolls: the steps of each environment, joined again, and cut into the unrolls of another spec.
+
+Numpy, single-threaded, without clock or socket. The unrolls of one stream have to come in their order.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from apexrl.types import EnvironmentSpec, StreamSpec, Unroll
+
+Stream = tuple[str, int]  # an actor's name, and the number of one of its streams
+
+
+class SeenSteps:
+    """The number of steps that were seen of each stream, for unrolls of T steps."""
+
+    def __init__(self, unroll_steps: int):
+        self._unroll_steps = unroll_steps
+        self._ends: dict[Stream, int] = {}
+
+    def known(self, stream: Stream, first_step: int) -> int | None:
+        """Takes an unroll; returns how many of its steps were seen before, None where steps before it are missing."""
+        end = first_step + self._unroll_steps
+        seen, self._ends[stream] = self._ends.get(stream, -1), end
+        return seen - first_step if first_step <= seen <= end else None
+
+
+class _Tail:
+    """The steps of one stream that no unroll has begun with yet, as arrays by field."""
+
+    def __init__(self, first_step: int, arrays: dict[str, np.ndarray]):
+        self.first_step = first_step
+        self.arrays = arrays
+
+
+class StreamCutter:
+    """Joins the streams of one log, and cuts them into unrolls of another spec of the same environment.
+
+    The newest steps of a stream wait for those that complete their unroll.
+    """
+
+    def __init__(self, log: StreamSpec, wanted: StreamSpec):
+        """Takes a log's spec and another one, of which `why_not_cut` says nothing."""
+        self._wanted = wanted
+        self._seen = SeenSteps(log.unroll_steps)
+        self._tails: dict[Stream, _Tail] = {}
+        stacked = log.stacked_frames
+        # By field: the entries beyond one a step. Starts are kept for all frames, as `UnrollBuilder` does.
+        self._beyond = {"frame": stacked, "start": stacked, "action": 0, "reward": 0, "discount": 0}
+        self._beyond |= {field.name: int(field.at == "observation") for field in wanted.extras}
+        self._firsts = [field.name for field in wanted.extras if field.at == "first"]
+        self._firsts_dropped = wanted.unroll_starts // log.unroll_starts
+
+    def add(self, stream: Stream, first_step: int, unroll: Unroll) -> Iterator[tuple[int, Unroll]]:
+        """Takes the next unroll of a stream; yields those that it completes, each with the position of its first step.
+
+        All of them have to be taken before the next call.
+        """
+        known, arrays = self._seen.known(stream, first_step), self._arrays_of(unroll)
+        if known is None:
+            tail = self._tails[stream] = _Tail(first_step, arrays)
+        else:
+            tail = self._tails[stream]
+            for name, array in arrays.items():
+                new = array if name in self._firsts else array[known + self._beyond[name] :]
+                tail.arrays[name] = np.concatenate([tail.arrays[name], new])
+        while len(tail.arrays["action"]) >= self._wanted.unroll_steps:
+            yield tail.first_step, self._cut(tail)
+            tail.first_step += self._wanted.unroll_starts
+            for name, array in tail.arrays.items():
+                dropped = self._firsts_dropped if name in self._firsts else self._wanted.unroll_starts
+                tail.arrays[name] = array[dropped:]
+
+    def _arrays_of(self, unroll: Unroll) -> dict[str, np.ndarray]:
+        older = np.zeros(self._wanted.stacked_frames - 1, bool)  # their frames are hidden already
+        starts = np.concatenate([older, unroll.starts])
+        steps = {"action": unroll.actions, "reward": unroll.rewards, "discount": unroll.discounts}
+        extras = {field.name: unroll.extras[field.name] for field in self._wanted.extras}
+        return {"frame": unroll.frames, "start": starts} | steps | extras
+
+    def _cut(self, tail: _Tail) -> Unroll:
+        steps, older = self._wanted.unroll_steps, self._wanted.stacked_frames - 1
+        cut = {name: array[: steps + self._beyond[name]] for name, array in tail.arrays.items()}
+        extras = {field.name: cut[field.name] for field in self._wanted.extras}
+        extras |= {name: tail.arrays[name][:1] for name in self._firsts}
+        frames, starts = cut["frame"].copy(), cut["start"]
+        for j in range(1, older + 1):  # frames of the game before are not seen by a stack of this one
+            if starts[j]:
+                frames[:j] = 0
+        return Unroll(frames, cut["action"], cut["reward"], cut["discount"], starts[older:], extras)
+
+
+def why_not_cut(log: StreamSpec, wanted: StreamSpec) -> str:
+    """Returns the field for which a log's streams cannot be cut into unrolls of another spec, or an empty string.
+
+    A field that only the log has is left out. Other lengths and overlaps are no hindrance.
+    """
+    for name in EnvironmentSpec.__struct_fields__:
+        if getattr(log, name) != getattr(wanted, name):
+            return f"its {name} is {getattr(log, name)}, not {getattr(wanted, name)}"
+    held = {field.name: field for field in log.extras}
+    for field in wanted.extras:
+        needed = f"{field.dtype} {list(field.shape)} at each {field.at}"
+        if field.name not in held:
+            return f"it has no field {field.name} ({needed})"
+        if held[field.name] != field:
+            own = held[field.name]
+            return f"its field {field.name} is {own.dtype} {list(own.shape)} at each {own.at}, not {needed}"
+        if field.at == "first" and wanted.unroll_starts % log.unroll_starts:
+            return (
+                f"it has the field {field.name} at the first of each {log.unroll_starts} steps: "
+                f"--unroll-starts {wanted.unroll_starts} has to be a multiple"
+            )
+    return ""

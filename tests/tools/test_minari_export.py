@@ -1,0 +1,164 @@
+"""Games out of unrolls, against the steps that were played, and against Minari's own reader."""
+
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from minari import MinariDataset
+
+from apexrl.config import EnvConfig
+from apexrl.environments.vector import make_environment, make_spec
+from apexrl.errors import ConfigError
+from apexrl.net import wire
+from apexrl.replay.journal import Journal, new_identity
+from apexrl.replay.segment import Entry
+from apexrl.tools.minari_export import GameReader, write_dataset
+from apexrl.types import StreamSpec, StreamUnrolls
+from apexrl.unroll import UnrollCodec
+from tests.streams import record
+from tests.tools.test_replay_tool import tool
+
+NUM_ENVS, NUM_STEPS = 3, 90
+CONFIGS = [EnvConfig("Catch-v0"), EnvConfig("Catch-v0", max_episode_frames=5), EnvConfig("CartPole-v1")]
+
+
+def played(config, starts=8, overlap=3):
+    """Returns a spec, the steps of each stream, and the entries of a journal of them."""
+    envs = make_environment(config, NUM_ENVS)
+    spec = msgspec.structs.replace(make_spec(config, envs), stacked_frames=3).streamed(starts, overlap)
+    streams, unrolls = record(envs, NUM_ENVS, NUM_STEPS, spec, seed=1)
+    envs.close()
+    return spec, streams, entries_of(spec, unrolls)
+
+
+def entries_of(spec: StreamSpec, unrolls: list[StreamUnrolls]):
+    codec, entries = UnrollCodec(spec), []
+    for i, unroll in enumerate(unrolls):
+        for e in range(NUM_ENVS):
+            insert = wire.Insert(i, "actor", e, i * spec.unroll_starts, 0, 0.1, b"", b"")
+            entries.append(Entry(len(entries), wire.encode(insert), codec.encode(unroll.stream(e))))
+    return entries
+
+
+def slow_games(stream, present):
+    """Yields the steps of each game of a stream whose steps, its reset among them, are all present."""
+    steps, is_whole = [], True
+    for number, step in enumerate(stream):
+        is_whole = is_whole and present(number)
+        if step.is_reset:
+            if is_whole:
+                yield steps
+            steps, is_whole = [], True  # the first unroll that has the next step says that a game begins
+        else:
+            steps.append(step)
+
+
+def assert_game(game, steps):
+    expected = [steps[0].observation[-1], *(step.next_observation[-1] for step in steps)]
+    np.testing.assert_array_equal(game.observations, expected)
+    np.testing.assert_array_equal(game.actions, [step.action for step in steps])
+    np.testing.assert_array_equal(game.rewards, np.float32([step.reward for step in steps]))
+    assert game.terminations.tolist() == [step.terminated for step in steps]
+    assert game.truncations.tolist() == [False] * (len(steps) - 1) + [not steps[-1].terminated]
+
+
+def assert_games(spec, streams, entries, present):
+    games = list(GameReader(spec).games(entries))
+    expected = [steps for stream in streams for steps in slow_games(stream, present)]
+    assert len(games) == len(expected) > 0
+    for steps in expected:  # games come in the order of their ends, those of the streams among each other
+        actions = [step.action for step in steps]
+        found = next(
+            i for i, game in enumerate(games)
+            if game.actions.tolist() == actions and (game.observations[0] == steps[0].observation[-1]).all()
+        )  # fmt: skip
+        assert_game(games.pop(found), steps)
+
+
+@pytest.mark.parametrize("lengths", [(8, 3), (8, 0), (5, 9), (40, 1)])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_games_are_those_that_were_played(config, lengths):
+    spec, streams, entries = played(config, *lengths)
+    num_steps = (len(entries) // NUM_ENVS - 1) * spec.unroll_starts + spec.unroll_steps
+    assert_games(spec, streams, entries, lambda number: number < num_steps)
+
+
+@pytest.mark.parametrize("missing", [{0}, {0, 1}, {4}, {2, 6}])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_games_of_which_steps_are_missing_are_left_out(config, missing):
+    spec, streams, entries = played(config)
+    num_unrolls = len(entries) // NUM_ENVS
+    held = {
+        number * spec.unroll_starts + i
+        for number in range(num_unrolls) if number not in missing for i in range(spec.unroll_steps)
+    }  # fmt: skip
+    damaged = min(missing)
+    kept = []
+    for i, entry in enumerate(entries):
+        if i // NUM_ENVS == damaged:
+            kept.append(entry._replace(block=b"damaged"))
+        elif i // NUM_ENVS not in missing:
+            kept.append(entry)
+    assert_games(spec, streams, kept, held.__contains__)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    spec, streams, entries = played(CONFIGS[0])
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    made = Journal(directory, new_identity(spec))
+    made.append(0, [(entry.message, entry.block) for entry in entries])
+    made.close()
+    return directory, spec, streams, entries
+
+
+def test_minari_reads_the_dataset(journal, tmp_path):
+    directory, spec, _, entries = journal
+    status, text = tool("export", "--format", "minari", directory, "--out", tmp_path / "catch-v3")
+    assert status == 0, text
+    dataset = MinariDataset(tmp_path / "catch-v3" / "data")
+    assert (dataset.spec.dataset_id, dataset.spec.version) == ("catch-v3", 3)
+    games = list(GameReader(spec).games(entries))
+    assert f"{len(games)} games of {sum(len(game.rewards) for game in games)} steps" in text
+    assert dataset.total_episodes == len(games) and dataset.total_steps == sum(len(game.rewards) for game in games)
+    for episode, game in zip(dataset.iterate_episodes(), games, strict=True):
+        for name in game._fields:
+            np.testing.assert_array_equal(getattr(episode, name), getattr(game, name))
+        assert all(frame in dataset.observation_space for frame in episode.observations)
+        assert all(action in dataset.action_space for action in episode.actions)
+
+
+def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
+    spec = StreamSpec(
+        "Any-v0", (16, 16, 3), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0
+    )
+    starts = np.array([[True], [False], [False], [True]])
+    rng = np.random.default_rng(0)
+    actions = rng.random((3, 1, 2)).astype(np.float32)
+    frames = rng.integers(0, 256, (4, 1, 16, 16, 3), np.uint8)
+    unroll = StreamUnrolls(frames, actions, np.ones((3, 1), np.float32), np.ones((3, 1), np.float32), starts)
+    entry = Entry(
+        0, wire.encode(wire.Insert(0, "a", 0, 0, 0, 0.1, b"", b"")), UnrollCodec(spec).encode(unroll.stream(0))
+    )
+    assert write_dataset([entry], spec, tmp_path / "any-v0").startswith("1 games of 2 steps")
+    dataset = MinariDataset(tmp_path / "any-v0" / "data")
+    assert dataset.action_space.low.tolist() == [-1, 0] and dataset.action_space.high.tolist() == [2, 4]
+    np.testing.assert_array_equal(dataset[0].actions, actions[:2, 0])
+    np.testing.assert_array_equal(dataset[0].observations, frames[:3, 0])  # no JPEG
+    assert dataset[0].truncations.tolist() == [False, True]
+
+
+def test_a_dataset_that_cannot_be_written_is_refused_in_one_line(journal, tmp_path, monkeypatch):
+    directory, spec, _, entries = journal
+    status, text = tool("export", "--format", "minari", directory, "--out", tmp_path / "catch")
+    assert (status, text.count("\n")) == (1, 1) and "catch: the directory's name is the dataset's id: NAME-vN" in text
+    with pytest.raises(ConfigError, match="holds no whole game"):
+        write_dataset([], spec, tmp_path / "catch-v0")
+    (tmp_path / "catch-v0").mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        write_dataset(entries, spec, tmp_path / "catch-v0")
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(ConfigError, match=r"needs the package .*pip install 'minari\[hdf5\]'"):
+        write_dataset(entries, spec, tmp_path / "catch-v1")
