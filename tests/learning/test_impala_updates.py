@@ -215,4 +215,4 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
         updater = Updater(learner, device_stream)
         with OnDevice():
             values = updater._step({table: entrance.batch() for table, entrance in inputs.items()})
-        assert values.shape == (len(updater._names),)
+        assert values.shape == (sum(sizes.values()) + len(updater._names),)  # the share of each row that is rejected
