@@ -62,12 +62,17 @@ def check_new(directory: Path) -> None:
 def saved_command(directory: Path) -> tuple[RunCommand, list[str]]:
     """Returns the configuration of the run to continue, and the names of fields that its file does not have.
 
-    Raises: ConfigError when there is no such run, or its configuration cannot be read.
+    Raises: ConfigError when there is no such run, when it is a reproducible one, or its configuration cannot be read.
     """
     path = directory / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{directory} has no {CONFIG_FILE}: --resume and --fork take the directory of a run")
     command, not_given = read_config(path)
+    if command.reproducible:
+        raise ConfigError(
+            f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
+            "the start, and goes on when it is not stopped"
+        )
     learning = dataclasses.replace(command.learning, total_updates=0, total_frames=0)
     command = dataclasses.replace(  # without the flags that hold for one start only
         command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False

@@ -12,7 +12,7 @@ from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import updater as updaters
 from apexrl.learning.draw import Draw, Gathered
-from apexrl.learning.loop import LearnerLoop, fifo_tables
+from apexrl.learning.loop import LearnerLoop, fifo_tables, progress
 from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
 from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop
@@ -182,7 +182,7 @@ def test_a_share_is_never_above_one(loop, spec):
     loop._command = dataclasses.replace(loop._command, learning=LearningConfig(device="cpu", total_frames=100))
     replica = Replica(Stop(), 0)
     replica.counted = LogPosition("log", 0, 101)
-    assert loop._progress(replica, spec) == (101 * spec.frames_per_step, 1.0)
+    assert progress(loop._command.learning, replica, spec) == (101 * spec.frames_per_step, 1.0)
 
 
 @pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
