@@ -305,6 +305,13 @@ class RunCommand(Command):
     """A short run through all processes; fails unless all of them have worked within ten minutes."""
     max_restarts: Annotated[int, Range(0)] = 10
     """Restarts of a role that dies, before the run gives up."""
+    reproducible: bool = False
+    """One process acts, stores and learns in turns on the CPU, slower: the same flags give the same network, bit for
+    bit, on the same machine and versions."""
+    evaluation_period_updates: int = 1000
+    """With --reproducible: updates between evaluations; one is at the start, one at the end."""
+    checkpoint_period_updates: int = 1000
+    """With --reproducible: updates between checkpoints."""
 
 
 class TableConfig(NamedTuple):

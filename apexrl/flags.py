@@ -16,6 +16,7 @@ from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, usual_agent
 from apexrl.config import (
     DEFAULT_AGENT,
+    ActorCommand,
     Command,
     LearnerCommand,
     OfflineCommand,
@@ -182,6 +183,31 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
                 f"--tables {' '.join(replay.tables)}: {want.table} holds {most} unrolls, and --agent {command.agent} "
                 f"draws {want.batch_size} different ones at once: give a larger capacity or a smaller --batch-size"
             )
+
+
+def actor_command(command: RunCommand) -> ActorCommand:
+    """Returns the actors' part of a run."""
+    return ActorCommand(
+        **_shared(command), env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
+        evaluation=command.evaluation, device=command.actor_device,
+    )  # fmt: skip
+
+
+def learner_command(command: RunCommand) -> LearnerCommand:
+    """Returns the learner's part of a run."""
+    return LearnerCommand(
+        **_shared(command), wires=command.wires, algorithm=command.algorithm, update=command.update,
+        network=command.network, learning=command.learning, run_dir=command.run_dir,
+    )  # fmt: skip
+
+
+def replay_command(command: RunCommand) -> ReplayCommand:
+    """Returns the replay's part of a run, with the tables of its algorithm."""
+    return ReplayCommand(**_shared(command), wires=command.wires, replay=explicit_replay(command))
+
+
+def _shared(command: Command) -> dict[str, Any]:
+    return {field.name: getattr(command, field.name) for field in dataclasses.fields(Command)}
 
 
 def wants_of(command: RunCommand | LearnerCommand) -> tuple[Want, ...]:

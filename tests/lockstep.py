@@ -1,24 +1,22 @@
-"""The real parts of a run in one process and one thread, one after the other: no timing decides anything."""
+"""Networks, stores and draws of a small Ape-X for tests; `train` gives those of a whole run in lockstep."""
 
-import numpy as np
+import copy
+import tempfile
+from unittest import mock
+
 import torch
 
-from apexrl.agents.apex_dqn import ApexActor, ApexLearner
-from apexrl.agents.apex_dqn_config import FAMILY, ApexAlgorithm, ApexUpdate
-from apexrl.agents.contract import Observation, Transitions, Want
-from apexrl.config import EnvConfig, ReplayConfig
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
+from apexrl.agents.contract import Transitions, Want
+from apexrl.config import ActingConfig, EnvConfig, LearningConfig, ReplayConfig, RunCommand
 from apexrl.learning.draw import Draw
-from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.updater import Updater
-from apexrl.losses.windows import valid_starts
+from apexrl.lifecycle import Stop
+from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.networks.parameters import Identity, Parameters, ParametersHeader, decode_parameters, encode_parameters
-from apexrl.replay.journal import new_identity
-from apexrl.replay.log import LogEntry
-from apexrl.replay.replay import Replay
-from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 CPU = torch.device("cpu")
 TABLE = "transitions"
@@ -73,43 +71,28 @@ def results(pending):
 
 
 def train(env: str, num_updates: int, seed: int) -> tuple[Updater, list[Draw]]:
-    """Acts and learns at a fixed ratio; returns the updater and the draws that it saw."""
-    torch.manual_seed(seed)
-    config = EnvConfig(env=env)
-    envs = make_environment(config, NUM_ENVS)
-    spec = FAMILY.stream(ALGORITHM, make_spec(config, envs))
-    updater = make_updater(spec)
-    actor = ApexActor(ALGORITHM, parameters_of(updater, spec), CPU)
-    replay = Replay(ReplayConfig(1000, 64, 2.0, tables=(f"{TABLE}=priority",)), new_identity(spec), seed)
-    replay.set_batch_sizes({TABLE: UPDATE.batch_size})
-    store = UnrollStore(spec, replay.ring_unrolls, [want()], CPU, 10**6)
-    codec = UnrollCodec(spec)
-    rng = np.random.default_rng(seed)
-    exploration = actor.explore(np.arange(NUM_ENVS), NUM_ENVS)
-    frames, state = envs.reset(seed=seed), actor.initial_state(NUM_ENVS)
-    seen = Observation(frames, np.ones(NUM_ENVS, bool), np.zeros(NUM_ENVS, np.float32))
-    builder = UnrollBuilder(spec, frames)
-    draws = []
-    while updater.num_updates < num_updates:
-        actions, extras, state = actor.act(seen, exploration, state, rng)
-        complete = builder.observe(extras)
-        if complete is not None:
-            valid = valid_starts(complete[0].starts, spec.unroll_starts)
-            priorities = np.where(valid, actor.priorities(*complete), 0).astype(np.float32)
-            for e in range(NUM_ENVS):
-                block = codec.encode(complete[0].stream(e))
-                entry = LogEntry(b"", block, int(valid[:, e].sum()), 0.0)
-                number = replay.insert([entry], priorities[None, :, e], valid[None, :, e])
-                hold(store, number, codec.decode(block))
-        while not replay.why_no_sample(TABLE, UPDATE.batch_size) and updater.num_updates < num_updates:
-            sample = replay.sample(TABLE, UPDATE.batch_size)
-            draws.append(draw_of(store, sample.keys, sample.weights))
-            new_priorities, _ = results(updater.update(draws[-1]))
-            replay.tables[TABLE].update_priorities(sample.keys, new_priorities)
-            if updater.num_updates % 5 == 0:
-                actor.load(parameters_of(updater, spec))
-        step = take_step(envs, actions)
-        builder.add(actions, step)
-        seen = Observation(step.frames, step.starts, step.rewards)
-    envs.close()
-    return updater, draws
+    """Acts and learns in lockstep; returns the updater and copies of the draws that it saw."""
+    draws, update = [], Updater.update
+
+    def recorded(updater, draw):
+        draws.append(copy.deepcopy(draw))  # its memory is used again
+        return update(updater, draw)
+
+    with tempfile.TemporaryDirectory() as directory, mock.patch.object(Updater, "update", recorded):
+        loop = LockstepLoop(
+            RunCommand(
+                seed=seed,
+                env=EnvConfig(env),
+                algorithm=ALGORITHM,
+                acting=ActingConfig(environments_per_worker=NUM_ENVS, parameter_period_frames=1),
+                replay=ReplayConfig(1000, 64, 2.0),
+                update=UPDATE,
+                network=NETWORK,
+                learning=LearningConfig(publish_period_updates=5, total_updates=num_updates),
+                evaluator=False,
+                run_dir=directory,
+            ),
+            Stop(),
+        )
+        loop.run()
+    return loop.learner.updater, draws

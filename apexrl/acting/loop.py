@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -106,6 +107,88 @@ class EnvironmentGroup:
         self._envs.close()
 
 
+class Player:
+    """All environments of a process, in groups that step in turn. Owned by one thread."""
+
+    def __init__(self, command: ActorCommand):
+        """Makes the environments.
+
+        Raises: ConfigError when an environment cannot be had.
+        """
+        acting, self._command = command.acting, command
+        num_envs = acting.environments_per_worker
+        shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
+        environments = [make_environment(command.env, len(share)) for share in shares]
+        spec = family_of(command.agent).stream(command.algorithm, make_spec(command.env, environments[0]))
+        self.spec = spec
+        self.stopwatch = Stopwatch()
+        self._groups = [
+            EnvironmentGroup(envs, spec, range(int(share[0]), int(share[-1]) + 1))
+            for envs, share in zip(environments, shares, strict=True)
+        ]
+        self._fetch_period_rounds = max(acting.parameter_period_frames // spec.frames_per_step, 1)
+        self._num_rounds = 0
+        self._lease = Lease((), 0)
+
+    @property
+    def steps(self) -> int:
+        """Agent steps so far, of all environments."""
+        return sum(group.steps for group in self._groups)
+
+    @property
+    def is_fetch_due(self) -> bool:
+        """Whether the agent should look for newer parameters before the next round."""
+        return self._num_rounds % self._fetch_period_rounds == 0
+
+    def begin(self, agent: Actor, first_slot: int) -> None:
+        """Begins the games."""
+        # The slots are ours alone in the whole cluster, so no other actor plays the same games.
+        seeds = np.random.SeedSequence([self._command.seed, first_slot])
+        self._rng = np.random.default_rng(seeds)
+        for group, seed in zip(self._groups, seeds.generate_state(len(self._groups)), strict=True):
+            group.reset(agent, int(seed >> 1))
+
+    def explore(self, agent: Actor, lease: Lease) -> None:
+        """Takes the exploration of our slots when the lease or the size of the ladder has changed."""
+        if lease == self._lease:
+            return
+        self._lease = lease
+        size = max(lease.ladder_size, max(lease.slots) + 1)
+        exploration = agent.explore(np.array(lease.slots), size)
+        for group in self._groups:
+            group.exploration = exploration[group.streams.start : group.streams.stop]
+
+    def play(self, agent: Actor) -> Iterator[Round]:
+        """Takes one step in each group; yields the unrolls of a group when they are complete."""
+        for index, group in enumerate(self._groups):
+            if self._num_rounds < index * self.spec.unroll_starts // len(self._groups):
+                continue  # begins later, so that the groups' unrolls are not complete at one time
+            complete = self._advance(group, agent)
+            if complete is not None:
+                yield complete
+        self._num_rounds += 1
+
+    def close(self) -> None:
+        """Frees the environments."""
+        for group in self._groups:
+            group.close()
+
+    def _advance(self, group: EnvironmentGroup, agent: Actor) -> Round | None:
+        """Takes one step in a group; returns its unrolls when they are complete."""
+        watch = self.stopwatch
+        started = time.perf_counter()
+        step = group.receive()
+        started = watch.lap("emulator", started)
+        if step is not None:
+            group.add(step)
+            started = watch.lap("assembly", started)
+        extras = group.act(agent, self._rng)
+        started = watch.lap("inference", started)
+        complete = group.observe(agent, extras)  # only now, so that the emulator does not wait for it
+        watch.lap("assembly", started)
+        return complete
+
+
 class ActorLoop:
     """One actor process: owns its environments, its agent and its connections."""
 
@@ -116,29 +199,20 @@ class ActorLoop:
         """
         self._command = command
         self._device = choose_device(command.device)
-        acting, wires = command.acting, command.wires
-        num_envs = acting.environments_per_worker
-        shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
-        environments = [make_environment(command.env, len(share)) for share in shares]
-        self._family = family_of(command.agent)
-        self.spec = self._family.stream(command.algorithm, make_spec(command.env, environments[0]))
-        self._groups = [
-            EnvironmentGroup(envs, self.spec, range(int(share[0]), int(share[-1]) + 1))
-            for envs, share in zip(environments, shares, strict=True)
-        ]
+        wires = command.wires
+        self._player = Player(command)
+        self.spec = self._player.spec
         index, relay = 0, ""
         if isinstance(command, WorkerCommand):
             index, relay = command.worker_index, command.parameter_endpoint
         name = process_name(index)
         keyring = load_keyring(wires.keys, "actor")
         replay = address(wires.replay_host, wires.actor_port)
-        self._client = InsertClient(replay, name, self.spec, num_envs, keyring)
+        self._client = InsertClient(replay, name, self.spec, command.acting.environments_per_worker, keyring)
         endpoint = relay or address(wires.learner_host, wires.parameter_port)
         # The relay of this host speaks in the clear, and on the loopback only.
         self._parameters = ParameterSubscriber(endpoint, None if relay else keyring)
         self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, keyring)
-        self._lease = Lease((), 0)
-        self._stopwatch = Stopwatch()
         self._reported: dict[str, float] = {}  # totals at the last report
 
     def run(self, stop: Stop) -> None:
@@ -162,8 +236,7 @@ class ActorLoop:
                 sending.join(FLUSH_SECONDS + 1)
             self._parameters.close()
             self._metrics.close()
-            for group in self._groups:
-                group.close()
+            self._player.close()
 
     def _wait_for_agent(self, stop: Stop) -> Actor | None:
         """Returns an agent with the first parameters that fit, None when stopped."""
@@ -174,7 +247,8 @@ class ActorLoop:
             if parameters is not None:
                 check_fits(parameters, self.spec, self._command.agent)
                 try:
-                    return implementation(self._family).make_actor(self._command.algorithm, parameters, self._device)
+                    family = family_of(self._command.agent)
+                    return implementation(family).make_actor(self._command.algorithm, parameters, self._device)
                 except WireError as error:
                     self._parameters.drop(error)
             if time.monotonic() > deadline:
@@ -186,41 +260,17 @@ class ActorLoop:
 
     def _play(self, agent: Actor, sender: UnrollSender, stop: Stop) -> None:
         self._metrics.run = agent.header.run
-        # The slots are ours alone in the whole cluster, so no other actor plays the same games.
-        seeds = np.random.SeedSequence([self._command.seed, sender.lease.slots[0]])
-        rng = np.random.default_rng(seeds)
-        for group, seed in zip(self._groups, seeds.generate_state(len(self._groups)), strict=True):
-            group.reset(agent, int(seed >> 1))
-        period = max(self._command.acting.parameter_period_frames // self.spec.frames_per_step, 1)
-        rounds = 0
+        player = self._player
+        player.begin(agent, sender.lease.slots[0])
         while not stop.is_set():
-            if rounds % period == 0:
+            if player.is_fetch_due:
                 self._fetch(agent)
-            self._explore(agent, sender.lease)
-            for index, group in enumerate(self._groups):
-                if rounds < index * self.spec.unroll_starts // len(self._groups):
-                    continue  # begins later, so that the groups' unrolls are not complete at one time
-                complete = self._advance(group, agent, rng)
-                while complete is not None and not sender.offer(complete) and not stop.is_set():
+            player.explore(agent, sender.lease)
+            for complete in player.play(agent):
+                while not sender.offer(complete) and not stop.is_set():
                     self._report_when_due(agent, sender)
-            rounds += 1
             self._report_when_due(agent, sender)
         self._report(agent, sender)
-
-    def _advance(self, group: EnvironmentGroup, agent: Actor, rng: np.random.Generator) -> Round | None:
-        """Takes one step in a group; returns its unrolls when they are complete."""
-        watch = self._stopwatch
-        started = time.perf_counter()
-        step = group.receive()
-        started = watch.lap("emulator", started)
-        if step is not None:
-            group.add(step)
-            started = watch.lap("assembly", started)
-        extras = group.act(agent, rng)
-        started = watch.lap("inference", started)
-        complete = group.observe(agent, extras)  # only now, so that the emulator does not wait for it
-        watch.lap("assembly", started)
-        return complete
 
     def _fetch(self, agent: Actor) -> None:
         """Takes newer parameters; those that do not fit are dropped, and the old ones stay in use."""
@@ -236,30 +286,20 @@ class ActorLoop:
         except WireError as error:
             self._parameters.drop(error)
 
-    def _explore(self, agent: Actor, lease: Lease) -> None:
-        """Takes the exploration of our slots when the lease or the size of the ladder has changed."""
-        if lease == self._lease:
-            return
-        self._lease = lease
-        size = max(lease.ladder_size, max(lease.slots) + 1)
-        exploration = agent.explore(np.array(lease.slots), size)
-        for group in self._groups:
-            group.exploration = exploration[group.streams.start : group.streams.stop]
-
     def _report_when_due(self, agent: Actor, sender: UnrollSender) -> None:
-        if self._stopwatch.elapsed() > REPORT_PERIOD_SECONDS:
+        if self._player.stopwatch.elapsed() > REPORT_PERIOD_SECONDS:
             self._report(agent, sender)
 
     def _report(self, agent: Actor, sender: UnrollSender) -> None:
         """Tells the learner the metrics since the last report. Time that no part of the loop took was waiting."""
-        elapsed = self._stopwatch.elapsed()
-        steps = float(sum(group.steps for group in self._groups))
+        elapsed = self._player.stopwatch.elapsed()
+        steps = float(self._player.steps)
         totals = {"steps": steps, "sending": sender.busy_seconds} | sender.waited_seconds
         since = {name: total - self._reported.get(name, 0.0) for name, total in totals.items()}
         self._reported = totals
         steps_per_second = since.pop("steps") / elapsed
         sending = since.pop("sending") / elapsed
-        shares = self._stopwatch.shares("actor/time/")
+        shares = self._player.stopwatch.shares("actor/time/")
         metrics = {f"actor/waits_for/{reason}": seconds / elapsed for reason, seconds in since.items()}
         self._metrics.report(
             {

@@ -38,6 +38,18 @@ class Round(NamedTuple):
     episodes: list[tuple[Episode, ...]]  # [E]
     unrolls: StreamUnrolls
 
+    def header(self, index: int) -> UnrollHeader:
+        """Returns the account of one stream's unroll."""
+        return UnrollHeader(
+            self.first_stream + index,
+            self.first_step,
+            self.params_version,
+            float(self.exploration[index]),
+            self.valid[:, index],
+            self.priorities[:, index],
+            self.episodes[index],
+        )
+
 
 class UnrollSender:
     """Owns the connection to the replay once its thread runs. The actor's loop may `offer` and read the metrics."""
@@ -93,18 +105,9 @@ class UnrollSender:
             self._client.close()
 
     def _send(self, unrolls: Round) -> None:
-        for i, episodes in enumerate(unrolls.episodes):
+        for i in range(len(unrolls.episodes)):
             started, waited = time.perf_counter(), sum(self.waited_seconds.values())
-            header = UnrollHeader(
-                unrolls.first_stream + i,
-                unrolls.first_step,
-                unrolls.params_version,
-                float(unrolls.exploration[i]),
-                unrolls.valid[:, i],
-                unrolls.priorities[:, i],
-                episodes,
-            )
             block = self._codec.encode(unrolls.unrolls.stream(i))
-            self._client.insert(header, block, self._patience_seconds, self._stop.is_set)
+            self._client.insert(unrolls.header(i), block, self._patience_seconds, self._stop.is_set)
             waited = sum(self.waited_seconds.values()) - waited
             self.busy_seconds += time.perf_counter() - started - waited

@@ -2,25 +2,23 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig, tables_of
-from apexrl.errors import ConfigError, JournalError
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, tables_of
+from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections
 from apexrl.learning.draw import Draw
 from apexrl.learning.journal_client import JournalClient
-from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags, returns_by_exploration
+from apexrl.learning.metrics import returns_by_exploration
 from apexrl.learning.replica import Replica
+from apexrl.learning.results import Results
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
-from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import Waiter
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
@@ -57,11 +55,8 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self._update_metrics = UpdateMetrics()
+        self._results = Results(fifo_tables(self._family, command))
         self._run = ""  # as it is in the run's checkpoints
-        self._soundness = Soundness()
-        queues = fifo_tables(self._family, command)
-        self._version_lags, self._rejected_shares = VersionLags(queues), RejectedShares(queues)
         self._name = name
         self._connections = Connections(command.wires)
         self._stopwatch = Stopwatch()
@@ -114,7 +109,7 @@ class LearnerLoop:
     def _learn(self, replica: Replica, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
         """Makes or restores the learner, updates it until the end, and leaves a last checkpoint."""
         command = self._command
-        updater = self._make_updater(spec)
+        updater = make_updater(command, spec, self._device_stream)
         self._identity = Identity.of(spec, command.agent, command.network)
         record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         try:
@@ -127,21 +122,9 @@ class LearnerLoop:
             self._arrivals.collect(0)
             self._update(updater, replica, record, spec, stop)
             self._report(updater, replica, record, 0.0)
-            if not record.checkpoint(updater):
-                raise JournalError(
-                    f"the last checkpoint could not be written to {command.run_dir}: an older one is there"
-                )
-            logger.info("stopped at update %d, %d frames", updater.num_updates, record.frames)
+            record.last_checkpoint(updater)
         finally:
             record.close()
-
-    def _make_updater(self, spec: StreamSpec) -> Updater:
-        command = self._command
-        torch.manual_seed(command.seed)
-        make = implementation(self._family).make_learner
-        with self._device_stream.exclusive():
-            learner = make(command.algorithm, command.network, command.update, spec, self._device)
-        return Updater(learner, self._device_stream)
 
     def _update(self, updater: Updater, replica: Replica, record: RunRecord, spec: StreamSpec, stop: Stop) -> None:
         learning = self._command.learning
@@ -150,14 +133,13 @@ class LearnerLoop:
         next_report, next_checkpoint = now + 1.0, now + learning.checkpoint_period_seconds
         reported_updates, reported_at = updater.num_updates, now
         published_updates, published_at = updater.num_updates, now
-        while not stop.is_set() and not self._is_complete(updater, replica, spec):
+        while not stop.is_set() and not is_complete(learning, updater, replica, spec):
             draw = self._next_draw(replica, waiter)
             if draw is not None:
                 replica.num_updates = updater.num_updates
-                updater.schedule(*self._progress(replica, spec))
+                updater.schedule(*progress(learning, replica, spec))
                 pending = updater.update(draw, replica.upcoming_draw())
                 if pending is not None:
-                    self._version_lags.add(updater.num_updates - 1, draw.versions)
                     self._expect(pending, draw, updater, replica)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
@@ -183,21 +165,8 @@ class LearnerLoop:
         record.count(updater.num_updates, sampled, replica.counted, num_episodes)
 
     def _expect(self, pending: Pending, draw: Draw, updater: Updater, replica: Replica) -> None:
-        """Sends the priorities of an update when they are there, and gives its other results to the replica."""
-        generation, version = draw.generation, updater.num_updates - 1
-
-        def arrived() -> None:
-            priorities, metrics = pending.result()
-            self._update_metrics.add(metrics)
-            self._soundness.check(priorities, metrics, updater)
-            for table, values in priorities.items():
-                keys = pending.keys[table]
-                replica.update_priorities(generation, table, keys, self._soundness.usable(keys, values))
-            if rows := pending.rows():
-                self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
-                replica.add_results(generation, {table: (pending.keys[table], rows[table]) for table in rows})
-
-        self._arrivals.expect(pending.event, arrived)
+        version = updater.num_updates - 1
+        self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
 
     def _publish_soon(self, updater: Updater) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
@@ -218,39 +187,17 @@ class LearnerLoop:
             waiter.reset()
         return draw
 
-    def _is_complete(self, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
-        learning = self._command.learning
-        if learning.total_updates and updater.num_updates >= learning.total_updates:
-            return True
-        return self._progress(replica, spec)[1] == 1
-
-    def _progress(self, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
-        """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
-        frames, total = replica.counted.transitions * spec.frames_per_step, self._command.learning.total_frames
-        return frames, min(frames / total, 1.0) if total else 0.0
-
     def _report(self, updater: Updater, replica: Replica, record: RunRecord, rate: float) -> None:
         """Writes all that is known, of all roles."""
         episodes = replica.drain_episodes()
         self._count(updater, replica, record, len(episodes))
         for evaluation in self._connections.evaluations():
             record.evaluated(evaluation)
-        versions = list(replica.params_versions)
         self._connections.accept(self._run, replica.counted.log)
         scalars = self._connections.latest()
-        scalars |= {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
-        scalars |= self._version_lags.report() | self._rejected_shares.report()
-        scalars |= {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
         scalars |= self._stopwatch.shares("learner/waits_for/")
-        scalars |= {
-            "learner/updates_per_second": rate,
-            "learner/updates_total": float(updater.num_updates),
-            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
-            "learner/unusable_transitions_total": float(self._soundness.num_unusable),
-            "learner/skipped_updates_total": float(self._soundness.num_skipped),
-            "system/learner_memory_bytes": float(resident_bytes()),
-            "system/cpu_share": psutil.cpu_percent() / 100,
-        }
+        scalars |= learner_metrics(updater, replica, self._results, rate)
+        versions = list(replica.params_versions)
         if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
             scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
         if self._device.type == "cuda":
@@ -258,13 +205,47 @@ class LearnerLoop:
         record.report(scalars, returns_by_exploration(episodes), replica.waits_for)
 
 
+def make_updater(command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream) -> Updater:
+    """Returns an updater with new networks, which follow from the seed."""
+    torch.manual_seed(command.seed)
+    make = implementation(family_of(command.agent)).make_learner
+    with device_stream.exclusive():
+        learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
+    return Updater(learner, device_stream)
+
+
+def progress(learning: LearningConfig, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
+    """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
+    frames, total = replica.counted.transitions * spec.frames_per_step, learning.total_frames
+    return frames, min(frames / total, 1.0) if total else 0.0
+
+
+def is_complete(learning: LearningConfig, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
+    """Returns whether a run has reached one of its totals."""
+    if learning.total_updates and updater.num_updates >= learning.total_updates:
+        return True
+    return progress(learning, replica, spec)[1] == 1
+
+
+def learner_metrics(
+    updater: Updater, replica: Replica, results: Results, updates_per_second: float
+) -> dict[str, float]:
+    """Returns the metrics of a learner by tag."""
+    metrics = {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
+    return (
+        metrics
+        | results.metrics()
+        | {
+            "learner/updates_per_second": updates_per_second,
+            "learner/updates_total": float(updater.num_updates),
+            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
+            "system/learner_memory_bytes": float(resident_bytes()),
+            "system/cpu_share": psutil.cpu_percent() / 100,
+        }
+    )
+
+
 def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
     """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables."""
     tables = tables_of(ReplayConfig(tables=family.tables(command.update)), command.algorithm.unroll_starts)
     return [name for name, table in tables.items() if table.kind == "fifo"]
-
-
-def acted_rows(draw: Draw, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the versions [M] that acted in the rows of an update, by table: it may have lacked some of its draw."""
-    samples = draw.samples
-    return {table: draw.versions[table][np.isin(samples[table].keys, there)] for table, there in keys.items()}

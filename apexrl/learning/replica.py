@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,12 +17,11 @@ import torch
 from apexrl.agents.contract import Transitions, Want
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.learning.draw import Draw, Gathered, SampledKeys
-from apexrl.learning.journal_client import JournalClient
 from apexrl.learning.selection import Selector
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import Stop
 from apexrl.memory import free_memory_bytes
-from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
+from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.types import Episode, LogPosition, StreamSpec
 from apexrl.unroll import UnrollCodec
@@ -47,6 +46,17 @@ class NewResults(NamedTuple):
 
     generation: int
     by_table: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]  # keys [M], and results [M, ...] by name
+
+
+class LogSource(Protocol):
+    """The replay as a replica follows it: `LogClient`, a journal, or one of this process."""
+
+    waits_for: str
+
+    def poll(self, timeout_milliseconds: int) -> LogEvent | None: ...
+    def batch_used(self, table: str) -> None: ...
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None: ...
+    def close(self) -> None: ...
 
 
 class DrawQueue:
@@ -83,7 +93,7 @@ class Replica:
 
     def __init__(
         self,
-        client: LogClient | JournalClient,
+        client: LogSource,
         wants: Sequence[Want],
         device_stream: DeviceStream,
         prefetch_batches: int,
@@ -131,16 +141,7 @@ class Replica:
         """
         try:
             while not self._stop.is_set():
-                self._send()
-                event = self._client.poll(POLL_MILLISECONDS)
-                self.waits_for = self._client.waits_for
-                match event:
-                    case LogStart():
-                        self._start(event)
-                    case LogAppend():
-                        self._apply(event)
-                    case LogBatch():
-                        self._gather(event)
+                self.follow(POLL_MILLISECONDS)
             self._send()
         except WireError as error:
             raise PeerError(
@@ -148,6 +149,20 @@ class Replica:
             ) from error
         finally:
             self._client.close()
+
+    def follow(self, timeout_milliseconds: int) -> bool:
+        """Sends our messages and applies the next event of the log; returns whether one came in time."""
+        self._send()
+        event = self._client.poll(timeout_milliseconds)
+        self.waits_for = self._client.waits_for
+        match event:
+            case LogStart():
+                self._start(event)
+            case LogAppend():
+                self._apply(event)
+            case LogBatch():
+                self._gather(event)
+        return event is not None
 
     def next_draw(self, timeout_seconds: float) -> Draw | None:
         """Returns the next draw, None when there is none in time."""

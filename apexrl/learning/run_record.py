@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.errors import ApexError, ConfigError
+from apexrl.errors import ApexError, ConfigError, JournalError
 from apexrl.files import TEMPORARY, write_durably, write_json
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
@@ -209,6 +209,15 @@ class RunRecord:
         if is_written and self._keep_checkpoints:
             self._disk.tries(lambda: self._keep(latest))
         return is_written
+
+    def last_checkpoint(self, updater: Updater) -> None:
+        """Writes the checkpoint at the end of a start.
+
+        Raises: JournalError when the disk does not take it; ApexError when a value is not finite.
+        """
+        if not self.checkpoint(updater):
+            raise JournalError(f"the last checkpoint could not be written to {self._directory}: an older one is there")
+        logger.info("stopped at update %d, %d frames", updater.num_updates, self.frames)
 
     def close(self) -> None:
         """Writes the results that the disk has not taken yet."""

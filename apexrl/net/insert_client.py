@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import numpy as np
 import zmq
 
 from apexrl.net import wire
@@ -88,17 +87,7 @@ class InsertClient:
         self._wait(lambda: self.may_insert, timeout_seconds, stopped)
         if not self.may_insert:
             return
-        message = wire.Insert(
-            self._next_sequence,
-            self.actor,
-            header.stream,
-            header.first_step,
-            header.params_version,
-            float(header.exploration),
-            np.packbits(header.valid).tobytes(),
-            header.priorities.astype(np.float32).tobytes(),
-            header.episodes,
-        )
+        message = wire.Insert.of(header, self._next_sequence, self.actor)
         encoded = wire.encode(message)
         wire.decode_insert(encoded)
         self._next_sequence += 1

@@ -42,19 +42,9 @@ def metrics_of(
     metrics |= {f"waited_seconds_{what}": seconds for what, seconds in vitals.waited_seconds.items()}
     if replay is None:
         return metrics
-    log = replay.log
-    oldest = log.get(log.first_number)
     followers = [session for session in learners.sessions.values() if session.follows_log]
     metrics |= {
-        "size": log.num_transitions,
-        "fill": log.num_transitions / replay.config.capacity,
-        "age_seconds": now - oldest.arrived_seconds if oldest is not None else 0.0,
-        "transitions_inserted": log.num_inserted,
-        "transitions_sampled": sum(_transitions_sampled(table, replay) for table in replay.tables.values()),
-        "samples_per_insert": sum(table.limiter.samples_per_insert_so_far() for table in replay.tables.values()),
-        "log_bytes": log.num_bytes,
-        "bytes_per_transition": log.num_bytes / max(log.num_transitions, 1),
-        "unrolls_not_applied": sum(log.end_number - session.applied_number for session in followers),
+        "unrolls_not_applied": sum(replay.log.end_number - session.applied_number for session in followers),
         "journal_failed": float(bool(actors.journal_fault)),
     }
     if replay.journal is not None:
@@ -63,6 +53,23 @@ def metrics_of(
             "journal_unsynced_bytes": replay.journal.unsynced_bytes,
             "journal_unsynced_seconds": now - vitals.synced_seconds,
         }
+    return metrics | log_metrics(replay, now)
+
+
+def log_metrics(replay: Replay, now: float) -> dict[str, float]:
+    """Returns the metrics of a log and its tables by name."""
+    log = replay.log
+    oldest = log.get(log.first_number)
+    metrics: dict[str, float] = {
+        "size": log.num_transitions,
+        "fill": log.num_transitions / replay.config.capacity,
+        "age_seconds": now - oldest.arrived_seconds if oldest is not None else 0.0,
+        "transitions_inserted": log.num_inserted,
+        "transitions_sampled": sum(_transitions_sampled(table, replay) for table in replay.tables.values()),
+        "samples_per_insert": sum(table.limiter.samples_per_insert_so_far() for table in replay.tables.values()),
+        "log_bytes": log.num_bytes,
+        "bytes_per_transition": log.num_bytes / max(log.num_transitions, 1),
+    }
     for name, table in replay.tables.items():
         metrics |= {f"table/{name}/{what}": value for what, value in _table_metrics(table).items()}
     return metrics

@@ -66,6 +66,21 @@ class Insert(msgspec.Struct, tag=True, frozen=True):
     priorities: Array  # float32 [P]
     episodes: Annotated[tuple[Episode, ...], msgspec.Meta(max_length=MAX_BATCH)] = ()
 
+    @classmethod
+    def of(cls, header: UnrollHeader, sequence: int, actor: str) -> "Insert":
+        """Returns the message of a header."""
+        return cls(
+            sequence,
+            actor,
+            header.stream,
+            header.first_step,
+            header.params_version,
+            float(header.exploration),
+            np.packbits(header.valid).tobytes(),
+            header.priorities.astype(np.float32).tobytes(),
+            header.episodes,
+        )
+
     def header(self, unroll_starts: int) -> UnrollHeader:
         """Returns the header as a record.
 

@@ -6,26 +6,27 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import (
-    ActorCommand,
-    Command,
-    LearnerCommand,
-    OfflineCommand,
-    ReplayCommand,
-    RunCommand,
-)
+from apexrl.config import Command, OfflineCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
-from apexrl.flags import agent_of, default_command, explicit_replay, parse_onto, to_flags, value_given
+from apexrl.flags import (
+    actor_command,
+    agent_of,
+    default_command,
+    learner_command,
+    parse_onto,
+    replay_command,
+    to_flags,
+    value_given,
+)
 from apexrl.learning.status_file import read_status
-from apexrl.lifecycle import Stop, exit_status
+from apexrl.lifecycle import Stop, end_with_parent, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
@@ -47,13 +48,15 @@ from apexrl.running.run_directory import (
     saved_command,
     set_aside,
 )
-from apexrl.running.supervise import Supervisor
+from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
 
 ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  # 9 s together
+ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
 WATCH_SECONDS = 0.2
+FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
 
 def main() -> int:
@@ -63,6 +66,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
     stop = Stop()
     stop.on_signals()
+    end_with_parent(stop, ENDING_SECONDS)
     try:
         with contextlib.ExitStack() as held:
             plan = _prepare(console, held)
@@ -138,28 +142,26 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
 
 
 def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
-    """Returns the script and the command of each role of a run."""
-    directory, replay, evaluation = Path(command.run_dir), explicit_replay(command), command.evaluation
-    if replay.journal_dir == "auto":
-        replay = dataclasses.replace(replay, journal_dir=str((directory / "journal").resolve()))
+    """Returns the script or module, and the command of each role of a run."""
+    directory, evaluation = Path(command.run_dir), command.evaluation
     if not evaluation.record_dir:
         evaluation = dataclasses.replace(evaluation, record_dir=str(directory / "videos"))
-    own = {field.name: getattr(command, field.name) for field in dataclasses.fields(Command)}
-    actors = ActorCommand(
-        **own, env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
-        evaluation=command.evaluation, device=command.actor_device,
-    )  # fmt: skip
-    learning: dict[str, Any] = {
-        **own, "wires": command.wires, "algorithm": command.algorithm, "update": command.update,
-        "network": command.network, "learning": command.learning, "run_dir": command.run_dir,
-    }  # fmt: skip
+    if command.reproducible:
+        return {"lockstep": ("apexrl.lockstep", dataclasses.replace(command, evaluation=evaluation))}
+    actors = actor_command(command)
     if command.from_journal:
-        learner = OfflineCommand(**learning, replay=command.replay, from_journal=command.from_journal)
+        learner = OfflineCommand(
+            **vars(learner_command(command)), replay=command.replay, from_journal=command.from_journal
+        )
         roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
     else:
+        replay = replay_command(command)
+        if command.replay.journal_dir == "auto":
+            kept = dataclasses.replace(replay.replay, journal_dir=str((directory / "journal").resolve()))
+            replay = dataclasses.replace(replay, replay=kept)
         roles = {
-            "replay": ("replay.py", ReplayCommand(**own, wires=command.wires, replay=replay)),
-            "learner": ("learner.py", LearnerCommand(**learning)),
+            "replay": ("replay.py", replay),
+            "learner": ("learner.py", learner_command(command)),
             "actors": ("actor.py", actors),
         }
     if command.evaluator:
@@ -183,21 +185,23 @@ class Run:
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
-        status = 0
+        status, fault = 0, ""
         try:
             self._start()
             with Display(self._console, self._directory, self._supervisor) as display:
                 while not stop.wait(WATCH_SECONDS):
                     finished = self._supervisor.watch()
                     display.update()
-                    if "learner" in finished or self._clock.is_over(self._counters()):
+                    if FINISHING.intersection(finished) or self._clock.is_over(self._counters()):
                         break
         except ApexError as error:
-            status = exit_status(error)
-            logger.error("%s; see the logs in %s", error, self._logs)
+            status, fault = exit_status(error), f"{error}; see the logs in {self._logs}"
+            logger.error("%s", fault)
         finally:
             self._stop(stop)
         self._summarize()
+        if fault:  # once more: the last line says why the run ended
+            logger.error("%s", fault)
         if not status and self._command.smoke and (missing := what_is_missing(self._counters())):
             status = 1
             seconds, failures = self._clock.elapsed(), ", ".join(missing)
@@ -215,9 +219,9 @@ class Run:
         command = self._command
         self._logs.mkdir(parents=True, exist_ok=True)
         for name, (script, config) in roles_of(command).items():
-            arguments = [str(ROOT / script), *to_flags(config)]
+            arguments = [*([str(ROOT / script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
             is_needed = name != "evaluator" or command.smoke
-            self._supervisor.start(name, arguments, is_needed, name == "learner", self._logs / f"{name}.log")
+            self._supervisor.start(name, arguments, is_needed, name in FINISHING, self._logs / f"{name}.log")
         if command.tensorboard:
             board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
             arguments = ["-m", "apexrl.running.tensorboard", *board]
@@ -229,7 +233,7 @@ class Run:
         self._console.print("ending the run; Ctrl-C kills it at once")
         for names, idle_seconds in (
             (["actors", "evaluator"], ACTORS_IDLE_SECONDS),
-            (["learner"], LEARNER_IDLE_SECONDS),
+            ([*FINISHING], LEARNER_IDLE_SECONDS),
             (["replay", "tensorboard"], OTHERS_IDLE_SECONDS),
         ):
             self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)

@@ -81,7 +81,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
     if saved is not None:
         _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
-    machine = Machine.here(asked.learning.device, asked.learning.memory_gb)
+    machine = Machine.here("cpu" if asked.reproducible else asked.learning.device, asked.learning.memory_gb)
     choose_device(asked.actor_device)
     envs = make_environment(asked.env, 1)
     environment = make_spec(asked.env, envs)
@@ -110,7 +110,8 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
     preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, environment)
     command = dataclasses.replace(with_preset(default_command(RunCommand, asked.agent), preset), env=asked.env)
-    command = with_sections(command, _sizes(machine, environment))
+    if not asked.reproducible:  # there the sizes are the same on every machine
+        command = with_sections(command, _sizes(machine, environment))
     if asked.from_journal:
         journal = Path(asked.from_journal)
         command = with_sections(
@@ -193,7 +194,8 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
     replay = command.replay
     largest = largest_capacity(machine, spec, wants_of(command), command.acting.num_workers)
     if replay.capacity > largest:
-        if replay.capacity != default.replay.capacity or largest < replay.min_size_to_sample:
+        is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
+        if is_asked_for or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
             if machine.device.type == "cuda":
                 memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
@@ -239,6 +241,8 @@ def check_asked(asked: RunCommand) -> None:
     if asked.at and not asked.fork:
         raise ConfigError("--at says where --fork DIR begins: give that, too")
     begins = [flag for flag, given in _beginnings(asked).items() if given]
+    if asked.reproducible:
+        _check_reproducible(asked, begins)
     if len(begins) > 1:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
     if asked.smoke and (begins or not asked.evaluator):
@@ -254,18 +258,23 @@ def _beginnings(asked: RunCommand) -> Mapping[str, str]:
     return {"--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal}
 
 
+def _check_reproducible(asked: RunCommand, begins: list[str]) -> None:
+    if begins:
+        raise ConfigError(f"--reproducible begins a run and continues none: leave out {' '.join(begins)}")
+    if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
+        raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
+    if asked.acting.num_workers > 1:
+        raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
+    if asked.replay.journal_dir not in ("auto", "off"):
+        raise ConfigError("--reproducible keeps its experience in memory only: leave out --journal-dir")
+
+
 def check_ports(command: RunCommand) -> None:
     """Raises ConfigError when a port that the run needs is taken."""
     wires = command.wires
-    needed = {
-        "parameter_port": (wires.bind_host, wires.parameter_port),
-        "metrics_port": (wires.bind_host, wires.metrics_port),
-    }
-    if not command.from_journal:
-        needed |= {
-            "actor_port": (wires.bind_host, wires.actor_port),
-            "batch_port": (wires.bind_host, wires.batch_port),
-        }
+    learner = () if command.reproducible else ("parameter_port", "metrics_port")
+    replay = () if command.reproducible or command.from_journal else ("actor_port", "batch_port")
+    needed = {name: (wires.bind_host, getattr(wires, name)) for name in learner + replay}
     if command.tensorboard:
         needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
     ports = [port for _, port in needed.values()]
@@ -307,10 +316,12 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("sampling", sampling),
         ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}"),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
-        ("ports", ports),
-        ("journal", journal),
-        ("run", command.run_dir),
     ]  # fmt: skip
+    if command.reproducible:
+        rows.append(("processes", "one, in which all parts take turns: slower, for experiments that must be repeated"))
+    else:
+        rows += [("ports", ports), ("journal", journal)]
+    rows.append(("run", command.run_dir))
     if spec.env in STOCHASTIC and family_of(command.agent).is_greedy:
         best = f"the best policy of {spec.env} is random: {command.agent} is greedy and cannot solve it"
         rows.append(("warning", f"{best}, --agent impala can"))

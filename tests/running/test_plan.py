@@ -5,14 +5,13 @@ import pytest
 import torch
 
 from apexrl.config import EnvConfig, LearnerCommand, OfflineCommand, ReplayConfig, RunCommand
-from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, parse, parse_onto, to_flags, wants_of, with_preset
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.launch import roles_of
-from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, describe, largest_capacity, make_plan
+from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, check_ports, describe, largest_capacity, make_plan
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.types import StreamSpec
 
@@ -153,6 +152,44 @@ def test_a_network_that_cannot_work_is_refused_before_anything_starts():
         plan("--width", "101")
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--resume", "runs/earlier"], "continues none"),
+        *((["--device", "cuda"], "on the CPU"), (["--actor-device", "cuda:1"], "on the CPU")),
+        (["--num-workers", "2"], "--environments-per-worker"),
+        (["--journal-dir", "somewhere"], "in memory only"),
+    ],
+)
+def test_a_reproducible_run_refuses_flags_that_it_cannot_heed(flags, reason):
+    with pytest.raises(ConfigError, match=f"--reproducible .*{reason}"):
+        check_asked(parse_onto(default_command(RunCommand), ["--reproducible", *flags]))
+
+
+def test_a_reproducible_run_has_the_same_numbers_on_every_machine(monkeypatch):
+    flags = ["--reproducible", "--run-dir", "runs/x", "--memory-gb"]
+
+    def plan_with(cores, gigabytes):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+        arguments = [*flags, gigabytes]
+        command = make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments).command
+        return dataclasses.replace(command, learning=dataclasses.replace(command.learning, memory_gb=0.0))
+
+    assert plan_with(2, "10") == plan_with(64, "500")
+    with pytest.raises(ConfigError, match="a capacity of 400,000 transitions does not fit"):
+        plan_with(2, "3")
+
+
+def test_a_reproducible_run_is_one_process_without_ports(monkeypatch):
+    monkeypatch.setattr("apexrl.running.plan.socket", None)
+    made = plan("--reproducible", "--run-dir", "runs/x", "--no-tensorboard")
+    check_ports(made.command)
+    assert "slower" in dict(describe(made))["processes"] and "ports" not in dict(describe(made))
+    ((name, (script, part)),) = roles_of(made.command).items()
+    assert (name, script, part.evaluation.record_dir) == ("lockstep", "apexrl.lockstep", "runs/x/videos")
+    assert parse(RunCommand, to_flags(part)) == part
+
+
 def test_each_role_gets_its_part_of_a_run():
     command = dataclasses.replace(plan("--seed", "3").command, run_dir="runs/x", actor_device="cuda")
     roles = roles_of(command)
@@ -196,9 +233,8 @@ def journal(tmp_path):
     """The journal of a run on Catch whose unrolls are shorter than ours."""
     directory = tmp_path / "run" / "journal"
     directory.mkdir(parents=True)
-    envs = make_environment(EnvConfig("Catch-v0"), 1)
-    spec = make_spec(EnvConfig("Catch-v0"), envs).streamed(unroll_starts=20, overlap_steps=0)
-    envs.close()
+    names = ("left", "stay", "right")
+    spec = StreamSpec("Catch-v0", (10, 7), "uint8", 1, 3, 1, action_names=names, unroll_starts=20, overlap_steps=0)
     journal = Journal(directory, new_identity(spec))
     journal.append(0, [(b"", b"")] * 700)
     journal.close()

@@ -98,6 +98,7 @@ class CountingLearner:
 
     def __init__(self, algorithm, network, update, spec, device):
         self.updates, self.checked, self.frames = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        self.digest = torch.zeros((), dtype=torch.int64)  # of everything that was drawn, in order
         self.following = {}  # after the queue's newest unrolls, by slot: the next count and state
 
     def schedule(self, frames, share):
@@ -118,6 +119,8 @@ class CountingLearner:
         for batch in (queue, sequences):
             check(batch)
             self.checked += len(batch.weight)
+            for count in batch.observation[0, :, 0, 1].long():
+                self.digest.mul_(31).add_(count).remainder_(2**31)
         self.check_order(queue)
         counts = sequences.observation[0, :, 0, 1]
         probability = counts.new_tensor(0.25)
@@ -148,7 +151,7 @@ class CountingLearner:
         return {"updates": self.updates}
 
     def learning_tensors(self):
-        return {"checked": self.checked, "frames": self.frames}
+        return {"checked": self.checked, "frames": self.frames, "digest": self.digest}
 
 
 def check(batch: UnrollBatch) -> None:

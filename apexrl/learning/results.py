@@ -1,0 +1,58 @@
+"""The results of updates: priorities go to the replay, results of rows to the replica, and metrics are kept."""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from apexrl.learning.draw import Draw
+from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags
+from apexrl.learning.replica import Replica
+from apexrl.learning.soundness import Soundness
+from apexrl.learning.updater import Pending, Updater
+
+
+class Results:
+    """Takes the results of each update, in order. Used from one thread."""
+
+    def __init__(self, fifo_tables: Collection[str]):
+        """Takes none yet.
+
+        Args:
+          fifo_tables: the tables whose unrolls are meant to be new.
+        """
+        self._soundness = Soundness()
+        self._update_metrics = UpdateMetrics()
+        self._version_lags, self._rejected_shares = VersionLags(fifo_tables), RejectedShares(fifo_tables)
+
+    def take(self, pending: Pending, draw: Draw, version: int, updater: Updater, replica: Replica) -> None:
+        """Takes the results of an update; waits for them if need be.
+
+        Args:
+          version: of the network before the update.
+        Raises: ApexError when the network has diverged.
+        """
+        priorities, metrics = pending.result()
+        self._update_metrics.add(metrics)
+        self._soundness.check(priorities, metrics, updater)
+        for table, values in priorities.items():
+            keys = pending.keys[table]
+            replica.update_priorities(draw.generation, table, keys, self._soundness.usable(keys, values))
+        self._version_lags.add(version, draw.versions)
+        if rows := pending.rows():
+            self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
+            replica.add_results(draw.generation, {table: (pending.keys[table], rows[table]) for table in rows})
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics by tag; those that are gathered between two reports begin anew."""
+        metrics = {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
+        metrics |= self._version_lags.report() | self._rejected_shares.report()
+        return metrics | {
+            "learner/unusable_transitions_total": float(self._soundness.num_unusable),
+            "learner/skipped_updates_total": float(self._soundness.num_skipped),
+        }
+
+
+def acted_rows(draw: Draw, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the versions [M] that acted in the rows of an update, by table: it may have lacked some of its draw."""
+    samples = draw.samples
+    return {table: draw.versions[table][np.isin(samples[table].keys, there)] for table, there in keys.items()}

@@ -1,0 +1,94 @@
+"""The learning half of a reproducible run: an update for each draw, whose priorities count for the next one."""
+
+from pathlib import Path
+
+import torch
+
+from apexrl.agents.families import family_of
+from apexrl.config import LearnerCommand
+from apexrl.learning.loop import fifo_tables, is_complete, learner_metrics, make_updater, progress
+from apexrl.learning.metrics import returns_by_exploration
+from apexrl.learning.replica import Replica
+from apexrl.learning.results import Results
+from apexrl.learning.run_record import RunRecord
+from apexrl.lifecycle import Stop
+from apexrl.lockstep.local_log import LocalLog
+from apexrl.networks.device_stream import DeviceStream
+from apexrl.networks.parameters import Identity, ParametersHeader, encode_parameters
+from apexrl.types import LogPosition, StreamSpec
+
+
+class LockstepLearner:
+    """Owns the replica of the log, the network, and the counters and files of the run.
+
+    The updater may compute parts of one update in a second thread. No number depends on its timing.
+    """
+
+    def __init__(self, command: LearnerCommand, spec: StreamSpec, log: LocalLog, stop: Stop):
+        """Makes the network and the run directory.
+
+        Raises: ConfigError when one of them cannot be made.
+        """
+        self._command = command
+        self._spec = spec
+        self._log = log
+        device_stream = DeviceStream(torch.device("cpu"))
+        ahead, memory_gb = command.learning.prefetch_batches, command.learning.memory_gb
+        self._replica = Replica(log, log.wants, device_stream, ahead, LogPosition(), stop, memory_gb)
+        self.updater = make_updater(command, spec, device_stream)
+        self.record = RunRecord(Path(command.run_dir), Identity.of(spec, command.agent, command.network))
+        self._results = Results(fifo_tables(family_of(command.agent), command))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has reached one of its totals."""
+        return is_complete(self._command.learning, self.updater, self._replica, self._spec)
+
+    def follow(self) -> None:
+        """Takes everything that is new in the log."""
+        while self._replica.follow(0):
+            pass
+
+    def update(self) -> bool:
+        """Takes the next update; returns False when the limiters let no samples out.
+
+        Raises: ApexError when the network has diverged; ConfigError when the limiters let nobody go on.
+        """
+        while self._log.draw():
+            self.follow()
+            draw = self._replica.next_draw(0)
+            if draw is None:  # nothing of it could be decoded
+                continue
+            self._replica.num_updates = self.updater.num_updates
+            self.updater.schedule(*progress(self._command.learning, self._replica, self._spec))
+            pending = self.updater.update(draw)
+            assert pending is not None
+            self._results.take(pending, draw, self.updater.num_updates - 1, self.updater, self._replica)
+            self.follow()
+            return True
+        return False
+
+    def parameters(self) -> bytes:
+        """Returns the parameters as actors get them.
+
+        Raises: ApexError when a value is beyond float16.
+        """
+        identity = Identity.of(self._spec, self._command.agent, self._command.network)
+        header = ParametersHeader(self.updater.num_updates, *identity, self.record.run)
+        return encode_parameters(header, self.updater.parameters()[0])
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint; a disk that takes none is said."""
+        self._count(0)
+        self.record.checkpoint(self.updater)
+
+    def report(self, others: dict[str, float], updates_per_second: float) -> None:
+        """Writes all metrics, with those of others."""
+        episodes = self._replica.drain_episodes()
+        self._count(len(episodes))
+        metrics = others | learner_metrics(self.updater, self._replica, self._results, updates_per_second)
+        self.record.report(metrics, returns_by_exploration(episodes), "")
+
+    def _count(self, num_episodes: int) -> None:
+        sampled = sum(want.num_transitions(self._spec) for want in self._log.wants)
+        self.record.count(self.updater.num_updates, sampled, self._replica.counted, num_episodes)

@@ -1,0 +1,124 @@
+"""Reproducible runs: a seed decides every tensor, whenever and however a run ends."""
+
+import csv
+import hashlib
+import signal
+
+import pytest
+
+from apexrl.config import RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import parse
+from apexrl.lifecycle import Stop
+from apexrl.lockstep.loop import LockstepLoop
+from apexrl.networks.checkpoint import load_checkpoint
+from tests.system.processes import launch, updates_of, wait_for
+
+CATCH = ["--env", "Catch-v0"]
+LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--lstm"]
+COUNTING = ["--agent", "tests.system.counting_agent:counting", "--env", "tests.system.counting_env:Counting-v0",
+            "--environments-per-worker", "3"]  # fmt: skip
+
+
+def digest(directory, name="latest"):
+    """The sha256 of all tensors of a checkpoint."""
+    checkpoint = load_checkpoint(directory / "checkpoints" / f"{name}.safetensors")
+    found = hashlib.sha256()
+    for key, tensor in sorted(checkpoint.tensors.items()):
+        found.update(key.encode() + bytes(tensor.flatten().contiguous().numpy().data))
+    return found.hexdigest()
+
+
+def curve(directory):
+    """The evaluations without their times."""
+    with (directory / "evaluations.csv").open() as file:
+        return [row[1:] for row in csv.reader(file)]
+
+
+def run(tmp_path, ports, name, *flags):
+    """Runs to the end; returns the directory."""
+    with launch(tmp_path, ports, "--reproducible", "--episodes", 2, *flags, name=name) as process:
+        wait_for(lambda: process.popen.poll() is not None, 120, "the end of the run")
+        assert process.popen.returncode == 0, process.text()
+        assert "one, in which all parts take turns" in process.text()
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("family", [CATCH, LASER, COUNTING])
+def test_one_seed_gives_one_network_bit_for_bit(tmp_path, free_ports, family):
+    flags = [*family, "--total-updates", 300, "--evaluation-period-updates", 100]
+    first, again, other = (
+        run(tmp_path, free_ports(4), name, *flags, "--seed", seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert digest(first) == digest(again) != digest(other)
+    assert digest(first, "best") == digest(again, "best")
+    assert curve(first) == curve(again)
+    assert [row[1] for row in curve(first)] == ["updates", "0", "100", "200", "300"]
+
+
+def test_a_stopped_run_is_the_beginning_of_a_longer_one_and_evaluations_change_nothing(tmp_path, free_ports):
+    with launch(tmp_path, free_ports(4), "--reproducible", *CATCH, name="stopped") as process:
+        wait_for(lambda: updates_of(tmp_path / "stopped") > 0, 60, "an update")
+        process.signal(signal.SIGINT)
+        wait_for(lambda: process.popen.poll() is not None, 60, "the end of the run")
+        assert process.popen.returncode == 0, process.text()
+    checkpoint = load_checkpoint(tmp_path / "stopped" / "checkpoints" / "latest.safetensors")
+    updates = checkpoint.header.counters.updates
+    again = run(tmp_path, free_ports(4), "again", *CATCH, "--no-evaluator", "--total-updates", updates)
+    assert digest(tmp_path / "stopped") == digest(again)
+
+
+def test_a_killed_run_ends_and_is_not_continued(tmp_path, free_ports):
+    with launch(tmp_path, free_ports(4), "--reproducible", *CATCH, "--checkpoint-period-updates", 1) as process:
+        wait_for((tmp_path / "run" / "checkpoints" / "latest.safetensors").exists, 60, "a checkpoint")
+        (role,) = process.descendants()
+        role.kill()
+        wait_for(lambda: process.popen.poll() is not None, 60, "the end of the run")
+        assert process.popen.returncode == 2
+        assert "lockstep ended with signal SIGKILL" in process.text()
+        assert "a reproducible run continues none" in process.text()
+    with launch(tmp_path, free_ports(4), "--resume", tmp_path / "run", name="resumed") as process:
+        wait_for(lambda: process.popen.poll() is not None, 60, "a refusal")
+        assert process.popen.returncode == 2
+        assert "is a reproducible run, which cannot be continued" in process.text()
+
+
+def make(tmp_path, *flags):
+    flags = ["--preset", "small", "--no-evaluator", "--run-dir", str(tmp_path / "run"), *flags]
+    return LockstepLoop(parse(RunCommand, flags), Stop())
+
+
+@pytest.mark.parametrize(("per_insert", "batch"), [(0.5, 64), (3.0, 32), (8.0, 128)])
+def test_limiters_keep_samples_and_inserts_in_proportion_from_the_first_to_the_last(tmp_path, per_insert, batch):
+    """An oracle counts both sides: each draw was due, and actors went on only when none was due any more."""
+    numbers = ["--samples-per-insert", str(per_insert), "--batch-size", str(batch), "--min-size-to-sample", "1000"]
+    loop = make(tmp_path, *CATCH, "--total-updates", "150", *numbers)
+    slack = max(4 * batch, 0.1 * per_insert * 1000)
+    seen = {"drawn": 0, "rounds": 0}
+    play, update = loop._actor.play, loop.learner.update
+
+    def due():
+        return (loop.replay.log.num_inserted - 1000) * per_insert - seen["drawn"] * batch
+
+    def played(*arguments):
+        assert loop.replay.log.num_inserted < 1000 or -slack <= due() < batch - slack
+        play(*arguments)
+        seen["rounds"] += 1
+
+    def updated():
+        may_draw = loop.replay.log.num_inserted >= 1000 and due() >= batch - slack
+        assert update() == may_draw
+        seen["drawn"] += may_draw
+        return may_draw
+
+    loop._actor.play, loop.learner.update = played, updated
+    loop.run()
+    limiter = loop.replay.tables["transitions"].limiter
+    assert seen["drawn"] == loop.learner.updater.num_updates == 150 and seen["rounds"] > 100
+    assert (limiter.inserted, limiter.sampled) == (loop.replay.log.num_inserted, 150 * batch)
+
+
+def test_limiters_that_wait_for_each_other_end_the_run(tmp_path):
+    tables = ["--tables", "queue=fifo:1:1", "sequences=priority:1:500"]
+    with pytest.raises(ConfigError, match=r"sequences waits for min_size.*give --tables other"):
+        make(tmp_path, *COUNTING, *tables).run()
