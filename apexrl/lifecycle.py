@@ -86,9 +86,7 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
     )
     stop = Stop()
     stop.on_signals()
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent:
-        stop.thread(lambda: _end_with(int(parent), stop), "parent")
+    end_with_parent(stop, ORPHAN_SECONDS)
     try:
         main(stop)
         if stop.error is not None:
@@ -110,13 +108,23 @@ def exit_status(error: ApexError) -> int:
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
 
 
-def _end_with(parent: int, stop: Stop) -> None:
-    while not stop.wait(1.0):
-        if os.getppid() != parent:
-            logger.warning("the supervisor is gone")
-            stop.set()
-            time.sleep(ORPHAN_SECONDS)
-            os._exit(1)
+def end_with_parent(stop: Stop, patience_seconds: float) -> None:
+    """Sets the stop when the supervisor that started this process is gone, and ends the process after the patience.
+
+    Without a supervisor the function does nothing.
+    """
+    parent = os.environ.get(PARENT_VARIABLE)
+
+    def watch() -> None:
+        while not stop.wait(1.0):
+            if os.getppid() != int(parent or 0):
+                logger.warning("the supervisor is gone")
+                stop.set()
+                time.sleep(patience_seconds)
+                os._exit(1)
+
+    if parent:
+        stop.thread(watch, "parent")
 
 
 class Stopwatch:

@@ -8,6 +8,9 @@ Prints agent steps per CPU-second (all threads, user and system) and per second,
              priorities, compression, sending. Stable-Baselines3 and a loop in CleanRL's style: environments, network
              and an insert into the buffer. Their network is Nature's, as ours is with the preset `paper`.
 
+The systems `two-cores` and `two-cores-impala` are apex-dqn and impala with networks of one size. With both, a line for
+each game says what an agent step of impala costs: `--systems two-cores two-cores-impala --games Pong Breakout`.
+
 Each measurement has a process of its own, and in each repeat all systems take turns. A peer runs with one thread and
 with its default number of threads. The better of the two counts, for each figure. requirements-bench.txt installs the
 peers. EnvPool gives other screens when it resizes as in its own benchmark, so no ratio is to that row. `--profile`
@@ -44,6 +47,7 @@ class System(NamedTuple):
     is_like: bool = True  # it gives the same screens as ours, so ratios may be to it
     threads: tuple[int, ...] = (1, 0)  # 0: its default
     preset: str = ""
+    agent: str = "apex-dqn"
 
 
 _MANY = ("--envs", ENVIRONMENTS)
@@ -59,6 +63,9 @@ SYSTEMS = {
     ),
     "paper": System("ours, Nature's size", "loop", is_ours=True, threads=(0,), preset="paper"),
     "two-cores": System("ours, preset two-cores", "loop", is_ours=True, threads=(0,), preset="two-cores"),
+    "two-cores-impala": System(
+        "ours, impala, two-cores", "loop", is_ours=True, threads=(0,), preset="two-cores", agent="impala"
+    ),
     "sb3": System("SB3 DQN, 1 env", "loop", "benchmarks.peers.sb3_loop", ("--envs", 1), _SB3),
     "sb3-8": System("SB3 DQN, 8 envs", "loop", "benchmarks.peers.sb3_loop", ("--envs", 8), _SB3),
     "cleanrl": System("CleanRL's style", "loop", "benchmarks.peers.cleanrl_loop", ("--envs", 1), _SB3),
@@ -76,7 +83,7 @@ class Options:
     repeats: int = 3
     """Number of measurements of each system."""
     systems: tuple[str, ...] = tuple(SYSTEMS)
-    """vector, gymnasium, envpool, envpool-bilinear; paper, two-cores, sb3, sb3-8, cleanrl."""
+    """vector, gymnasium, envpool, envpool-bilinear; paper, two-cores, two-cores-impala, sb3, sb3-8, cleanrl."""
     device: str = "cpu"
     """Device of our actors' networks; cuda is passed to actor.py as --device cuda."""
     profile: bool = False
@@ -92,7 +99,7 @@ def measure(system: System, game: str, threads: int, options: Options) -> dict[s
     else:
         from benchmarks.actor_process import play
 
-        played = dataclasses.asdict(play(game, system.preset, options.device, options.seconds))
+        played = dataclasses.asdict(play(game, system.agent, system.preset, options.device, options.seconds))
         found = {name: played[name] for name in ("agent_steps", "cpu_seconds", "wall_seconds")}
     rates = {CPU: found["agent_steps"] / found["cpu_seconds"], WALL: found["agent_steps"] / found["wall_seconds"]}
     return {"system": system.name, "kind": system.kind, "game": game, "threads": threads} | found | rates
@@ -167,6 +174,17 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def costs(rows: list[dict]) -> list[str]:
+    """Returns a line for each game: the CPU time of an agent step of impala, divided by apex-dqn's."""
+    ours = {(row["game"], row["system"]): row[CPU]["median"] for row in rows if CPU in row}
+    apex, impala = SYSTEMS["two-cores"].name, SYSTEMS["two-cores-impala"].name
+    return [
+        f"{game}: an agent step of impala costs {ours[game, apex] / ours[game, impala]:.2f} times one of apex-dqn"
+        for game, system in ours
+        if system == apex and (game, impala) in ours
+    ]
+
+
 def main(options: Options) -> None:
     """Measures and prints the chosen systems."""
     running.end_in_order()
@@ -174,9 +192,9 @@ def main(options: Options) -> None:
     results: dict[str, Any] = {"machine": machine(), "date": datetime.date.today().isoformat()}
     results["options"] = dataclasses.asdict(options)
     if options.profile:
-        presets = list(dict.fromkeys(system.preset for system in systems if system.preset))
+        networks = [(system.agent, system.preset) for system in systems if system.preset]
         try:
-            results["profile"] = profile(options.games, presets, options.device, options.seconds, options.repeats)
+            results["profile"] = profile(options.games, networks, options.device, options.seconds, options.repeats)
         except RuntimeError as error:
             sys.exit(f"no profile: {error}")
     else:
@@ -185,7 +203,7 @@ def main(options: Options) -> None:
         results["skipped"] = [system.name for system in skipped]
         results["measurements"] = measure_all(systems, options)
         results["rows"] = summarize(results["measurements"], systems, options.games)
-        print(table(results["rows"]))
+        print(table(results["rows"]), *costs(results["rows"]), sep="\n")
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
 

@@ -74,8 +74,8 @@ def cpu_seconds(process: psutil.Process) -> float:
     return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)  # clock_getcpuclockid(3), CPUCLOCK_SCHED
 
 
-def play(game: str, preset: str, device: str, seconds: float) -> Played:
-    """Runs one actor with the network of a preset, and returns its work in at least ENOUGH of the seconds.
+def play(game: str, agent: str, preset: str, device: str, seconds: float) -> Played:
+    """Runs one actor with the network of an agent's preset, and returns its work in at least ENOUGH of the seconds.
 
     Raises: RuntimeError when it ends or reports nothing.
     """
@@ -91,8 +91,9 @@ def play(game: str, preset: str, device: str, seconds: float) -> Played:
             stack.callback(thread.join, 5.0)
             stack.callback(server.close)
         actor_port, batch_port = free_ports(2)
-        ports = ["--preset", preset, "--metrics-port", _port(readings.endpoint), "--actor-port", actor_port]
-        limits = ["--samples-per-insert", 0, "--capacity", 500_000, "--journal-dir", "off"]
+        ports = ["--agent", agent, "--preset", preset]
+        ports += ["--metrics-port", _port(readings.endpoint), "--actor-port", actor_port]
+        limits = ["--tables", "all=uniform:0:1", "--capacity", 500_000, "--journal-dir", "off"]
         replay = [*ports, "--batch-port", batch_port, *limits]
         acting = [*ports, "--env", env.env, "--parameter-port", _port(publisher.endpoint)]
         if device != "cpu":
@@ -100,22 +101,22 @@ def play(game: str, preset: str, device: str, seconds: float) -> Played:
         stack.enter_context(_running("replay.py", replay, directory))
         wait_for_port(actor_port)
         readings.process = stack.enter_context(_running("actor.py", acting, directory))
-        return _measure(readings, publisher, _Versions(env, preset), directory / "actor.py.txt", seconds)
+        return _measure(readings, publisher, _Versions(env, agent, preset), directory / "actor.py.txt", seconds)
 
 
 class _Versions:
     """Encodes the parameters of an untrained network, under a new version each time."""
 
-    def __init__(self, env: EnvConfig, preset: str):
+    def __init__(self, env: EnvConfig, agent: str, preset: str):
         environment = make_environment(env, 1)
-        command = with_preset(default_command(LearnerCommand), preset)
-        family = family_of(command.agent)
+        command = with_preset(default_command(LearnerCommand, agent), preset)
+        family = family_of(agent)
         spec = family.stream(command.algorithm, make_spec(env, environment))
         environment.close()
         make_learner, cpu = implementation(family).make_learner, torch.device("cpu")
         learner = make_learner(command.algorithm, command.network, command.update, spec, cpu)
         self._tensors = learner.acting_tensors()
-        self._header = ParametersHeader(0, spec, command.agent, to_text(command.network), "benchmark")
+        self._header = ParametersHeader(0, spec, agent, to_text(command.network), "benchmark")
 
     def next(self) -> bytes:
         """Returns the parameters as a learner would send them after its next update."""

@@ -17,23 +17,27 @@ PREFIX = "actor/time/"
 ENVIRONMENTS = 32
 
 
-def profile(games: tuple[str, ...], presets: list[str], device: str, seconds: float, repeats: int) -> list[dict]:
+def profile(
+    games: tuple[str, ...], networks: list[tuple[str, str]], device: str, seconds: float, repeats: int
+) -> list[dict]:
     """Measures and prints a profile for each game and network; returns them as medians of the repeats.
 
+    Args:
+      networks: agents and presets.
     Raises: RuntimeError when the actor does not report where its time goes.
     """
     found = []
     for game in games:
-        for preset in presets:
-            runs = [_once(game, preset, device, seconds) for _ in range(repeats)]
+        for agent, preset in networks:
+            runs = [_once(game, agent, preset, device, seconds) for _ in range(repeats)]
             medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-            print(table(game, preset, medians), flush=True)
-            found.append({"game": game, "preset": preset, "runs": runs} | medians)
+            print(table(game, f"{agent}, {preset}", medians), flush=True)
+            found.append({"game": game, "agent": agent, "preset": preset, "runs": runs} | medians)
     return found
 
 
-def _once(game: str, preset: str, device: str, seconds: float) -> dict[str, float]:
-    played = play(game, preset, device, seconds)
+def _once(game: str, agent: str, preset: str, device: str, seconds: float) -> dict[str, float]:
+    played = play(game, agent, preset, device, seconds)
     shares = shares_of(played)
     where = ("--work", "emulator", "--game", game, "--envs", ENVIRONMENTS)
     parts = running.run("benchmarks.actor_work", 1, seconds, *where)
@@ -59,9 +63,9 @@ def shares_of(played: Played) -> dict[str, float]:
     return {name: played.figures[PREFIX + name] for name in (*LOOP, SENDING)}
 
 
-def table(game: str, preset: str, row: dict[str, Any]) -> str:
+def table(game: str, network: str, row: dict[str, Any]) -> str:
     """Returns one profile as text."""
-    lines = [f"{game}, network of the preset {preset}: an agent step takes {row['step_us']:.0f} us and "
+    lines = [f"{game}, {network}: an agent step takes {row['step_us']:.0f} us and "
              f"{row['step_cpu_us']:.0f} us of CPU time"]  # fmt: skip
     lines.append(f"  {'its loop':24} {'share of wall time':>18} {'us':>7}")
     for name in (*LOOP, SENDING):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import psutil
 
-from apexrl.config import RunCommand
+from apexrl.config import RunCommand, tables_of
+from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.status_file import Status, read_status
 from apexrl.running.run_directory import CONFIG_FILE, read_config
 from benchmarks.replay import ROOT, free_ports
@@ -53,7 +54,7 @@ def run(game: str, flags: tuple[str, ...], settle_seconds: float, seconds: float
     gained = inserted - statuses[0].counters.transitions_inserted
     if not gained:
         raise RuntimeError("the actors stood still in the whole window: give more --minutes")
-    sampled, wanted = window.samples / gained, command.replay.samples_per_insert
+    sampled, wanted = window.samples / gained, samples_wanted(command)
     if abs(sampled - wanted) > UNSTEADY * wanted > 0:
         print(f"NOTE: not steady: {sampled:.2f} samples a transition in the window, not {wanted:g}", flush=True)
     return window._asdict() | {
@@ -67,6 +68,13 @@ def run(game: str, flags: tuple[str, ...], settle_seconds: float, seconds: float
         "memory_bytes_shared_once": sum(proportional for _, proportional in memory.values()),
         "waits": {tag: share for tag, share in statuses[-1].metrics.items() if "/waits_for/" in tag and share >= 0.01},
     }
+
+
+def samples_wanted(command: RunCommand) -> float:
+    """Returns how often all tables together are to sample a transition; 0 when none of them sets a pace."""
+    tables, wants = tables_of(explicit_replay(command), command.algorithm.unroll_starts), wants_of(command)
+    paces = (tables[want.table].samples_per_insert / want.batch_size for want in wants)  # updates an insert
+    return max(paces) * sum(want.batch_size for want in wants)
 
 
 def memory_by_role(launcher: psutil.Process) -> dict[str, tuple[int, int]]:
@@ -107,7 +115,7 @@ def _follow(
         at = status.counters.seconds
         learning_at = at if learning_at is None else learning_at
         # At first the actors are ahead. Then they stand still until the learner has caught up.
-        in_balance = status.metrics.get(BALANCE, 0.0) >= IN_BALANCE * command.replay.samples_per_insert
+        in_balance = status.metrics.get(BALANCE, 0.0) >= IN_BALANCE * samples_wanted(command)
         if statuses or (at >= learning_at + settle_seconds and in_balance):
             statuses.append(status)
             give_up = time.monotonic() + STATUS_SECONDS

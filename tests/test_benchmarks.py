@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from apexrl.agents import impala, impala_config
-from apexrl.config import LearnerCommand
-from apexrl.flags import default_command, wants_of
+from apexrl.config import LearnerCommand, RunCommand
+from apexrl.flags import default_command, parse, wants_of
 from apexrl.learning.status_file import Status
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.losses.categorical import log_probs
 from apexrl.networks.checkpoint import Counters
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.types import LogPosition, Sample, Unroll
-from benchmarks import gpu_report, gpu_run, learner, learner_work
+from benchmarks import end_to_end, gpu_report, gpu_run, learner, learner_work, selection, whole_run
 from benchmarks.learner_plain import PlainActorCritic
 
 
@@ -69,6 +69,36 @@ def test_wheels_are_wanted_in_another_version_but_never_torch(tmp_path):
     for name in (here, "msgspec-0.0.1-py3-none-any.whl", "torch-9.9-py3-none-any.whl", "not_there-1-py3-none-any.whl"):
         (tmp_path / name).touch()
     assert [wheel.name.split("-")[0] for wheel in gpu_report.wanted_wheels(tmp_path)] == ["msgspec", "not_there"]
+
+
+def test_a_peers_best_variant_counts_and_each_peer_has_a_ratio():
+    systems = [end_to_end.SYSTEMS[name] for name in ("impala", "ppo", "monobeast")]
+
+    def measured(system, frames, variant="", threads=0):
+        counts = dict.fromkeys(end_to_end.FIGURES, 1.0)
+        return counts | {"system": system.name, "variant": variant, "threads": threads, "frames_per_second": frames}
+
+    ours, ppo, monobeast = systems
+    measurements = [measured(ours, frames) for frames in (900.0, 1200.0, 1000.0)]
+    measurements += [measured(ppo, 100.0, "one", 1), measured(ppo, 250.0, "one"), measured(ppo, 200.0, "each")]
+    rows = end_to_end.summarize([*measurements, measured(monobeast, 125.0)], systems)
+    assert [row["frames_per_second"] for row in rows] == [1000, 250, 125]
+    assert rows[0]["frames_to_peers"] == {ppo.name: 4.0, monobeast.name: 8.0}
+    assert rows[0]["to_best_peer"]["frames"] == 4
+    assert f"frames/s of {ours.name}: 4.00 of {ppo.name}, 8.00 of {monobeast.name}" in end_to_end.table(rows)
+
+
+@pytest.mark.parametrize(
+    ("flags", "samples"),
+    [
+        (["--samples-per-insert", "2.5"], 2.5),
+        (["--agent", "impala"], 1),
+        (["--agent", "impala", "--mix", "queue=1/8", "uniform=7/8"], 8),
+        (["--agent", "impala", "--mix", "uniform=1", "--samples-per-insert", "3"], 3),
+    ],
+)
+def test_a_whole_run_is_in_balance_at_the_samples_of_all_its_tables(flags, samples):
+    assert whole_run.samples_wanted(parse(RunCommand, flags)) == pytest.approx(samples)
 
 
 def test_ratios_are_to_the_same_setting_and_to_the_better_peer():
@@ -138,3 +168,11 @@ def random_unroll(spec, rng):
     discounts = (rng.random(steps) > 0.1).astype(np.float32)
     actions, rewards = rng.integers(spec.num_actions, size=steps, dtype=np.int32), rng.normal(size=steps)
     return Unroll(frames, actions, rewards.astype(np.float32), discounts, np.zeros(steps + 1, bool), extras)
+
+
+def test_each_kind_of_selection_has_a_cost():
+    found = selection.costs(num_batches=2)
+    assert {name.split()[1] for name in found if name.startswith("keep")} == {
+        *("attentive", "elite-1", "elite-2", "elite-3", "elite-4")
+    }
+    assert len(found) == 1 + 3 + 4 + 5 + 5 and all(np.isfinite(list(found.values())))

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from apexrl.agents.families import FAMILIES
 from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.streams import StreamCutter, why_not_cut
@@ -91,3 +92,11 @@ def test_the_field_that_hinders_is_named():
     ):
         assert reason in why_not_cut(log, msgspec.structs.replace(log, **changes))
     assert not why_not_cut(log, msgspec.structs.replace(log, unroll_starts=12, overlap_steps=0, extras=()))
+
+
+def test_ape_x_learns_from_the_log_of_impala_and_impala_misses_its_fields_in_that_of_ape_x():
+    environment, _ = unrolls_of(8, 2)
+    streams = {name: family.stream(family.algorithm, environment) for name, family in FAMILIES.items()}
+    assert streams["impala"].overlap_steps < streams["apex-dqn"].overlap_steps
+    assert not why_not_cut(streams["impala"], streams["apex-dqn"])
+    assert "it has no field " in why_not_cut(streams["apex-dqn"], streams["impala"])

@@ -82,7 +82,7 @@ class JournalClient:
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the start, the next unroll, or the next batch; None when enough batches wait for their use.
 
-        Raises: ConfigError when the journal holds nothing that can be sampled.
+        Raises: ConfigError when the journal holds too little for a batch.
         """
         if self._start is not None:
             start, self._start = self._start, None
@@ -93,11 +93,12 @@ class JournalClient:
             self._is_read, self.waits_for = True, ""
             logger.info("read %d unrolls of %s", self._end_number, self._directory)
         for name, table in self._tables.items():
-            if not table.can_sample(self._batch_sizes[name]):
-                raise ConfigError(f"{self._directory} holds nothing that table {name} could sample")
+            size = self._batch_sizes[name]
+            if not table.can_sample(size):
+                raise ConfigError(f"{self._directory} holds too little for a batch of {size} of table {name}")
             if self._unused[name] < self._prefetch_batches:
                 self._unused[name] += 1
-                return LogBatch(name, table.sample(self._batch_sizes[name]))
+                return LogBatch(name, table.sample(size))
         time.sleep(timeout_milliseconds / 1000)
         return None
 

@@ -55,6 +55,7 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
+        self._results = Results(fifo_tables(self._family, command))
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         self._connections = Connections(command.wires)
@@ -71,7 +72,6 @@ class LearnerLoop:
         learning = self._command.learning
         ahead, memory_gb = learning.prefetch_batches, learning.memory_gb
         replica = Replica(self._log(), self._wants, self._device_stream, ahead, counted, stop, memory_gb)
-        self._results = Results(fifo_tables(self._family, self._command), replica)
         self._connections.start(stop)
         following = stop.thread(replica.run, "replica")
         try:
@@ -140,7 +140,7 @@ class LearnerLoop:
                 updater.schedule(*progress(learning, replica, spec))
                 pending = updater.update(draw, replica.upcoming_draw())
                 if pending is not None:
-                    self._expect(pending, draw, updater)
+                    self._expect(pending, draw, updater, replica)
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
@@ -164,9 +164,9 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants)
         record.count(updater.num_updates, sampled, replica.counted, num_episodes)
 
-    def _expect(self, pending: Pending, draw: Draw, updater: Updater) -> None:
+    def _expect(self, pending: Pending, draw: Draw, updater: Updater, replica: Replica) -> None:
         version = updater.num_updates - 1
-        self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater))
+        self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
 
     def _publish_soon(self, updater: Updater) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""

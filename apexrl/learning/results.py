@@ -14,18 +14,17 @@ from apexrl.learning.updater import Pending, Updater
 class Results:
     """Takes the results of each update, in order. Used from one thread."""
 
-    def __init__(self, fifo_tables: Collection[str], replica: Replica):
+    def __init__(self, fifo_tables: Collection[str]):
         """Takes none yet.
 
         Args:
           fifo_tables: the tables whose unrolls are meant to be new.
         """
-        self._replica = replica
         self._soundness = Soundness()
         self._update_metrics = UpdateMetrics()
         self._version_lags, self._rejected_shares = VersionLags(fifo_tables), RejectedShares(fifo_tables)
 
-    def take(self, pending: Pending, draw: Draw, version: int, updater: Updater) -> None:
+    def take(self, pending: Pending, draw: Draw, version: int, updater: Updater, replica: Replica) -> None:
         """Takes the results of an update; waits for them if need be.
 
         Args:
@@ -37,11 +36,11 @@ class Results:
         self._soundness.check(priorities, metrics, updater)
         for table, values in priorities.items():
             keys = pending.keys[table]
-            self._replica.update_priorities(draw.generation, table, keys, self._soundness.usable(keys, values))
+            replica.update_priorities(draw.generation, table, keys, self._soundness.usable(keys, values))
         self._version_lags.add(version, draw.versions)
         if rows := pending.rows():
             self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
-            self._replica.add_results(draw.generation, {table: (pending.keys[table], rows[table]) for table in rows})
+            replica.add_results(draw.generation, {table: (pending.keys[table], rows[table]) for table in rows})
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by tag; those that are gathered between two reports begin anew."""

@@ -37,7 +37,7 @@ class LockstepLearner:
         self._replica = Replica(log, log.wants, device_stream, ahead, LogPosition(), stop, memory_gb)
         self.updater = make_updater(command, spec, device_stream)
         self.record = RunRecord(Path(command.run_dir), Identity.of(spec, command.agent, command.network))
-        self._results = Results(fifo_tables(family_of(command.agent), command), self._replica)
+        self._results = Results(fifo_tables(family_of(command.agent), command))
 
     @property
     def is_complete(self) -> bool:
@@ -63,7 +63,7 @@ class LockstepLearner:
             self.updater.schedule(*progress(self._command.learning, self._replica, self._spec))
             pending = self.updater.update(draw)
             assert pending is not None
-            self._results.take(pending, draw, self.updater.num_updates - 1, self.updater)
+            self._results.take(pending, draw, self.updater.num_updates - 1, self.updater, self._replica)
             self.follow()
             return True
         return False

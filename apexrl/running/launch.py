@@ -26,7 +26,7 @@ from apexrl.flags import (
     value_given,
 )
 from apexrl.learning.status_file import read_status
-from apexrl.lifecycle import Stop, exit_status
+from apexrl.lifecycle import Stop, end_with_parent, exit_status
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
@@ -48,12 +48,13 @@ from apexrl.running.run_directory import (
     saved_command,
     set_aside,
 )
-from apexrl.running.supervise import Supervisor
+from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
 
 ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  # 9 s together
+ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
 WATCH_SECONDS = 0.2
 FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
@@ -65,6 +66,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
     stop = Stop()
     stop.on_signals()
+    end_with_parent(stop, ENDING_SECONDS)
     try:
         with contextlib.ExitStack() as held:
             plan = _prepare(console, held)
@@ -183,7 +185,7 @@ class Run:
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
-        status = 0
+        status, fault = 0, ""
         try:
             self._start()
             with Display(self._console, self._directory, self._supervisor) as display:
@@ -193,11 +195,13 @@ class Run:
                     if FINISHING.intersection(finished) or self._clock.is_over(self._counters()):
                         break
         except ApexError as error:
-            status = exit_status(error)
-            logger.error("%s; see the logs in %s", error, self._logs)
+            status, fault = exit_status(error), f"{error}; see the logs in {self._logs}"
+            logger.error("%s", fault)
         finally:
             self._stop(stop)
         self._summarize()
+        if fault:  # once more: the last line says why the run ended
+            logger.error("%s", fault)
         if not status and self._command.smoke and (missing := what_is_missing(self._counters())):
             status = 1
             seconds, failures = self._clock.elapsed(), ", ".join(missing)

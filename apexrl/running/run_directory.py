@@ -15,7 +15,7 @@ import psutil
 
 from apexrl.config import EnvConfig, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.files import locked, write_json
+from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import default_command
 from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
@@ -54,8 +54,13 @@ def lock_run(directory: str) -> contextlib.AbstractContextManager[None]:
 
 
 def check_new(directory: Path) -> None:
-    """Raises ConfigError when the directory of a new run is not empty. Writes nothing."""
-    if directory.is_dir() and any(path.name != LOCK_FILE for path in directory.iterdir()):
+    """Raises ConfigError when the directory of a new run is not empty. Writes nothing.
+
+    A start that was killed at once leaves a lock, and at most the temporary file of its configuration.
+    """
+    if directory.is_dir() and any(
+        path.name not in (LOCK_FILE, CONFIG_FILE + TEMPORARY) for path in directory.iterdir()
+    ):
         raise ConfigError(f"{directory} is not empty: give another --run-dir, or --resume {directory} to continue it")
 
 
@@ -85,14 +90,25 @@ def read_config(path: Path) -> tuple[RunCommand, list[str]]:
 
     Raises: ConfigError when the file cannot be read, or was written by a version before --agent.
     """
+    given = saved_values(path)
     try:
-        given = msgspec.json.decode(path.read_bytes(), type=_Saved).command
         if not isinstance(given.get("agent"), str):
             raise ConfigError(
                 f"{path} was written by an earlier version, whose experience this one cannot read: begin a new run"
             )
         not_given: list[str] = []
         return _restored(given, default_command(RunCommand, given["agent"]), not_given), not_given
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def saved_values(path: Path) -> dict[str, Any]:
+    """Returns the values of a command's fields as a file gives them, unchecked; sections are dictionaries.
+
+    Raises: ConfigError when the file cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Saved).command
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 

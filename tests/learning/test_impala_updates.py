@@ -15,6 +15,7 @@ from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.update_graph import BatchInputs, KeyInputs
 from apexrl.learning.updater import Updater
+from apexrl.losses.relevance import PROJECTED
 from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 from apexrl.networks.config import ActorCriticConfig, to_text
 from apexrl.networks.device_stream import DeviceStream
@@ -203,10 +204,11 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
     meta, environment = torch.device("meta"), EnvironmentSpec("Atari-v0", (84, 84), "uint8", 4, 6, 4)
     algorithm = ImpalaAlgorithm(lstm=lstm)
     spec = stream(algorithm, environment)
-    update = updates(mix=LASER, batch_size=32, optimizer=optimizer, policy_cloning_cost=0.1, reduction="mean",
-                     reward_transform="soft-asymmetric")  # fmt: skip
+    replayed = "elite-1" if torso == "deep" else "uniform"
+    update = updates(mix=("queue=1/4", f"{replayed}=3/4"), batch_size=32, optimizer=optimizer, policy_cloning_cost=0.1,
+                     reduction="mean", reward_transform="soft-asymmetric", distance="l2")  # fmt: skip
     learner = ImpalaLearner(algorithm, ActorCriticConfig(torso), update, spec, meta)
-    sizes = {"queue": 8, "uniform": 24}
+    sizes = {"queue": 8, replayed: 24}
     store = UnrollStore(spec, 10, [Want(table, size, Unrolls()) for table, size in sizes.items()], meta, 4)
     device_stream = DeviceStream(meta)
     by_keys = {table: KeyInputs(device_stream, store, table, size) for table, size in sizes.items()}
@@ -215,4 +217,5 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
         updater = Updater(learner, device_stream)
         with OnDevice():
             values = updater._step({table: entrance.batch() for table, entrance in inputs.items()})
-        assert values.shape == (sum(sizes.values()) + len(updater._names),)  # the share of each row that is rejected
+        row = 1 + PROJECTED if torso == "deep" else 1  # the rejected share, and a feature
+        assert values.shape == (32 * row + len(updater._names),)

@@ -36,7 +36,7 @@ def journal(tmp_path, spec, make_unroll, monkeypatch):
 
 def client_of(journal, spec, tables=("transitions=priority",), capacity=10**6, **changes):
     config = ReplayConfig(capacity=capacity, min_size_to_sample=1, tables=tables, **changes)
-    return JournalClient(journal, spec, config, {table.partition("=")[0]: 16 for table in tables}, 2, seed=1)
+    return JournalClient(journal, spec, config, {table.partition("=")[0]: 4 for table in tables}, 2, seed=1)
 
 
 def read(client):
@@ -65,12 +65,12 @@ def test_every_unroll_comes_once_as_it_is_and_then_batches_of_them(journal, spec
     assert [append.number for append in appends] == list(range(NUM_UNROLLS))
     for i, append in enumerate(appends):
         assert append.block == UnrollCodec(spec).encode(make_unroll(spec, i)) and append.insert.sequence == i
-    assert isinstance(batch, LogBatch) and batch.table == "transitions" and len(batch.sample.keys) == 16
+    assert isinstance(batch, LogBatch) and batch.table == "transitions" and len(batch.sample.keys) == 4
     assert isinstance(client.poll(0), LogBatch) and client.poll(0) is None, "two batches are not used yet"
-    keys = keys_of(client, count=400)
+    keys = keys_of(client, count=2000)
     assert not (keys % spec.unroll_starts == 3).any()
     shares = np.bincount(keys // spec.unroll_starts, minlength=NUM_UNROLLS) / len(keys)
-    np.testing.assert_allclose(shares, np.arange(1, 13) / 78, atol=0.015)  # the actors' own priorities
+    np.testing.assert_allclose(shares, np.arange(1, 13) / 78, atol=0.02)  # the actors' own priorities
     client.update_priorities(np.arange(8, 96), np.zeros(88, np.float32), "transitions")
     assert set(keys_of(client)) == {0, 1, 2, 4, 5, 6, 7}
     client.close()
@@ -114,6 +114,21 @@ def test_a_table_that_hands_out_each_unroll_once_is_uniform_here(journal, spec):
     assert set(keys_of(client, "queue")) == set(range(NUM_UNROLLS))
 
 
+def test_a_uniform_table_keeps_its_own_capacity(journal, spec):
+    client = client_of(journal, spec, ("newest=uniform:0:1:5", "all=uniform"))
+    *_, batch = read(client)
+    keys = {"newest": [], "all": []}
+    for _ in range(200):
+        keys[batch.table].extend(batch.sample.keys)
+        while isinstance(event := client.poll(0), LogBatch):  # until two batches of each table wait
+            batch = event
+            keys[batch.table].extend(batch.sample.keys)
+        client.batch_used("newest")
+        client.batch_used("all")
+        batch = client.poll(0)
+    assert set(keys["newest"]) == set(range(7, 12)) and set(keys["all"]) == set(range(12))
+
+
 def test_a_record_that_cannot_be_read_is_left_out(journal, spec, caplog):
     path = sorted(journal.glob("unrolls-*.log"))[0]
     data = bytearray(path.read_bytes())
@@ -132,5 +147,5 @@ def test_a_journal_that_cannot_be_learned_from_is_refused(journal, spec, tmp_pat
     for path in journal.glob("unrolls-*.log"):
         path.unlink()
     assert (journal / IDENTITY_FILE).exists()
-    with pytest.raises(ConfigError, match=r"holds nothing that table transitions could sample"):
+    with pytest.raises(ConfigError, match=r"holds too little for a batch of 4 of table transitions"):
         read(client_of(journal, spec))

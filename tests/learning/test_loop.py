@@ -164,7 +164,7 @@ def test_the_learner_knows_how_far_the_run_is_before_each_update(loop, spec, tot
 def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spec):
     lags, record, stop = mock.MagicMock(), mock.MagicMock(), Stop()
     lags.report.return_value = {"learner/version_lag_max": 9.0}
-    loop._version_lags, loop._connections._metrics.latest.return_value = lags, {}
+    loop._results._version_lags, loop._connections._metrics.latest.return_value = lags, {}
     updater, replica = updaters.Updater(ScheduledLearner(), loop._device_stream), GrowingReplica(stop, 10)
     loop._update(updater, replica, record, spec, stop)
     assert [call.args for call in lags.add.call_args_list] == [(version, {TABLE: 0}) for version in range(10)]
@@ -198,7 +198,7 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
     assert replica.sent == [(5, number, float(number)) for number in range(1, 55)]
     assert updater.most_in_flight == 5  # the fifth is on its way while the first is waited for
     assert [decode_parameters(encoded).header.params_version for encoded in published] == versions
-    assert loop._update_metrics.values() == {"loss": 0.5, "gradient_norm": 1.0}
+    assert loop._results._update_metrics.values() == {"loss": 0.5, "gradient_norm": 1.0}
 
 
 def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):
@@ -217,7 +217,7 @@ def test_transitions_without_finite_errors_are_not_sampled_again(loop, spec, cap
     updater = Updater(spec, loop._device_stream, replica, unusable=lambda number: number % 3 == 0)
     loop._update(updater, replica, mock.MagicMock(), spec, stop)
     assert replica.sent == [(5, number, float(number) if number % 3 else 0.0) for number in range(1, 55)]
-    assert loop._soundness.num_unusable == 18
+    assert loop._results._soundness.num_unusable == 18
     assert "[3]" in caplog.text and "priority 0" in caplog.text
 
 
@@ -240,7 +240,7 @@ def test_updates_that_change_nothing_although_all_errors_are_finite_end_the_lear
     updater.gradient_norm = np.inf
     with pytest.raises(ApexError, match="lower --learning-rate"):
         loop._update(updater, replica, mock.MagicMock(), spec, stop)
-    assert loop._soundness.num_skipped == MOST_UNUSABLE_UPDATES + 1
+    assert loop._results._soundness.num_skipped == MOST_UNUSABLE_UPDATES + 1
 
 
 @pytest.mark.parametrize("weights", [1e5, np.inf])

@@ -8,8 +8,8 @@ from apexrl.agents.contract import Unrolls, Want
 from apexrl.agents.impala import ImpalaLearner
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, stream, wants
 from apexrl.learning.draw import Draw, SampledKeys
-from apexrl.learning.loop import acted_rows
 from apexrl.learning.replica import Replica
+from apexrl.learning.results import acted_rows
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.updater import Updater
 from apexrl.lifecycle import Stop

@@ -19,7 +19,7 @@ from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import make_socket
 from apexrl.unroll import UnrollCodec
 from tests.net.peers import TABLE, block_of, insert_of
-from tests.system.processes import wait_for
+from tests.system.processes import ROOT, wait_for
 
 
 def follow(client, until):
@@ -255,3 +255,28 @@ def test_a_batch_of_another_size_is_dropped_and_another_one_demanded(by_hand, ca
         assert by_hand.answer(wire.Batch(0, index, 0, *(array.tobytes() for array in arrays))) is None
         assert f"{size} keys" in caplog.text
     assert isinstance(by_hand.batch(3, 0), LogBatch)
+
+
+def test_the_selection_of_the_documentation_keeps_the_smallest_distances(start_server, spec, header, make_unroll):
+    code = (ROOT / "docs" / "selection.md").read_text().partition("```python\n")[2].partition("```")[0]
+    learned, codec = [], UnrollCodec(spec)
+
+    def learn_from(unrolls):
+        """Takes the first number of an unroll for its distance."""
+        learned.append([float(unroll.rewards[0]) for unroll in unrolls])
+        return np.array(learned[-1], np.float32)
+
+    with start_server(tables=("old=uniform:0:128",)) as server:
+        actor = InsertClient(server.actor_endpoint, "actor", spec, 4)
+        actor.connect(10)
+        distances = np.random.default_rng(0).permutation(160).astype(np.float32)
+        for i, distance in enumerate(distances):
+            rewards = np.full(spec.unroll_steps, distance, np.float32)
+            actor.insert(header(8 * i), codec.encode(make_unroll(spec, i)._replace(rewards=rewards)), 10)
+        assert actor.flush(10)
+        exec(code, {"endpoint": server.learner_endpoint, "num_updates": 30, "learn_from": learn_from})
+        actor.close()
+    assert all(len(set(batch)) == 32 for batch in learned)
+    # Each unroll is used once, unknown ones first; from then on those that are known to be near.
+    assert {number for batch in learned for number in batch} == set(range(160))
+    assert max(learned[-1]) < 60 < max(learned[0])

@@ -233,7 +233,8 @@ def journal(tmp_path):
     """The journal of a run on Catch whose unrolls are shorter than ours."""
     directory = tmp_path / "run" / "journal"
     directory.mkdir(parents=True)
-    spec = StreamSpec("Catch-v0", (10, 7), "uint8", 1, 3, 1, unroll_starts=20, overlap_steps=0)
+    names = ("left", "stay", "right")
+    spec = StreamSpec("Catch-v0", (10, 7), "uint8", 1, 3, 1, action_names=names, unroll_starts=20, overlap_steps=0)
     journal = Journal(directory, new_identity(spec))
     journal.append(0, [(b"", b"")] * 700)
     journal.close()

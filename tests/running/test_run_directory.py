@@ -74,7 +74,8 @@ def test_a_new_run_wants_an_empty_directory(tmp_path):
     check_new(tmp_path / "run")
     with lock_run(str(tmp_path / "run")):
         pass
-    check_new(tmp_path / "run")  # an earlier start has failed
+    (tmp_path / "run" / f"{CONFIG_FILE}.tmp").touch()
+    check_new(tmp_path / "run")  # an earlier start has failed, or was killed
     (tmp_path / "run" / "notes").write_text("")
     with pytest.raises(ConfigError, match="is not empty"):
         check_new(tmp_path / "run")

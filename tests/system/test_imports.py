@@ -24,9 +24,9 @@ NEVER = {
     "agents": {*ROOMS} - {"agents", "losses", "networks"},
     "acting": {"learning", "running", "tools"},
     "learning": {"acting", "environments", "running", "tools"},
-    "running": {"acting"},
+    "running": {"acting", "tools"},
     "flags": {*ROOMS} - {"agents"},
-    "tools": {"acting", "agents", "learning", "running"},
+    "tools": {"acting", "agents"},
     "lockstep": {"running", "tools"},
 }
 
@@ -117,7 +117,8 @@ def modules_after(code):
         ("import apexrl.net", {"torch", "gymnasium", "ale_py", "tyro"}),
         ("import apexrl.net.service", {"torch", "gymnasium", "ale_py", "tyro"}),
         ("import apexrl.replay.replay", {"torch", "zmq", "asyncio", "gymnasium", "tyro"}),
-        ("import apexrl.tools.keys", {"torch", "gymnasium"}),
+        ("import apexrl.tools.keys, apexrl.tools.replay_tool", {"torch", "gymnasium"}),
+        ("import apexrl.tools.compare", {"gymnasium", "ale_py", "matplotlib", "rich"}),
         ("import apexrl.losses.value_learning, apexrl.losses.windows", {"zmq", "gymnasium"}),
         ("import apexrl.environments.vector", {"torch", "zmq"}),
         ("import apexrl.unroll", {"torch", "zmq", "gymnasium"}),

@@ -279,7 +279,8 @@ def test_an_error_that_comes_again_ends_the_run_and_is_said(tmp_path, free_ports
     flags = ("--env", "tests.system.raising_env:Raising-v0", "--no-evaluator", "--max-restarts", "3")
     with launch(tmp_path, free_ports(4), *flags) as run:
         assert run.popen.wait(500) == 1
-        assert run.text().count("actors ended with status 1: ValueError: the [robot] arm is stuck") >= 2
+        fault = "actors ended with status 1: ValueError: the [robot] arm is stuck"
+        assert run.text().count(fault) >= 3 and fault in run.text().splitlines()[-1]
 
 
 def test_a_worker_that_cannot_work_ends_the_actors(tmp_path):

@@ -131,13 +131,11 @@ def test_minari_reads_the_dataset(journal, tmp_path):
 
 
 def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
-    spec = StreamSpec(
-        "Any-v0", (16, 16, 3), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0
-    )
+    spec = StreamSpec("Any-v0", (32, 32), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0)
     starts = np.array([[True], [False], [False], [True]])
     rng = np.random.default_rng(0)
     actions = rng.random((3, 1, 2)).astype(np.float32)
-    frames = rng.integers(0, 256, (4, 1, 16, 16, 3), np.uint8)
+    frames = rng.integers(0, 256, (4, 1, 32, 32), np.uint8)
     unroll = StreamUnrolls(frames, actions, np.ones((3, 1), np.float32), np.ones((3, 1), np.float32), starts)
     entry = Entry(
         0, wire.encode(wire.Insert(0, "a", 0, 0, 0, 0.1, b"", b"")), UnrollCodec(spec).encode(unroll.stream(0))

@@ -1,0 +1,83 @@
+"""`python -m apexrl.tools.compare RUN RUN ...`: finds the runs to compare; `comparison` compares them."""
+
+import glob
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import tyro
+
+from apexrl.errors import ApexError, ConfigError
+from apexrl.lifecycle import exit_status
+from apexrl.tools.comparison import Scale, write_comparison
+from apexrl.tools.run_results import RunResult, named_by_settings, readable_runs
+
+
+def compare(
+    runs: tyro.conf.Positional[tuple[str, ...]] = (),
+    group: tuple[str, ...] = (),
+    threshold: float | None = None,
+    scale: tuple[str, ...] = (),
+    out: Path = Path("comparison"),
+) -> None:
+    """Compares runs by their evaluations: prints a table, writes OUT.csv and OUT.png.
+
+    Args:
+      runs: Run directories, or patterns of them. Runs whose settings differ in the seed alone are one group.
+      group: NAME=RUN,RUN,... makes a group of runs, or of patterns. May be given several times.
+      threshold: Say when an evaluation first had this mean return.
+      scale: ENV=LOW:HIGH are the returns of a game that count as 0 and 1 where games are averaged; by default the
+        lowest and the highest evaluation of these runs. May be given several times.
+      out: Where the files go, without .csv and .png.
+    """
+    scales = dict(map(_scale, scale))
+    faults: list[str] = []
+    groups: dict[str, list[RunResult]] = {}
+    for name, patterns in map(_group, group):
+        groups.setdefault(name, []).extend(readable_runs(matching(patterns), faults))
+    for name, members in named_by_settings(readable_runs(matching(runs), faults)).items():
+        groups.setdefault(name, []).extend(members)
+    groups = {name: members for name, members in groups.items() if members}
+    if not groups:
+        raise ConfigError("\n".join(faults) or "give the directories of runs")
+    for fault in faults:
+        print(f"left out: {fault}", file=sys.stderr)
+    write_comparison(groups, out, threshold, scales)
+
+
+def _group(text: str) -> tuple[str, list[str]]:
+    name, _, patterns = text.partition("=")
+    if not name or not patterns:
+        raise ConfigError(f"--group {text}: give NAME=RUN,RUN,...")
+    return name, patterns.split(",")
+
+
+def _scale(text: str) -> tuple[str, Scale]:
+    env, _, bounds = text.rpartition("=")
+    try:
+        low, high = map(float, bounds.split(":"))
+    except ValueError:
+        low = high = 0.0
+    if not env or not float("-inf") < low < high < float("inf"):
+        raise ConfigError(f"--scale {text}: give ENV=LOW:HIGH, two returns, the second one higher")
+    return env, Scale(low, high)
+
+
+def matching(patterns: Iterable[str]) -> list[Path]:
+    """Returns the paths that match patterns, each once, and a pattern as it is where nothing matches."""
+    found = (Path(path) for pattern in patterns for path in sorted(glob.glob(pattern)) or [pattern])
+    return list({path.resolve(): path for path in found}.values())
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    try:
+        tyro.cli(compare, prog="python -m apexrl.tools.compare", config=(tyro.conf.UseAppendAction,))
+    except (ApexError, OSError) as error:
+        print(f"cannot compare: {error}", file=sys.stderr)
+        return exit_status(error) if isinstance(error, ApexError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""The results of runs, read from their directories, and groups of runs that differ in the seed alone.
+
+Knows no algorithm: a run's settings are names and values. Writes nothing, and reads a run that goes on, too.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apexrl.errors import ConfigError
+from apexrl.flags import flag_of
+from apexrl.learning.run_record import CURVE_FILE
+from apexrl.learning.status_file import read_status
+from apexrl.running.run_directory import CONFIG_FILE, saved_values
+
+FINAL_EVALUATIONS = 3
+CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max")  # the columns of a Curve in CURVE_FILE
+ELSEWHERE = {"wires"}  # a section of hosts and ports
+# Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
+OF_ONE_RUN = {
+    *("seed", "run_dir", "resume", "from_scratch", "max_seconds", "smoke", "max_restarts", "memory_gb"),
+    *("tensorboard", "tensorboard_port", "tensorboard_host", "journal_dir", "record_dir"),
+}
+
+
+class Curve(NamedTuple):
+    """The evaluations of one run: arrays of one length, in the order in which they came. Returns are unclipped."""
+
+    seconds: np.ndarray
+    frames: np.ndarray
+    updates: np.ndarray
+    returns: np.ndarray  # the mean of an evaluation's games
+    worst: np.ndarray  # its worst game
+    best: np.ndarray
+
+
+class RunResult(NamedTuple):
+    """The results of one run."""
+
+    directory: Path
+    env: str
+    settings: dict[str, Any]  # by name; empty for a run without CONFIG_FILE, whose roles were started by hand
+    frames: int
+    seconds: float
+    samples_per_insert: float | None  # None while nothing has been inserted
+    curve: Curve
+
+    @property
+    def final_return(self) -> float:
+        """The mean of the last FINAL_EVALUATIONS evaluations, or of all when there are fewer."""
+        return float(self.curve.returns[-FINAL_EVALUATIONS:].mean())
+
+    def first_reaching(self, threshold: float) -> tuple[float, float]:
+        """Returns frames and seconds of the first evaluation of at least the threshold; infinite when none is."""
+        reached = np.flatnonzero(self.curve.returns >= threshold)
+        if not len(reached):
+            return np.inf, np.inf
+        return self.curve.frames[reached[0]], self.curve.seconds[reached[0]]
+
+
+def read_run(directory: Path) -> RunResult:
+    """Returns the results in a run directory.
+
+    Raises: ConfigError when there is no such run, it has no evaluation yet, or a file of it cannot be read.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: there is no such run")
+    status = read_status(directory)
+    if status is None or not (directory / CURVE_FILE).exists():
+        raise ConfigError(f"{directory}: no evaluation yet, or it is no run directory")
+    curve = read_curve(directory / CURVE_FILE)
+    if not len(curve.returns):
+        raise ConfigError(f"{directory}: no evaluation yet")
+    path = directory / CONFIG_FILE
+    settings = flat({k: v for k, v in saved_values(path).items() if k not in ELSEWHERE}) if path.exists() else {}
+    settings = {name: value for name, value in settings.items() if name not in OF_ONE_RUN}
+    counters = status.counters
+    inserted = counters.transitions_inserted
+    ratio = counters.transitions_sampled / inserted if inserted else None
+    return RunResult(directory, status.env, settings, status.frames, counters.seconds, ratio, curve)
+
+
+def readable_runs(directories: Iterable[Path], faults: list[str]) -> list[RunResult]:
+    """Returns the results of runs; adds a line to `faults` for each that `read_run` refuses."""
+    runs = []
+    for directory in directories:
+        try:
+            runs.append(read_run(directory))
+        except ConfigError as error:
+            faults.append(str(error))
+    return runs
+
+
+def read_curve(path: Path) -> Curve:
+    """Returns the evaluations of a run's CURVE_FILE.
+
+    A run that goes on from a checkpoint after a kill repeats the time since then. Evaluations of the parameters that
+    were lost are left out.
+
+    Raises: ConfigError when it cannot be read, or a line is no evaluation.
+    """
+    rows: list[list[float]] = []
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            for row in reader:
+                rows.append([float(row[name]) for name in CURVE_NAMES])
+                if not np.isfinite(rows[-1]).all():
+                    raise ValueError("not finite")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{path}: line {reader.line_num} is no evaluation") from error
+    columns = np.array(rows).reshape(-1, len(CURVE_NAMES))
+    least_later = np.minimum.accumulate(columns[::-1, :3], axis=0)[::-1]
+    return Curve(*columns[(columns[:, :3] <= least_later).all(axis=1)].T)
+
+
+def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of nested sections by name. The names of flags are unique over all sections."""
+    values: dict[str, Any] = {}
+    for name, value in sections.items():
+        values |= flat(value) if isinstance(value, dict) else {name: value}
+    return values
+
+
+def named_by_settings(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+    """Returns runs by a name of their settings: the algorithm, and the settings that others of it on this game change.
+
+    Raises: ConfigError when a run's settings are not known.
+    """
+    alike: dict[tuple[str, str], list[RunResult]] = {}
+    for run in runs:
+        if not run.settings:
+            raise ConfigError(f"{run.directory} has no {CONFIG_FILE} to group it by: give --group NAME={run.directory}")
+        alike.setdefault((run.env, str(run.settings.get("agent"))), []).append(run)
+    groups: dict[str, list[RunResult]] = {}
+    for (_, agent), members in alike.items():
+        names = _changed(members)
+        for run in members:
+            changed = [f"{flag_of(name)} {_text(run.settings[name])}" for name in names if name in run.settings]
+            groups.setdefault(" ".join([agent, *changed]), []).append(run)
+    return groups
+
+
+def _changed(runs: Sequence[RunResult]) -> list[str]:
+    """Returns the names of the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [name for name in names if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)]
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,201 @@
+"""`python -m apexrl.tools.sweep FILE.toml [FLAGS]`: makes runs of variants and seeds, one after the other.
+
+It checks every command line before the first run. A later start leaves out what is complete and goes on with what was
+cut off. A run that fails is named, and the others are made. At the end the complete runs are compared. FLAGS are those
+of run.sh and win over the file's. docs/experiments.md describes the file.
+"""
+
+import logging
+import math
+import shlex
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from apexrl.errors import ApexError, ConfigError
+from apexrl.files import locked, write_json
+from apexrl.lifecycle import Stop, exit_status
+from apexrl.running.display import Summary
+from apexrl.running.launch import ENDING_SECONDS
+from apexrl.running.plan import check_ports
+from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
+from apexrl.running.supervise import Supervisor, describe_status
+from apexrl.tools.comparison import write_comparison
+from apexrl.tools.run_results import readable_runs
+from apexrl.tools.sweep_plan import SweepFile, SweepRun, read_file, runs_of
+
+RECORD_FILE, LOCK_FILE, COMPARISON = "sweep.json", "sweep.lock", "comparison"
+WATCH_SECONDS, WAIT_SECONDS = 0.2, 2.0
+
+
+class Record(msgspec.Struct, frozen=True):
+    """All that a sweep remembers of a run that it has started."""
+
+    arguments: list[str]
+    is_complete: bool
+
+
+class Sweep:
+    """The runs of a sweep and the record of those that were started. One process at a time has it."""
+
+    def __init__(self, directory: Path, runs: list[SweepRun], stop: Stop):
+        """Takes the sweep's directory, whose lock the caller holds, and reads its record.
+
+        Raises: ConfigError when the record is damaged, or a run was begun with other flags.
+        """
+        self._directory = directory
+        self._runs = runs
+        self._stop = stop
+        path = directory / RECORD_FILE
+        try:
+            self._records = msgspec.json.decode(path.read_bytes(), type=dict[str, Record]) if path.exists() else {}
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path} is damaged ({error}): remove it, and all runs are looked at again") from error
+        for run in runs:
+            record = self._records.get(run.directory.name)
+            if record is not None and run.has_begun and record.arguments != run.arguments:
+                before = shlex.join(record.arguments)
+                raise ConfigError(f"{run.directory} was begun with {before}: give these again, or another directory")
+
+    def run(self) -> list[str]:
+        """Makes the runs that are not complete, until the stop is set; returns the names of the runs that failed.
+
+        Raises: ConfigError when others keep the ports or a directory, so that a run cannot start.
+        """
+        failed: list[str] = []
+        for number, run in enumerate(self._runs, 1):
+            name = run.directory.name
+            if self._stop.is_set() or self.is_complete(run):
+                continue
+            print(f"{number} of {len(self._runs)}: {name}, see {self._log(run)}", flush=True)
+            self._wait_until_free(run)
+            if self._stop.is_set():
+                break
+            began = time.monotonic()
+            try:
+                self._make(run)
+                print(f"{name}: complete after {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+            except ApexError as error:
+                if not self._stop.is_set():
+                    failed.append(name)
+                    print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+        return failed
+
+    def is_complete(self, run: SweepRun) -> bool:
+        """Returns whether a run has reached its end; it has to be made again when its directory was removed."""
+        record = self._records.get(run.directory.name)
+        return record is not None and record.is_complete and run.has_begun
+
+    def _make(self, run: SweepRun) -> None:
+        """Starts or resumes a run, and returns when it has reached its end.
+
+        Raises: ApexError when it fails, or ended too early.
+        """
+        seconds = self._seconds_left(run)
+        if seconds > 0:
+            self._note(run, is_complete=False)
+            where = ["--resume" if run.has_begun else "--run-dir", str(run.directory)]
+            limit = ["--max-seconds", str(seconds)] if math.isfinite(seconds) else []
+            self._launch(run, [*run.arguments, *limit, *where])
+            self._check_end(run, seconds)
+        self._note(run, is_complete=True)
+
+    def _wait_until_free(self, run: SweepRun) -> None:
+        """Waits while another run has the ports or the directory: when its sweep was killed it ends by itself.
+
+        Raises: ConfigError when it still has them after the time in which a run ends.
+        """
+        deadline, said = time.monotonic() + ENDING_SECONDS, ""
+        while not self._stop.is_set():
+            try:
+                check_ports(run.command)
+                with lock_run(str(run.directory)):
+                    return
+            except ConfigError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if said != (said := str(error)):
+                    logging.info("waiting: %s", error)
+            self._stop.wait(WAIT_SECONDS)
+
+    def _seconds_left(self, run: SweepRun) -> float:
+        """Returns the seconds of --max-seconds that are left of a run, infinite without that flag."""
+        if not run.command.max_seconds:
+            return math.inf
+        counters = continued(run.directory) if run.has_begun else None
+        return run.command.max_seconds - (0.0 if counters is None else counters.seconds)
+
+    def _launch(self, run: SweepRun, arguments: list[str]) -> None:
+        supervisor, name = Supervisor(max_restarts=0), run.directory.name
+        supervisor.start(name, ["-m", "apexrl.running.launch", *arguments], log=self._log(run))
+        child = supervisor.children[name]
+        while child.status is None and not self._stop.wait(WATCH_SECONDS):
+            pass
+        signals = self._stop.num_signals
+        supervisor.stop([name], ENDING_SECONDS, ENDING_SECONDS, hurried=lambda: self._stop.num_signals > signals)
+        if status := child.status:
+            words = child.last_words(status)
+            raise ApexError(f"it ended with {describe_status(status)}" + (f": {words}" if words else ""))
+
+    def _check_end(self, run: SweepRun, seconds: float) -> None:
+        """Raises ApexError when a run has not reached its end: somebody stopped it."""
+        path, learning = run.directory / SUMMARY_FILE, run.command.learning
+        try:
+            summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ApexError(f"{path} cannot be read: {error}") from error
+        ends = (seconds, learning.total_frames or math.inf, learning.total_updates or math.inf)
+        if all(done < end for done, end in zip((summary.seconds, summary.frames, summary.updates), ends, strict=True)):
+            raise ApexError(f"it was stopped at {summary.frames:,} frames: the next start of the sweep goes on with it")
+
+    def _note(self, run: SweepRun, is_complete: bool) -> None:
+        self._records[run.directory.name] = Record(run.arguments, is_complete)
+        write_json(self._directory / RECORD_FILE, self._records)
+
+    def _log(self, run: SweepRun) -> Path:
+        return run.directory.with_name(f"{run.directory.name}.log")
+
+
+def compare_runs(file: SweepFile, runs: Iterable[SweepRun]) -> None:
+    """Compares runs by variant. A run without evaluations is named and left out."""
+    runs, faults = list(runs), list[str]()
+    groups = {
+        name: readable_runs((run.directory for run in runs if run.variant == name), faults) for name in file.variants
+    }
+    for fault in faults:
+        print(f"left out: {fault}", file=sys.stderr)
+    if groups := {name: results for name, results in groups.items() if results}:
+        write_comparison(groups, Path(file.directory) / COMPARISON, file.threshold, {})
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status, 1 when a run is not complete."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(__doc__)
+        return 0 if "--help" in sys.argv else 2
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    stop = Stop()
+    stop.on_signals()
+    try:
+        file = read_file(Path(sys.argv[1]))
+        runs = runs_of(file, sys.argv[2:])
+        with locked(Path(file.directory) / LOCK_FILE, "a sweep that goes on"):
+            sweep = Sweep(Path(file.directory), runs, stop)
+            failed = sweep.run()
+            if stop.is_set():
+                print("stopped: the same command goes on with the sweep")
+                return 1
+            compare_runs(file, [run for run in runs if sweep.is_complete(run)])
+    except (ApexError, OSError) as error:
+        print(f"cannot sweep: {error}", file=sys.stderr)
+        return exit_status(error) if isinstance(error, ApexError) else 1
+    if failed:
+        print(f"failed: {', '.join(failed)}; the same command tries again", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

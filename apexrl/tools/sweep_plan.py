@@ -1,0 +1,125 @@
+"""The file of a sweep, and the runs that follow from it: every command line is checked before anything starts."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from apexrl.config import DEFAULT_AGENT, RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import default_command, flag_of, parse_onto, value_given
+from apexrl.running.plan import check_asked, make_plan
+from apexrl.running.run_directory import CONFIG_FILE
+
+OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--smoke")  # the sweep gives them, or they fit none
+
+Value = bool | int | float | str | list[int | float | str]
+
+
+class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of FILE.toml."""
+
+    directory: str
+    seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(min_length=1)]
+    flags: dict[str, Value] = {}
+    variants: dict[str, dict[str, Value]] = {}
+    threshold: float | None = None
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep."""
+
+    variant: str
+    directory: Path
+    arguments: list[str]  # from the file and the command line
+    command: RunCommand  # that they make here and now, for the variant's first seed
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to resume."""
+        return (self.directory / CONFIG_FILE).exists()
+
+
+def read_file(path: Path) -> SweepFile:
+    """Returns the content of a sweep's file.
+
+    Raises: ConfigError when it cannot be read, has other fields, or a name or seed cannot be used.
+    """
+    try:
+        file = msgspec.toml.decode(path.read_bytes(), type=SweepFile)
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError(f"{path}: {error}") from error
+    if len(set(file.seeds)) < len(file.seeds):
+        raise ConfigError(f"{path}: give each seed once")
+    file = file if file.variants else msgspec.structs.replace(file, variants={path.stem: {}})
+    for name in file.variants:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ConfigError(f"{path}: {name!r} names no directory: take letters, digits, dots, dashes, underscores")
+    return file
+
+
+def runs_of(file: SweepFile, given: list[str]) -> list[SweepRun]:
+    """Returns the runs of a sweep, the variants of the first seed first.
+
+    Args:
+      given: flags that win over the file's.
+    Raises: ConfigError when a command line makes no run that works here and ends.
+    """
+    plans = {}
+    for name, own in file.variants.items():
+        arguments = [*words_of({**_dashed(file.flags), **_dashed(own)}), *given]
+        try:
+            _check_own(arguments)
+            plans[name] = arguments, _planned([*arguments, "--seed", str(file.seeds[0])])
+        except ConfigError as error:
+            raise ConfigError(f"the variant {name}: {error}") from error
+    directory = Path(file.directory)
+    return [
+        SweepRun(name, directory / f"{name}-seed{seed}", [*arguments, "--seed", str(seed)], command)
+        for seed in file.seeds
+        for name, (arguments, command) in plans.items()
+    ]
+
+
+def _dashed(flags: Mapping[str, Value]) -> dict[str, Value]:
+    return {flag_of(name): value for name, value in flags.items()}
+
+
+def words_of(flags: Mapping[str, Value]) -> list[str]:
+    """Returns the words of a command line for the values of flags."""
+    words: list[str] = []
+    for flag, value in flags.items():
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def _check_own(arguments: list[str]) -> None:
+    taken = [flag for flag in OWN_FLAGS if any(word.partition("=")[0].replace("_", "-") == flag for word in arguments)]
+    if taken:
+        raise ConfigError(
+            f"{taken[0]} cannot be given here: a sweep takes seeds and a directory, and resumes by itself"
+        )
+
+
+def _planned(arguments: list[str]) -> RunCommand:
+    """Returns the command that a run of these arguments would have now.
+
+    Raises: ConfigError when it would not work, or not end.
+    """
+    try:
+        asked = parse_onto(default_command(RunCommand, value_given("--agent", arguments) or DEFAULT_AGENT), arguments)
+    except SystemExit as ended:
+        if not ended.code:  # --help
+            raise
+        raise ConfigError(f"its command line is refused, see above: {shlex.join(arguments)}") from ended
+    check_asked(asked)
+    command = make_plan(asked, None, arguments).command
+    if not (command.max_seconds or command.learning.total_frames or command.learning.total_updates):
+        raise ConfigError("it never ends: give max-seconds, total-frames or total-updates")
+    return command

@@ -1,0 +1,196 @@
+"""A sweep: which runs it starts and resumes, alone and with real runs that are killed."""
+
+import shutil
+import signal
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from apexrl.errors import ApexError, ConfigError
+from apexrl.files import write_json
+from apexrl.lifecycle import Stop
+from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
+from apexrl.running.display import summary_of
+from apexrl.running.run_directory import SUMMARY_FILE, latest_path, lock_run
+from apexrl.tools import sweep as module
+from apexrl.tools.sweep import RECORD_FILE, Sweep, main
+from apexrl.tools.sweep_plan import SweepFile, runs_of
+from tests.system.processes import Process, read_json, wait_for
+from tests.tools.run_directories import write_run
+
+PORTS = ("actor-port", "batch-port", "parameter-port", "metrics-port")
+
+
+class Launches:
+    """Takes the place of the launcher: notes the flags of each start, and leaves the files of a run that ended."""
+
+    def __init__(self, monkeypatch):
+        self.starts: list[tuple[str, list[str]]] = []
+        self.seconds = 100.0
+        self.failing: set[str] = set()
+        monkeypatch.setattr(Sweep, "_launch", lambda sweep, run, arguments: self.launch(run, arguments))
+
+    def launch(self, run, arguments):
+        name = run.directory.name
+        self.starts.append((name, arguments[len(run.arguments) :]))
+        if name in self.failing:
+            raise ApexError("the learner died")
+        if not run.has_begun:
+            write_run(run.directory, [0, 1])
+        write_json(run.directory / SUMMARY_FILE, summary_of(None, "Catch-v0", self.seconds, 0))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    return Launches(monkeypatch)
+
+
+@pytest.fixture
+def make(tmp_path, free_ports):
+    """Makes a new sweep over the same directory, of two variants and two seeds."""
+    ports = dict(zip(PORTS, free_ports(4), strict=True))
+
+    def make(**flags):
+        flags = {"env": "Catch-v0", "max-seconds": 100, "tensorboard": False, **ports, **flags}
+        file = SweepFile(str(tmp_path), (0, 1), flags, {"a": {}, "b": {"learning-rate": 0.5}})
+        return Sweep(tmp_path, runs_of(file, []), Stop())
+
+    return make
+
+
+def write_checkpoint(directory, spec, seconds):
+    save_checkpoint(
+        latest_path(directory),
+        CheckpointHeader(spec, "apex-dqn", "{}", Counters(seconds=seconds)),
+        {"x": torch.zeros(2)},
+    )
+
+
+ALL = ["a-seed0", "b-seed0", "a-seed1", "b-seed1"]
+
+
+def test_complete_runs_are_left_out_and_a_removed_one_is_made_again(tmp_path, launches, make):
+    assert make().run() == []
+    assert [name for name, _ in launches.starts] == ALL
+    assert launches.starts[0][1] == ["--max-seconds", "100.0", "--run-dir", str(tmp_path / "a-seed0")]
+    shutil.rmtree(tmp_path / "b-seed0")
+    assert make().run() == []
+    assert [name for name, _ in launches.starts[4:]] == ["b-seed0"]
+    assert launches.starts[4][1][-2:] == ["--run-dir", str(tmp_path / "b-seed0")]
+
+
+def test_a_failing_run_is_named_and_the_others_are_made(launches, make, capsys):
+    launches.failing = {"b-seed0"}
+    assert make().run() == ["b-seed0"]
+    assert [name for name, _ in launches.starts] == ALL
+    assert "b-seed0 failed: the learner died" in capsys.readouterr().err
+    launches.failing = set()
+    assert make().run() == [] and [name for name, _ in launches.starts[4:]] == ["b-seed0"]
+
+
+def test_a_run_that_was_cut_off_goes_on_for_the_rest_of_its_time(tmp_path, spec, launches, make):
+    write_run(tmp_path / "a-seed0", [0, 1])
+    write_checkpoint(tmp_path / "a-seed0", spec, 70.5)
+    assert make().run() == []
+    assert launches.starts[0][1] == ["--max-seconds", "29.5", "--resume", str(tmp_path / "a-seed0")]
+
+
+def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_complete(tmp_path, spec, launches, make):
+    write_run(tmp_path / "a-seed0", [0, 1])
+    write_checkpoint(tmp_path / "a-seed0", spec, 100.0)
+    assert make().run() == [] and [name for name, _ in launches.starts] == ALL[1:]
+
+
+@pytest.mark.parametrize(("flag", "total"), [("total-frames", 500), ("total-updates", 500)])
+def test_a_run_without_a_time_limit_ends_with_its_frames_or_updates(tmp_path, launches, make, flag, total):
+    sweep = make(**{"max-seconds": 0, flag: total})
+    assert sweep.run() == ALL, "the summary says 0 frames and updates"
+    assert all("--max-seconds" not in arguments for _, arguments in launches.starts)
+    done = msgspec.structs.replace(summary_of(None, "Catch-v0", 1, 0), frames=500, updates=500)
+    launches.launch = lambda run, arguments: write_json(run.directory / SUMMARY_FILE, done)
+    assert make(**{"max-seconds": 0, flag: total}).run() == []
+
+
+def test_a_run_that_somebody_stopped_is_not_complete(launches, make, capsys):
+    launches.seconds = 99.9
+    assert make().run() == ALL
+    assert "it was stopped at 0 frames" in capsys.readouterr().err
+
+
+def test_a_run_that_was_begun_with_other_flags_is_refused(launches, make):
+    make().run()
+    with pytest.raises(ConfigError, match=r"a-seed0 was begun with .*--max-seconds 100 .*or another directory"):
+        make(**{"max-seconds": 200})
+
+
+def test_a_damaged_record_is_refused(tmp_path, make):
+    (tmp_path / RECORD_FILE).write_text('{"a-seed0": 3}')
+    with pytest.raises(ConfigError, match=r"sweep\.json is damaged .*: remove it"):
+        make()
+
+
+def test_a_run_that_still_ends_is_waited_for(tmp_path, launches, make, monkeypatch):
+    monkeypatch.setattr(module, "ENDING_SECONDS", 0.0)
+    with lock_run(str(tmp_path / "a-seed0")), pytest.raises(ConfigError, match="belongs to a run that goes on"):
+        make().run()
+    assert not launches.starts
+    monkeypatch.setattr(module, "ENDING_SECONDS", 600.0)
+    lock = lock_run(str(tmp_path / "a-seed0"))
+    lock.__enter__()
+    monkeypatch.setattr(Stop, "wait", lambda stop, seconds: lock.__exit__(None, None, None))
+    assert make().run() == [] and len(launches.starts) == 4
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), ([], 2), (["none.toml"], 2)])
+def test_the_program_says_what_it_wants(monkeypatch, capsys, words, status):
+    monkeypatch.setattr(sys, "argv", ["sweep", *words])
+    monkeypatch.setattr(Stop, "on_signals", lambda stop: None)
+    assert main() == status
+    out, err = capsys.readouterr()
+    assert "FILE.toml" in out if "none.toml" not in words else err.startswith("cannot sweep: none.toml")
+
+
+@pytest.mark.timeout(1800)
+def test_real_runs_go_on_after_a_kill_and_after_ctrl_c_and_are_compared(tmp_path, free_ports):
+    """The sweep is killed in its first run and interrupted in its third; two directories belong to somebody else."""
+    directory = tmp_path / "sweep"
+    ports = "".join(f"{name} = {port}\n" for name, port in zip(PORTS, free_ports(4), strict=True))
+    (tmp_path / "s.toml").write_text(
+        f'directory = "{directory}"\nseeds = [0, 1]\nthreshold = 0.5\n[flags]\nenv = "Catch-v0"\ntensorboard = false\n'
+        f"total-updates = 1000\nevaluation-period-seconds = 1\ncheckpoint-period-seconds = 1\nepisodes = 2\n{ports}"
+        "[variants.good]\n[variants.bad]\n"
+    )
+    for seed in (0, 1):
+        (directory / f"bad-seed{seed}" / "stranger").mkdir(parents=True)
+
+    def sweep(name):
+        return Process(["-m", "apexrl.tools.sweep", tmp_path / "s.toml"], tmp_path / name)
+
+    def learns(name):
+        status = read_json(directory / name / "status.json")
+        return status is not None and status["counters"]["updates"] > 0 and latest_path(directory / name).exists()
+
+    with sweep("killed.txt") as process:
+        wait_for(lambda: learns("good-seed0"), 300, "updates of the first run")
+        process.kill()
+        with sweep("interrupted.txt") as again:  # while the run of the killed one may still be ending
+            wait_for(lambda: learns("good-seed1"), 300, "updates of the second run")
+            descendants = again.descendants()
+            again.signal(signal.SIGINT)
+            assert again.popen.wait(600) == 1, again.text()
+            assert not [role for role in descendants if role.is_running()]
+    assert "stopped: the same command goes on" in again.text()
+    assert "good-seed0: complete" in again.text() and "good-seed1: complete" not in again.text()
+    first = (directory / "good-seed0.log").read_text()
+    assert "the supervisor is gone" in first and "continuing" in first, "it ended with its sweep, and was resumed"
+    assert (directory / "good-seed1" / SUMMARY_FILE).exists(), "the run ended cleanly"
+    with sweep("last.txt") as last:
+        assert last.popen.wait(1200) == 1, last.text()
+    assert "good-seed0: complete" not in last.text() and "good-seed1: complete" in last.text()
+    assert last.text().count("is not empty: give another --run-dir") == 2
+    assert last.text().endswith("failed: bad-seed0, bad-seed1; the same command tries again\n")
+    table = [line for line in last.text().splitlines() if line.startswith("| good")]
+    assert len(table) == 1 and table[0].split("|")[3].strip() == "2"
+    assert {path.name for path in directory.glob("comparison.*")} == {"comparison.csv", "comparison.png"}
