@@ -151,7 +151,8 @@ class ImpalaLearner:
         algorithm, update = self._algorithm, self._update
         with self._precision():
             begun = self._replay_states.begin(batches, self._network)
-            batch, is_new = self._joined(begun)
+        batch, is_new = self._joined(begun)  # autocast refuses to join float16
+        with self._precision():
             output = self._network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
         self._replay_states.keep(batches, output.state)
         logits, values = output.logits[:-1], output.values[:-1]

@@ -1,5 +1,7 @@
 """IMPALA's actor: its log says how it acted, and its memory is that of the learner's network."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,9 @@ def test_an_action_without_probability_is_never_drawn():
     rng = np.random.default_rng(0)
     probabilities = np.tile(np.array([0, 0.5, 0, 0.5, 0], np.float32), (MANY, 1))
     assert set(sampled(probabilities, rng).tolist()) == {1, 3}
+    for number, action in ((0.0, 1), (np.nextafter(1.0, 0.0), 3)):  # the least and the greatest that are drawn
+        extreme = SimpleNamespace(random=lambda shape, number=number: np.full(shape, number))
+        assert sampled(probabilities[:1], extreme).tolist() == [action]
 
 
 def test_training_explores_by_the_policy_alone():
