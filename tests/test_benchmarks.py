@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from apexrl.agents import impala, impala_config
+from apexrl.agents.mix import parts_of
 from apexrl.config import LearnerCommand, RunCommand
 from apexrl.flags import default_command, parse, wants_of
 from apexrl.learning.status_file import Status
@@ -16,9 +17,11 @@ from apexrl.learning.unroll_store import UnrollStore
 from apexrl.losses.categorical import log_probs
 from apexrl.networks.checkpoint import Counters
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.tools.sweep_plan import read_file, runs_of
 from apexrl.types import LogPosition, Sample, Unroll
 from benchmarks import end_to_end, gpu_report, gpu_run, learner, learner_work, selection, whole_run
 from benchmarks.learner_plain import PlainActorCritic
+from tests.system.processes import ROOT
 
 
 def report(seconds: float, frames: int, updates: int, best: float | None = None) -> gpu_run.Report:
@@ -176,3 +179,16 @@ def test_each_kind_of_selection_has_a_cost():
         *("attentive", "elite-1", "elite-2", "elite-3", "elite-4")
     }
     assert len(found) == 1 + 3 + 4 + 5 + 5 and all(np.isfinite(list(found.values())))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_experiment_makes_runs_that_update_after_eight_new_unrolls(path):
+    file = read_file(path)
+    runs = runs_of(file, [])
+    assert len(runs) == len(file.seeds) * len(file.variants)
+    assert file.directory == f"runs/{path.stem}"
+    for run in runs:
+        command = run.command
+        assert command.reproducible
+        online = sum(part.share for part in parts_of(command.update.mix) if part.is_online)
+        assert command.update.batch_size * (online or 1 / command.replay.samples_per_insert) == 8, run.variant

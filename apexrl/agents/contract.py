@@ -83,6 +83,14 @@ class Transitions(NamedTuple):
 class Unrolls(NamedTuple):
     """A view of the log: whole unrolls."""
 
+    burn_in_unrolls: int = 0
+    """Unrolls of the same stream before each one, which batches hold too: (this + 1) B rows, those furthest before in
+    front. They have weight 0 where they are not held."""
+    walks: bool = False
+    """Whether batches walk through episodes: each batch holds the unrolls in which those of the batch before go on, and
+    beginnings of sampled episodes for the others. Extras `number` and `previous` [B] int64 are the numbers of an unroll
+    and of the one before it in its stream, -1 where there is none."""
+
 
 SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
 Distance = Literal["kl", "l2", "cosine"]

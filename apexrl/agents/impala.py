@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of, wants
 from apexrl.agents.mix import parts_of
 from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
+from apexrl.agents.replay_states import ReplayStates
 from apexrl.agents.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
@@ -125,6 +126,9 @@ class ImpalaLearner:
         self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
         self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._row_results = row_results(self._parts, update.distance, self._network.policy.in_features, device)
+        self._replay_states = ReplayStates(
+            self._parts, wants(algorithm, update), update.replay_state, lstm_size_of(spec), device
+        )
         self._learning_rate = torch.tensor(update.learning_rate, device=device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
         self._optimizer = make_optimizer(update, self._network, RMSPROP_DECAY, centered=False, rate=self._learning_rate)
@@ -145,9 +149,12 @@ class ImpalaLearner:
     def gradients(self, batches: Batches, beside: Callable[[], None]) -> Outcome:
         """Computes the gradients of the losses: policy, value, entropy, and cloning where it is asked for."""
         algorithm, update = self._algorithm, self._update
-        batch, is_new = self._joined(batches)
         with self._precision():
-            output = self._network.unroll(batch.observation, history_of(batch))
+            begun = self._replay_states.begin(batches, self._network)
+        batch, is_new = self._joined(begun)  # autocast refuses to join float16
+        with self._precision():
+            output = self._network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
+        self._replay_states.keep(batches, output.state)
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
         log_rhos = action_log_probs(logits, batch.action) - action_log_probs(behavior, batch.action)
@@ -172,7 +179,7 @@ class ImpalaLearner:
         real = valid & (batch.weight > 0)
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept
-        rows = self._row_results.of(batches, self._parts, output, behavior, valid, rejected)
+        rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
         return Outcome({}, {"loss": loss.detach()} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
@@ -192,7 +199,7 @@ class ImpalaLearner:
 
     def learning_tensors(self) -> dict[str, Tensor]:
         schedules = {"learning_rate": self._learning_rate, "entropy_cost": self._entropy_cost}
-        return schedules | optimizer_tensors(self._optimizer, self._network)
+        return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._network)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""

@@ -67,6 +67,11 @@ class ImpalaUpdate(UpdateConfig):
     trust_region: Annotated[float, Range(0)] = 0.1
     """Where a mix replays: states are rejected whose KL from the policy to the one implied by V-trace is not below it
     (LASER, whose authors do not state the number); 0: none is rejected."""
+    replay_state: str = "walk"
+    """The state with which an LSTM begins a replayed unroll: walk, burn-in:N, stored or zero. walk plays an episode's
+    unrolls in order, each from the state in which the one before ended (LASER); attentive and elite replay, which
+    choose single unrolls, take stored states. burn-in:N takes the state stored N steps earlier, and the newest
+    parameters through them; N is a multiple of --unroll-starts. stored is the actor's."""
     policy_cloning_cost: Annotated[float, Range(0)] = 0.0
     """Weight of KL(behaviour || policy) on replayed unrolls (CLEAR: 0.01)."""
     value_cloning_cost: Annotated[float, Range(0)] = 0.0
@@ -137,20 +142,38 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
         )
     parts = parts_of(update.mix)
     sizes = batch_sizes(parts, update.batch_size)
+    replays = replay_view(algorithm, update)
     queue = next((part.name for part in parts if part.is_online), "")
     found = []
     for part in parts:
         size = sizes[part.name]
         if part.rule is None:
-            found.append(Want(part.name, size, Unrolls()))
+            found.append(Want(part.name, size, Unrolls() if part.is_online else replays))
             continue
         if part.rule == "attentive" and (update.distance == "kl" or not queue):
             raise ConfigError(
                 f"--mix {part.name}: it compares features with a queue's: add one, and --distance l2 or cosine"
             )
         selection = Selection(part.rule, size, update.distance, update.anneal_updates, queue)
-        found.append(Want(part.name, update.candidates * size, Unrolls(), selection))
+        found.append(Want(part.name, update.candidates * size, replays._replace(walks=False), selection))
     return tuple(found)
+
+
+def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
+    """Returns the unrolls that the state of replayed ones needs besides them.
+
+    Raises: ConfigError when --replay-state is none that is known, or the log holds no state so many steps earlier.
+    """
+    kind, _, steps_text = update.replay_state.partition(":")
+    steps = int(steps_text) if kind == "burn-in" and steps_text.isdecimal() else 0
+    if update.replay_state not in ("walk", "stored", "zero") and (not steps or steps % algorithm.unroll_starts):
+        raise ConfigError(
+            f"--replay-state {update.replay_state}: give walk, stored, zero, or burn-in:N with a multiple of "
+            f"--unroll-starts {algorithm.unroll_starts}, at whose ends the log holds states"
+        )
+    if not algorithm.lstm:
+        return Unrolls()
+    return Unrolls(burn_in_unrolls=steps // algorithm.unroll_starts, walks=kind == "walk")
 
 
 def tables(update: ImpalaUpdate) -> tuple[str, ...]:

@@ -1,11 +1,18 @@
 """Catch: a ball falls through a small pixel field, and a paddle at the bottom moves left, stays, or moves right.
 
 The reward is +1 or -1 when the ball arrives. An episode lasts rows - 1 steps. Catch is the smallest environment that
-needs the convolutions, so a test can learn from pixels in a minute.
+needs the convolutions, so a test can learn from pixels in a minute. It has two variants:
+
+* `MemoryCatch` shows the ball in the first frame of an episode only. With memory the return is 1. Without memory the
+  policy knows from the paddle alone which of 3 ways its first action went, so it catches 3 of 7 balls at most: the
+  mean return is -1/7 at best.
+* `SwitchingCatch` exchanges left and right again and again: the volatile game on which replay can do harm.
 """
 
 import gymnasium
 import numpy as np
+
+SWITCH_PERIOD_STEPS = 3750  # of one environment: 8 of them take 30,000 steps together
 
 
 class Catch(gymnasium.Env):
@@ -48,12 +55,47 @@ class Catch(gymnasium.Env):
 
     def _observation(self) -> np.ndarray:
         field = np.zeros(self._shape, np.uint8)
-        field[self._ball] = 255
+        if self._is_ball_shown():
+            field[self._ball] = 255
         field[-1, self._paddle] = 255
         return field
 
+    def _is_ball_shown(self) -> bool:
+        return True
+
+
+class MemoryCatch(Catch):
+    """Catch whose ball is hidden after the first frame of an episode."""
+
+    def _is_ball_shown(self) -> bool:
+        return self._ball[0] == 0
+
+
+class SwitchingCatch(Catch):
+    """Catch whose actions left and right are exchanged after every `switch_period_steps` steps.
+
+    The steps of an environment count across its episodes, which go on through a switch; a reset is no step. A new
+    environment begins unswitched.
+    """
+
+    def __init__(self, switch_period_steps: int, rows: int = 10, columns: int = 7, render_mode: str | None = None):
+        super().__init__(rows, columns, render_mode)
+        self._period_steps = switch_period_steps
+        self._steps = 0
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Takes the action, or while switched, its mirror image."""
+        is_switched = self._steps // self._period_steps % 2 == 1
+        self._steps += 1
+        return super().step(2 - action if is_switched else action)
+
 
 def register() -> None:
-    """Makes `Catch-v0` known to gymnasium."""
-    if "Catch-v0" not in gymnasium.registry:
-        gymnasium.register("Catch-v0", entry_point="apexrl.environments.catch:Catch")
+    """Makes `Catch-v0` and its variants known to gymnasium."""
+    for name, kwargs in {
+        "Catch": {},
+        "MemoryCatch": {},
+        "SwitchingCatch": {"switch_period_steps": SWITCH_PERIOD_STEPS},
+    }.items():
+        if f"{name}-v0" not in gymnasium.registry:
+            gymnasium.register(f"{name}-v0", entry_point=f"apexrl.environments.catch:{name}", kwargs=kwargs)

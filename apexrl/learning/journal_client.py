@@ -67,9 +67,8 @@ class JournalClient:
         seeds = dict(zip(settings, np.random.SeedSequence(seed).spawn(len(settings)), strict=True))
         self._tables: dict[str, Table] = {}
         for name in batch_sizes:
-            free = TableConfig(
-                "priority" if settings[name].kind == "priority" else "uniform", 0.0, min_size_to_sample=1
-            )
+            kind, capacity = settings[name].kind, settings[name].capacity
+            free = TableConfig("uniform" if kind == "fifo" else kind, 0.0, 1, capacity)
             self._tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
         granularity = {name: table.granularity for name, table in self._tables.items()}
         self._start: LogStart | None = LogStart(identity.log, wanted, self._ring_unrolls, 0, False, granularity)

@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from apexrl.agents.contract import Transitions, Want
+from apexrl.agents.contract import Transitions, Unrolls, Want
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.learning.draw import Draw, Gathered, SampledKeys
 from apexrl.learning.selection import Selector
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.walks import Streams, Walks
 from apexrl.lifecycle import Stop
 from apexrl.memory import free_memory_bytes
 from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
@@ -129,6 +130,8 @@ class Replica:
         self._versions = np.zeros(0, np.int64)  # [ring]: params_version of the unroll at each position
         self._selections = {want.table: want.selection for want in self._wants if want.selection is not None}
         self._selector: Selector | None = None
+        self._streams: Streams | None = None
+        self._walks: dict[str, Walks] = {}  # by table
         self._outgoing = queue.SimpleQueue[NewPriorities | NewResults | None]()  # None: a draw was used
         self._generation = 0  # counts the logs that were followed
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
@@ -213,6 +216,10 @@ class Replica:
             self._forget_samples()
         if self._selections and not start.continues:
             self._selector = Selector(self._selections, start.ring_unrolls)
+        if self.store is None or self.store.ring_unrolls != start.ring_unrolls or not start.continues:
+            self._streams = Streams(start.ring_unrolls, start.spec.unroll_starts)
+            walking = [want for want in self._wants if isinstance(want.view, Unrolls) and want.view.walks]
+            self._walks = {want.table: Walks(self._streams) for want in walking}
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls:
             started = time.monotonic()
             if self.store is not None:
@@ -277,7 +284,7 @@ class Replica:
         return UnrollStore(start.spec, start.ring_unrolls, self._wants, device, self._num_batches, self._device_stream)
 
     def _apply(self, append: LogAppend) -> None:
-        assert self.store is not None and self._codec is not None
+        assert self.store is not None and self._codec is not None and self._streams is not None
         header = append.insert.header(self.store.spec.unroll_starts)
         if append.number >= self.counted.next_number:
             transitions = self.counted.transitions + int(header.valid.sum())
@@ -287,7 +294,10 @@ class Replica:
         self._versions[append.number % self.store.ring_unrolls] = header.params_version
         slot = self.store.begin(append.number)
         try:
-            self.store.commit(slot, self._codec.decode(append.block, slot.frames))
+            unroll = self._codec.decode(append.block, slot.frames)
+            actor, stream, first_step = append.insert.actor, header.stream, header.first_step
+            previous = self._streams.add(append.number, actor, stream, first_step, unroll.starts)
+            self.store.commit(slot, unroll, previous)
         except WireError as error:  # one actor's fault must not end the run: its unroll is never sampled again
             self.num_undecodable += 1
             logger.warning("unroll %d of %s is dropped: %s", append.number, append.insert.actor, error)
@@ -314,8 +324,11 @@ class Replica:
             self._draws.put(Draw(self._generation, samples, versions))
 
     def _selected(self, table: str, keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns keys and weights of a sample, of which only some are kept where the learner wants a selection."""
+        """Returns keys and weights of a sample, or of those that a selection or walks put in their place."""
         assert self.store is not None
+        if table in self._walks:  # a uniform table, whose weights are all the same
+            keys = self._walks[table].next_batch(keys.tolist(), len(keys))
+            return keys, weights[: len(keys)]
         if self._selector is None or table not in self._selections:
             return keys, weights
         held = self.store.holds(table, keys)

@@ -153,11 +153,18 @@ class UnrollStore:
         shaped = frames.numpy().view(spec.frame_dtype).reshape(spec.unroll_frames, *spec.frame_shape)
         return Slot(number, shaped, row.numpy())
 
-    def commit(self, slot: Slot, unroll: Unroll) -> None:
-        """Stores an unroll in place of the one that is ring_unrolls older; its frames may lie in the slot."""
+    def commit(self, slot: Slot, unroll: Unroll, previous: int = -1) -> None:
+        """Stores an unroll in place of the one that is ring_unrolls older; its frames may lie in the slot.
+
+        Args:
+          previous: number of the unroll before it in its stream; -1: none.
+        """
         if unroll.frames is not slot.frames:
             np.copyto(slot.frames, unroll.frames)
         self._fill(slot.row, unroll)
+        if "number" in self._row_layout.columns:
+            self._row_layout.write(slot.row, "number", np.array(slot.number))
+            self._row_layout.write(slot.row, "previous", np.array(previous))
         position = slot.number % self.ring_unrolls
         place = self._frames[self._frames_of(position)]
         with self._device_stream.exclusive():
@@ -223,6 +230,10 @@ class UnrollStore:
 
     def _unrolls(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> UnrollBatch:
         """Returns whole unrolls, time first."""
+        view, size = self._wants[table].view, len(key)
+        assert isinstance(view, Unrolls)
+        for _ in range(view.burn_in_unrolls):
+            key, weight = self._with_previous(key, weight, size)
         spec, size = self.spec, len(key)
         slot = key % self.ring_unrolls
         rows = self._rows.index_select(0, slot)
@@ -232,6 +243,8 @@ class UnrollStore:
         stacks = self._stacks(slot.repeat(len(self._times)), times, memory)
         extras = {field.name: columns[f"extra.{field.name}"] for field in spec.extras}
         extras |= {field.name: extras[field.name][0] for field in spec.extras if field.at == "first"}
+        if view.walks:
+            extras |= {name: columns[name][0] for name in NUMBERS}
         action = columns["action"]
         return UnrollBatch(
             stacks.unflatten(0, (len(self._times), size)),
@@ -242,6 +255,14 @@ class UnrollStore:
             extras,
             weight,
         )
+
+    def _with_previous(self, key: Tensor, weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Returns keys and weights with the unrolls before the first `size` ones in front."""
+        earliest = key[:size]
+        previous = self._row_layout.whole(self._rows.index_select(0, earliest % self.ring_unrolls), "previous")[:, 0]
+        there = self._rows.index_select(0, previous % self.ring_unrolls)
+        is_held = self._row_layout.whole(there, "number")[:, 0] == previous
+        return torch.cat([torch.where(is_held, previous, earliest), key]), torch.cat([is_held.float(), weight])
 
     def _stacks(self, slot: Tensor, position: Tensor, memory: Tensor | None) -> Tensor:
         """Returns the observations [B, H, *stored] at positions of unrolls."""
@@ -287,6 +308,7 @@ class UnrollStore:
         return oldest[:num_frames]
 
 
+NUMBERS = ("number", "previous")  # of an unroll, and of the one before it in its stream
 WINDOWS = {"n_step_return": "float32", "n_step_discount": "float32", "offset": "int32"}
 
 
@@ -298,6 +320,9 @@ def row_layout(spec: StreamSpec, wants: Sequence[Want]) -> RowLayout:
     transitions = {want.view for want in wants if isinstance(want.view, Transitions)}
     has_unrolls = any(isinstance(want.view, Unrolls) for want in wants)
     layout = RowLayout()
+    if any(isinstance(want.view, Unrolls) and want.view != Unrolls() for want in wants):
+        for name in NUMBERS:  # the first columns: a torch view of int64 needs an even position
+            layout.add(name, 1, "int64")
     for view in transitions:
         if len(transitions) > 1 or view.n_steps > spec.overlap_steps:
             raise ConfigError(

@@ -36,7 +36,8 @@ class LockstepLearner:
         ahead, memory_gb = command.learning.prefetch_batches, command.learning.memory_gb
         self._replica = Replica(log, log.wants, device_stream, ahead, LogPosition(), stop, memory_gb)
         self.updater = make_updater(command, spec, device_stream)
-        self.record = RunRecord(Path(command.run_dir), Identity.of(spec, command.agent, command.network))
+        identity = Identity.of(spec, command.agent, command.network)
+        self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
         self._results = Results(fifo_tables(family_of(command.agent), command))
 
     @property

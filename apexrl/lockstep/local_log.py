@@ -61,7 +61,8 @@ class LocalLog:
             ahead = [want for want in self.wants if self._unused[want.table] < self._prefetch_batches]
             ahead = [want for want in ahead if not self._why_not(want)]
             if not ahead:
-                reasons = ", ".join(f"{want.table} waits for {self._why_not(want)}" for want in lacking)
+                waiting = [(want.table, reason) for want in self.wants if (reason := self._why_not(want))]
+                reasons = ", ".join(f"{table} waits for {reason}" for table, reason in waiting)
                 raise ConfigError(
                     f"actors wait for the learner, and the learner for actors ({reasons}): "
                     "give --tables other samples an insert or minimum sizes"

@@ -8,6 +8,7 @@ of run.sh and win over the file's. docs/experiments.md describes the file.
 import logging
 import math
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -90,10 +91,13 @@ class Sweep:
         return record is not None and record.is_complete and run.has_begun
 
     def _make(self, run: SweepRun) -> None:
-        """Starts or resumes a run, and returns when it has reached its end.
+        """Starts or resumes a run, and returns when it has reached its end; a reproducible one always starts anew.
 
         Raises: ApexError when it fails, or ended too early.
         """
+        if run.has_begun and run.command.reproducible:
+            with lock_run(str(run.directory)):
+                shutil.rmtree(run.directory)
         seconds = self._seconds_left(run)
         if seconds > 0:
             self._note(run, is_complete=False)

@@ -8,13 +8,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from apexrl.config import DEFAULT_AGENT, RunCommand
+from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, flag_of, parse_onto, value_given
+from apexrl.flags import agent_of, default_command, flag_of, parse_onto
 from apexrl.running.plan import check_asked, make_plan
 from apexrl.running.run_directory import CONFIG_FILE
 
-OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--smoke")  # the sweep gives them, or they fit none
+# The sweep gives them, or they fit none of its runs.
+OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--smoke")
 
 Value = bool | int | float | str | list[int | float | str]
 
@@ -113,7 +114,7 @@ def _planned(arguments: list[str]) -> RunCommand:
     Raises: ConfigError when it would not work, or not end.
     """
     try:
-        asked = parse_onto(default_command(RunCommand, value_given("--agent", arguments) or DEFAULT_AGENT), arguments)
+        asked = parse_onto(default_command(RunCommand, agent_of(arguments)), arguments)
     except SystemExit as ended:
         if not ended.code:  # --help
             raise

@@ -163,5 +163,6 @@ def slow_transform(reward, update):
 
 def updates(**changes):
     """Returns an update's numbers, all of them at work, but for the changes."""
-    usual = {"batch_size": 80, "optimizer": "adam", "learning_rate": 1e-3, "entropy_cost": 0.3, "value_cost": 0.7}
+    usual = {"batch_size": 80, "optimizer": "adam", "learning_rate": 1e-3, "entropy_cost": 0.3, "value_cost": 0.7,
+             "replay_state": "stored"}  # fmt: skip
     return ImpalaUpdate(**(usual | changes))

@@ -222,3 +222,12 @@ def test_metrics_are_means_over_real_steps():
     assert metrics["entropy"] == pytest.approx(-(pi * pi.log()).sum(-1).mean().item(), rel=1e-4)
     shares = [value for name, value in metrics.items() if name.startswith("probability_")]
     assert shares == pytest.approx(pi.mean(0).tolist(), rel=1e-4) and math.isclose(sum(shares), 1, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("lstm", [False, True])
+def test_parts_are_joined_where_the_network_computes_in_bfloat16(lstm):
+    learner, batches = make_learner(updates(mix=LASER, replay_state="stored"), lstm), random_batches(8, SIZES, lstm)
+    learner._precision = lambda: torch.autocast("cpu", torch.bfloat16)  # as for pictures, whatever this machine has
+    behaviors = [batch.extras["behavior_log_probs"] for batch in batches.values()]
+    assert {values.dtype for values in behaviors} == {torch.float16}, "as the log holds them"
+    assert learner.gradients(batches, lambda: None).metrics["loss"].isfinite()

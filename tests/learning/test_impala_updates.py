@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.contract import Unrolls, Want
+from apexrl.agents.contract import Want
 from apexrl.agents.impala import ImpalaLearner
 from apexrl.agents.impala_config import ImpalaAlgorithm, stream, wants
 from apexrl.agents.mix import batch_sizes, parts_of
@@ -204,12 +204,15 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
     meta, environment = torch.device("meta"), EnvironmentSpec("Atari-v0", (84, 84), "uint8", 4, 6, 4)
     algorithm = ImpalaAlgorithm(lstm=lstm)
     spec = stream(algorithm, environment)
+    replay_state = "burn-in:20" if torso == "deep" else "walk"
     replayed = "elite-1" if torso == "deep" else "uniform"
     update = updates(mix=("queue=1/4", f"{replayed}=3/4"), batch_size=32, optimizer=optimizer, policy_cloning_cost=0.1,
-                     reduction="mean", reward_transform="soft-asymmetric", distance="l2")  # fmt: skip
+                     reduction="mean", reward_transform="soft-asymmetric", distance="l2",
+                     replay_state=replay_state)  # fmt: skip
     learner = ImpalaLearner(algorithm, ActorCriticConfig(torso), update, spec, meta)
     sizes = {"queue": 8, replayed: 24}
-    store = UnrollStore(spec, 10, [Want(table, size, Unrolls()) for table, size in sizes.items()], meta, 4)
+    own = [Want(want.table, sizes[want.table], want.view) for want in wants(algorithm, update)]
+    store = UnrollStore(spec, 10, own, meta, 4)
     device_stream = DeviceStream(meta)
     by_keys = {table: KeyInputs(device_stream, store, table, size) for table, size in sizes.items()}
     by_batches = {table: BatchInputs(device_stream, inputs.batch()) for table, inputs in by_keys.items()}

@@ -104,6 +104,8 @@ def test_each_row_gets_its_own_results(distance, by_keys):
                 assert found["feature"][i] == pytest.approx(projected, rel=1e-3, abs=1e-4)
         assert all(len(values) == len(there) for values in found.values())
     assert 0 < np.mean([rejected for _, _, rejected in expected.values()]) < 1
+    whole = {"queue": [5, 6], "elite-1": [9, 1, 7, 8], "uniform": [2, 3]}
+    assert world.updater.update(world.draw(by_keys, **whole)).rows()["elite-1"]["rejected_share"].shape == (4,)
 
 
 def test_a_mix_without_replay_has_no_results_to_bring():

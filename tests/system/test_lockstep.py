@@ -120,5 +120,5 @@ def test_limiters_keep_samples_and_inserts_in_proportion_from_the_first_to_the_l
 
 def test_limiters_that_wait_for_each_other_end_the_run(tmp_path):
     tables = ["--tables", "queue=fifo:1:1", "sequences=priority:1:500"]
-    with pytest.raises(ConfigError, match=r"sequences waits for min_size.*give --tables other"):
+    with pytest.raises(ConfigError, match=r"\(sequences waits for actors\): give --tables other"):
         make(tmp_path, *COUNTING, *tables).run()

@@ -97,6 +97,14 @@ def test_a_run_that_was_cut_off_goes_on_for_the_rest_of_its_time(tmp_path, spec,
     assert launches.starts[0][1] == ["--max-seconds", "29.5", "--resume", str(tmp_path / "a-seed0")]
 
 
+def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, make):
+    write_run(tmp_path / "a-seed0", [0, 1])
+    (tmp_path / "a-seed0" / "of-the-first-start").touch()
+    assert make(reproducible=True).run() == []
+    assert launches.starts[0][1] == ["--max-seconds", "100.0", "--run-dir", str(tmp_path / "a-seed0")]
+    assert not (tmp_path / "a-seed0" / "of-the-first-start").exists()
+
+
 def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_complete(tmp_path, spec, launches, make):
     write_run(tmp_path / "a-seed0", [0, 1])
     write_checkpoint(tmp_path / "a-seed0", spec, 100.0)
