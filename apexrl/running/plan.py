@@ -323,8 +323,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         rows += [("ports", ports), ("journal", journal)]
     rows.append(("run", command.run_dir))
     if spec.env in STOCHASTIC and family_of(command.agent).is_greedy:
-        best = f"the best policy of {spec.env} is random: {command.agent} is greedy and cannot solve it"
-        rows.append(("warning", f"{best}, --agent impala can"))
+        rows.append(("warning", f"{command.agent} is greedy: it cannot solve {spec.env}, impala can"))
     if command.fork:
         rows.append(("forked from", f"{command.fork}, update {command.at or 'of its newest checkpoint'}"))
     if command.tensorboard:

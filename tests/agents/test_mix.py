@@ -67,7 +67,7 @@ def test_batches_are_divided_into_whole_unrolls_or_sizes_that_work_are_named(mix
             batch_sizes(parts, size)
         named = [int(number) for number in re.findall(r": (\d+) and (\d+) can", str(refused.value))[0]]
         for other in named:
-            batch_sizes(parts, other)
+            assert sum(batch_sizes(parts, other).values()) == other > 0
         assert abs(size - min(named, key=lambda other: abs(other - size))) < unit
 
 

@@ -131,7 +131,7 @@ def test_a_greedy_algorithm_that_cannot_solve_an_environment_is_told_so(env, age
     arguments = ["--agent", agent, "--env", env]
     rows = dict(describe(make_plan(parse_onto(default_command(RunCommand, agent), arguments), None, arguments)))
     if (env, agent) == ("Corridor-v0", "apex-dqn"):
-        assert "apex-dqn is greedy and cannot solve it, --agent impala can" in rows["warning"]
+        assert rows["warning"] == "apex-dqn is greedy: it cannot solve Corridor-v0, impala can"
     else:
         assert "warning" not in rows
 
