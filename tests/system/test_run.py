@@ -192,7 +192,10 @@ def run_to_its_end(*flags):
         (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
         (("--learning-rate", "-1"), "--learning-rate -1.0 makes no sense"),
         (("--actor-port", "6006"), "each has to be another one"),
-        (("--resume", "/nonexistent[box2d]"), "/nonexistent[box2d] has no config.json: --resume and --fork take the directory"),
+        (
+            ("--resume", "/nonexistent[box2d]"),
+            "/nonexistent[box2d] has no config.json: --resume and --fork take the directory",
+        ),
         (("--checkpoint", "x.safetensors"), "actor.py --env PongNoFrameskip-v4 --checkpoint x.safetensors"),
         (("--replay-host", "elsewhere"), "--replay-host and --learner-host are for roles on several hosts"),
         (("--from-scratch",), "give its --resume DIR or --fork DIR, too"),

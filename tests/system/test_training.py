@@ -69,7 +69,17 @@ def test_an_lstm_leaves_the_corridor_within_240000_agent_steps(tmp_path, free_po
     [
         ("--learning-rate", "5e-4", "--num-workers", "1"),
         # Four processes with as many environments as one has; values are learned before the policy moves far.
-        (*LASER, "--learning-rate", "2e-4", "--value-cost", "5", "--num-workers", "4", "--environments-per-worker", "2"),
+        (
+            *LASER,
+            "--learning-rate",
+            "2e-4",
+            "--value-cost",
+            "5",
+            "--num-workers",
+            "4",
+            "--environments-per-worker",
+            "2",
+        ),
     ],
     ids=["impala-one-worker", "laser-four-workers"],
 )
