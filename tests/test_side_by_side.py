@@ -18,8 +18,9 @@ def test_cpu_time_of_a_process_is_the_schedulers():
     assert cpu_seconds(process) - before == pytest.approx(0.5, abs=0.2)
 
 
-def test_the_real_actor_is_measured_and_says_where_its_time_goes():
-    played = play("Pong", "two-cores", "cpu", 0.5)
+@pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
+def test_the_real_actor_is_measured_and_says_where_its_time_goes(agent):
+    played = play("Pong", agent, "two-cores", "cpu", 0.5)
     assert played.agent_steps > 0
     assert 0 < played.cpu_seconds
     shares = actor_profile.shares_of(played)
@@ -65,7 +66,7 @@ def test_whole_runs_are_compared_with_the_fastest_peer():
     def measured(name, threads, rate):
         rates = {f"{figure}_per_second": rate for figure in end_to_end.RATES}
         figures = {"samples_per_transition": 8.0, "memory_bytes": 1e9, "transitions_held": 100}
-        return {"system": end_to_end.SYSTEMS[name].name, "threads": threads} | rates | figures
+        return {"system": end_to_end.SYSTEMS[name].name, "variant": "", "threads": threads} | rates | figures
 
     systems = [end_to_end.SYSTEMS[name] for name in ("ours", "sb3", "sb3-8")]
     found = [measured("ours", 0, 800), measured("sb3", 1, 50), measured("sb3-8", 1, 100), measured("sb3-8", 0, 10)]

@@ -94,7 +94,7 @@ SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 64},
     "replay": {**TWO_CORES["replay"], "capacity": 100_000},
-    "learning": TWO_CORES["learning"],
+    "learning": {**TWO_CORES["learning"], "publish_period_seconds": 0.02},  # hundreds of updates a second
     "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 10.0},
 }

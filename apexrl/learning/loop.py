@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_WAIT_SECONDS = 0.2
 ARRIVAL_WAIT_SECONDS = 1e-3
-LEAST_PUBLISH_SECONDS = 0.2  # actors look less often; a GPU makes 25 updates in less
 NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
 RETRY_SECONDS = 10.0  # after a checkpoint that the disk did not take
@@ -144,7 +143,7 @@ class LearnerLoop:
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
-            if is_old and now - published_at >= LEAST_PUBLISH_SECONDS:
+            if is_old and now - published_at >= learning.publish_period_seconds:
                 published_updates, published_at = updater.num_updates, now
                 self._publish_soon(updater)
             if now >= next_report:

@@ -185,9 +185,14 @@ def test_a_share_is_never_above_one(loop, spec):
     assert progress(loop._command.learning, replica, spec) == (101 * spec.frames_per_step, 1.0)
 
 
+def publish_every(seconds, loop):
+    learning = dataclasses.replace(loop._command.learning, publish_period_seconds=seconds)
+    loop._command = dataclasses.replace(loop._command, learning=learning)
+
+
 @pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])
-def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch, least_seconds, versions):
-    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", least_seconds)
+def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, least_seconds, versions):
+    publish_every(least_seconds, loop)
     stop, published = Stop(), []
     loop._connections._publisher.publish = published.append
     loop._device_stream = SlowDeviceStream(num_questions=50)
@@ -201,8 +206,8 @@ def test_updates_stay_in_flight_and_all_arrive_in_order(loop, spec, monkeypatch,
     assert loop._results._update_metrics.values() == {"loss": 0.5, "gradient_norm": 1.0}
 
 
-def test_a_version_holds_the_network_of_its_own_update(loop, spec, monkeypatch):
-    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", 0.0)
+def test_a_version_holds_the_network_of_its_own_update(loop, spec):
+    publish_every(0.0, loop)
     stop, published = Stop(), []
     loop._connections._publisher.publish = published.append
     replica = Replica(stop, 60)
@@ -244,8 +249,8 @@ def test_updates_that_change_nothing_although_all_errors_are_finite_end_the_lear
 
 
 @pytest.mark.parametrize("weights", [1e5, np.inf])
-def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, monkeypatch, weights):
-    monkeypatch.setattr("apexrl.learning.loop.LEAST_PUBLISH_SECONDS", 0.0)
+def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, weights):
+    publish_every(0.0, loop)
     stop, published = Stop(), []
     loop._connections._publisher.publish = published.append
     replica = Replica(stop, 60)
