@@ -17,7 +17,7 @@ class OwnAlgorithm(AlgorithmConfig):
     overlap_steps: Annotated[int, Range(0)] = 2
     """Steps that unrolls share."""
     trace_length: Annotated[float, Range(0, 1)] = 0.9
-    """How far a trace reaches."""
+    """Share of a trace that is left a step later."""
 
 
 @dataclasses.dataclass(frozen=True)

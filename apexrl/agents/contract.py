@@ -97,7 +97,7 @@ Distance = Literal["kl", "l2", "cosine"]
 
 
 class Selection(NamedTuple):
-    """How a learner keeps a part of the unrolls that a table hands out; `learning/selection.py` has the rules."""
+    """The part of the unrolls of a table that a learner keeps; `learning/selection.py` has the rules."""
 
     rule: SelectionRule
     num_kept: int

@@ -39,8 +39,8 @@ class ImpalaUpdate(UpdateConfig):
     anneal_updates: Annotated[int, Range(0)] = 0
     """Updates over which the candidates become as few as the kept ones, linearly; 0: their number stays."""
     distance: Distance = "kl"
-    """How far an unroll is from the policy: kl is KL(policy || behaviour), summed over its steps; l2 and cosine compare
-    features with those at its first use (elite), or with those of the newest unrolls (attentive)."""
+    """Distance of an unroll from the policy: kl is KL(policy || behaviour), summed over its steps; l2 and cosine
+    compare features with those at its first use (elite), or with those of the newest unrolls (attentive)."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
     learning_rate: float = 0.0006

@@ -111,7 +111,8 @@ class VersionLags:
             self._said = time.monotonic()
             logger.warning(
                 "actors lag: one unroll in 20 is %d updates old or older, and more than %d can harm learning: publish "
-                "more often (--publish-period-updates), run fewer actors, or take larger batches (--batch-size)",
+                "more often (--publish-period-updates, --publish-period-seconds), run fewer environments, or take "
+                "larger batches (--batch-size)",
                 lag, MOST_LAG_UPDATES,
             )  # fmt: skip
 

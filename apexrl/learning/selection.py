@@ -54,7 +54,7 @@ def num_candidates(num_given: int, num_kept: int, num_updates: int, anneal_updat
 
 
 class Findings:
-    """What updates found of the unrolls in a ring of the newest, by unroll number. Older ones are forgotten."""
+    """Uses, distances and features of the newest unrolls, as updates found them, by unroll number."""
 
     def __init__(self, ring_unrolls: int):
         self._numbers = np.full(ring_unrolls, -1, np.int64)

@@ -13,10 +13,28 @@ import torch
 
 from apexrl.agents.contract import Family, Want
 from apexrl.agents.families import STOCHASTIC, family_of, implementation
-from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
+from apexrl.config import (
+    ActingConfig,
+    AlgorithmConfig,
+    LearningConfig,
+    ReplayConfig,
+    RunCommand,
+    TableConfig,
+    WireConfig,
+    tables_of,
+)
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
-from apexrl.flags import check_together, default_command, flag_of, parse_onto, wants_of, with_preset, with_sections
+from apexrl.flags import (
+    check_together,
+    default_command,
+    explicit_replay,
+    flag_of,
+    parse_onto,
+    wants_of,
+    with_preset,
+    with_sections,
+)
 from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.memory import free_memory_bytes
@@ -292,6 +310,11 @@ def check_ports(command: RunCommand) -> None:
                 ) from error
 
 
+def _described(name: str, table: TableConfig) -> str:
+    pace = f"{table.samples_per_insert:g} samples an insert" if table.samples_per_insert else "nobody waits"
+    return f"{name}, from {table.min_size_to_sample:,} on, {pace}"
+
+
 def describe(plan: Plan) -> list[tuple[str, str]]:
     """Returns the plan for a person to read, as names and values."""
     command, spec, machine = plan
@@ -305,7 +328,8 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     if not command.from_journal:
         environment += f"; {acting.num_workers} x {acting.environments_per_worker} copies"
         ports = f"replay {wires.actor_port} {wires.batch_port}, {ports}"
-        sampling = f"from {replay.min_size_to_sample:,} on, {replay.samples_per_insert} samples an insert"
+        tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
+        sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),

@@ -237,6 +237,11 @@ class Instances:
                 if image not in self.machines and "IamInstanceProfile" in instance:
                     self._boot(image, instance)
 
+    def consoles(self) -> str:
+        """Returns the console of each machine, for the reader of a failure."""
+        texts = ((image, machine.log.read_text(errors="replace")) for image, machine in self.machines.items())
+        return "".join(f"\n--- console of the {image} machine ---\n{text}" for image, text in texts)
+
     def _boot(self, image: str, instance: dict[str, Any]) -> None:
         pairs = self._ec2.describe_key_pairs(KeyNames=[instance["KeyName"]], IncludePublicKey=True)
         key = pairs["KeyPairs"][0]["PublicKey"].strip()
@@ -328,7 +333,7 @@ def run_packer(repository: Path, aws: Aws, agent_url: str, instances: Instances,
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # its plugins are processes of their own
         status = process.wait()
-    assert status == 0, log.read_text()
+    assert status == 0, log.read_text() + instances.consoles()
     return log.read_text()
 
 

@@ -62,7 +62,7 @@ def test_candidates_become_fewer_linearly():
 
 
 class Known(NamedTuple):
-    """What the twin knows of an unroll."""
+    """The twin's record of an unroll."""
 
     uses: int
     distance: float

@@ -147,6 +147,23 @@ def test_actions_that_an_algorithm_does_not_take_are_refused():
         make_plan(asked, None, ["--env", "Pendulum-v1"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "sampling"),
+    [
+        (["--agent", "apex-dqn"], "transitions, from 2,000 on, 8 samples an insert"),
+        (["--agent", "impala"], "queue, from 1 on, 1 samples an insert"),
+        (
+            ["--agent", "impala", "--mix", "queue=1/8", "uniform@500=7/8"],
+            "queue, from 1 on, 1 samples an insert; uniform@500, from 100 on, nobody waits",
+        ),
+    ],
+)
+def test_the_plan_tells_how_each_table_is_sampled(flags, sampling):
+    arguments = [*flags, "--env", "Catch-v0", "--run-dir", "runs/x"]
+    made = make_plan(parse_onto(default_command(RunCommand, flags[1]), arguments), None, arguments)
+    assert dict(describe(made))["sampling"] == sampling
+
+
 def test_a_network_that_cannot_work_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="--width 101"):
         plan("--width", "101")
