@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, TransitionBatch
 from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
+from apexrl.agents.gradient import Gradient
 from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
 from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
 from apexrl.losses.windows import n_step_windows
@@ -90,6 +91,11 @@ class ApexLearner:
         self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         self._optimizer = make_optimizer(update, self._online)
+        self._gradient = Gradient(self._online, is_mean=True)
+
+    @property
+    def gradient(self) -> Tensor:
+        return self._gradient.buffer
 
     def schedule(self, frames: int, share: float) -> None:
         """Does nothing: no number of Ape-X changes during a run."""
@@ -116,16 +122,15 @@ class ApexLearner:
             q_online_t, q_target_t = beside()
         targets = batch.n_step_return, batch.discount, q_target_t, q_online_t
         errors = double_q_errors(q_tm1, batch.action, *targets, rescaling=self._algorithm.value_rescaling)
-        loss = (batch.weight * huber(errors)).mean()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = (batch.weight * huber(errors)).sum()
+        self._gradient.compute(loss, len(errors))
         magnitude = errors.detach().abs()
-        metrics = {"loss": loss.detach()} | _metrics(magnitude, q_tm1.detach(), batch.weight)
+        metrics = {"loss": loss.detach() / len(errors)} | _metrics(magnitude, q_tm1.detach(), batch.weight)
         return Outcome({self._update.table: magnitude + SMALLEST_PRIORITY}, metrics)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""
-        norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._update.max_gradient_norm)
+        norm = self._gradient.clip(self._update.max_gradient_norm)
         step_where_finite(self._optimizer, norm)
         return {"gradient_norm": norm}
 

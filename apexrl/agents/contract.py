@@ -164,9 +164,17 @@ class Outcome(NamedTuple):
 class Learner(Protocol):
     """One update of an algorithm: tensors in, tensors out. No method waits for the device.
 
-    An update is `gradients` and then `apply`; several learners average their gradients in between. A GPU captures it
+    An update is `gradients` and then `apply`; several learners add their gradients up in between. A GPU captures it
     once and repeats it: a number that changes, such as a learning rate, is a tensor of `learning_tensors`.
     """
+
+    @property
+    def gradient(self) -> "Tensor":
+        """One buffer, always the same: `gradients` fills it, learners may add theirs up in it, `apply` reads it.
+
+        `agents.gradient.Gradient` makes it: gradients of summed losses, and the number that divides them.
+        """
+        ...
 
     has_side_work: bool
     """Whether `ahead` and `beside` compute something that pays to be computed in a second thread."""
@@ -191,7 +199,7 @@ class Learner(Protocol):
         ...
 
     def gradients(self, batches: Batches, beside: Callable[[], Any]) -> Outcome:
-        """Leaves the gradients of the loss at the parameters.
+        """Leaves the gradients of the loss in the buffer `gradient`.
 
         Args:
           beside: waits for the result of `beside`; to be called once.

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
+from apexrl.agents.gradient import Gradient
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of, wants
 from apexrl.agents.mix import parts_of
 from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
@@ -19,7 +20,7 @@ from apexrl.agents.replay_states import ReplayStates
 from apexrl.agents.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
-from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, reduce_loss, soft_asymmetric, value_loss
+from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states
 from apexrl.losses.vtrace import VTrace, vtrace
 from apexrl.networks.actor_critic import History, make_network, memory_of, split
@@ -132,6 +133,11 @@ class ImpalaLearner:
         self._learning_rate = torch.tensor(update.learning_rate, device=device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
         self._optimizer = make_optimizer(update, self._network, RMSPROP_DECAY, centered=False, rate=self._learning_rate)
+        self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
+
+    @property
+    def gradient(self) -> Tensor:
+        return self._gradient.buffer
 
     def schedule(self, frames: int, share: float) -> None:
         """Sets the learning rate and the weight of the entropy."""
@@ -173,18 +179,18 @@ class ImpalaLearner:
             cloning = update.policy_cloning_cost * policy_cloning_loss(behavior, logits)
             cloning = cloning + update.value_cloning_cost * value_cloning_loss(batch.extras["behavior_value"], values)
             losses = losses + cloning.masked_fill(is_new, 0)
-        loss = reduce_loss(losses, valid, batch.weight, update.reduction)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss, count = sum_losses(losses, valid, batch.weight)
+        self._gradient.compute(loss, count)
         real = valid & (batch.weight > 0)
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept
         rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
-        return Outcome({}, {"loss": loss.detach()} | metrics, rows)
+        mean_loss = loss.detach() / count.masked_fill(count == 0, 1)
+        return Outcome({}, {"loss": mean_loss} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""
-        norm = nn.utils.clip_grad_norm_(self._network.parameters(), self._update.max_gradient_norm)
+        norm = self._gradient.clip(self._update.max_gradient_norm)
         step_where_finite(self._optimizer, norm)
         return {"gradient_norm": norm}
 

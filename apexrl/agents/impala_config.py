@@ -49,7 +49,7 @@ class ImpalaUpdate(UpdateConfig):
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root (IMPALA)."""
     reduction: Literal["sum", "mean"] = "sum"
     """Whether losses of a batch are added (IMPALA) or averaged. Rate, epsilon and the clip mean something only with it:
-    `losses.policy_gradient.reduce_loss` says how they change."""
+    `losses.policy_gradient.sum_losses` says how they change."""
     value_cost: Annotated[float, Range(0)] = 0.5
     """Weight of the value's loss (IMPALA)."""
     entropy_cost: Annotated[float, Range(0)] = 0.01

@@ -1,14 +1,9 @@
-"""The losses of an actor-critic: policy gradient, value, entropy. Each is one number a step, until it is reduced."""
-
-from typing import Literal
+"""The losses of an actor-critic: policy gradient, value, entropy. Each is one number a step, until they are summed."""
 
 import torch
 from torch import Tensor
 
 from apexrl.losses.categorical import action_log_probs, entropy
-
-Reduction = Literal["sum", "mean"]
-
 
 def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
     """Returns -log pi(a | x) times advantage [T, B]; no gradient flows through the advantages.
@@ -32,12 +27,12 @@ def entropy_loss(logits: Tensor) -> Tensor:
     return -entropy(logits)
 
 
-def reduce_loss(losses: Tensor, mask: Tensor, weight: Tensor, reduction: Reduction) -> Tensor:
-    """Returns the scalar loss of the steps that count: those in the mask, of rows whose weight is not 0.
+def sum_losses(losses: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sum of the losses of the steps that count, and the sum of their weights, which divides it for a mean.
 
-    The sum is IMPALA's. The mean divides it by the weights of the steps that count, and is 0 where there are none. A
-    batch some of whose rows are lost gives the others more weight, which keeps the size of the sum and leaves the mean.
-    Where the weights of the steps add up to N, RMSProp and Adam make the same updates from both, if the mean has
+    The steps in the mask count, of rows whose weight is not 0. The sum is IMPALA's. A batch some of whose rows are lost
+    gives the others more weight, which keeps the size of the sum and leaves the mean. Where the weights of the steps add
+    up to N, RMSProp and Adam make the same updates from both, if the mean has
 
     * the same learning rate (plain gradient descent: N times the sum's),
     * a gradient clip of 1 / N of the sum's,
@@ -50,10 +45,7 @@ def reduce_loss(losses: Tensor, mask: Tensor, weight: Tensor, reduction: Reducti
     """
     if not losses.shape == mask.shape or weight.shape != losses.shape[1:]:
         raise ValueError(f"shapes differ: {tuple(losses.shape)}, {tuple(mask.shape)}, {tuple(weight.shape)}")
-    total, count = (losses.masked_fill(~mask, 0) * weight).sum(), (mask * weight).sum()
-    if reduction == "sum":
-        return total
-    return total / count.masked_fill(count == 0, 1)
+    return (losses.masked_fill(~mask, 0) * weight).sum(), (mask * weight).sum()
 
 
 def soft_asymmetric(rewards: Tensor) -> Tensor:

@@ -94,11 +94,13 @@ def gradients_of(learner, batches):
     """Returns the gradient of a batch's loss as one vector, and the metrics."""
     metrics = learner.gradients(batches, lambda: None).metrics
     flat = torch.cat([parameter.grad.flatten() for parameter in learner._network.parameters()])
+    if learner._update.reduction == "mean":
+        flat = flat / learner.gradient[-1]
     return flat, {name: float(value) for name, value in metrics.items()}
 
 
 def slow_gradients(learner, update, batches, gamma):
-    """Returns the same by the papers' definitions: state by state, in float64, behind the learner's own network."""
+    """Returns the same, and the mean loss, by the papers' definitions: state by state, in float64, behind the learner's own network."""
     shares = {"queue": 1.0} if update.mix == ("queue=1",) else {"queue": 0.25, "uniform": 0.75}
     network, total, count = learner._network, torch.zeros((), dtype=torch.float64), 0.0
     for table, batch in batches.items():
@@ -126,7 +128,7 @@ def slow_gradients(learner, update, batches, gamma):
                     total = total + weight * update.value_cloning_cost * (mu_value - value) ** 2
     loss = total / count if update.reduction == "mean" else total
     gradients = torch.autograd.grad(loss, list(network.parameters()))
-    return torch.cat([gradient.flatten() for gradient in gradients]), loss.item()
+    return torch.cat([gradient.flatten() for gradient in gradients]), (total / count).item()
 
 
 def slow_column(logits, values, mu, batch, b, update, gamma, has_region):

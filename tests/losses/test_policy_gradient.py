@@ -7,8 +7,8 @@ from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import (
     entropy_loss,
     policy_gradient_loss,
-    reduce_loss,
     soft_asymmetric,
+    sum_losses,
     value_loss,
 )
 from apexrl.losses.vtrace import vtrace
@@ -21,6 +21,11 @@ RATE, DECAY, EPSILON, CLIP = 0.01, 0.99, 0.01, 0.5
 @pytest.fixture
 def unrolls():
     return random_unrolls(np.random.default_rng(0), accepted=0.9)
+
+
+def reduced(losses, mask, weight, reduction):
+    total, count = sum_losses(losses, mask, weight)
+    return total if reduction == "sum" else total / count
 
 
 def random_inputs(unrolls):
@@ -55,7 +60,7 @@ def whole_loss(parameters, unrolls, inputs, reduction, targets=None):
         + 0.3 * policy_cloning_loss(behavior_logits, logits)
         + 0.2 * value_cloning_loss(unrolls.values, values)
     )
-    return reduce_loss(losses, targets.learned, weight, reduction), targets
+    return reduced(losses, targets.learned, weight, reduction), targets
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -119,27 +124,26 @@ def test_a_loss_is_the_weighted_sum_over_the_steps_that_count(unrolls):
     losses, mask = unrolls.rewards, unrolls.valid
     places = [(t, b) for t in range(T) for b in range(len(weight)) if mask[t, b] and weight[b] > 0]
     total = sum(weight[b].item() * losses[t, b].item() for t, b in places)
-    assert reduce_loss(losses, mask, weight, "sum").item() == pytest.approx(total)
     weights = sum(weight[b].item() for _, b in places)
-    assert reduce_loss(losses, mask, weight, "mean").item() == pytest.approx(total / weights)
-    assert reduce_loss(losses, mask, 3 * weight, "mean").item() == pytest.approx(total / weights)
+    assert [t.item() for t in sum_losses(losses, mask, weight)] == pytest.approx([total, weights])
+    assert [t.item() for t in sum_losses(losses, mask, 3 * weight)] == pytest.approx([3 * total, 3 * weights])
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_steps_outside_the_mask_and_rows_that_fill_the_batch_change_nothing(reduction):
     losses = torch.tensor([[1.0, 2.0, 7.0], [3.0, torch.nan, torch.inf]], requires_grad=True)
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    loss = reduce_loss(losses, mask, torch.tensor([1.0, 0.0, 1.0]), reduction)
+    loss = reduced(losses, mask, torch.tensor([1.0, 0.0, 1.0]), reduction)
     assert loss.item() == (4 if reduction == "sum" else 2)
     loss.backward()
     assert losses.grad.count_nonzero() == 2
 
 
-def test_a_batch_without_a_step_that_counts_has_the_loss_zero():
+def test_a_batch_without_a_step_that_counts_has_the_sum_zero():
     losses = torch.ones(2, 3)
     nothing = torch.zeros(2, 3, dtype=torch.bool)
-    assert reduce_loss(losses, nothing, torch.ones(3), "mean") == 0
-    assert reduce_loss(losses, ~nothing, torch.zeros(3), "mean") == 0
+    assert sum_losses(losses, nothing, torch.ones(3)) == (0, 0)
+    assert sum_losses(losses, ~nothing, torch.zeros(3)) == (0, 0)
 
 
 def test_the_value_loss_is_half_the_squared_error():
@@ -159,6 +163,6 @@ def test_shapes_that_disagree_are_an_error():
     with pytest.raises(ValueError, match="shapes"):
         value_loss(torch.zeros(3, 2), torch.zeros(3, 1))
     with pytest.raises(ValueError, match="shapes"):
-        reduce_loss(torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool), torch.ones(3), "sum")
+        sum_losses(torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool), torch.ones(3))
     with pytest.raises(ValueError, match="one action a policy"):
         policy_gradient_loss(torch.zeros(3, 2, 4), torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 2))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from apexrl.losses.categorical import action_log_probs, entropy, kl_divergence
-from apexrl.losses.policy_gradient import policy_gradient_loss, reduce_loss, value_loss
+from apexrl.losses.policy_gradient import policy_gradient_loss, sum_losses, value_loss
 from apexrl.losses.relevance import (
     accepted_states,
     behavior_relevance,
@@ -130,7 +130,7 @@ def bandit(baseline, updates=600, rate=2.0):
         losses = policy_gradient_loss(rows, actions, found.pg_advantages)
         if baseline == "learned":
             losses = losses + value_loss(values, found.vs)
-        reduce_loss(losses, everything, BANDIT_BEHAVIOR[0], "sum").backward()
+        sum_losses(losses, everything, BANDIT_BEHAVIOR[0])[0].backward()
         for tensor in (logits, value):
             if tensor.grad is not None:
                 tensor.data -= rate * tensor.grad
