@@ -202,3 +202,4 @@ class Sample(NamedTuple):
     keys: np.ndarray  # [B] int64
     probabilities: np.ndarray  # [B] float64
     weights: np.ndarray  # [B] float32 importance weights, at most 1
+    largest_weight: float = 1.0  # probability ** -exponent of the least probable, by which the weights are divided

@@ -108,7 +108,9 @@ def test_an_algorithm_of_ones_own_has_flags_like_ours(command, form, capsys):
     with pytest.raises(SystemExit):
         parse(command, [*form, "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert ("--trace-length FLOAT Share of a trace that is left a step later. (default: 0.9)" in shown) == hasattr(parsed, "algorithm")
+    assert ("--trace-length FLOAT Share of a trace that is left a step later. (default: 0.9)" in shown) == hasattr(
+        parsed, "algorithm"
+    )
     assert ("--width INT Units of the one layer." in shown) == hasattr(parsed, "network")
     assert ("--queue STR The table that unrolls come from." in shown) == hasattr(parsed, "update")
     assert "--n-steps" not in shown and "--hidden-size" not in shown

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 class Gradient:
     """The gradients of summed losses, of all parameters of a network. Each parameter's `grad` is a view of the buffer.
 
-    `buffer` is [P + 1] float32: P gradients, and the number that divides them where a loss is a mean. So the gradient of
-    a batch is that of its parts added up, whatever the sizes of the parts are.
+    `buffer` is [P + 1] float32: P gradients, and the number that divides them where a loss is a mean. So the buffers of
+    the parts of a batch add up to that of the batch, whatever the sizes of the parts are.
     """
 
     def __init__(self, network: nn.Module, is_mean: bool):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from apexrl.losses.categorical import action_log_probs, entropy
 
+
 def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
     """Returns -log pi(a | x) times advantage [T, B]; no gradient flows through the advantages.
 
@@ -31,8 +32,8 @@ def sum_losses(losses: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Te
     """Returns the sum of the losses of the steps that count, and the sum of their weights, which divides it for a mean.
 
     The steps in the mask count, of rows whose weight is not 0. The sum is IMPALA's. A batch some of whose rows are lost
-    gives the others more weight, which keeps the size of the sum and leaves the mean. Where the weights of the steps add
-    up to N, RMSProp and Adam make the same updates from both, if the mean has
+    gives the others more weight, which keeps the size of the sum and leaves the mean. Where the weights of the steps
+    add up to N, RMSProp and Adam make the same updates from both, if the mean has
 
     * the same learning rate (plain gradient descent: N times the sum's),
     * a gradient clip of 1 / N of the sum's,

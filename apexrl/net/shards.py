@@ -99,4 +99,4 @@ class ShardedReplayClient:
     def _sample(self, shard: int, table: str, timeout_seconds: float) -> Sample:
         sample = self.shards[shard].sample(table, timeout_seconds)
         count = len(self.shards)
-        return Sample(sample.keys * count + shard, sample.probabilities / count, sample.weights)
+        return sample._replace(keys=sample.keys * count + shard, probabilities=sample.probabilities / count)

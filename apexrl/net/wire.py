@@ -22,7 +22,7 @@ from apexrl.types import Count, Episode, Finite, Granularity, Name, Sample, Smal
 
 T = TypeVar("T")
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
@@ -30,6 +30,7 @@ MAX_FETCH = 1024
 
 Array = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_BATCH)]
 Bits = Annotated[bytes, msgspec.Meta(max_length=MAX_BATCH // 8)]
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
 PerTable = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_TABLES)]
 
 
@@ -169,6 +170,7 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
     keys: bytes  # int64 [B]
     probabilities: bytes  # float64 [B]
     weights: bytes  # float32 [B]
+    largest_weight: Weight  # of the batch, before the weights were divided by it
 
     def sample(self) -> Sample:
         """Returns the arrays.
@@ -179,6 +181,7 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
             array_from(self.keys, np.int64),
             array_from(self.probabilities, np.float64),
             array_from(self.weights, np.float32),
+            self.largest_weight,
         )
         if not len(sample.keys) == len(sample.probabilities) == len(sample.weights):
             raise WireError("a batch's keys, probabilities and weights differ in length")

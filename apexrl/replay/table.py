@@ -74,13 +74,15 @@ def drawable(valid: np.ndarray, priorities: np.ndarray) -> np.ndarray:
     return valid if valid.shape == priorities.shape else np.any(valid, axis=1, keepdims=True)
 
 
-def importance_weights(probabilities: np.ndarray, size: int, exponent: float) -> np.ndarray:
-    """Returns [B] float32 (size * probability) ** -exponent, divided by the largest of the batch.
+def importance_weights(probabilities: np.ndarray, exponent: float) -> tuple[np.ndarray, float]:
+    """Returns [B] float32 probability ** -exponent, divided by the largest of the batch, and that largest.
 
-    Source: arXiv:1511.05952, section 3.4; the largest weight is taken over the batch, as in dqn_zoo.
+    Source: arXiv:1511.05952, section 3.4, whose factor (number of items) ** -exponent the division takes away; the
+    largest weight is taken over the batch, as in dqn_zoo.
     """
-    weights = (size * probabilities) ** -exponent
-    return (weights / weights.max()).astype(np.float32)
+    weights = probabilities**-exponent
+    largest = weights.max()
+    return (weights / largest).astype(np.float32), float(largest)
 
 
 class PriorityTable:
@@ -110,16 +112,13 @@ class PriorityTable:
         self._first_number = 0
         self._end_number = 0
         self._items = np.zeros(self._ring_unrolls, np.int64)  # that exist, by row
-        self._size = 0  # items held
 
     def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
         rows = (first_number + np.arange(len(priorities))) % self._ring_unrolls
         exists = drawable(valid, priorities)
         self._index.set_rows(rows, np.where(exists, self._powers(priorities), 0.0))
         self._items[rows] = exists.sum(axis=1)
-        inserted = int(self._items[rows].sum())
-        self._size += inserted
-        self.limiter.inserted += inserted
+        self.limiter.inserted += int(self._items[rows].sum())
         self._first_number = first_number if self._first_number == self._end_number else self._first_number
         self._end_number = first_number + len(priorities)
 
@@ -130,7 +129,6 @@ class PriorityTable:
     def evict(self, number: int) -> None:
         row = np.array([number % self._ring_unrolls])
         self._index.set_rows(row, np.zeros((1, self._unroll_items)))
-        self._size -= int(self._items[row[0]])
         self._items[row] = 0
         self._first_number = number + 1
 
@@ -142,7 +140,7 @@ class PriorityTable:
         numbers = self._first_number + (rows - self._first_number) % self._ring_unrolls
         keys = numbers * self._unroll_items + columns
         self.limiter.sampled += batch_size
-        return Sample(keys, probabilities, importance_weights(probabilities, self._size, self._importance_exponent))
+        return Sample(keys, probabilities, *importance_weights(probabilities, self._importance_exponent))
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of the keys still held; the others are ignored and counted in `num_stale`.

@@ -91,7 +91,7 @@ def rows_of(batch, rows):
 
 
 def gradients_of(learner, batches):
-    """Returns the gradient of a batch's loss as one vector, and the metrics."""
+    """Returns the gradient of a batch's loss as one vector, and the metrics, whose loss is a mean."""
     metrics = learner.gradients(batches, lambda: None).metrics
     flat = torch.cat([parameter.grad.flatten() for parameter in learner._network.parameters()])
     if learner._update.reduction == "mean":
@@ -100,7 +100,7 @@ def gradients_of(learner, batches):
 
 
 def slow_gradients(learner, update, batches, gamma):
-    """Returns the same, and the mean loss, by the papers' definitions: state by state, in float64, behind the learner's own network."""
+    """Returns the same by the papers' definitions: state by state, in float64, behind the learner's own network."""
     shares = {"queue": 1.0} if update.mix == ("queue=1",) else {"queue": 0.25, "uniform": 0.75}
     network, total, count = learner._network, torch.zeros((), dtype=torch.float64), 0.0
     for table, batch in batches.items():

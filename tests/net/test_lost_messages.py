@@ -55,7 +55,9 @@ def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, cont
     def batch(request, next_number):
         by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
         keys = np.arange(4)
-        by_hand.say(wire.Batch(0, 0, next_number, keys.tobytes(), np.ones(4).tobytes(), np.ones(4, "f4").tobytes()))
+        by_hand.say(
+            wire.Batch(0, 0, next_number, keys.tobytes(), np.ones(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0)
+        )
         events = [client.poll(500), client.poll(500)]
         assert isinstance(events[0], LogStart)
         return events[1]

@@ -162,7 +162,7 @@ class ByHand:
 
     def batch(self, index, next_number):
         arrays = np.zeros(4, np.int64), np.ones(4), np.ones(4, np.float32)
-        return self.answer(wire.Batch(0, index, next_number, *(array.tobytes() for array in arrays)))
+        return self.answer(wire.Batch(0, index, next_number, *(array.tobytes() for array in arrays), 1.0))
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_batch_of_another_size_is_dropped_and_another_one_demanded(by_hand, ca
     by_hand.subscribed(1)
     for index, size in enumerate((3, 5, 0)):
         arrays = np.zeros(size, np.int64), np.ones(size), np.ones(size, np.float32)
-        assert by_hand.answer(wire.Batch(0, index, 0, *(array.tobytes() for array in arrays))) is None
+        assert by_hand.answer(wire.Batch(0, index, 0, *(array.tobytes() for array in arrays), 1.0)) is None
         assert f"{size} keys" in caplog.text
     assert isinstance(by_hand.batch(3, 0), LogBatch)
 

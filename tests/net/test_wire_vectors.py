@@ -93,7 +93,7 @@ FROM_REPLAY = [
     (wire.Acknowledge(8, 8, 2, "learner"), ()),
     (wire.Subscribed(1, "0123456789abcdef", 0, False, SPEC, 40, 3, (0,), ("transitions",)), ()),
     (wire.Append(3), (wire.encode(INSERT), b"block")),
-    (wire.Batch(0, 0, 5, KEYS, np.full(3, 0.25).tobytes(), np.ones(3, np.float32).tobytes()), ()),
+    (wire.Batch(0, 0, 5, KEYS, np.full(3, 0.25).tobytes(), np.ones(3, np.float32).tobytes(), 4.0), ()),
     (wire.Waiting(0, "min_size"), ()),
     (wire.Standing(4, (1,), ("actors",)), ()),
     (wire.Fetched(1, 3, True), (wire.encode(INSERT), b"block")),

@@ -78,7 +78,8 @@ def test_quantiles_are_of_the_priorities_before_the_exponent():
 
 
 def test_weights_are_equal_when_probabilities_are():
-    assert importance_weights(np.full(5, 0.01), 100, 0.4).tolist() == [1] * 5
+    weights, largest = importance_weights(np.full(5, 0.01), 0.5)
+    assert weights.tolist() == [1] * 5 and largest == pytest.approx(10)
 
 
 @pytest.mark.parametrize(("capacity", "oldest"), [(0, 10), (20, 10), (8, 17)])
