@@ -1,5 +1,6 @@
 """The learner updates the network from sampled batches and publishes it. See `python learner.py --help`."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -12,16 +13,24 @@ from apexrl.config import LearnerCommand, OfflineCommand
 from apexrl.files import locked
 from apexrl.flags import parse, value_given
 from apexrl.learning.loop import LearnerLoop
+from apexrl.learning.team import join_team
 from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
 
 
 def main(stop: Stop) -> None:
     """Learns with the command line's configuration."""
     command = parse(OfflineCommand if value_given("--from-journal", sys.argv) else LearnerCommand)
+    if command.learning.num_learners > 1 and "RANK" not in os.environ:
+        from apexrl.running.learners import run_learners  # noqa: PLC0415 - one learner needs no launcher
+
+        run_learners(command, stop)
+        return
     keep_freed_memory()
     torch.set_num_threads(command.learning.learner_threads)
-    with locked(Path(command.run_dir) / "learner.lock", "a learner that runs"):
-        LearnerLoop(command, process_name(0)).run(stop)
+    command, team = join_team(command)
+    first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")
+    with first if team.is_first else contextlib.nullcontext():
+        LearnerLoop(command, process_name(team.rank), team).run(stop)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     journal_dir = None if kept in ("off", "auto") else Path(kept)
     ports = wires.bind_host, wires.actor_port, wires.batch_port
     server = ReplayServer(explicit_replay(command), *ports, command.seed, journal_dir, keyring)
-    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), "replay", keyring)
+    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), f"replay {wires.actor_port}", keyring)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -133,10 +133,19 @@ class WireConfig:
     """Learner's port for parameters."""
     metrics_port: int = 52002
     """Learner's port for the metrics of all roles."""
+    shards: Annotated[int, Range(1, 64)] = 1
+    """Replay servers, each with its part of the experience and of the actors. Shard s has the ports --actor-port + 2 s
+    and --batch-port + 2 s."""
+    meeting_port: int = 52003
+    """Port of the first learner's host where several learners meet."""
     patience_seconds: float = 600.0
     """Seconds that a role waits for another before it gives up."""
     keys: str = ""
     """Directory of CURVE keys (`python -m apexrl.tools.keys DIR`): encrypts, and talks to their owners only."""
+
+    def of_shard(self, shard: int) -> "WireConfig":
+        """Returns the same with the ports of a shard's replay server."""
+        return dataclasses.replace(self, actor_port=self.actor_port + 2 * shard, batch_port=self.batch_port + 2 * shard)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +170,12 @@ class LearningConfig:
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    num_learners: Annotated[int, Range(1, 64)] = 1
+    """Learner processes on this host, started by torchrun. Each follows its part of the --shards and learns from its
+    part of every batch; they add their gradients up."""
+    learner_devices: str = ""
+    """Devices of several learners, such as cuda:0,cuda:1; by default each has a GPU of its own, or all compute on the
+    CPU where there is none."""
     learner_threads: int = 1
     """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
     memory_gb: Annotated[float, Range(0)] = 0.0
@@ -359,3 +374,16 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables
+
+
+def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
+    """Returns the numbers of one of several replay servers that share the experience equally."""
+    if num_shards == 1:
+        return config
+    tables = []
+    for text in config.tables:
+        kind, *numbers = text.split(":")
+        parts = [str(-(-int(n) // num_shards)) if i and n.isdecimal() else n for i, n in enumerate(numbers)]
+        tables.append(":".join([kind, *parts]))
+    capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
+    return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))

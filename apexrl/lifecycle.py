@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import json
 import logging
 import os
 import secrets
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -22,6 +24,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
@@ -93,6 +96,8 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
             raise stop.error
     except ApexError as error:
         logger.error("%s", error)
+        if told := os.environ.get(ERROR_FILE_VARIABLE):
+            Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
         sys.exit(exit_status(error))
     except SystemExit:  # the command line asked for help, or was malformed
         raise

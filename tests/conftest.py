@@ -87,7 +87,7 @@ def make_unroll():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def free_ports():
     """Finds ports that nobody listens on."""
 

@@ -25,7 +25,7 @@ from tests.system.processes import ROOT
 
 
 def report(seconds: float, frames: int, updates: int, best: float | None = None) -> gpu_run.Report:
-    counters = Counters(updates=updates, log=LogPosition(transitions=frames // 4), best_evaluation_return=best)
+    counters = Counters(updates=updates, logs=(LogPosition(transitions=frames // 4),), best_evaluation_return=best)
     return gpu_run.Report(1000.0 + seconds, Status("Pong", frames, counters, {}, ""))
 
 

@@ -1,7 +1,9 @@
 """The actor's loop: step a vector of environments, and send the steps as prioritized unrolls."""
 
 import logging
+import socket
 import time
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -207,7 +209,8 @@ class ActorLoop:
             index, relay = command.worker_index, command.parameter_endpoint
         name = process_name(index)
         keyring = load_keyring(wires.keys, "actor")
-        replay = address(wires.replay_host, wires.actor_port)
+        self._shard = shard_of(index, wires.shards)
+        replay = address(wires.replay_host, wires.of_shard(self._shard).actor_port)
         self._client = InsertClient(replay, name, self.spec, command.acting.environments_per_worker, keyring)
         endpoint = relay or address(wires.learner_host, wires.parameter_port)
         # The relay of this host speaks in the clear, and on the loopback only.
@@ -261,16 +264,21 @@ class ActorLoop:
     def _play(self, agent: Actor, sender: UnrollSender, stop: Stop) -> None:
         self._metrics.run = agent.header.run
         player = self._player
-        player.begin(agent, sender.lease.slots[0])
+        player.begin(agent, self._of_all(sender.lease).slots[0])
         while not stop.is_set():
             if player.is_fetch_due:
                 self._fetch(agent)
-            player.explore(agent, sender.lease)
+            player.explore(agent, self._of_all(sender.lease))
             for complete in player.play(agent):
                 while not sender.offer(complete) and not stop.is_set():
                     self._report_when_due(agent, sender)
             self._report_when_due(agent, sender)
         self._report(agent, sender)
+
+    def _of_all(self, lease: Lease) -> Lease:
+        """Returns the lease of a shard's slots as one of the slots of all shards, which take turns."""
+        shards = self._command.wires.shards
+        return Lease(tuple(slot * shards + self._shard for slot in lease.slots), lease.ladder_size * shards)
 
     def _fetch(self, agent: Actor) -> None:
         """Takes newer parameters; those that do not fit are dropped, and the old ones stay in use."""
@@ -316,6 +324,11 @@ class ActorLoop:
             | {"actor/time/waiting": 1 - sum(shares.values())}
             | metrics
         )
+
+
+def shard_of(worker_index: int, num_shards: int) -> int:
+    """Returns the shard of an actor process: the workers of a host take turns, and hosts begin at different ones."""
+    return (zlib.crc32(socket.gethostname().encode()) + worker_index) % num_shards
 
 
 def why_unfit(parameters: Parameters, spec: StreamSpec, agent: str) -> str:

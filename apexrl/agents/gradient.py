@@ -30,7 +30,7 @@ class Gradient:
     def compute(self, loss: Tensor, count: Tensor | float) -> None:
         """Puts the gradient of a summed loss into the buffer, and the number of terms that a mean divides it by."""
         self._gradients.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._count.fill_(count)
 
     @torch.no_grad()

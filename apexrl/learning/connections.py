@@ -1,4 +1,7 @@
-"""The learner's connections: the log, a server of parameters, and one for reports and evaluations of all roles."""
+"""A learner's connections: the logs of its shards, and a server of parameters and one for the metrics of all roles.
+
+Of several learners only the first has the servers; the others send their metrics to it.
+"""
 
 from collections.abc import Mapping
 
@@ -8,37 +11,48 @@ from apexrl.config import WireConfig
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
 from apexrl.net.log_client import LogClient
-from apexrl.net.metrics_channel import Evaluation, MetricsServer
+from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
 from apexrl.networks.parameters import ParametersHeader, encode_parameters
 
 
-class Connections:
-    """Owns the keys, and two servers, which run in threads of their own.
-
-    Called by the learner's thread.
-    """
+class Logs:
+    """Owns the keys, and connects to the replay servers. Called by the learner's thread."""
 
     def __init__(self, wires: WireConfig):
-        """Binds the ports.
-
-        Raises: ConfigError when a port cannot be had.
-        """
-        self._replay = address(wires.replay_host, wires.batch_port)
+        """Reads the keys, where there are any."""
+        self._wires = wires
         self._keyring = load_keyring(wires.keys, "learner")
-        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
-        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
 
-    def log(self, name: str, batch_sizes: Mapping[str, int], prefetch_batches: int) -> LogClient:
-        """Connects to the replay server, and waits for nobody. The caller closes the client, before `close`.
+    def log(self, name: str, batch_sizes: Mapping[str, int], prefetch_batches: int, shard: int = 0) -> LogClient:
+        """Connects to a replay server, and waits for nobody. The caller closes the client, before `close`.
 
         Args:
           name: for people to read.
           batch_sizes: rows of a batch, by wanted table.
           prefetch_batches: batches of each table that may be in flight or unused.
         """
-        return LogClient(self._replay, name, batch_sizes, prefetch_batches, keyring=self._keyring)
+        replay = address(self._wires.replay_host, self._wires.of_shard(shard).batch_port)
+        return LogClient(replay, name, batch_sizes, prefetch_batches, keyring=self._keyring)
+
+    def close(self) -> None:
+        """Frees the keys."""
+        if self._keyring is not None:
+            self._keyring.close()
+
+
+class Connections(Logs):
+    """Owns two servers besides, which run in threads of their own: the connections of the first learner."""
+
+    def __init__(self, wires: WireConfig):
+        """Binds the ports.
+
+        Raises: ConfigError when a port cannot be had.
+        """
+        super().__init__(wires)
+        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
+        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
 
     def start(self, stop: Stop) -> None:
         """Starts the threads."""
@@ -70,5 +84,23 @@ class Connections:
         """Ends the threads, and frees the keys."""
         self._metrics.close()
         self._publisher.close()
-        if self._keyring is not None:
-            self._keyring.close()
+        super().close()
+
+
+class OtherConnections(Logs):
+    """Sends metrics to the first learner: the connections of any other one."""
+
+    def __init__(self, wires: WireConfig, name: str):
+        """Connects, and waits for nobody."""
+        super().__init__(wires)
+        self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, self._keyring)
+
+    def report(self, run: str, scalars: dict[str, float]) -> None:
+        """Sends the newest metrics of this learner."""
+        self._metrics.run = run
+        self._metrics.report(scalars)
+
+    def close(self) -> None:
+        """Closes the connection, and frees the keys."""
+        self._metrics.close()
+        super().close()

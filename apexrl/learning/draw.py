@@ -50,6 +50,8 @@ class Draw(NamedTuple):
     generation: int  # counts the logs that were followed: keys mean nothing beyond theirs
     samples: dict[str, SampledKeys | Gathered]
     versions: Mapping[str, np.ndarray] = NO_VERSIONS  # by table: [M] params_version that made each key's unroll
+    shard: int = 0  # whose log it is of
+    largest_weight: float = 1.0  # by which the importance weights of its only table were divided
 
     @property
     def is_gathered(self) -> bool:

@@ -1,26 +1,35 @@
-"""The learner's loop: it takes draws, updates, and sends priorities and parameters; metrics and checkpoints follow."""
+"""The learner's loop: it takes draws, updates, and sends priorities and parameters; metrics and checkpoints follow.
 
+Of several learners each follows shards of its own, all make every update together, and the first one speaks for all.
+"""
+
+import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import psutil
 import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, tables_of
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, WireConfig, tables_of
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
-from apexrl.learning.connections import Connections
+from apexrl.learning.connections import Connections, OtherConnections
 from apexrl.learning.draw import Draw
 from apexrl.learning.journal_client import JournalClient
-from apexrl.learning.metrics import returns_by_exploration
-from apexrl.learning.replica import Replica
+from apexrl.learning.metrics import episode_sums, returns_by_exploration
+from apexrl.learning.replica import DrawQueue, Replica
+from apexrl.learning.replicas import Replicas
 from apexrl.learning.results import Results
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
+from apexrl.learning.team import Standing, Team
 from apexrl.learning.updater import Pending, Updater
-from apexrl.learning.waiter import Waiter
+from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
@@ -38,17 +47,30 @@ ARRIVAL_WAIT_SECONDS = 1e-3
 NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
 RETRY_SECONDS = 10.0  # after a checkpoint that the disk did not take
+DRY_SECONDS = 5.0  # the other learners go on without one that has had no draw for so long
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """Where the first learner begins, as the others hear it."""
+
+    updates: int = 0
+    logs: tuple[LogPosition, ...] = ()
+    run: str = ""
 
 
 class LearnerLoop:
-    """The learner process: owns the servers of parameters and metrics, and the threads beside the update."""
+    """A learner process: owns its connections, and the threads beside the update."""
 
-    def __init__(self, command: LearnerCommand, name: str):
+    def __init__(self, command: LearnerCommand, name: str, team: Team | None = None):
         """Binds the ports.
 
-        Raises: ConfigError when a port or the device cannot be had.
+        Args:
+          team: the learners that make each update together, as this one sees it; by default it is alone.
+        Raises: ConfigError when a port or the device cannot be had, or shards and batch are not the team's to divide.
         """
-        self._command = command
+        self._team = team or Team()
+        self._command = command = share_of(command, self._team.size)
+        self._shards = shards_of(command.wires, self._team)
         self._family = family_of(command.agent)
         self._wants = self._family.wants(command.algorithm, command.update)
         self._device = choose_device(command.learning.device)
@@ -57,177 +79,354 @@ class LearnerLoop:
         self._results = Results(fifo_tables(self._family, command))
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
-        self._connections = Connections(command.wires)
+        self._connections = Connections(command.wires) if self._team.is_first else None
+        self._others = None if self._team.is_first else OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
+        self._waits_for, self._said_late = "", 0.0
 
     def run(self, stop: Stop) -> None:
         """Learns until stopped, or until the totals of the configuration are reached.
 
-        Raises: PeerError when the replay is away for longer than the patience; ConfigError when a journal cannot be
-          learned from; the error of a thread that failed.
+        Raises: PeerError when the replay is away for longer than the patience, or another learner is gone; ConfigError
+          when a journal cannot be learned from; the error of a thread that failed.
         """
-        checkpoint = latest_checkpoint(Path(self._command.run_dir))
-        counted = checkpoint.header.counters.log if checkpoint is not None else LogPosition()
-        learning = self._command.learning
-        ahead, memory_gb = learning.prefetch_batches, learning.memory_gb
-        replica = Replica(self._log(), self._wants, self._device_stream, ahead, counted, stop, memory_gb)
-        self._connections.start(stop)
-        following = stop.thread(replica.run, "replica")
+        checkpoint = latest_checkpoint(Path(self._command.run_dir)) if self._team.is_first else None
+        begun = self._team.share({}, msgspec.json.encode(beginning(checkpoint, self._command.wires.shards)))
+        replicas = self._follow(msgspec.json.decode(begun, type=Beginning).logs, stop)
+        threads = [stop.thread(replica.run, f"replica {replica.shard}") for replica in replicas]
+        if self._connections is not None:
+            self._connections.start(stop)
         try:
-            spec = self._wait_for_spec(replica, stop)
+            spec = self._wait_for_spec(replicas, stop)
             if spec is not None:
-                self._learn(replica, spec, checkpoint, stop)
+                self._learn(replicas, spec, checkpoint, stop)
         finally:
             stop.set()
-            following.join(MAX_JOIN_SECONDS)
-            self._connections.close()
+            for following in threads:
+                following.join(MAX_JOIN_SECONDS)
+            (self._connections or self._others).close()  # type: ignore[union-attr]
+            self._team.close()
 
-    def _log(self) -> LogClient | JournalClient:
-        """Returns the log to follow: the replay server's, or that of a journal."""
+    def _follow(self, counted: Sequence[LogPosition], stop: Stop) -> Replicas:
+        """Returns replicas of our shards' logs, which nobody runs yet."""
+        learning, draws = self._command.learning, DrawQueue()
+        memory_gb = learning.memory_gb / len(self._shards)
+        replicas = [
+            Replica(
+                self._log(shard), self._wants, self._device_stream, learning.prefetch_batches, counted[shard], stop,
+                memory_gb, shard, draws,
+            )
+            for shard in self._shards
+        ]  # fmt: skip
+        return Replicas(replicas, draws)
+
+    def _log(self, shard: int) -> LogClient | JournalClient:
+        """Returns the log to follow: a replay server's, or that of a journal."""
         command, prefetch = self._command, self._command.learning.prefetch_batches
         batch_sizes = {want.table: want.batch_size for want in self._wants}
         if not isinstance(command, OfflineCommand):
-            return self._connections.log(self._name, batch_sizes, prefetch)
+            logs = self._connections or self._others
+            assert logs is not None
+            return logs.log(self._name, batch_sizes, prefetch, shard)
         if command.learning.total_frames:
             raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
         journal = Path(command.from_journal)
         wanted = self._family.stream(command.algorithm, identity_of(journal).spec)
         return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
 
-    def _wait_for_spec(self, replica: Replica, stop: Stop) -> StreamSpec | None:
-        """Returns the log's spec, as soon as the replay knows it; None when stopped."""
+    def _wait_for_spec(self, replicas: Replicas, stop: Stop) -> StreamSpec | None:
+        """Returns the logs' spec, as soon as the replay knows it; None when one of the learners is stopped."""
         waiter = Waiter(self._command.wires.patience_seconds)
-        while replica.spec is None and not stop.wait(BATCH_WAIT_SECONDS / 4):
-            waiter.check(replica.waits_for)
-        spec = replica.spec
-        expected = spec and self._family.stream(self._command.algorithm, spec)
+        standings: list[Standing] = []
+        while not standings or not all(standing.has_draw or standing.stops for standing in standings):
+            if replicas.spec is None and not stop.wait(BATCH_WAIT_SECONDS / 4):
+                waiter.check(replicas.waits_for)
+            standings = self._team.agree(Standing(replicas.spec is not None, stops=stop.is_set()))
+            if any(standing.stops for standing in standings):
+                return None
+        spec = replicas.spec
+        assert spec is not None
+        expected = self._family.stream(self._command.algorithm, spec)
         if spec != expected:
             raise ConfigError(f"the log holds {spec}, we need {expected}: give actors and learner the same flags")
         return spec
 
-    def _learn(self, replica: Replica, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
+    def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
         """Makes or restores the learner, updates it until the end, and leaves a last checkpoint."""
         command = self._command
-        updater = make_updater(command, spec, self._device_stream)
+        updater = make_updater(command, spec, self._device_stream, self._team)
         self._identity = Identity.of(spec, command.agent, command.network)
-        record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
+        record = None
+        if self._team.is_first:
+            record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         try:
-            if checkpoint is not None:
-                record.restore(updater, checkpoint)
-            record.checkpoint(updater)  # from now on a run without one has lost it
-            self._run = record.run
-            self._connections.accept(self._run, replica.counted.log)
-            self._publish_soon(updater)
+            if record is not None:
+                if checkpoint is not None:
+                    record.restore(updater, checkpoint)
+                record.checkpoint(updater)  # from now on a run without one has lost it
+                self._run = record.run
+            self._begin_together(updater)
+            logs, _ = self._totals(replicas, episode_sums([]))
+            if self._connections is not None:
+                self._connections.accept(self._run, *(log.log for log in logs))
+                self._publish_soon(updater)
             self._arrivals.collect(0)
-            self._update(updater, replica, record, spec, stop)
-            self._report(updater, replica, record, 0.0)
-            record.last_checkpoint(updater)
+            self._update(updater, replicas, record, spec, stop)
+            self._speak(updater, replicas, record, Standing(reports=True, writes_checkpoint=True), 0.0)
+            if record is not None:
+                record.last_checkpoint(updater)
         finally:
-            record.close()
+            if record is not None:
+                record.close()
 
-    def _update(self, updater: Updater, replica: Replica, record: RunRecord, spec: StreamSpec, stop: Stop) -> None:
-        learning = self._command.learning
+    def _begin_together(self, updater: Updater) -> None:
+        """Gives all learners the state, the number of updates and the run of the first one."""
+        state = updater.state_dict()
+        own = Beginning(updater.num_updates, run=self._run)
+        begun = msgspec.json.decode(self._team.share(state, msgspec.json.encode(own)), type=Beginning)
+        self._run = begun.run
+        if not self._team.is_first:
+            updater.load_state_dict(state, begun.updates)
+
+    def _update(
+        self, updater: Updater, replicas: Replicas, record: RunRecord | None, spec: StreamSpec, stop: Stop
+    ) -> None:
+        learning, team = self._command.learning, self._team
         waiter = Waiter(self._command.wires.patience_seconds)
         now = time.monotonic()
         next_report, next_checkpoint = now + 1.0, now + learning.checkpoint_period_seconds
         reported_updates, reported_at = updater.num_updates, now
         published_updates, published_at = updater.num_updates, now
-        while not stop.is_set() and not is_complete(learning, updater, replica, spec):
-            draw = self._next_draw(replica, waiter)
-            if draw is not None:
-                replica.num_updates = updater.num_updates
-                updater.schedule(*progress(learning, replica, spec))
-                pending = updater.update(draw, replica.upcoming_draw())
-                if pending is not None:
-                    self._expect(pending, draw, updater, replica)
+        draw, drew_at, others_go_on = None, now, False
+        while True:
+            is_dry = team.size > 1 and time.monotonic() - drew_at > DRY_SECONDS
+            draw = draw or self._next_draw(replicas, waiter, is_dry and others_go_on)
+            now = time.monotonic()
+            drew_at = drew_at if draw is None else now
+            standings = self._agree(
+                Standing(
+                    draw is not None, is_dry, stop.is_set(), team.is_first and now >= next_report,
+                    team.is_first and now >= next_checkpoint, replicas.waits_for, replicas.transitions,
+                    1.0 if draw is None else draw.largest_weight,
+                )
+            )  # fmt: skip
+            so_far = progress(learning, sum(standing.transitions for standing in standings), spec)
+            if any(standing.stops for standing in standings) or is_complete(learning, updater.num_updates, so_far[1]):
+                break
+            others_go_on = may_update(standings)
+            if others_go_on:
+                replicas.made(updater.num_updates)
+                updater.schedule(*so_far)
+                pending = updater.update(draw, replicas.upcoming_draw(), scale_of(standings, team.rank))
+                if pending is not None and draw is not None:
+                    self._expect(pending, draw, updater, replicas)
+                draw = None
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
-            if is_old and now - published_at >= learning.publish_period_seconds:
+            if team.is_first and is_old and now - published_at >= learning.publish_period_seconds:
                 published_updates, published_at = updater.num_updates, now
                 self._publish_soon(updater)
-            if now >= next_report:
-                rate = (updater.num_updates - reported_updates) / (now - reported_at)
+            if not (standings[0].reports or standings[0].writes_checkpoint):
+                continue
+            rate = (updater.num_updates - reported_updates) / (now - reported_at)
+            is_kept = self._speak(updater, replicas, record, standings[0], rate)
+            if standings[0].reports:
                 reported_updates, reported_at = updater.num_updates, now
-                self._report(updater, replica, record, rate)
                 next_report = now + REPORT_PERIOD_SECONDS
-            if now >= next_checkpoint:
-                self._arrivals.collect(0)
-                self._count(updater, replica, record, 0)
-                is_kept = record.checkpoint(updater)
+            if standings[0].writes_checkpoint:
                 period = learning.checkpoint_period_seconds
                 next_checkpoint = now + (period if is_kept else min(period, RETRY_SECONDS))
         self._arrivals.collect(0)
 
-    def _count(self, updater: Updater, replica: Replica, record: RunRecord, num_episodes: int) -> None:
-        sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants)
-        record.count(updater.num_updates, sampled, replica.counted, num_episodes)
+    def _agree(self, standing: Standing) -> list[Standing]:
+        """Returns where all learners stand; says for whom they wait."""
+        asked = time.monotonic()
+        standings = self._team.agree(standing)
+        waited = time.monotonic() - asked
+        if waited > NOTED_WAIT_SECONDS:
+            self._stopwatch.add("learners", waited)
+        self._waits_for = standing.waits_for
+        if standing.has_draw and (late := who_is_late(standings)):
+            self._waits_for = late
+            if asked - self._said_late > SAID_SECONDS:
+                self._said_late = asked
+                logger.info("waiting for %s", late)
+        return standings
 
-    def _expect(self, pending: Pending, draw: Draw, updater: Updater, replica: Replica) -> None:
-        version = updater.num_updates - 1
+    def _expect(self, pending: Pending, draw: Draw, updater: Updater, replicas: Replicas) -> None:
+        version, replica = updater.num_updates - 1, replicas.of(draw)
         self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
 
     def _publish_soon(self, updater: Updater) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
-        header = ParametersHeader(updater.num_updates, *self._identity, self._run)
+        assert self._connections is not None
+        publish, header = self._connections.publish, ParametersHeader(updater.num_updates, *self._identity, self._run)
         tensors, event = updater.parameters()
-        self._arrivals.expect(event, lambda: self._connections.publish(header, tensors))
+        self._arrivals.expect(event, lambda: publish(header, tensors))
 
-    def _next_draw(self, replica: Replica, waiter: Waiter) -> Draw | None:
+    def _next_draw(self, replicas: Replicas, waiter: Waiter, is_expected: bool) -> Draw | None:
+        """Returns the next draw, None when there is none in time.
+
+        Args:
+          is_expected: the other learners go on without a draw of ours, and wait only for us to say so.
+        """
         asked = time.monotonic()
         # Results that arrive from the device in the meantime should not wait long.
-        draw = replica.next_draw(ARRIVAL_WAIT_SECONDS if len(self._arrivals) else BATCH_WAIT_SECONDS)
+        timeout = ARRIVAL_WAIT_SECONDS if len(self._arrivals) or is_expected else BATCH_WAIT_SECONDS
+        draw = replicas.next_draw(timeout)
         waited = time.monotonic() - asked
         if waited > NOTED_WAIT_SECONDS:
-            self._stopwatch.add(replica.waits_for or "replay", waited)
+            self._stopwatch.add(replicas.waits_for or "replay", waited)
         if draw is None:
-            waiter.check(replica.waits_for)
+            waiter.check(replicas.waits_for)
         else:
             waiter.reset()
         return draw
 
-    def _report(self, updater: Updater, replica: Replica, record: RunRecord, rate: float) -> None:
+    def _speak(
+        self, updater: Updater, replicas: Replicas, record: RunRecord | None, asked: Standing, rate: float
+    ) -> bool:
+        """Adds up what all learners know; the first one writes what was asked for. Returns whether the disk took it."""
+        sums = episode_sums(replicas.drain_episodes())
+        logs, sums = self._totals(replicas, sums)
+        if asked.writes_checkpoint:
+            self._arrivals.collect(0)
+            self._team.check_equal(updater.state_dict())
+        if record is None:
+            self._report_to_first(updater, replicas, rate)
+            return True
+        sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants) * self._team.size
+        record.count(updater.num_updates, sampled, logs, int(sums[0, 0]))
+        if asked.reports:
+            self._report(updater, replicas, record, returns_by_exploration(sums), logs, rate)
+        return record.checkpoint(updater) if asked.writes_checkpoint else True
+
+    def _totals(self, replicas: Replicas, sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:
+        """Returns the positions in the logs of all shards, in their order, and the sums over all learners' games."""
+        counted = replicas.counted
+        if self._team.size == 1:
+            return tuple(counted.values()), sums
+        own = [number for log in counted.values() for number in numbers_of(log)]
+        rows = self._team.gather([*own, *sums.flatten()])
+        positions = rows[:, : len(own)].reshape(self._team.size, len(counted), -1)
+        # Rank r follows the shards r, r + L, ...: transposed, they are in order.
+        logs = tuple(position_of(numbers) for numbers in positions.swapaxes(0, 1).reshape(-1, positions.shape[-1]))
+        return logs, rows[:, len(own) :].sum(axis=0).reshape(sums.shape)
+
+    def _report(self, updater: Updater, replicas: Replicas, record: RunRecord, games: dict[str, float],
+                logs: Sequence[LogPosition], rate: float) -> None:  # fmt: skip
         """Writes all that is known, of all roles."""
-        episodes = replica.drain_episodes()
-        self._count(updater, replica, record, len(episodes))
+        assert self._connections is not None
         for evaluation in self._connections.evaluations():
             record.evaluated(evaluation)
-        self._connections.accept(self._run, replica.counted.log)
-        scalars = self._connections.latest()
-        scalars |= self._stopwatch.shares("learner/waits_for/")
-        scalars |= learner_metrics(updater, replica, self._results, rate)
-        versions = list(replica.params_versions)
+        self._connections.accept(self._run, *(log.log for log in logs))
+        scalars = self._connections.latest() | self._own_metrics(updater, replicas, rate)
+        versions = replicas.params_versions
         if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
             scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
+        record.report(scalars, games, self._waits_for)
+
+    def _report_to_first(self, updater: Updater, replicas: Replicas, rate: float) -> None:
+        assert self._others is not None
+        own = self._own_metrics(updater, replicas, rate)
+        prefix = f"learner_{self._team.rank}/"
+        self._others.report(self._run, {prefix + tag.removeprefix("learner/"): value for tag, value in own.items()})
+
+    def _own_metrics(self, updater: Updater, replicas: Replicas, rate: float) -> dict[str, float]:
+        metrics = self._stopwatch.shares("learner/waits_for/") | learner_metrics(updater, replicas, self._results, rate)
         if self._device.type == "cuda":
-            scalars["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
-        record.report(scalars, returns_by_exploration(episodes), replica.waits_for)
+            metrics["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
+        return metrics
 
 
-def make_updater(command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream) -> Updater:
+def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
+    """Returns the command of one of several learners: its part of the batch.
+
+    Raises: ConfigError when the batch cannot be divided.
+    """
+    size = command.update.batch_size
+    if size % num_learners:
+        raise ConfigError(f"--batch-size {size} is not to be divided among {num_learners} learners: give a multiple")
+    return dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
+
+
+def shards_of(wires: WireConfig, team: Team) -> range:
+    """Returns the shards that a learner follows.
+
+    Raises: ConfigError when they cannot be divided among the learners.
+    """
+    if wires.shards % team.size:
+        raise ConfigError(
+            f"{wires.shards} shards are not to be divided among {team.size} learners: give --num-learners that divides "
+            "--shards, which stays as it is for a run"
+        )
+    return range(team.rank, wires.shards, team.size)
+
+
+def beginning(checkpoint: Checkpoint | None, num_shards: int) -> Beginning:
+    """Returns where a run begins, or goes on.
+
+    Raises: ConfigError when its experience lies in another number of shards.
+    """
+    logs = checkpoint.header.counters.logs if checkpoint is not None else ()
+    if len(logs) not in (0, num_shards):
+        raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
+    return Beginning(logs=logs or (LogPosition(),) * num_shards)
+
+
+def may_update(standings: Sequence[Standing]) -> bool:
+    """Returns whether an update is due: every learner has a draw, but those that have been without one for long."""
+    return any(s.has_draw for s in standings) and all(s.has_draw or s.is_dry for s in standings)
+
+
+def scale_of(standings: Sequence[Standing], rank: int) -> float:
+    """Returns what a learner's gradient is multiplied by: so the largest importance weight of all draws is 1."""
+    return standings[rank].largest_weight / max(s.largest_weight for s in standings if s.has_draw)
+
+
+def who_is_late(standings: Sequence[Standing]) -> str:
+    """Returns the learners that the others wait for, with what those wait for; empty when nobody is late."""
+    late = [f"learner {rank} ({s.waits_for or 'a batch'})" for rank, s in enumerate(standings) if not s.has_draw]
+    return ", ".join(late)
+
+
+def numbers_of(log: LogPosition) -> list[float]:
+    """Returns a position as numbers that float64 holds exactly; `position_of` reads them."""
+    name = int(log.log or "0", 16)
+    return [float(bool(log.log)), float(name >> 32), float(name & 0xFFFFFFFF), log.next_number, log.transitions]
+
+
+def position_of(numbers: np.ndarray) -> LogPosition:
+    """Returns the position that `numbers_of` made numbers of."""
+    is_known, high, low, next_number, transitions = map(int, numbers)
+    return LogPosition(f"{high << 32 | low:016x}" if is_known else "", next_number, transitions)
+
+
+def make_updater(
+    command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream, team: Team | None = None
+) -> Updater:
     """Returns an updater with new networks, which follow from the seed."""
     torch.manual_seed(command.seed)
     make = implementation(family_of(command.agent)).make_learner
     with device_stream.exclusive():
         learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
-    return Updater(learner, device_stream)
+    return Updater(learner, device_stream, team)
 
 
-def progress(learning: LearningConfig, replica: Replica, spec: StreamSpec) -> tuple[int, float]:
+def progress(learning: LearningConfig, transitions: int, spec: StreamSpec) -> tuple[int, float]:
     """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
-    frames, total = replica.counted.transitions * spec.frames_per_step, learning.total_frames
+    frames, total = transitions * spec.frames_per_step, learning.total_frames
     return frames, min(frames / total, 1.0) if total else 0.0
 
 
-def is_complete(learning: LearningConfig, updater: Updater, replica: Replica, spec: StreamSpec) -> bool:
-    """Returns whether a run has reached one of its totals."""
-    if learning.total_updates and updater.num_updates >= learning.total_updates:
-        return True
-    return progress(learning, replica, spec)[1] == 1
+def is_complete(learning: LearningConfig, num_updates: int, share: float) -> bool:
+    """Returns whether a run has reached one of its totals: of updates, or of frames by their share."""
+    return share == 1 or bool(learning.total_updates and num_updates >= learning.total_updates)
 
 
 def learner_metrics(
-    updater: Updater, replica: Replica, results: Results, updates_per_second: float
+    updater: Updater, replica: Replica | Replicas, results: Results, updates_per_second: float
 ) -> dict[str, float]:
     """Returns the metrics of a learner by tag."""
     metrics = {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}

@@ -7,7 +7,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -24,19 +24,24 @@ MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks wit
 LAG_SAID_SECONDS = 60.0
 
 
-def returns_by_exploration(episodes: list[Episode]) -> dict[str, float]:
-    """Returns the mean raw return of training games, in all and by band of exploration, and their mean length."""
-    if not episodes:
-        return {}
-    metrics = {
-        "actor/return_mean": float(np.mean([e.episode_return for e in episodes])),
-        "actor/game_steps": float(np.mean([e.steps for e in episodes])),
-    }
-    bands = collections.defaultdict(list)
+def episode_sums(episodes: Iterable[Episode]) -> np.ndarray:
+    """Returns [3, 1 + bands]: number, raw returns and steps of training games, of all and by exploration."""
+    sums = np.zeros((3, 1 + len(EXPLORATION_BANDS)))
+    floors = [floor for floor, _ in EXPLORATION_BANDS]
     for episode in episodes:
-        band = next(name for floor, name in EXPLORATION_BANDS if episode.exploration >= floor)
-        bands[band].append(episode.episode_return)
-    return metrics | {f"actor/return_by_exploration/{band}": float(np.mean(values)) for band, values in bands.items()}
+        band = next(i for i, floor in enumerate(floors, 1) if episode.exploration >= floor)
+        sums[:, [0, band]] += np.array([[1.0], [episode.episode_return], [float(episode.steps)]])
+    return sums
+
+
+def returns_by_exploration(sums: np.ndarray) -> dict[str, float]:
+    """Returns the mean raw return of training games by their sums, in all and by band, and their mean length."""
+    counts, returns, steps = sums
+    if not counts[0]:
+        return {}
+    names = ["actor/return_mean", *(f"actor/return_by_exploration/{name}" for _, name in EXPLORATION_BANDS)]
+    means = {name: returns[i] / counts[i] for i, name in enumerate(names) if counts[i]}
+    return {name: float(mean) for name, mean in means.items()} | {"actor/game_steps": float(steps[0] / counts[0])}
 
 
 class UpdateMetrics:

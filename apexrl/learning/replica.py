@@ -101,13 +101,18 @@ class Replica:
         counted: LogPosition,
         stop: Stop,
         memory_gb: float = 0.0,
+        shard: int = 0,
+        draws: DrawQueue | None = None,
     ):
         """Makes a replica for a learner that wants some tables.
 
         Args:
           counted: unrolls that were counted by an earlier start of the learner are not counted again.
           memory_gb: gigabytes that the store may take; 0: the memory that is free.
+          shard: number of the log among those of the run.
+          draws: where the draws go, by default to a queue of its own.
         """
+        self.shard = shard
         self.spec: StreamSpec | None = None
         self.counted = counted
         self.params_versions = collections.deque[int](maxlen=256)  # those that made the newest unrolls
@@ -122,7 +127,7 @@ class Replica:
         self._num_batches = prefetch_batches + 2 + device_stream.depth
         self._stop = stop
         self._memory_gb = memory_gb
-        self._draws = DrawQueue()
+        self._draws = draws or DrawQueue()
         # The samples of each table that wait for those of others, and the versions of their unrolls.
         self._samples = {
             want.table: collections.deque[tuple[SampledKeys | Gathered, np.ndarray]]() for want in self._wants
@@ -171,8 +176,12 @@ class Replica:
         """Returns the next draw, None when there is none in time."""
         draw = self._draws.get(timeout_seconds)
         if draw is not None:
-            self._outgoing.put(None)
+            self.draw_taken()
         return draw
+
+    def draw_taken(self) -> None:
+        """Says that a draw of ours was taken out of the queue: another one may come."""
+        self._outgoing.put(None)
 
     def upcoming_draw(self) -> Draw | None:
         """Returns the draw that `next_draw` returns next, where it is there already. Call it from the same thread."""
@@ -321,7 +330,8 @@ class Replica:
             parts = {table: samples.popleft() for table, samples in self._samples.items()}
             samples = {table: sample for table, (sample, _) in parts.items()}
             versions = {table: acted for table, (_, acted) in parts.items()}
-            self._draws.put(Draw(self._generation, samples, versions))
+            largest = event.sample.largest_weight if len(parts) == 1 else 1.0
+            self._draws.put(Draw(self._generation, samples, versions, self.shard, largest))
 
     def _selected(self, table: str, keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns keys and weights of a sample, or of those that a selection or walks put in their place."""

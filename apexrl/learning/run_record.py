@@ -143,12 +143,12 @@ class RunRecord:
         set_random_state(checkpoint.tensors)
         logger.info("continuing from update %d, %d frames", self.counters.updates, self.frames)
 
-    def count(self, updates: int, transitions_per_update: int, log: LogPosition, episodes: int) -> None:
-        """Takes the updates so far, the position up to which the log was counted, and new episodes."""
+    def count(self, updates: int, transitions_per_update: int, logs: tuple[LogPosition, ...], episodes: int) -> None:
+        """Takes the updates so far, the positions up to which the logs of all shards were counted, and new episodes."""
         self.counters = msgspec.structs.replace(
             self.counters,
             updates=updates,
-            log=log,
+            logs=logs,
             transitions_sampled=self.counters.transitions_sampled
             + (updates - self.counters.updates) * transitions_per_update,
             episodes=self.counters.episodes + episodes,

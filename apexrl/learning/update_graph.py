@@ -9,13 +9,13 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batch, Batches
+from apexrl.agents.contract import Batch, Batches, Outcome
 from apexrl.errors import ConfigError
 from apexrl.learning.draw import Draw, Gathered, SampledKeys, fill
 from apexrl.learning.unroll_store import UnrollStore
@@ -110,38 +110,43 @@ def inputs_of(draw: Draw, device_stream: DeviceStream) -> dict[str, Inputs]:
     return inputs
 
 
+class Work(NamedTuple):
+    """An update in two parts, and what no graph can capture between them."""
+
+    begin: Callable[[Batches], Outcome]  # from batches by table
+    between: Callable[[], None] | None  # None: nothing is between, and both parts are one
+    end: Callable[[Outcome], Tensor]  # to one float32 tensor on the device
+
+
 class UpdateGraph:
-    """An update that is captured when it is made. Owned by the learner's thread."""
+    """An update that is captured when it is made, in one graph or two. Owned by the learner's thread."""
 
     def __init__(
         self,
         device_stream: DeviceStream,
         inputs: Mapping[str, Inputs],
-        work: Callable[[Batches], Tensor],
+        work: Work,
         state: Iterable[Tensor],
     ):
         """Runs the work a few times, puts the state back as it was, in place, and captures the work on a GPU.
 
+        The part between is left out: other processes may have part in it.
+
         Args:
-          work: from batches by table to one float32 tensor on the device.
           state: all tensors that the work changes.
         Raises: ConfigError when the GPU has too little memory.
         """
         self._inputs = inputs
         self._work = work
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._values: Tensor | None = None  # where the graph leaves its result
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._values: Tensor | None = None  # where the last graph leaves its result
         try:
             # No other thread may give work to the stream during the capture: it would become a part of the graph.
             started = time.monotonic()
             with device_stream.exclusive(), _fastest_convolutions():
                 self._warm_up(list(state))
                 if device_stream.cuda is not None:
-                    graph = torch.cuda.CUDAGraph()
-                    # thread_local: other threads may go on asking for their events.
-                    with torch.cuda.graph(graph, stream=device_stream.cuda, capture_error_mode="thread_local"):
-                        self._values = work(self._batches())
-                    self._graph = graph
+                    self._capture(device_stream.cuda)
                     logger.info(
                         "the update is captured on %s (%.1f s)", device_stream.device, time.monotonic() - started
                     )
@@ -164,11 +169,36 @@ class UpdateGraph:
         keys = {table: self._inputs[table].load(sample) for table, sample in draw.samples.items()}
         if not all(len(there) for there in keys.values()):
             return None
-        if self._graph is None:
-            return keys, self._work(self._batches())
-        self._graph.replay()
-        assert self._values is not None
+        if self._values is None:
+            outcome = self._work.begin(self._batches())
+            self._between()
+            return keys, self._work.end(outcome)
+        self._graphs[0].replay()
+        self._between()
+        for graph in self._graphs[1:]:
+            graph.replay()
         return keys, self._values.to("cpu", non_blocking=True)
+
+    def _between(self) -> None:
+        if self._work.between is not None:
+            self._work.between()
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        work = self._work
+
+        def capture() -> torch.cuda.graph:
+            self._graphs.append(torch.cuda.CUDAGraph())
+            pool = self._graphs[0].pool() if len(self._graphs) > 1 else None
+            # thread_local: other threads may go on asking for their events.
+            return torch.cuda.graph(self._graphs[-1], pool, stream, capture_error_mode="thread_local")
+
+        with capture():
+            outcome = work.begin(self._batches())
+            if work.between is None:
+                self._values = work.end(outcome)
+        if work.between is not None:
+            with capture():
+                self._values = work.end(outcome)
 
     def _batches(self) -> dict[str, Batch]:
         return {table: inputs.batch() for table, inputs in self._inputs.items()}
@@ -180,7 +210,7 @@ class UpdateGraph:
             # The optimizer is made to be captured and says so when it is not.
             warnings.filterwarnings("ignore", message=".*capturable=True")
             for _ in range(WARM_UPS):
-                self._work(self._batches())
+                self._work.end(self._work.begin(self._batches()))
         with torch.no_grad():
             for tensor, value in zip(state, before, strict=True):
                 tensor.copy_(value)

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batches, Learner
+from apexrl.agents.contract import Batches, Learner, Outcome
 from apexrl.errors import ConfigError
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.side_thread import SideThread
-from apexrl.learning.update_graph import UpdateGraph, inputs_of
+from apexrl.learning.team import Team
+from apexrl.learning.update_graph import UpdateGraph, Work, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 
@@ -61,9 +62,10 @@ class Pending(NamedTuple):
 class Updater:
     """Owns a learner's updates: warm-up, graph, second thread, and the number of updates. Used from one thread."""
 
-    def __init__(self, learner: Learner, device_stream: DeviceStream):
-        """Takes over a learner whose tensors lie on the stream's device."""
+    def __init__(self, learner: Learner, device_stream: DeviceStream, team: Team | None = None):
+        """Takes over a learner whose tensors lie on the stream's device; alone, unless a team is given."""
         self.num_updates = 0
+        self._team = team or Team()
         self._learner = learner
         self._device_stream = device_stream
         self._graph: UpdateGraph | None = None
@@ -74,6 +76,8 @@ class Updater:
         self._row_shapes: RowShapes = {}  # and its results of rows
         self._names: tuple[str, ...] = ()  # and its metrics
         self._frames = -1  # that the learner was told last
+        self._scale = 1.0  # of our gradients beside those of the others
+        self._work = Work(self._gradients, None if self._team.size == 1 else self._add_up, self._apply)
 
     def schedule(self, frames: int, share: float) -> None:
         """Tells the learner how far the run is, in frames and as a share of its total, where that has changed."""
@@ -82,18 +86,29 @@ class Updater:
             with self._device_stream.exclusive():
                 self._learner.schedule(frames, share)
 
-    def update(self, draw: Draw, upcoming: Draw | None = None) -> Pending | None:
+    def update(self, draw: Draw | None, upcoming: Draw | None = None, scale: float = 1.0) -> Pending | None:
         """Takes one optimizer step; returns its results, None when nothing of a table's sample is left.
 
-        `upcoming` is the draw of the next call, where it is known: the second thread begins with it.
+        In a team all learners take the step together. One that has no draw, or nothing left of it, adds nothing.
+
+        Args:
+          upcoming: the draw of the next call, where it is known: the second thread begins with it.
+          scale: of our gradients beside those of the others.
         """
-        if self._is_eager and draw.is_gathered:
-            pending: Pending | None = self._update_eagerly(draw, upcoming)
-        else:
+        self._scale = scale
+        pending: Pending | None = None
+        if draw is not None and self._is_eager and draw.is_gathered:
+            pending = self._update_eagerly(draw, upcoming)
+        elif draw is not None:
             with self._device_stream.exclusive():
                 pending = self._update_by_graph(draw)
         if pending is None:
-            return None
+            if self._team.size == 1:
+                return None
+            with self._device_stream.exclusive():
+                self._learner.gradient.zero_()
+                self._add_up()
+                self._learner.apply()
         self.num_updates += 1
         if self._learner.is_refresh_due(self.num_updates):
             self._forget()
@@ -132,7 +147,9 @@ class Updater:
         self._frames = -1  # the tensors of schedules were replaced too
 
     def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
-        values = self._step(draw.batches(), None if self._side is None else self._side.begin(draw, upcoming))
+        outcome = self._gradients(draw.batches(), None if self._side is None else self._side.begin(draw, upcoming))
+        self._add_up()
+        values = self._apply(outcome)
         keys = {table: sample.keys for table, sample in draw.samples.items()}
         return self._pending(keys, values)
 
@@ -145,21 +162,29 @@ class Updater:
             wait(self._device_stream.event())
             self._graph = None  # its memory is needed
             inputs = inputs_of(draw, self._device_stream)
-            self._graph = UpdateGraph(self._device_stream, inputs, self._step, self._tensors().values())
+            self._graph = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
         started = self._graph.run(draw)
         if started is None:
             return None
         return self._pending(*started)
 
-    def _step(self, batches: Batches, beside: Callable[[], Any] | None = None) -> Tensor:
-        """Computes one update; returns priorities and metrics as one tensor. Nothing here waits for a GPU.
+    def _gradients(self, batches: Batches, beside: Callable[[], Any] | None = None) -> Outcome:
+        """Computes the gradients of batches. Nothing here waits for a GPU.
 
         Args:
           beside: waits for the second thread's result; None: computes it here.
         """
         learner = self._learner
-        outcome = learner.gradients(batches, beside or (lambda: learner.beside(batches, learner.ahead(batches))))
-        metrics = outcome.metrics | learner.apply()
+        return learner.gradients(batches, beside or (lambda: learner.beside(batches, learner.ahead(batches))))
+
+    def _add_up(self) -> None:
+        """Adds the gradients of all learners up."""
+        if self._team.size > 1:
+            self._team.add_up(self._learner.gradient, self._scale)
+
+    def _apply(self, outcome: Outcome) -> Tensor:
+        """Takes the optimizer's step; returns priorities, results and metrics as one tensor."""
+        metrics = outcome.metrics | self._learner.apply()
         self._sizes = {table: len(priorities) for table, priorities in outcome.priorities.items()}
         self._row_shapes = {
             table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()

@@ -7,7 +7,7 @@ import torch
 from apexrl.agents.families import family_of
 from apexrl.config import LearnerCommand
 from apexrl.learning.loop import fifo_tables, is_complete, learner_metrics, make_updater, progress
-from apexrl.learning.metrics import returns_by_exploration
+from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.results import Results
 from apexrl.learning.run_record import RunRecord
@@ -43,7 +43,7 @@ class LockstepLearner:
     @property
     def is_complete(self) -> bool:
         """Whether the run has reached one of its totals."""
-        return is_complete(self._command.learning, self.updater, self._replica, self._spec)
+        return is_complete(self._command.learning, self.updater.num_updates, self._progress()[1])
 
     def follow(self) -> None:
         """Takes everything that is new in the log."""
@@ -61,7 +61,7 @@ class LockstepLearner:
             if draw is None:  # nothing of it could be decoded
                 continue
             self._replica.num_updates = self.updater.num_updates
-            self.updater.schedule(*progress(self._command.learning, self._replica, self._spec))
+            self.updater.schedule(*self._progress())
             pending = self.updater.update(draw)
             assert pending is not None
             self._results.take(pending, draw, self.updater.num_updates - 1, self.updater, self._replica)
@@ -88,8 +88,11 @@ class LockstepLearner:
         episodes = self._replica.drain_episodes()
         self._count(len(episodes))
         metrics = others | learner_metrics(self.updater, self._replica, self._results, updates_per_second)
-        self.record.report(metrics, returns_by_exploration(episodes), "")
+        self.record.report(metrics, returns_by_exploration(episode_sums(episodes)), "")
+
+    def _progress(self) -> tuple[int, float]:
+        return progress(self._command.learning, self._replica.counted.transitions, self._spec)
 
     def _count(self, num_episodes: int) -> None:
         sampled = sum(want.num_transitions(self._spec) for want in self._log.wants)
-        self.record.count(self.updater.num_updates, sampled, self._replica.counted, num_episodes)
+        self.record.count(self.updater.num_updates, sampled, (self._replica.counted,), num_episodes)

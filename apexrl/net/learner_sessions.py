@@ -222,9 +222,9 @@ class LearnerSessions:
         if table.sent >= table.allowed or replay.why_no_sample(table.table, table.batch_size):
             return False
         sample = replay.sample(table.table, table.batch_size)
-        *arrays, largest_weight = sample
-        encoded = (np.ascontiguousarray(array).tobytes() for array in arrays)
-        message = wire.Batch(i, table.sent, session.next_number, *encoded, largest_weight)
+        arrays = sample.keys, sample.probabilities, sample.weights
+        keys, probabilities, weights = (np.ascontiguousarray(array).tobytes() for array in arrays)
+        message = wire.Batch(i, table.sent, session.next_number, keys, probabilities, weights, sample.largest_weight)
         self._outbox.send("learner", peer, message)
         table.sent += 1
         table.told_reason = ""

@@ -117,7 +117,7 @@ class MetricsServer:
     """Receives the reports of all processes in a thread of its own, and drops by reason those that do not fit."""
 
     def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
-        """Binds the port; with a keyring only actors and the replay may report.
+        """Binds the port; with a keyring only the roles of the run may report.
 
         Raises: ConfigError when it cannot be had.
         """
@@ -125,7 +125,7 @@ class MetricsServer:
         self.dropped: collections.Counter[str] = collections.Counter()
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PULL)
         self._socket.rcvhwm = 8  # for each sender
-        self.endpoint = bind(self._socket, host, port, keyring, ("actor", "replay"))
+        self.endpoint = bind(self._socket, host, port, keyring, ("actor", "replay", "learner"))
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
         self._tags: dict[str, str] = {}  # those of living processes

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.lstm import EpisodicLSTM
-from apexrl.networks.torsos import FrameNetwork, Torso, check_sizes, make_torso
+from apexrl.networks.torsos import FrameNetwork, ResidualTorso, Torso, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
 
 
@@ -72,6 +72,9 @@ class ActorCriticNetwork(FrameNetwork):
             self.memory_size = 2 * size + self.num_actions + 1
         self.policy = nn.Linear(size, self.num_actions)
         self.value = nn.Linear(size, 1)
+        initialize(self.hidden, *torso_layers(torso))
+        initialize(self.policy, gain=0.01)
+        initialize(self.value, gain=1.0)
 
     def unroll(
         self, observation: Tensor, history: History | None = None, num_steps: int | None = None
@@ -123,6 +126,27 @@ class ActorCriticNetwork(FrameNetwork):
     def _hidden(self, features: Tensor) -> Tensor:
         """Returns the hidden layer [B, hidden_size] in float32."""
         return F.relu(self.hidden(features)).float()
+
+
+def torso_layers(torso: Torso) -> list[nn.Module]:
+    """Returns the layers of a torso that are followed by a ReLU; a residual torso adds its layers up instead."""
+    if isinstance(torso, ResidualTorso) or not isinstance(torso, nn.Module):
+        return []
+    return [layer for layer in torso.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+
+
+@torch.no_grad()
+def initialize(*layers: nn.Module, gain: float = 2**0.5) -> None:
+    """Gives layers orthogonal weights, and biases of zero.
+
+    torch's own weights make what differs between screens smaller with each layer. In Pong a thousandth of it arrives at
+    the value, which learns nothing from it in two million steps; with these weights it does (docs/results). Source: the
+    gains of OpenAI's baselines for A2C and PPO; a policy that begins nearly uniform also is arXiv:2006.05990's advice.
+    """
+    for layer in layers:
+        assert isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
 
 
 def memory_of(history: History, num_actions: int) -> Tensor:

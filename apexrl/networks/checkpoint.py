@@ -26,7 +26,7 @@ class Counters(msgspec.Struct, frozen=True):
     """The progress of a run, in totals over all its starts."""
 
     updates: int = 0
-    log: LogPosition = LogPosition()
+    logs: tuple[LogPosition, ...] = ()  # by shard
     transitions_sampled: int = 0
     episodes: int = 0
     evaluation_episodes: int = 0
@@ -36,8 +36,8 @@ class Counters(msgspec.Struct, frozen=True):
 
     @property
     def transitions_inserted(self) -> int:
-        """Transitions that the log has brought; one for each step of an environment but the resets."""
-        return self.log.transitions
+        """Transitions that the logs have brought; one for each step of an environment but the resets."""
+        return sum(log.transitions for log in self.logs)
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import Command, OfflineCommand, RunCommand
+from apexrl.config import Command, OfflineCommand, RunCommand, part_of
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import (
@@ -42,6 +43,7 @@ from apexrl.running.run_directory import (
     continued,
     environment_of,
     fork_run,
+    journals_of,
     latest_path,
     lock_run,
     save_config,
@@ -155,19 +157,25 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
         )
         roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
     else:
-        replay = replay_command(command)
-        if command.replay.journal_dir == "auto":
-            kept = dataclasses.replace(replay.replay, journal_dir=str((directory / "journal").resolve()))
-            replay = dataclasses.replace(replay, replay=kept)
-        roles = {
-            "replay": ("replay.py", replay),
-            "learner": ("learner.py", learner_command(command)),
-            "actors": ("actor.py", actors),
-        }
+        roles = dict(replays_of(command))
+        roles |= {"learner": ("learner.py", learner_command(command)), "actors": ("actor.py", actors)}
     if command.evaluator:
         evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
         roles["evaluator"] = ("actor.py", evaluator)
     return roles
+
+
+def replays_of(command: RunCommand) -> Iterator[tuple[str, tuple[str, Command]]]:
+    """Yields name, script and command of the replay server of each shard."""
+    replay, journals, num_shards = replay_command(command), journals_of(command), command.wires.shards
+    for shard in range(num_shards):
+        kept = part_of(replay.replay, num_shards)
+        if command.replay.journal_dir != "off":
+            kept = dataclasses.replace(kept, journal_dir=str(journals[shard].resolve()))
+        # One seed would draw the same positions of every shard.
+        seed, wires = command.seed + shard, command.wires.of_shard(shard)
+        name = "replay" if num_shards == 1 else f"replay {shard}"
+        yield name, ("replay.py", dataclasses.replace(replay, seed=seed, wires=wires, replay=kept))
 
 
 class Run:
@@ -234,7 +242,7 @@ class Run:
         for names, idle_seconds in (
             (["actors", "evaluator"], ACTORS_IDLE_SECONDS),
             ([*FINISHING], LEARNER_IDLE_SECONDS),
-            (["replay", "tensorboard"], OTHERS_IDLE_SECONDS),
+            ([*dict(replays_of(self._command)), "tensorboard"], OTHERS_IDLE_SECONDS),
         ):
             self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from apexrl.agents.contract import Family, Want
+from apexrl.agents.contract import Family, Unrolls, Want
 from apexrl.agents.families import STOCHASTIC, family_of, implementation
 from apexrl.config import (
     ActingConfig,
@@ -21,6 +21,7 @@ from apexrl.config import (
     RunCommand,
     TableConfig,
     WireConfig,
+    part_of,
     tables_of,
 )
 from apexrl.environments.vector import make_environment, make_spec
@@ -30,12 +31,15 @@ from apexrl.flags import (
     default_command,
     explicit_replay,
     flag_of,
+    learner_command,
     parse_onto,
     wants_of,
     with_preset,
     with_sections,
 )
 from apexrl.learning.journal_client import check_usable, journal_transitions
+from apexrl.learning.loop import share_of
+from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
@@ -116,6 +120,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] 
         check_usable(journal, identity_of(journal).spec, stream)
         command = dataclasses.replace(command, from_journal=str(journal))
     check_together(command, stream)
+    command = _with_shards(command, default, saved is None)
     command = _fitted(command, default, machine, stream)
     implementation(family).check_network(command.network, stream)
     if not command.run_dir:
@@ -148,7 +153,7 @@ def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSp
     flags = _changed(asked, saved, ["agent", "preset", "from_journal"])
     # A fork has a directory of its own, and its journal lies there.
     other = (asked, saved, ["run_dir"]) if verb == "resumed" else (asked.replay, saved.replay, ["journal_dir"])
-    flags += _changed(*other) + _changed(asked.env, saved.env, ["env"])
+    flags += _changed(*other) + _changed(asked.env, saved.env, ["env"]) + _changed(asked.wires, saved.wires, ["shards"])
     if not flags:
         flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
     if not asked.from_scratch:
@@ -202,6 +207,40 @@ def _sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mappi
         workers = max(machine.cores // 2, 1)
         learning = {"learner_threads": max((machine.cores - workers) // 2, 1)}
     return {"acting": {"num_workers": workers}, "learning": learning}
+
+
+def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunCommand:
+    """Returns the command with a shard for each learner and an actor process for each shard, unless told otherwise.
+
+    Raises: ConfigError when learners, shards, batch and actor processes do not fit each other.
+    """
+    num_learners, wires, acting = command.learning.num_learners, command.wires, command.acting
+    if num_learners > 1 and (command.from_journal or command.reproducible):
+        raise ConfigError("--num-learners is for runs with actors: leave out --from-journal and --reproducible")
+    wires = dataclasses.replace(
+        wires, shards=num_learners if wires.shards == default.wires.shards == 1 else wires.shards
+    )
+    if wires.shards % num_learners:
+        raise ConfigError(
+            f"--num-learners {num_learners} does not divide --shards {wires.shards}: each follows as many"
+        )
+    if acting.num_workers < wires.shards:
+        if acting.num_workers != default.acting.num_workers:
+            raise ConfigError(
+                f"--num-workers {acting.num_workers} leaves some of {wires.shards} shards without actors: give more"
+            )
+        acting = dataclasses.replace(acting, num_workers=wires.shards)
+    command = dataclasses.replace(command, wires=wires, acting=acting)
+    share = share_of(learner_command(command), num_learners)
+    wants = wants_of(share)
+    walks = any(isinstance(want.view, Unrolls) and want.view.walks for want in wants)
+    if walks and wires.shards > num_learners:
+        raise ConfigError(
+            "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"
+        )
+    check_together(dataclasses.replace(command, update=share.update, replay=part_of(command.replay, wires.shards)))
+    devices_of(command.learning, num_learners)
+    return command
 
 
 def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:
@@ -291,8 +330,12 @@ def check_ports(command: RunCommand) -> None:
     """Raises ConfigError when a port that the run needs is taken."""
     wires = command.wires
     learner = () if command.reproducible else ("parameter_port", "metrics_port")
-    replay = () if command.reproducible or command.from_journal else ("actor_port", "batch_port")
-    needed = {name: (wires.bind_host, getattr(wires, name)) for name in learner + replay}
+    needed = {name: (wires.bind_host, getattr(wires, name)) for name in learner}
+    if command.learning.num_learners > 1:
+        needed["meeting_port"] = ("127.0.0.1", wires.meeting_port)
+    for shard in range(0 if command.reproducible or command.from_journal else wires.shards):
+        own, which = wires.of_shard(shard), f" (of shard {shard})" if shard else ""
+        needed |= {f"{name}{which}": (wires.bind_host, getattr(own, name)) for name in ("actor_port", "batch_port")}
     if command.tensorboard:
         needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
     ports = [port for _, port in needed.values()]
@@ -304,7 +347,7 @@ def check_ports(command: RunCommand) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
-                flag = "--" + name.replace("_", "-")
+                flag = "--" + name.replace("_port", "-port")
                 raise ConfigError(
                     f"port {port} on {host} cannot be used ({error.strerror}): stop who uses it or give another {flag}"
                 ) from error
@@ -327,7 +370,8 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     sampling, journal = "without actors, nobody waits", f"{command.from_journal} (of another run: only read)"
     if not command.from_journal:
         environment += f"; {acting.num_workers} x {acting.environments_per_worker} copies"
-        ports = f"replay {wires.actor_port} {wires.batch_port}, {ports}"
+        shards = (wires.of_shard(shard) for shard in range(wires.shards))
+        ports = f"replay {' '.join(f'{shard.actor_port} {shard.batch_port}' for shard in shards)}, {ports}"
         tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
@@ -341,6 +385,13 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}"),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
     ]  # fmt: skip
+    if wires.shards > 1:
+        learners = (
+            f"{command.learning.num_learners} learners add their gradients up"
+            if command.learning.num_learners > 1
+            else "one learner"
+        )
+        rows.insert(-2, ("shards", f"{wires.shards} replay servers; {learners}"))
     if command.reproducible:
         rows.append(("processes", "one, in which all parts take turns: slower, for experiments that must be repeated"))
     else:

@@ -204,26 +204,29 @@ def fork_run(source: RunCommand, checkpoint: Checkpoint | None, command: RunComm
       command: the configuration of the fork.
     Raises: ConfigError when the experience cannot be taken.
     """
-    directory, journal = Path(command.run_dir), journal_of(source)
-    log = LogPosition() if checkpoint is None else checkpoint.header.counters.log
-    if journal is not None and journal.is_dir():
-        old_name, name = fork_log(journal, directory / "journal", log if command.at else None)
-        log = msgspec.structs.replace(log, log=name) if log.log == old_name else log
-    elif not source.from_journal:
-        logger.warning("%s keeps no experience: the fork begins without", source.run_dir)
+    logs = list(checkpoint.header.counters.logs) if checkpoint is not None else []
+    for shard, (journal, target) in enumerate(zip(journals_of(source), journals_of(command), strict=False)):
+        log = logs[shard] if logs else LogPosition()
+        if journal.is_dir():
+            old_name, name = fork_log(journal, target, log if command.at else None)
+            if logs and log.log == old_name:
+                logs[shard] = msgspec.structs.replace(log, log=name)
+        else:
+            logger.warning("%s keeps no experience: the fork begins without", journal)
     if checkpoint is not None and not command.from_scratch:
-        counters = msgspec.structs.replace(checkpoint.header.counters, log=log)
+        counters = msgspec.structs.replace(checkpoint.header.counters, logs=tuple(logs))
         header = msgspec.structs.replace(checkpoint.header, counters=counters, run="")  # the learner names the new run
-        save_checkpoint(latest_path(directory), header, checkpoint.tensors)
+        save_checkpoint(latest_path(Path(command.run_dir)), header, checkpoint.tensors)
 
 
-def journal_of(command: RunCommand) -> Path | None:
-    """Returns the directory of a run's journal, None where it keeps none."""
+def journals_of(command: RunCommand) -> list[Path]:
+    """Returns the directories of a run's journals, one a shard; none where it keeps none."""
     if command.from_journal or command.replay.journal_dir == "off":
-        return None
-    return (
-        Path(command.run_dir) / "journal" if command.replay.journal_dir == "auto" else Path(command.replay.journal_dir)
-    )
+        return []
+    kept = command.replay.journal_dir
+    directory = Path(command.run_dir) / "journal" if kept == "auto" else Path(kept)
+    shards = command.wires.shards
+    return [directory] if shards == 1 else [directory / f"shard-{shard}" for shard in range(shards)]
 
 
 def checkpoint_of(directory: Path, at: int) -> Checkpoint:

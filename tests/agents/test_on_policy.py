@@ -152,8 +152,8 @@ def test_on_policy_the_target_is_the_n_step_bellman_target_of_the_environments_o
             found = slow_target(record, values, t, e, end)
             assert valid[t - begin, row] == (found is not None)
             if found is not None:
-                assert targets.vs[t - begin, row].item() == pytest.approx(found[0], abs=5e-3)
-                assert targets.errors[t - begin, row].item() == pytest.approx(found[0] - values[t, e], abs=5e-3)
+                assert targets.vs[t - begin, row].item() == pytest.approx(found[0], abs=1e-2)
+                assert targets.errors[t - begin, row].item() == pytest.approx(found[0] - values[t, e], abs=1e-2)
                 ends[found[1]] += 1
     wanted = {"unroll", "terminated"} | ({"truncated"} if name == "cartpole" else set())
     assert set(ends) == wanted and min(ends.values()) > 10, ends

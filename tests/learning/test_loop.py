@@ -32,6 +32,16 @@ class Replica:
         self.num_undecodable = 0
         self.selection_metrics: dict[str, float] = {}
 
+    @property
+    def transitions(self):
+        return self.counted.transitions
+
+    def of(self, draw):
+        return self
+
+    def made(self, num_updates):
+        pass
+
     def drain_episodes(self):
         return []
 
@@ -68,7 +78,8 @@ class Updater:
     def schedule(self, frames, share):
         assert share == 0
 
-    def update(self, draw, upcoming):
+    def update(self, draw, upcoming, scale):
+        assert scale == 1
         assert upcoming.samples == draw.samples - 1
         if draw.samples % 10 == 3:
             return None
@@ -168,7 +179,7 @@ def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spe
     updater, replica = updaters.Updater(ScheduledLearner(), loop._device_stream), GrowingReplica(stop, 10)
     loop._update(updater, replica, record, spec, stop)
     assert [call.args for call in lags.add.call_args_list] == [(version, {TABLE: 0}) for version in range(10)]
-    loop._report(updater, replica, record, 0.0)
+    loop._report(updater, replica, record, {}, [], 0.0)
     assert record.report.call_args.args[0]["learner/version_lag_max"] == 9.0
 
 
@@ -180,9 +191,7 @@ def test_the_queues_of_an_algorithm_are_known(family, tables):
 
 def test_a_share_is_never_above_one(loop, spec):
     loop._command = dataclasses.replace(loop._command, learning=LearningConfig(device="cpu", total_frames=100))
-    replica = Replica(Stop(), 0)
-    replica.counted = LogPosition("log", 0, 101)
-    assert progress(loop._command.learning, replica, spec) == (101 * spec.frames_per_step, 1.0)
+    assert progress(loop._command.learning, 101, spec) == (101 * spec.frames_per_step, 1.0)
 
 
 def publish_every(seconds, loop):

@@ -43,7 +43,7 @@ def curve(directory):
 
 
 def test_a_run_goes_on_where_it_was(tmp_path, spec, agent, record):
-    record.count(40, 16, LogPosition("log", 7, 320), 3)
+    record.count(40, 16, (LogPosition("log", 7, 320), LogPosition("other", 2, 80)), 3)
     record.evaluated(evaluation(agent, 1.0, 3.0))
     assert record.checkpoint(agent)
     again = RunRecord(tmp_path, identity_of(spec))
@@ -174,10 +174,10 @@ def test_a_status_that_cannot_be_replaced_stops_nothing(tmp_path, record):
 def test_the_newest_checkpoints_are_kept_under_their_updates(tmp_path, spec, agent):
     record = RunRecord(tmp_path, identity_of(spec), keep_checkpoints=2)
     for updates in (8, 9, 9, 10, 100):
-        record.count(updates, 16, LogPosition("log", updates, 0), 0)
+        record.count(updates, 16, (LogPosition("log", updates, 0),), 0)
         assert record.checkpoint(agent)
     kept = [load_checkpoint(path).header.counters for path in numbered_checkpoints(tmp_path)]
-    assert [(counters.updates, counters.log.next_number) for counters in kept] == [(10, 10), (100, 100)]
+    assert [(counters.updates, counters.logs[0].next_number) for counters in kept] == [(10, 10), (100, 100)]
     assert latest_checkpoint(tmp_path).header.counters == kept[-1]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 

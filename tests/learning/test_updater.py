@@ -14,7 +14,7 @@ from apexrl.agents.apex_dqn import ApexLearner
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.unroll_store import UnrollStore
-from apexrl.learning.update_graph import BatchInputs, KeyInputs, UpdateGraph
+from apexrl.learning.update_graph import BatchInputs, KeyInputs, UpdateGraph, Work
 from apexrl.learning.updater import Updater
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.device_stream import DeviceStream, wait
@@ -68,6 +68,11 @@ class World:
         if self.updater.num_updates % 7 == 0:
             learner._target.load_state_dict(learner._online.state_dict())
         return outcome.priorities[TABLE].cpu().numpy(), {name: float(value) for name, value in metrics.items()}
+
+
+def whole(updater, batches):
+    """The work of an update, as a graph holds it."""
+    return updater._work.end(updater._work.begin(batches))
 
 
 def compare(graph, plain, updates, exactly):
@@ -164,7 +169,7 @@ def test_making_a_graph_changes_nothing_and_moves_nothing(make_unroll, device, o
     tensors = world.updater._tensors()
     before = {name: (tensor.data_ptr(), tensor.cpu().clone()) for name, tensor in tensors.items()}
     inputs = {TABLE: KeyInputs(world.device_stream, world.store, TABLE, SIZE)}
-    UpdateGraph(world.device_stream, inputs, world.updater._step, tensors.values())
+    UpdateGraph(world.device_stream, inputs, world.updater._work, tensors.values())
     for name, tensor in world.updater._tensors().items():
         assert tensor.data_ptr() == before[name][0], name
         assert torch.equal(tensor.cpu(), before[name][1]), name
@@ -230,7 +235,7 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
     for inputs in (by_keys, BatchInputs(stream, by_keys.batch())):
         updater = Updater(learner, stream)
         with OnDevice():
-            values = updater._step({TABLE: inputs.batch()})
+            values = whole(updater, {TABLE: inputs.batch()})
         assert values.shape == (512 + len(updater._names),)
 
 
@@ -267,7 +272,12 @@ def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device)
 
     for number in range(RING):
         apply(number)
-    graph = UpdateGraph(device_stream, {TABLE: SlowKeyInputs(device_stream, store, TABLE, SIZE)}, shown, [])
+    graph = UpdateGraph(
+        device_stream,
+        {TABLE: SlowKeyInputs(device_stream, store, TABLE, SIZE)},
+        Work(shown, None, lambda outcome: outcome),
+        [],
+    )
     rng, num_read, num_lost = np.random.default_rng(0), 0, 0
     thread = threading.Thread(target=keep_applying)
     thread.start()

@@ -11,8 +11,8 @@ from apexrl.running import clock
 from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
 from apexrl.types import LogPosition
 
-SOME = Counters(log=LogPosition(transitions=10))
-ALL = Counters(1, LogPosition(transitions=10), transitions_sampled=10, evaluation_episodes=1)
+SOME = Counters(logs=(LogPosition(transitions=10),))
+ALL = Counters(1, (LogPosition(transitions=10),), transitions_sampled=10, evaluation_episodes=1)
 
 
 class Time:

@@ -164,7 +164,7 @@ def counters(remains: Remains) -> Finding:
     """Status and summary agree with each other and with a recount of the journal."""
     status, summary = read_status(remains.directory), read_summary(remains)
     assert status is not None, "status.json cannot be read"
-    counted = status.counters.log
+    counted = status.counters.logs[0]
     numbers = [entry.number for entry in remains.entries]
     reasons = []
     if numbers != list(range(len(numbers))):

@@ -52,7 +52,7 @@ def fork_and_check(tmp_path, ports, directory):
     headers = [load_header(latest_path(path)) for path in (directory, fork)]
     assert headers[0].run != headers[1].run and headers[0].identity == headers[1].identity
     logs = [read_identity(path / "journal").log for path in (directory, fork)]
-    assert [header.counters.log.log for header in headers] == logs and logs[0] != logs[1]
+    assert [header.counters.logs[0].log for header in headers] == logs and logs[0] != logs[1]
     config = read_json(fork / "config.json")["command"]
     assert (config["fork"], config["update"]["learning_rate"]) == (str(directory), 0.0005)
 

@@ -1,0 +1,208 @@
+"""The learners of a run that make each update together: a rank each, which add their gradients up. No engine.
+
+`torchrun` starts the ranks, watches them and starts all of them again when one dies; `torch.distributed` carries what
+they say. Before each update every rank says where it stands, so all of them decide the same: to update, to wait, to
+write a checkpoint, or to stop. Nothing that comes from another rank is unpickled.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from apexrl.config import LearnerCommand, LearningConfig
+from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.networks.device import choose_device
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
+REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
+OWN_STATE = "learning.walk_"  # begins the names of tensors that each rank has for itself
+
+
+class Standing(NamedTuple):
+    """Where a rank stands before an update."""
+
+    has_draw: bool = False
+    is_dry: bool = False  # it has been without a draw for so long that the others go on without
+    stops: bool = False
+    reports: bool = False  # rank 0 wants the totals of all ranks
+    writes_checkpoint: bool = False  # and rank 0 will write a checkpoint
+    waits_for: str = ""
+    transitions: int = 0  # that the logs of its shards have brought
+    largest_weight: float = 1.0  # by which the importance weights of its draw were divided
+
+
+class Team:
+    """The ranks of a run, as one of them sees it. One rank alone exchanges nothing. Used from one thread."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None):
+        """Meets the other ranks, where there are any; `torchrun` says where in the environment.
+
+        Raises: ConfigError when they do not meet in time.
+        """
+        self.rank, self.size = rank, size
+        self._group: dist.ProcessGroup | None = None  # that carries gradients
+        if size == 1:
+            return
+        if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        on_gpu = device is not None and device.type == "cuda"
+        patience = timedelta(seconds=PATIENCE_SECONDS)
+        try:
+            dist.init_process_group("gloo", timeout=patience)
+            self._group = dist.new_group(backend="nccl", timeout=patience) if on_gpu else dist.group.WORLD
+        except (RuntimeError, ValueError) as error:  # DistError is a RuntimeError
+            raise ConfigError(
+                f"learner {rank} does not meet the {size - 1} others ({_first_line(error)}): are all of them started, "
+                "and does GLOO_SOCKET_IFNAME name an interface that reaches them?"
+            ) from error
+        logger.info("learner %d of %d; gradients by %s", rank, size, "nccl" if on_gpu else "gloo")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank publishes, evaluates and writes for all."""
+        return self.rank == 0
+
+    def agree(self, standing: Standing) -> list[Standing]:
+        """Returns where each rank stands; waits for all of them.
+
+        Raises: PeerError when a rank is gone or says nothing in time.
+        """
+        if self.size == 1:
+            return [standing]
+        *flags, waits_for, transitions, largest_weight = standing
+        reason = waits_for.split(" ")[0]
+        code = REASONS.index(reason if reason in REASONS else REASONS[-1])
+        row = [*map(float, flags), float(code), float(transitions), largest_weight]
+        standings = []
+        for *truths, code, total, largest in self.gather(row).tolist():
+            has_draw, is_dry, stops, reports, writes = map(bool, truths)
+            numbers = REASONS[int(code)], int(total), largest
+            standings.append(Standing(has_draw, is_dry, stops, reports, writes, *numbers))
+        return standings
+
+    def gather(self, row: Sequence[float]) -> np.ndarray:
+        """Returns [ranks, N] float64: the numbers [N] of every rank, exact up to 2**53.
+
+        Raises: PeerError when a rank is gone or says nothing in time.
+        """
+        rows = torch.zeros(self.size, len(row), dtype=torch.float64)
+        rows[self.rank] = torch.tensor(row, dtype=torch.float64)
+        if self.size > 1:
+            self._exchange(lambda: dist.all_reduce(rows))
+        return rows.numpy()
+
+    def add_up(self, gradient: Tensor, scale: float) -> None:
+        """Replaces a gradient buffer by the sum over all ranks, in place. A GPU is not waited for.
+
+        Args:
+          scale: of this rank's gradients; the number behind them, by which a mean is divided, is not scaled.
+        """
+        if scale != 1:
+            gradient[:-1].mul_(scale)
+        self._exchange(lambda: dist.all_reduce(gradient, group=self._group))
+
+    def share(self, tensors: Mapping[str, Tensor], text: bytes) -> bytes:
+        """Copies rank 0's tensors into those of all ranks, in place; returns rank 0's text.
+
+        Raises: PeerError when a rank is gone or says nothing in time.
+        """
+        if self.size == 1:
+            return text
+        length = int(self.gather([len(text)])[0, 0])
+        said = torch.zeros(length, dtype=torch.uint8)
+        if self.is_first:
+            said[:] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._exchange(lambda: dist.broadcast(said, 0))
+        for name in sorted(tensors):
+            if not name.startswith(OWN_STATE):
+                there = tensors[name].detach().cpu().contiguous()
+                self._exchange(lambda: dist.broadcast(there, 0))  # noqa: B023 - used at once
+                with torch.no_grad():
+                    tensors[name].copy_(there)
+        return said.numpy().tobytes()
+
+    def check_equal(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ApexError when the ranks' tensors differ, with the ranks that differ from rank 0."""
+        if self.size == 1:
+            return
+        digest = checksum(tensors)
+        rows = self.gather([digest >> 32, digest & 0xFFFFFFFF])
+        others = [rank for rank in range(self.size) if (rows[rank] != rows[0]).any()]
+        if others:
+            raise ApexError(
+                f"the networks of learners {others} differ from that of learner 0: their experience or their machines "
+                "are at fault; the run can go on from its last checkpoint (--resume)"
+            )
+
+    def close(self) -> None:
+        """Leaves the others."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _exchange(self, exchange: Callable[[], object]) -> None:
+        try:
+            exchange()
+        except RuntimeError as error:
+            raise PeerError(
+                f"learner {self.rank} of {self.size} has lost another one ({_first_line(error)}): all of them begin "
+                "again from the last checkpoint"
+            ) from error
+
+
+def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
+    """Returns the command of this process with its own device, and the team that `torchrun` made it a rank of.
+
+    Raises: ConfigError when there are too few devices, or the others do not come.
+    """
+    size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if size == 1:
+        return command, Team()
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    device = devices_of(command.learning, local_size)[local_rank]
+    learning = dataclasses.replace(command.learning, device=device)
+    return dataclasses.replace(command, learning=learning), Team(int(os.environ["RANK"]), size, choose_device(device))
+
+
+def devices_of(learning: LearningConfig, num_learners: int) -> list[str]:
+    """Returns the devices of the learners of a host.
+
+    Raises: ConfigError when there are too few.
+    """
+    if learning.learner_devices:
+        devices = learning.learner_devices.split(",")
+        if len(devices) != num_learners:
+            raise ConfigError(f"--learner-devices names {len(devices)} devices for {num_learners} learners: one each")
+        return devices
+    if num_learners == 1 or learning.device == "cpu" or choose_device(learning.device).type == "cpu":
+        return [learning.device] * num_learners
+    if torch.cuda.device_count() < num_learners:
+        raise ConfigError(
+            f"{num_learners} learners want {num_learners} GPUs, {torch.cuda.device_count()} are here: give fewer "
+            "--num-learners, or --device cpu"
+        )
+    return [f"cuda:{index}" for index in range(num_learners)]
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Returns 64 bits that say whether two ranks have the same tensors, but for those that each has for itself."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(tensors):
+        if not name.startswith(OWN_STATE):
+            digest.update(name.encode())
+            digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
