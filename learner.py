@@ -19,7 +19,8 @@ from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
 
 def main(stop: Stop) -> None:
     """Learns with the command line's configuration."""
-    command = parse(OfflineCommand if value_given("--from-journal", sys.argv) else LearnerCommand)
+    is_offline = value_given("--from-journal", sys.argv) or "--guest" in sys.argv
+    command = parse(OfflineCommand if is_offline else LearnerCommand)
     if command.learning.num_learners > 1 and "RANK" not in os.environ:
         from apexrl.running.learners import run_learners  # noqa: PLC0415 - one learner needs no launcher
 

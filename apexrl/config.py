@@ -259,7 +259,7 @@ class ReplayCommand(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerCommand(Command):
-    """Updates the network from sampled batches and publishes it; --from-journal DIR takes the replay server's place."""
+    """Updates the network from sampled batches and publishes it; --from-journal DIR and --guest: from others'."""
 
     wires: WireConfig = WireConfig()
     algorithm: AlgorithmConfig
@@ -272,11 +272,13 @@ class LearnerCommand(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfflineCommand(LearnerCommand):
-    """Updates the network from the experience of a journal, without actors and without a replay server."""
+    """Updates the network from the experience of others: of a journal, or of a run that goes on (--guest)."""
 
     replay: ReplayConfig = ReplayConfig()
     from_journal: str = ""
     """The journal of a replay server (journal/ of a run); it stays as it is."""
+    guest: bool = False
+    """Follow the replay of a run that goes on, with tables of our own; nobody there waits for us."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -308,6 +310,8 @@ class RunCommand(Command):
     """With --fork: take the checkpoint of this update, and the experience until then; 0: the newest."""
     from_journal: str = ""
     """Learn without actors from the experience in this journal (journal/ of a run), which stays as it is."""
+    guest: str = ""
+    """Learn without actors from the experience of the run in this directory, while it goes on; nobody there waits."""
     max_seconds: Annotated[float, Range(0)] = 0.0
     """End after so many seconds; 0: never."""
     tensorboard: bool = True
@@ -329,6 +333,11 @@ class RunCommand(Command):
     """With --reproducible: updates between evaluations; one is at the start, one at the end."""
     checkpoint_period_updates: int = 1000
     """With --reproducible: updates between checkpoints."""
+
+    @property
+    def has_actors(self) -> bool:
+        """Whether the run plays itself, or learns from the experience of another one."""
+        return not (self.from_journal or self.guest)
 
 
 class TableConfig(NamedTuple):

@@ -8,21 +8,19 @@ import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from apexrl.config import ReplayConfig, TableConfig, tables_of
 from apexrl.errors import ConfigError, WireError
-from apexrl.losses.windows import valid_starts
+from apexrl.learning.recutter import Recutter
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, checked_arrays
 from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
 from apexrl.replay.journal import held_numbers, identity_of, read_entries
 from apexrl.replay.replay import ring_unrolls
-from apexrl.replay.table import Table, drawable, make_table
-from apexrl.streams import StreamCutter, why_not_cut
-from apexrl.types import Episode, StreamSpec
-from apexrl.unroll import UnrollCodec
+from apexrl.replay.table import Table, make_table
+from apexrl.streams import why_not_cut
+from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
@@ -136,27 +134,9 @@ def journal_transitions(directory: Path, spec: StreamSpec) -> int:
 
 def _inserts(directory: Path, held: StreamSpec, wanted: StreamSpec) -> Generator[tuple[wire.Insert, bytes]]:
     """Yields the unrolls of a journal as those that are wanted; skips unrolls that cannot be read."""
-    cutter = StreamCutter(held, wanted)
-    codec, sizes, own_codec = UnrollCodec(held), InsertSizes(held), UnrollCodec(wanted)
-    episodes: tuple[Episode, ...] = ()  # that ended since the last unroll
+    recutter = Recutter(held, wanted)
     for entry in read_entries(directory):
         try:
-            insert = wire.decode_insert(entry.message)
-            checked_arrays(insert, sizes)
-            if held == wanted:
-                yield insert, entry.block
-                continue
-            unroll = codec.decode(entry.block)
+            yield from recutter.of(wire.decode_insert(entry.message), entry.block)
         except WireError as error:
             logger.warning("unroll %d of %s is not used: %s", entry.number, directory, error)
-            continue
-        episodes += insert.episodes
-        for first_step, cut in cutter.add((insert.actor, insert.stream), insert.first_step, unroll):
-            valid = valid_starts(cut.starts, wanted.unroll_starts)
-            priorities = drawable(valid[None], np.ones((1, wanted.num_priorities))).astype(np.float32)
-            arrays = {"valid": np.packbits(valid).tobytes(), "priorities": priorities.tobytes()}
-            yield (
-                msgspec.structs.replace(insert, first_step=first_step, episodes=episodes, **arrays),
-                own_codec.encode(cut),
-            )
-            episodes = ()

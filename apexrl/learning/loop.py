@@ -16,11 +16,12 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, WireConfig, tables_of
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, WireConfig, part_of, tables_of
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections, OtherConnections
 from apexrl.learning.draw import Draw
+from apexrl.learning.guest_client import GuestClient
 from apexrl.learning.journal_client import JournalClient
 from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import DrawQueue, Replica
@@ -120,19 +121,33 @@ class LearnerLoop:
         ]  # fmt: skip
         return Replicas(replicas, draws)
 
-    def _log(self, shard: int) -> LogClient | JournalClient:
-        """Returns the log to follow: a replay server's, or that of a journal."""
+    def _log(self, shard: int) -> LogClient | GuestClient | JournalClient:
+        """Returns the log to follow: a replay server's, that of another run, or that of a journal."""
         command, prefetch = self._command, self._command.learning.prefetch_batches
         batch_sizes = {want.table: want.batch_size for want in self._wants}
+        logs = self._connections or self._others
+        assert logs is not None
         if not isinstance(command, OfflineCommand):
-            logs = self._connections or self._others
-            assert logs is not None
             return logs.log(self._name, batch_sizes, prefetch, shard)
+        if command.guest:
+            client = logs.log(self._name, {}, prefetch, shard)
+            replay = part_of(explicit_replay(command), command.wires.shards)
+            return GuestClient(client, self._stream, replay, batch_sizes, prefetch, command.seed + shard)
         if command.learning.total_frames:
             raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
         journal = Path(command.from_journal)
-        wanted = self._family.stream(command.algorithm, identity_of(journal).spec)
-        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
+        return JournalClient(
+            journal,
+            self._stream(identity_of(journal).spec),
+            explicit_replay(command),
+            batch_sizes,
+            prefetch,
+            command.seed,
+        )
+
+    def _stream(self, spec: StreamSpec) -> StreamSpec:
+        """Returns the unrolls that we need of an environment."""
+        return self._family.stream(self._command.algorithm, spec)
 
     def _wait_for_spec(self, replicas: Replicas, stop: Stop) -> StreamSpec | None:
         """Returns the logs' spec, as soon as the replay knows it; None when one of the learners is stopped."""
@@ -146,7 +161,7 @@ class LearnerLoop:
                 return None
         spec = replicas.spec
         assert spec is not None
-        expected = self._family.stream(self._command.algorithm, spec)
+        expected = self._stream(spec)
         if spec != expected:
             raise ConfigError(f"the log holds {spec}, we need {expected}: give actors and learner the same flags")
         return spec
@@ -444,6 +459,11 @@ def learner_metrics(
 
 
 def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
-    """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables."""
+    """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables.
+
+    Where other learners' actors act, no unroll is of our version, and none is expected to be.
+    """
+    if isinstance(command, OfflineCommand):
+        return []
     tables = tables_of(ReplayConfig(tables=family.tables(command.update)), command.algorithm.unroll_starts)
     return [name for name, table in tables.items() if table.kind == "fifo"]

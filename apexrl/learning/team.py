@@ -119,11 +119,11 @@ class Team:
         """
         if self.size == 1:
             return text
-        length = int(self.gather([len(text)])[0, 0])
-        said = torch.zeros(length, dtype=torch.uint8)
-        if self.is_first:
-            said[:] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self._exchange(lambda: dist.broadcast(said, 0))
+        said = torch.zeros(int(self.gather([len(text)])[0, 0]), dtype=torch.uint8)
+        if self.is_first and text:
+            said = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        if len(said):
+            self._exchange(lambda: dist.broadcast(said, 0))
         for name in sorted(tensors):
             if not name.startswith(OWN_STATE):
                 there = tensors[name].detach().cpu().contiguous()

@@ -107,11 +107,11 @@ class Replay:
         first = max(end_number - self.soft_unrolls, 0)
         unrolls = [item for item in unrolls if item.number >= first]
         for item in unrolls:
-            self._skip_to(item.number)
+            self.skip_to(item.number)
             self.log.append(item.entry)
             for table in self.tables.values():
                 table.insert(item.number, item.priorities[None], item.valid[None])
-        self._skip_to(end_number)
+        self.skip_to(end_number)
         snapshot = recover_snapshot(directory / SNAPSHOT_FILE, self.identity.log)
         # Unrolls that a power cut took after the snapshot may have lost their numbers to other unrolls.
         same_until = 0 if snapshot is None else self.identity.end_of_life(snapshot.life, snapshot.end_number)
@@ -129,8 +129,8 @@ class Replay:
                 logger.warning("table %s goes on with the actors' own priorities: %s", name, error)
                 table.limiter.resume(0, 0, held)
 
-    def _skip_to(self, number: int) -> None:
-        """Skips the numbers that a damaged journal lost."""
+    def skip_to(self, number: int) -> None:
+        """Goes on at a number; those before it that were not inserted do not exist."""
         if number != self.log.end_number:
             self.log.skip_to(number)
             for table in self.tables.values():

@@ -296,6 +296,12 @@ class FifoTable(_UnrollTable):
         self.num_missed += self._next_number <= number and not is_missing
         super().evict(number)
 
+    def keep_newest(self, count: int) -> None:
+        """Forgets unrolls that were not handed out yet, but for the newest so many."""
+        if (num_forgotten := self._size_from(self._oldest()) - count) > 0:
+            self._next_number = int(self._numbers_from(self._oldest(), np.array([num_forgotten]))[0])
+            self.num_missed += num_forgotten
+
     def sample(self, batch_size: int) -> Sample:
         keys = self._numbers_from(self._oldest(), np.arange(batch_size))
         self._next_number = int(keys[-1]) + 1

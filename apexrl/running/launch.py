@@ -38,6 +38,7 @@ from apexrl.running.run_directory import (
     ROOT,
     SUMMARY_FILE,
     as_fork,
+    as_guest,
     check_new,
     checkpoint_of,
     continued,
@@ -93,6 +94,8 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     if saved is None and (journal := value_given("--from-journal", sys.argv)):
         environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
         default = dataclasses.replace(default, env=environment)
+    if saved is None and (host := value_given("--guest", sys.argv)):
+        default = as_guest(default, Path(host))
     asked = parse_onto(default)
     check_asked(asked)
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
@@ -151,10 +154,11 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
     if command.reproducible:
         return {"lockstep": ("apexrl.lockstep", dataclasses.replace(command, evaluation=evaluation))}
     actors = actor_command(command)
-    if command.from_journal:
+    if not command.has_actors:
         learner = OfflineCommand(
-            **vars(learner_command(command)), replay=command.replay, from_journal=command.from_journal
-        )
+            **vars(learner_command(command)), replay=command.replay, from_journal=command.from_journal,
+            guest=bool(command.guest),
+        )  # fmt: skip
         roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
     else:
         roles = dict(replays_of(command))

@@ -140,6 +140,9 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
         command = with_sections(
             command, {"replay": {"capacity": journal_transitions(journal, identity_of(journal).spec)}}
         )
+    if asked.guest:  # `as_guest` has put these there
+        command = with_sections(command, {"replay": {"capacity": asked.replay.capacity}})
+        command = dataclasses.replace(command, wires=asked.wires, tensorboard_port=asked.tensorboard_port)
     if not asked.smoke:
         return command
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
@@ -150,7 +153,7 @@ def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSp
 
     The experience follows no other stream, the checkpoint no other network and no other optimizer.
     """
-    flags = _changed(asked, saved, ["agent", "preset", "from_journal"])
+    flags = _changed(asked, saved, ["agent", "preset", "from_journal", "guest"])
     # A fork has a directory of its own, and its journal lies there.
     other = (asked, saved, ["run_dir"]) if verb == "resumed" else (asked.replay, saved.replay, ["journal_dir"])
     flags += _changed(*other) + _changed(asked.env, saved.env, ["env"]) + _changed(asked.wires, saved.wires, ["shards"])
@@ -224,7 +227,7 @@ def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunC
         raise ConfigError(
             f"--num-learners {num_learners} does not divide --shards {wires.shards}: each follows as many"
         )
-    if acting.num_workers < wires.shards:
+    if command.has_actors and acting.num_workers < wires.shards:
         if acting.num_workers != default.acting.num_workers:
             raise ConfigError(
                 f"--num-workers {acting.num_workers} leaves some of {wires.shards} shards without actors: give more"
@@ -304,6 +307,8 @@ def check_asked(asked: RunCommand) -> None:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
     if asked.smoke and (begins or not asked.evaluator):
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
+    if asked.guest and (useless := _changed(asked.acting, ActingConfig())):
+        raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
     if asked.from_journal:
         given = _changed(asked.acting, ActingConfig()) + _changed(asked.replay, ReplayConfig())
         given += _changed(asked.learning, LearningConfig(), ["total_frames"])
@@ -312,7 +317,9 @@ def check_asked(asked: RunCommand) -> None:
 
 
 def _beginnings(asked: RunCommand) -> Mapping[str, str]:
-    return {"--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal}
+    return {
+        "--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal, "--guest": asked.guest
+    }  # fmt: skip
 
 
 def _check_reproducible(asked: RunCommand, begins: list[str]) -> None:
@@ -333,7 +340,7 @@ def check_ports(command: RunCommand) -> None:
     needed = {name: (wires.bind_host, getattr(wires, name)) for name in learner}
     if command.learning.num_learners > 1:
         needed["meeting_port"] = ("127.0.0.1", wires.meeting_port)
-    for shard in range(0 if command.reproducible or command.from_journal else wires.shards):
+    for shard in range(wires.shards if command.has_actors and not command.reproducible else 0):
         own, which = wires.of_shard(shard), f" (of shard {shard})" if shard else ""
         needed |= {f"{name}{which}": (wires.bind_host, getattr(own, name)) for name in ("actor_port", "batch_port")}
     if command.tensorboard:
@@ -368,7 +375,9 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     environment = f"{spec.env}, {spec.num_actions} actions"
     ports = f"learner {wires.parameter_port} {wires.metrics_port}"
     sampling, journal = "without actors, nobody waits", f"{command.from_journal} (of another run: only read)"
-    if not command.from_journal:
+    if command.guest:
+        sampling, journal = "tables of its own, nobody waits for them", f"none: {command.guest} keeps the experience"
+    if command.has_actors:
         environment += f"; {acting.num_workers} x {acting.environments_per_worker} copies"
         shards = (wires.of_shard(shard) for shard in range(wires.shards))
         ports = f"replay {' '.join(f'{shard.actor_port} {shard.batch_port}' for shard in shards)}, {ports}"

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import logging
 import platform
+import socket
 import subprocess
 import typing
 from pathlib import Path
@@ -128,6 +129,32 @@ def environment_of(journal: Path, env: str) -> EnvConfig:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 
 
+def as_guest(default: RunCommand, host: Path) -> RunCommand:
+    """Returns the default of a guest on a run: its environment, its replay servers and its capacity, and free ports.
+
+    Raises: ConfigError when there is no such run.
+    """
+    path = host / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(f"{host} has no {CONFIG_FILE}: --guest takes the directory of a run")
+    run, _ = read_config(path)
+    if run.reproducible or not run.has_actors:
+        raise ConfigError(f"{host} has no replay server: --guest needs a run with actors")
+    parameters, metrics, meeting, board = free_ports(run.wires.bind_host, 4)
+    wires = dataclasses.replace(run.wires, parameter_port=parameters, metrics_port=metrics, meeting_port=meeting)
+    replay = dataclasses.replace(default.replay, capacity=run.replay.capacity)
+    return dataclasses.replace(default, env=run.env, wires=wires, replay=replay, tensorboard_port=board)
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Returns ports on which nobody listens now."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
 def _restored(given: dict[str, Any], default: Any, not_given: list[str]) -> Any:
     """Returns the default with the values that are given; names without one are added to `not_given`.
 
@@ -221,7 +248,7 @@ def fork_run(source: RunCommand, checkpoint: Checkpoint | None, command: RunComm
 
 def journals_of(command: RunCommand) -> list[Path]:
     """Returns the directories of a run's journals, one a shard; none where it keeps none."""
-    if command.from_journal or command.replay.journal_dir == "off":
+    if not command.has_actors or command.replay.journal_dir == "off":
         return []
     kept = command.replay.journal_dir
     directory = Path(command.run_dir) / "journal" if kept == "auto" else Path(kept)
