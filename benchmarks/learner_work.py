@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
+from torch import Tensor
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, implementation
@@ -154,7 +155,7 @@ def make_step(
     learner = implementation(family_of(command.agent)).make_learner(*sections, store.spec, device)
     updater = Updater(learner, device_stream)
     if setting.kind == "ours-eager":  # the kernels of the graph, launched one after the other
-        return in_turn(device_stream, lambda samples: updater._step(gather(samples).batches()).cpu())
+        return in_turn(device_stream, lambda samples: whole(updater, gather(samples)).cpu())
     arrivals = Arrivals()
     draws: list[Draw] = []
 
@@ -173,6 +174,11 @@ def make_step(
         arrivals.collect(device_stream.depth)
 
     return step
+
+
+def whole(updater: Updater, draw: Draw) -> Tensor:
+    """Returns the results of an update that no graph holds."""
+    return updater._work.end(updater._work.begin(draw.batches()))
 
 
 def in_turn(device_stream: DeviceStream, step: Callable[[Samples], object]) -> Callable[[Samples], object]:

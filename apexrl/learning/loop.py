@@ -3,20 +3,18 @@
 Of several learners each follows shards of its own, all make every update together, and the first one speaks for all.
 """
 
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import psutil
 import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, WireConfig, part_of, tables_of
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, part_of, tables_of
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections, OtherConnections
@@ -28,7 +26,8 @@ from apexrl.learning.replica import DrawQueue, Replica
 from apexrl.learning.replicas import Replicas
 from apexrl.learning.results import Results
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
-from apexrl.learning.team import Standing, Team
+from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
+from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
@@ -49,14 +48,6 @@ NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
 RETRY_SECONDS = 10.0  # after a checkpoint that the disk did not take
 DRY_SECONDS = 5.0  # the other learners go on without one that has had no draw for so long
-
-
-class Beginning(msgspec.Struct, frozen=True):
-    """Where the first learner begins, as the others hear it."""
-
-    updates: int = 0
-    logs: tuple[LogPosition, ...] = ()
-    run: str = ""
 
 
 class LearnerLoop:
@@ -181,7 +172,7 @@ class LearnerLoop:
                 record.checkpoint(updater)  # from now on a run without one has lost it
                 self._run = record.run
             self._begin_together(updater)
-            logs, _ = self._totals(replicas, episode_sums([]))
+            logs, _ = totals(self._team, replicas, episode_sums([]))
             if self._connections is not None:
                 self._connections.accept(self._run, *(log.log for log in logs))
                 self._publish_soon(updater)
@@ -304,7 +295,7 @@ class LearnerLoop:
     ) -> bool:
         """Adds up what all learners know; the first one writes what was asked for. Returns whether the disk took it."""
         sums = episode_sums(replicas.drain_episodes())
-        logs, sums = self._totals(replicas, sums)
+        logs, sums = totals(self._team, replicas, sums)
         if asked.writes_checkpoint:
             self._arrivals.collect(0)
             self._team.check_equal(updater.state_dict())
@@ -316,18 +307,6 @@ class LearnerLoop:
         if asked.reports:
             self._report(updater, replicas, record, returns_by_exploration(sums), logs, rate)
         return record.checkpoint(updater) if asked.writes_checkpoint else True
-
-    def _totals(self, replicas: Replicas, sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:
-        """Returns the positions in the logs of all shards, in their order, and the sums over all learners' games."""
-        counted = replicas.counted
-        if self._team.size == 1:
-            return tuple(counted.values()), sums
-        own = [number for log in counted.values() for number in numbers_of(log)]
-        rows = self._team.gather([*own, *sums.flatten()])
-        positions = rows[:, : len(own)].reshape(self._team.size, len(counted), -1)
-        # Rank r follows the shards r, r + L, ...: transposed, they are in order.
-        logs = tuple(position_of(numbers) for numbers in positions.swapaxes(0, 1).reshape(-1, positions.shape[-1]))
-        return logs, rows[:, len(own) :].sum(axis=0).reshape(sums.shape)
 
     def _report(self, updater: Updater, replicas: Replicas, record: RunRecord, games: dict[str, float],
                 logs: Sequence[LogPosition], rate: float) -> None:  # fmt: skip
@@ -353,69 +332,6 @@ class LearnerLoop:
         if self._device.type == "cuda":
             metrics["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         return metrics
-
-
-def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
-    """Returns the command of one of several learners: its part of the batch.
-
-    Raises: ConfigError when the batch cannot be divided.
-    """
-    size = command.update.batch_size
-    if size % num_learners:
-        raise ConfigError(f"--batch-size {size} is not to be divided among {num_learners} learners: give a multiple")
-    return dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
-
-
-def shards_of(wires: WireConfig, team: Team) -> range:
-    """Returns the shards that a learner follows.
-
-    Raises: ConfigError when they cannot be divided among the learners.
-    """
-    if wires.shards % team.size:
-        raise ConfigError(
-            f"{wires.shards} shards are not to be divided among {team.size} learners: give --num-learners that divides "
-            "--shards, which stays as it is for a run"
-        )
-    return range(team.rank, wires.shards, team.size)
-
-
-def beginning(checkpoint: Checkpoint | None, num_shards: int) -> Beginning:
-    """Returns where a run begins, or goes on.
-
-    Raises: ConfigError when its experience lies in another number of shards.
-    """
-    logs = checkpoint.header.counters.logs if checkpoint is not None else ()
-    if len(logs) not in (0, num_shards):
-        raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
-    return Beginning(logs=logs or (LogPosition(),) * num_shards)
-
-
-def may_update(standings: Sequence[Standing]) -> bool:
-    """Returns whether an update is due: every learner has a draw, but those that have been without one for long."""
-    return any(s.has_draw for s in standings) and all(s.has_draw or s.is_dry for s in standings)
-
-
-def scale_of(standings: Sequence[Standing], rank: int) -> float:
-    """Returns what a learner's gradient is multiplied by: so the largest importance weight of all draws is 1."""
-    return standings[rank].largest_weight / max(s.largest_weight for s in standings if s.has_draw)
-
-
-def who_is_late(standings: Sequence[Standing]) -> str:
-    """Returns the learners that the others wait for, with what those wait for; empty when nobody is late."""
-    late = [f"learner {rank} ({s.waits_for or 'a batch'})" for rank, s in enumerate(standings) if not s.has_draw]
-    return ", ".join(late)
-
-
-def numbers_of(log: LogPosition) -> list[float]:
-    """Returns a position as numbers that float64 holds exactly; `position_of` reads them."""
-    name = int(log.log or "0", 16)
-    return [float(bool(log.log)), float(name >> 32), float(name & 0xFFFFFFFF), log.next_number, log.transitions]
-
-
-def position_of(numbers: np.ndarray) -> LogPosition:
-    """Returns the position that `numbers_of` made numbers of."""
-    is_known, high, low, next_number, transitions = map(int, numbers)
-    return LogPosition(f"{high << 32 | low:016x}" if is_known else "", next_number, transitions)
 
 
 def make_updater(

@@ -160,6 +160,22 @@ class Team:
             ) from error
 
 
+def may_update(standings: Sequence[Standing]) -> bool:
+    """Returns whether an update is due: every learner has a draw, but those that have been without one for long."""
+    return any(s.has_draw for s in standings) and all(s.has_draw or s.is_dry for s in standings)
+
+
+def scale_of(standings: Sequence[Standing], rank: int) -> float:
+    """Returns what a learner's gradient is multiplied by: so the largest importance weight of all draws is 1."""
+    return standings[rank].largest_weight / max(s.largest_weight for s in standings if s.has_draw)
+
+
+def who_is_late(standings: Sequence[Standing]) -> str:
+    """Returns the learners that the others wait for, with what those wait for; empty when nobody is late."""
+    late = [f"learner {rank} ({s.waits_for or 'a batch'})" for rank, s in enumerate(standings) if not s.has_draw]
+    return ", ".join(late)
+
+
 def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
     """Returns the command of this process with its own device, and the team that `torchrun` made it a rank of.
 

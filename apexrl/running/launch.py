@@ -32,7 +32,8 @@ from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of
-from apexrl.running.plan import Plan, check_asked, check_ports, describe, make_plan
+from apexrl.running.plan import Plan, check_asked, describe, make_plan
+from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     ROOT,
@@ -44,6 +45,7 @@ from apexrl.running.run_directory import (
     continued,
     environment_of,
     fork_run,
+    host_of,
     journals_of,
     latest_path,
     lock_run,
@@ -90,12 +92,15 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
     if earlier := value_given("--resume", sys.argv) or value_given("--fork", sys.argv):
         saved, not_given = saved_command(Path(earlier))
         agent = agent or saved.agent
+    host = value_given("--guest", sys.argv)
+    if host and saved is None:
+        agent = agent or host_of(Path(host)).agent
     default = default_command(RunCommand, agent or agent_of(sys.argv))
     if saved is None and (journal := value_given("--from-journal", sys.argv)):
         environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
         default = dataclasses.replace(default, env=environment)
-    if saved is None and (host := value_given("--guest", sys.argv)):
-        default = as_guest(default, Path(host))
+    if host and saved is None:
+        default = as_guest(default, host_of(Path(host)))
     asked = parse_onto(default)
     check_asked(asked)
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
@@ -192,6 +197,7 @@ class Run:
         self._directory = Path(command.run_dir)
         self._logs = self._directory / "logs"
         self._supervisor = Supervisor(command.max_restarts)
+        self._replays: list[str] = []  # names of their roles
         self._clock = Clock(command)
         self._checkpointed = self._checkpoint_time()
 
@@ -230,7 +236,9 @@ class Run:
         """Starts all roles; each writes a log of its own."""
         command = self._command
         self._logs.mkdir(parents=True, exist_ok=True)
-        for name, (script, config) in roles_of(command).items():
+        roles = roles_of(command)
+        self._replays = [name for name in roles if name.startswith("replay")]
+        for name, (script, config) in roles.items():
             arguments = [*([str(ROOT / script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
             is_needed = name != "evaluator" or command.smoke
             self._supervisor.start(name, arguments, is_needed, name in FINISHING, self._logs / f"{name}.log")
@@ -246,7 +254,7 @@ class Run:
         for names, idle_seconds in (
             (["actors", "evaluator"], ACTORS_IDLE_SECONDS),
             ([*FINISHING], LEARNER_IDLE_SECONDS),
-            ([*dict(replays_of(self._command)), "tensorboard"], OTHERS_IDLE_SECONDS),
+            ([*self._replays, "tensorboard"], OTHERS_IDLE_SECONDS),
         ):
             self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shlex
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from apexrl.flags import (
     with_sections,
 )
 from apexrl.learning.journal_client import check_usable, journal_transitions
-from apexrl.learning.loop import share_of
+from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.memory import free_memory_bytes
@@ -219,14 +218,11 @@ def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunC
     """
     num_learners, wires, acting = command.learning.num_learners, command.wires, command.acting
     if num_learners > 1 and (command.from_journal or command.reproducible):
-        raise ConfigError("--num-learners is for runs with actors: leave out --from-journal and --reproducible")
-    wires = dataclasses.replace(
-        wires, shards=num_learners if wires.shards == default.wires.shards == 1 else wires.shards
-    )
+        raise ConfigError("--num-learners needs a replay server: leave out --from-journal and --reproducible")
+    if is_new and command.has_actors and wires.shards == 1:
+        wires = dataclasses.replace(wires, shards=num_learners)
     if wires.shards % num_learners:
-        raise ConfigError(
-            f"--num-learners {num_learners} does not divide --shards {wires.shards}: each follows as many"
-        )
+        raise ConfigError(f"--num-learners {num_learners} does not divide --shards {wires.shards}, as it has to")
     if command.has_actors and acting.num_workers < wires.shards:
         if acting.num_workers != default.acting.num_workers:
             raise ConfigError(
@@ -331,33 +327,6 @@ def _check_reproducible(asked: RunCommand, begins: list[str]) -> None:
         raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
     if asked.replay.journal_dir not in ("auto", "off"):
         raise ConfigError("--reproducible keeps its experience in memory only: leave out --journal-dir")
-
-
-def check_ports(command: RunCommand) -> None:
-    """Raises ConfigError when a port that the run needs is taken."""
-    wires = command.wires
-    learner = () if command.reproducible else ("parameter_port", "metrics_port")
-    needed = {name: (wires.bind_host, getattr(wires, name)) for name in learner}
-    if command.learning.num_learners > 1:
-        needed["meeting_port"] = ("127.0.0.1", wires.meeting_port)
-    for shard in range(wires.shards if command.has_actors and not command.reproducible else 0):
-        own, which = wires.of_shard(shard), f" (of shard {shard})" if shard else ""
-        needed |= {f"{name}{which}": (wires.bind_host, getattr(own, name)) for name in ("actor_port", "batch_port")}
-    if command.tensorboard:
-        needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
-    ports = [port for _, port in needed.values()]
-    if len(set(ports)) < len(ports):
-        raise ConfigError(f"ports {sorted(ports)}: each has to be another one")
-    for name, (host, port) in needed.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                flag = "--" + name.replace("_port", "-port")
-                raise ConfigError(
-                    f"port {port} on {host} cannot be used ({error.strerror}): stop who uses it or give another {flag}"
-                ) from error
 
 
 def _described(name: str, table: TableConfig) -> str:

@@ -5,7 +5,6 @@ import dataclasses
 import importlib.metadata
 import logging
 import platform
-import socket
 import subprocess
 import typing
 from pathlib import Path
@@ -22,6 +21,7 @@ from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoin
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import LATEST, Checkpoint, Counters, load_checkpoint, load_header, save_checkpoint
 from apexrl.replay.fork import fork_log
+from apexrl.running.ports import free_ports
 from apexrl.types import LogPosition
 
 logger = logging.getLogger(__name__)
@@ -129,30 +129,26 @@ def environment_of(journal: Path, env: str) -> EnvConfig:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 
 
-def as_guest(default: RunCommand, host: Path) -> RunCommand:
-    """Returns the default of a guest on a run: its environment, its replay servers and its capacity, and free ports.
+def host_of(directory: Path) -> RunCommand:
+    """Returns the configuration of the run that a guest follows.
 
-    Raises: ConfigError when there is no such run.
+    Raises: ConfigError when there is no such run, or it has no replay server.
     """
-    path = host / CONFIG_FILE
+    path = directory / CONFIG_FILE
     if not path.is_file():
-        raise ConfigError(f"{host} has no {CONFIG_FILE}: --guest takes the directory of a run")
+        raise ConfigError(f"{directory} has no {CONFIG_FILE}: --guest takes the directory of a run")
     run, _ = read_config(path)
     if run.reproducible or not run.has_actors:
-        raise ConfigError(f"{host} has no replay server: --guest needs a run with actors")
+        raise ConfigError(f"{directory} has no replay server: --guest needs a run with actors")
+    return run
+
+
+def as_guest(default: RunCommand, run: RunCommand) -> RunCommand:
+    """Returns the default of a guest on a run: its environment, its replay servers and its capacity, and free ports."""
     parameters, metrics, meeting, board = free_ports(run.wires.bind_host, 4)
     wires = dataclasses.replace(run.wires, parameter_port=parameters, metrics_port=metrics, meeting_port=meeting)
     replay = dataclasses.replace(default.replay, capacity=run.replay.capacity)
     return dataclasses.replace(default, env=run.env, wires=wires, replay=replay, tensorboard_port=board)
-
-
-def free_ports(host: str, count: int) -> list[int]:
-    """Returns ports on which nobody listens now."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _restored(given: dict[str, Any], default: Any, not_given: list[str]) -> Any:

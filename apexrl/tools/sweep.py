@@ -21,7 +21,7 @@ from apexrl.files import locked, write_json
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
-from apexrl.running.plan import check_ports
+from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status
 from apexrl.tools.comparison import write_comparison

@@ -11,7 +11,8 @@ from apexrl.learning.unroll_store import UnrollStore
 from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.launch import roles_of
-from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, check_ports, describe, largest_capacity, make_plan
+from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, describe, largest_capacity, make_plan
+from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.types import StreamSpec
 
@@ -198,7 +199,7 @@ def test_a_reproducible_run_has_the_same_numbers_on_every_machine(monkeypatch):
 
 
 def test_a_reproducible_run_is_one_process_without_ports(monkeypatch):
-    monkeypatch.setattr("apexrl.running.plan.socket", None)
+    monkeypatch.setattr("apexrl.running.ports.socket", None)
     made = plan("--reproducible", "--run-dir", "runs/x", "--no-tensorboard")
     check_ports(made.command)
     assert "slower" in dict(describe(made))["processes"] and "ports" not in dict(describe(made))

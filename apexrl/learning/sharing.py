@@ -1,0 +1,84 @@
+"""How several learners divide a run among them, and add up again: shards, rows of a batch, counts."""
+
+import dataclasses
+
+import msgspec
+import numpy as np
+
+from apexrl.config import LearnerCommand, WireConfig
+from apexrl.errors import ConfigError
+from apexrl.learning.replicas import Replicas
+from apexrl.learning.team import Team
+from apexrl.networks.checkpoint import Checkpoint
+from apexrl.types import LogPosition
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """Where the first learner begins, as the others hear it."""
+
+    updates: int = 0
+    logs: tuple[LogPosition, ...] = ()
+    run: str = ""
+
+
+def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
+    """Returns the command of one of several learners: its part of the batch.
+
+    Raises: ConfigError when the batch cannot be divided.
+    """
+    size = command.update.batch_size
+    if size % num_learners:
+        raise ConfigError(f"--batch-size {size} is not to be divided among {num_learners} learners: give a multiple")
+    return dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
+
+
+def shards_of(wires: WireConfig, team: Team) -> range:
+    """Returns the shards that a learner follows.
+
+    Raises: ConfigError when they cannot be divided among the learners.
+    """
+    if wires.shards % team.size:
+        raise ConfigError(
+            f"{wires.shards} shards are not to be divided among {team.size} learners: give --num-learners that divides "
+            "--shards, which stays as it is for a run"
+        )
+    return range(team.rank, wires.shards, team.size)
+
+
+def beginning(checkpoint: Checkpoint | None, num_shards: int) -> Beginning:
+    """Returns where a run begins, or goes on.
+
+    Raises: ConfigError when its experience lies in another number of shards.
+    """
+    logs = checkpoint.header.counters.logs if checkpoint is not None else ()
+    if len(logs) not in (0, num_shards):
+        raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
+    return Beginning(logs=logs or (LogPosition(),) * num_shards)
+
+
+def totals(team: Team, replicas: Replicas, sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:
+    """Returns the positions in the logs of all shards, in their order, and the sums over all learners' games.
+
+    Raises: PeerError when a learner is gone or says nothing in time.
+    """
+    counted = list(replicas.counted.values())
+    if team.size == 1:
+        return tuple(counted), sums
+    own = [number for log in counted for number in numbers_of(log)]
+    rows = team.gather([*own, *sums.flatten()])
+    positions = rows[:, : len(own)].reshape(team.size, len(counted), -1)
+    # Rank r follows the shards r, r + L, ...: transposed, they are in order.
+    logs = tuple(position_of(numbers) for numbers in positions.swapaxes(0, 1).reshape(-1, positions.shape[-1]))
+    return logs, rows[:, len(own) :].sum(axis=0).reshape(sums.shape)
+
+
+def numbers_of(log: LogPosition) -> list[float]:
+    """Returns a position as numbers that float64 holds exactly; `position_of` reads them."""
+    name = int(log.log or "0", 16)
+    return [float(bool(log.log)), float(name >> 32), float(name & 0xFFFFFFFF), log.next_number, log.transitions]
+
+
+def position_of(numbers: np.ndarray) -> LogPosition:
+    """Returns the position that `numbers_of` made numbers of."""
+    is_known, high, low, next_number, transitions = map(int, numbers)
+    return LogPosition(f"{high << 32 | low:016x}" if is_known else "", next_number, transitions)

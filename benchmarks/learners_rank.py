@@ -1,0 +1,162 @@
+"""One learner of `benchmarks.learners`: `python -m benchmarks.learners_rank ...`; prints one line of JSON.
+
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are as torchrun sets them.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import psutil
+import torch
+import tyro
+
+from apexrl.agents.families import family_of, implementation
+from apexrl.learning.draw import Draw
+from apexrl.learning.team import Standing, Team, scale_of
+from apexrl.learning.updater import Updater
+from apexrl.lifecycle import keep_freed_memory
+from apexrl.net import LogBatch, LogClient
+from apexrl.net.parameter_channel import ParameterPublisher
+from apexrl.networks.device_stream import DeviceStream
+from benchmarks.learner_work import Setting, draws_from, filled_store
+
+T = TypeVar("T")
+WARM_UP_SECONDS = 3.0
+PUBLISH_SECONDS = 0.2
+TABLE = "transitions"
+
+
+@dataclasses.dataclass
+class Options:
+    """The work of one learner."""
+
+    work: Literal["real", "simulated"]
+    """real: updates from recorded Pong. simulated: a wait in the place of each update's arithmetic."""
+    seconds: float = 20.0
+    """Seconds of measurement, after the warm-up."""
+    core: int = -1
+    """The core to stay on; -1: any."""
+    preset: str = "two-cores"
+    """The preset of the network and the optimizer."""
+    batch_size: int = 64
+    """Transitions in the batch of this learner."""
+    frames: Path = Path("runs/benchmark-replay/Pong.npz")
+    """real: the recorded game."""
+    replay: str = ""
+    """simulated: the port for learners of this learner's shard."""
+    compute_milliseconds: float = 50.0
+    """simulated: mean time of an update's arithmetic."""
+    variation: float = 0.05
+    """simulated: its standard deviation, as a share of the mean."""
+    parameters: int = 700_000
+    """simulated: numbers in the gradient."""
+
+
+def main(options: Options) -> None:
+    """Measures one learner."""
+    if options.core >= 0:
+        os.sched_setaffinity(0, {options.core})
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    steps = real_steps(options, team) if options.work == "real" else simulated_steps(options, team)
+    counted, waits, process = 0, 0.0, psutil.Process()
+    warm_until = time.perf_counter() + WARM_UP_SECONDS
+    started, cpu_started, end = 0.0, 0.0, 0.0
+    for waited in steps:
+        now = time.perf_counter()
+        if not started:
+            if now >= warm_until:
+                started, cpu_started, end = now, sum(process.cpu_times()[:2]), now + options.seconds
+            continue
+        counted, waits = counted + 1, waits + waited
+        if team.size == 1 and now >= end:
+            break
+        if team.size > 1 and team.gather([float(now >= end)]).any():
+            break
+    seconds = time.perf_counter() - started
+    cpu = sum(process.cpu_times()[:2]) - cpu_started
+    print(json.dumps({"updates": counted, "seconds": seconds, "cpu_seconds": cpu, "exchange_seconds": waits}))
+    team.close()
+
+
+def real_steps(options: Options, team: Team) -> Iterator[float]:
+    """Makes updates; yields the seconds of each that went into the exchange with others."""
+    device_stream = DeviceStream(torch.device("cpu"))
+    command = Setting("ours", options.preset, options.batch_size, 1, agent="apex-dqn").command()
+    store, _ = filled_store(command, options.frames, 25_600, device_stream)
+    wants = family_of(command.agent).wants(command.algorithm, command.update)
+    draws = draws_from(store, wants)
+    sections = command.algorithm, command.network, command.update
+    torch.manual_seed(0)
+    learner = implementation(family_of(command.agent)).make_learner(*sections, store.spec, device_stream.device)
+    timed_team = TimedTeam(team)
+    updater = Updater(learner, device_stream, timed_team)  # type: ignore[arg-type]
+    number = 0
+    while True:
+        samples = draws[number % len(draws)]
+        gathered = {table: store.gather(table, sample.keys, sample.weights) for table, sample in samples.items()}
+        timed_team.seconds = 0.0
+        standings = timed_team.agree(Standing(True, largest_weight=samples[TABLE].largest_weight))
+        pending = updater.update(Draw(store.generation, gathered), None, scale_of(standings, team.rank))
+        assert pending is not None
+        pending.result()
+        number += 1
+        yield timed_team.seconds
+
+
+def simulated_steps(options: Options, team: Team) -> Iterator[float]:
+    """Does all but the arithmetic of updates; yields the seconds of each that went into the exchange with others."""
+    client = LogClient(options.replay, f"rank {team.rank}", {TABLE: options.batch_size}, 4, follows_log=False)
+    publisher = ParameterPublisher("127.0.0.1", 0) if team.is_first else None
+    gradient, encoded = torch.zeros(options.parameters + 1), bytes(2 * options.parameters)
+    rng, published = np.random.default_rng(team.rank), 0.0
+    timed_team = TimedTeam(team)
+    while True:
+        event = client.poll(200)
+        if not isinstance(event, LogBatch):
+            continue
+        client.batch_used(TABLE)
+        timed_team.seconds = 0.0
+        standings = timed_team.agree(Standing(True, largest_weight=event.sample.largest_weight))
+        wanted = options.compute_milliseconds / 1000 * (1 + options.variation * rng.standard_normal())
+        time.sleep(max(wanted, 0.0))
+        timed_team.add_up(gradient, scale_of(standings, team.rank))
+        client.update_priorities(event.sample.keys, rng.exponential(size=options.batch_size).astype(np.float32))
+        if publisher is not None and time.perf_counter() - published > PUBLISH_SECONDS:
+            published = time.perf_counter()
+            publisher.publish(encoded)
+        yield timed_team.seconds
+
+
+class TimedTeam:
+    """A team that counts the seconds of its exchanges."""
+
+    def __init__(self, team: Team):
+        self.size, self.rank, self.seconds = team.size, team.rank, 0.0
+        self._team = team
+
+    def agree(self, standing: Standing) -> list[Standing]:
+        """As `Team.agree`."""
+        return self._timed(lambda: self._team.agree(standing))
+
+    def add_up(self, gradient: torch.Tensor, scale: float) -> None:
+        """As `Team.add_up`."""
+        if self.size > 1:
+            self._timed(lambda: self._team.add_up(gradient, scale))
+
+    def _timed(self, exchange: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        result = exchange()
+        self.seconds += time.perf_counter() - started
+        return result
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,)))

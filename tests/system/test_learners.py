@@ -1,0 +1,157 @@
+"""Several learners on shards of the experience, and guests on the log of a run. Real processes."""
+
+import contextlib
+import signal
+import socket
+
+import msgspec
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from apexrl.lifecycle import PERMANENT_STATUS
+from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.replay.journal import held_numbers, identity_of
+from apexrl.running.run_directory import latest_path
+from tests.system.processes import Process, launch, read_json, updates_of, wait_for
+
+pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
+
+FAMILIES = {
+    "apex-dqn": ("--env", "CartPole-v1", "--agent", "apex-dqn"),
+    "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
+}
+
+
+def ports_of(free_ports, num_shards):
+    """Free ports for `launch`, of which the first two begin a block for all shards; and flags with the meeting port."""
+    while True:
+        first, *others = free_ports(4)
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + 2 * num_shards):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if not set(others) & set(range(first, first + 2 * num_shards)):
+            return [first, first + 1, *others[:2]], ("--meeting-port", others[2])
+
+
+def learners_of(run):
+    """The learner processes that torchrun has started, by rank."""
+    found = {}
+    for process in psutil.Process(run.popen.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "RANK" in process.environ() and "learner.py" in " ".join(process.cmdline()):
+                found[int(process.environ()["RANK"])] = process
+    return found
+
+
+def transitions_of(journal):
+    """The starts that the unrolls of a journal could have: at least as many as the transitions."""
+    return len(held_numbers(journal)) * identity_of(journal).spec.unroll_starts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
+    (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
+    flags = (*FAMILIES[family], "--num-learners", 2, *meeting, "--total-frames", 12_000, "--capacity", 50_000)
+    with launch(tmp_path, ports, *flags, "--evaluation-period-seconds", 2, "--episodes", 5) as run:
+        assert run.popen.wait(900) == 0, run.text()
+    summary, checkpoint = read_json(directory / "summary.json"), load_checkpoint(latest_path(directory))
+    logs = checkpoint.header.counters.logs
+    journals = [directory / "journal" / f"shard-{shard}" for shard in range(2)]
+    assert [log.log for log in logs] == [identity_of(journal).log for journal in journals]
+    assert summary["frames"] == sum(log.transitions for log in logs) >= 12_000
+    for log, journal in zip(logs, journals, strict=True):
+        assert 0 < log.transitions <= transitions_of(journal)
+    assert summary["updates"] > 10 and summary["roles_restarted"] == 0 and summary["evaluation_episodes"] > 0
+    command = read_json(directory / "config.json")["command"]
+    if family == "apex-dqn":
+        sampled = summary["updates"] * command["update"]["batch_size"]
+        assert summary["transitions_sampled"] == sampled
+        due = command["replay"]["samples_per_insert"] * (summary["frames"] - command["replay"]["min_size_to_sample"])
+        assert sampled == pytest.approx(due, rel=0.3)
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    assert {"learner/updates_per_second", "learner_1/updates_per_second", "actor/return_mean"} <= set(tags)
+
+    refused = ("--resume", directory, "--num-learners", 3)
+    with launch(tmp_path, ports, *refused, name="refused") as run:
+        assert run.popen.wait(300) == PERMANENT_STATUS and "does not divide --shards 2" in run.text(), run.text()
+    more = ("--resume", directory, "--num-learners", 1, "--total-updates", summary["updates"] + 50)
+    with launch(tmp_path, ports, *more, name="resumed") as run:
+        assert run.popen.wait(900) == 0, run.text()
+        assert f"at update {summary['updates']:,}" in run.text()
+    resumed = load_checkpoint(latest_path(directory)).header.counters
+    assert resumed.updates == summary["updates"] + 50
+    assert all(after.transitions >= before.transitions for after, before in zip(resumed.logs, logs, strict=True))
+    assert [log.log for log in resumed.logs] == [log.log for log in logs]
+
+
+@pytest.mark.parametrize("victim", ["learner 0", "learner 1", "replay 1"])
+def test_a_team_goes_on_when_one_of_its_parts_is_killed(tmp_path, free_ports, victim):
+    (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
+    flags = (*FAMILIES["apex-dqn"], "--num-learners", 2, *meeting, "--checkpoint-period-seconds", 1)
+    with launch(tmp_path, ports, *flags, "--no-evaluator") as run:
+        wait_for(lambda: updates_of(directory) > 100, 100, "updates")
+        role, number = victim.split()
+        if role == "learner":
+            killed = learners_of(run)[int(number)]
+        else:
+            (killed,) = [
+                process
+                for process in psutil.Process(run.popen.pid).children()
+                if f"{directory}/journal/shard-{number}" in " ".join(process.cmdline())
+            ]
+        killed.kill()
+        wait_for(lambda: "restart 1" in run.text(), 100, "a restart")
+        before = updates_of(directory)
+        wait_for(lambda: updates_of(directory) > before + 200, 100, "updates after it")
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0, run.text()
+    assert read_json(directory / "summary.json")["roles_restarted"] == 1
+    for log, shard in zip(load_checkpoint(latest_path(directory)).header.counters.logs, range(2), strict=True):
+        journal = directory / "journal" / f"shard-{shard}"
+        assert log.log == identity_of(journal).log and log.next_number <= held_numbers(journal).stop
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--num-learners", 3, "--shards", 4), "--num-learners 3 does not divide --shards 4"),
+        (("--num-learners", 2, "--num-workers", 2, "--shards", 4), "leaves some of 4 shards without actors"),
+        (("--num-learners", 3), "--batch-size 128 is not to be divided among 3 learners"),
+        (("--num-learners", 2, "--reproducible"), "--num-learners needs a replay server"),
+        (("--num-learners", 2, "--learner-devices", "cpu"), "--learner-devices names 1 devices for 2 learners"),
+    ],
+)
+def test_learners_that_cannot_share_are_refused_at_once(tmp_path, free_ports, flags, said):
+    with launch(tmp_path, free_ports(4), "--env", "CartPole-v1", *flags) as run:
+        assert run.popen.wait(300) == PERMANENT_STATUS and said in " ".join(run.text().split()), run.text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_guests_of_both_families_learn_from_a_run_that_does_not_wait_for_them(tmp_path, free_ports):
+    """One has the run's unrolls, the other one cuts them anew."""
+    host = tmp_path / "run"
+    with launch(tmp_path, free_ports(4), *FAMILIES["impala"], "--capacity", "40000") as run:
+        wait_for(lambda: updates_of(host) > 100, 100, "updates")
+        for name, flags in {"same": ("--mix", "uniform=1"), "other": ("--agent", "apex-dqn")}.items():
+            directory = tmp_path / name
+            guest = ("-m", "apexrl.running.launch", "--guest", host, "--run-dir", directory, "--no-tensorboard")
+            limits = ("--total-updates", 150, "--evaluation-period-seconds", 1, "--episodes", 2)
+            with Process([*guest, *limits, *flags], tmp_path / f"{name}.txt") as process:
+                assert process.popen.wait(600) == 0, process.text()
+            summary = read_json(directory / "summary.json")
+            assert (summary["updates"], summary["env"]) == (150, "Catch-v0") and summary["frames"] > 1000
+            assert not (directory / "journal").exists()
+        status = msgspec.json.decode((host / "status.json").read_bytes())
+        before = status["counters"]["updates"]
+        wait_for(lambda: updates_of(host) > before + 50, 100, "updates of the host")
+        with Process([*guest[:2], "--guest", tmp_path / "same"], tmp_path / "nowhere.txt") as process:
+            assert process.popen.wait(300) == PERMANENT_STATUS and "has no replay server" in process.text()
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0, run.text()
+    assert read_json(host / "summary.json")["roles_restarted"] == 0
