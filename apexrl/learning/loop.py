@@ -75,6 +75,7 @@ class LearnerLoop:
         self._others = None if self._team.is_first else OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
         self._waits_for, self._said_late = "", 0.0
+        self._games = episode_sums([])  # since the last report, of all learners
 
     def run(self, stop: Stop) -> None:
         """Learns until stopped, or until the totals of the configuration are reached.
@@ -127,14 +128,8 @@ class LearnerLoop:
         if command.learning.total_frames:
             raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
         journal = Path(command.from_journal)
-        return JournalClient(
-            journal,
-            self._stream(identity_of(journal).spec),
-            explicit_replay(command),
-            batch_sizes,
-            prefetch,
-            command.seed,
-        )
+        wanted = self._stream(identity_of(journal).spec)
+        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
 
     def _stream(self, spec: StreamSpec) -> StreamSpec:
         """Returns the unrolls that we need of an environment."""
@@ -144,7 +139,7 @@ class LearnerLoop:
         """Returns the logs' spec, as soon as the replay knows it; None when one of the learners is stopped."""
         waiter = Waiter(self._command.wires.patience_seconds)
         standings: list[Standing] = []
-        while not standings or not all(standing.has_draw or standing.stops for standing in standings):
+        while not standings or not all(standing.has_draw for standing in standings):
             if replicas.spec is None and not stop.wait(BATCH_WAIT_SECONDS / 4):
                 waiter.check(replicas.waits_for)
             standings = self._team.agree(Standing(replicas.spec is not None, stops=stop.is_set()))
@@ -178,7 +173,8 @@ class LearnerLoop:
                 self._publish_soon(updater)
             self._arrivals.collect(0)
             self._update(updater, replicas, record, spec, stop)
-            self._speak(updater, replicas, record, Standing(reports=True, writes_checkpoint=True), 0.0)
+            self._speak(updater, replicas, record, Standing(reports=True), 0.0)
+            self._team.check_equal(updater.state_dict())
             if record is not None:
                 record.last_checkpoint(updater)
         finally:
@@ -211,11 +207,16 @@ class LearnerLoop:
             drew_at = drew_at if draw is None else now
             standings = self._agree(
                 Standing(
-                    draw is not None, is_dry, stop.is_set(), team.is_first and now >= next_report,
-                    team.is_first and now >= next_checkpoint, replicas.waits_for, replicas.transitions,
-                    1.0 if draw is None else draw.largest_weight,
+                    has_draw=draw is not None,
+                    is_dry=is_dry,
+                    stops=stop.is_set(),
+                    reports=team.is_first and now >= next_report,
+                    writes_checkpoint=team.is_first and now >= next_checkpoint,
+                    waits_for=replicas.waits_for,
+                    transitions=replicas.transitions,
+                    largest_weight=1.0 if draw is None else draw.largest_weight,
                 )
-            )  # fmt: skip
+            )
             so_far = progress(learning, sum(standing.transitions for standing in standings), spec)
             if any(standing.stops for standing in standings) or is_complete(learning, updater.num_updates, so_far[1]):
                 break
@@ -294,8 +295,8 @@ class LearnerLoop:
         self, updater: Updater, replicas: Replicas, record: RunRecord | None, asked: Standing, rate: float
     ) -> bool:
         """Adds up what all learners know; the first one writes what was asked for. Returns whether the disk took it."""
-        sums = episode_sums(replicas.drain_episodes())
-        logs, sums = totals(self._team, replicas, sums)
+        logs, sums = totals(self._team, replicas, episode_sums(replicas.drain_episodes()))
+        self._games += sums
         if asked.writes_checkpoint:
             self._arrivals.collect(0)
             self._team.check_equal(updater.state_dict())
@@ -305,7 +306,8 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants) * self._team.size
         record.count(updater.num_updates, sampled, logs, int(sums[0, 0]))
         if asked.reports:
-            self._report(updater, replicas, record, returns_by_exploration(sums), logs, rate)
+            self._report(updater, replicas, record, returns_by_exploration(self._games), logs, rate)
+            self._games[:] = 0
         return record.checkpoint(updater) if asked.writes_checkpoint else True
 
     def _report(self, updater: Updater, replicas: Replicas, record: RunRecord, games: dict[str, float],
