@@ -62,10 +62,8 @@ def main(seconds, seed):
                 kind = rng.choice(sorted(found))
                 rng.choice(found[kind]).kill()
                 killed[kind] += 1
-                reached.append(updates_of(directory))
-                print(
-                    f"{seconds - (end - time.monotonic()):5.0f} s  killed {kind:10}  update {reached[-1]:,}", flush=True
-                )
+                passed = seconds - (end - time.monotonic())
+                print(f"{passed:5.0f} s  killed {kind:10}  update {updates_of(directory):,}", flush=True)
             before = updates_of(directory)
             wait_for(lambda: updates_of(directory) > before + 500, 60, "updates after the last kill")
             run.signal(signal.SIGINT)
