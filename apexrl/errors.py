@@ -4,6 +4,7 @@ ApexError
 |-- ConfigError   a flag, an environment or a machine makes the request impossible
 |-- WireError     bytes from a peer or a file are malformed
 |-- PeerError     a peer is gone, refuses us, or let a deadline pass
+|   `-- KilledError  a process that we started was killed
 `-- JournalError  the disk does not take experience that has to be kept
 """
 
@@ -26,3 +27,7 @@ class PeerError(ApexError):
 
 class JournalError(ApexError):
     """The journal cannot be written. No acknowledged unroll is lost."""
+
+
+class KilledError(PeerError):
+    """A process that we started was killed by a signal: nothing is wrong with it."""

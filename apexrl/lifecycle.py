@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from apexrl.errors import ApexError, ConfigError
+from apexrl.errors import ApexError, ConfigError, KilledError
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
 
 def exit_status(error: ApexError) -> int:
     """Returns the exit status of an error, which says whether a restart can help."""
-    if getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
+    if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
 

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from apexrl.config import LearnerCommand
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ConfigError, KilledError, PeerError
 from apexrl.flags import to_flags
 from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop
 
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 def run_learners(command: LearnerCommand, stop: Stop) -> None:
     """Runs `num_learners` learner processes until they end or are told to stop. Who calls it may start them again.
 
-    Raises: ConfigError when one cannot work, PeerError when one has died.
+    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerError when one has failed.
     """
     learning = command.learning
     os.environ[PARENT_VARIABLE] = str(os.getpid())
@@ -43,5 +43,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
             torchrun.run(torchrun.parse_args([*arguments, str(LEARNER_SCRIPT), *to_flags(command)]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        words = f"learner {rank}: {failure.message}"
-        raise (ConfigError if failure.exitcode == PERMANENT_STATUS else PeerError)(words) from None
+        kind = (
+            KilledError if failure.exitcode < 0 else ConfigError if failure.exitcode == PERMANENT_STATUS else PeerError
+        )
+        raise kind(f"learner {rank}: {failure.message}") from None
