@@ -68,7 +68,7 @@ def learn_and_check(tmp_path, ports, directory):
     assert {path.stem for path in (own / "logs").iterdir()} == {"learner", "evaluator"}
     counters = read_json(own / "status.json")["counters"]
     recorded = read_json(directory / "summary.json")["transitions_inserted"]
-    assert 0.8 * recorded < counters["log"]["transitions"] <= recorded and not (own / "journal").exists()
+    assert 0.8 * recorded < counters["logs"][0]["transitions"] <= recorded and not (own / "journal").exists()
     arguments = [
         "--from-journal",
         journal,
