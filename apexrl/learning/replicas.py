@@ -1,7 +1,7 @@
 """The shards that one learner follows: a replica of each log, in a thread of its own, and one queue of their draws."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from apexrl.errors import ConfigError
 from apexrl.learning.draw import Draw
@@ -20,7 +20,7 @@ class Replicas:
         self._replicas = {replica.shard: replica for replica in replicas}
         self._draws = draws
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
 
     def of(self, draw: Draw) -> Replica:

@@ -1,0 +1,84 @@
+"""How learners divide a run among them, and what they decide together."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from apexrl.acting.loop import shard_of
+from apexrl.agents.apex_dqn_config import FAMILY
+from apexrl.config import LearnerCommand, ReplayConfig, WireConfig, part_of
+from apexrl.errors import ConfigError
+from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
+from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
+from apexrl.types import LogPosition
+
+COMMAND = LearnerCommand(algorithm=FAMILY.algorithm, update=FAMILY.update, network=FAMILY.network)
+
+
+class Seen(Team):
+    """A rank of a team whose other ranks say what they are told here."""
+
+    def __init__(self, rank, size, rows=()):
+        self.rank, self.size, self.rows = rank, size, rows
+
+    def gather(self, row):
+        return np.array([*self.rows[: self.rank], row, *self.rows[self.rank :]])
+
+
+def test_each_learner_has_its_part_of_batch_and_shards():
+    assert share_of(COMMAND, 4).update.batch_size == 128 and share_of(COMMAND, 1) == COMMAND
+    with pytest.raises(ConfigError, match="512 is not to be divided among 3"):
+        share_of(COMMAND, 3)
+    wires = WireConfig(shards=8)
+    assert [list(shards_of(wires, Seen(rank, 4))) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    with pytest.raises(ConfigError, match="8 shards are not to be divided among 3 learners"):
+        shards_of(wires, Seen(0, 3))
+
+
+def test_a_shard_has_ports_and_a_part_of_the_experience_of_its_own():
+    wires = WireConfig(actor_port=100, batch_port=101, shards=3)
+    assert [(w.actor_port, w.batch_port) for w in map(wires.of_shard, range(3))] == [(100, 101), (102, 103), (104, 105)]
+    replay = ReplayConfig(100, 11, tables=("queue=fifo", "new=uniform:0:7:50", "old=uniform:2.5", "all=priority::9"))
+    part = part_of(replay, 2)
+    assert (part.capacity, part.min_size_to_sample) == (50, 6) and part_of(replay, 1) == replay
+    assert part.tables == ("queue=fifo", "new=uniform:0:4:25", "old=uniform:2.5", "all=priority::5")
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_the_workers_of_a_host_are_spread_over_the_shards(num_shards):
+    assert {shard_of(index, num_shards) for index in range(num_shards)} == set(range(num_shards))
+
+
+def test_the_logs_of_all_shards_come_in_their_order():
+    logs = [LogPosition(f"{shard + 2**60:016x}", 2**50 + shard, 7 * shard) for shard in range(4)]
+    logs[2] = LogPosition()
+    assert [position_of(np.array(numbers_of(log))) for log in logs] == logs
+
+    counted = SimpleNamespace(counted={1: logs[1], 3: logs[3]})
+    others = [*numbers_of(logs[0]), *numbers_of(logs[2]), 5.0, 6.0]
+    found, sums = totals(Seen(1, 2, [others]), counted, np.array([[1.0, 2.0]]))
+    assert found == tuple(logs) and sums.tolist() == [[6.0, 8.0]]
+
+
+READY, LATE, DRY = Standing(True, largest_weight=2.0), Standing(waits_for="actors"), Standing(is_dry=True)
+
+
+@pytest.mark.parametrize(
+    ("standings", "may", "late"),
+    [
+        ([READY, READY], True, ""),
+        ([READY, LATE], False, "learner 1 (actors)"),
+        ([DRY, READY], True, "learner 0 (a batch)"),
+        ([DRY, DRY], False, "learner 0 (a batch), learner 1 (a batch)"),
+        ([READY], True, ""),
+    ],
+)
+def test_learners_wait_for_each_other_but_not_for_ever(standings, may, late):
+    assert may_update(standings) == may and who_is_late(standings) == late
+
+
+def test_the_largest_weight_of_all_draws_is_one():
+    standings = [READY, READY._replace(largest_weight=8.0), DRY._replace(largest_weight=math.inf)]
+    assert [scale_of(standings, rank) for rank in (0, 1)] == [0.25, 1.0]
