@@ -107,6 +107,7 @@ class LockstepLoop:
             outcome = self._evaluator.evaluate(decode_parameters(encoded), self._report, self._stop)
         if outcome is not None:
             self.learner.record.evaluated(msgspec.structs.replace(outcome, parameters=encoded))
+            self._report({})  # so the training's metrics come at the same updates in each run, too
             logger.info("update %d: %s", num_updates, describe(outcome))
 
     def _report_when_due(self) -> None:

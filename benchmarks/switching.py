@@ -1,0 +1,65 @@
+"""Returns after each switch of SwitchingCatch-v0: `python -m benchmarks.switching RUNS_DIR [--json FILE]`.
+
+RUNS_DIR is that of `benchmarks/experiments/switching-catch.toml`: RUNS_DIR/VARIANT/seed-N. The training games count,
+because the evaluator's own games are not switched at the same time. A phase lies between two switches. For each phase
+the first half tells how fast a rule is learned, the second half how well. From the third phase on a rule returns.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from apexrl.environments.catch import SWITCH_PERIOD_STEPS
+from apexrl.tools.intervals import bootstrap_interval, mean
+
+TAG = "actor/return_mean"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The runs to read."""
+
+    directory: tyro.conf.Positional[Path]
+    """The directory of a sweep."""
+    environments: int = 8
+    """Environments of each run: all of them switch after as many steps."""
+    json: str = ""
+    """File for the figures."""
+
+
+def halves(run: Path, period_frames: int) -> list[float]:
+    """Returns the mean training return of each half phase of a run."""
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    points = np.array([(event.step, event.value) for event in events.Scalars(TAG)])
+    half = (points[:, 0] * 2 // period_frames).astype(int)
+    return [float(points[half == index, 1].mean()) for index in range(half.max()) if (half == index).any()]
+
+
+def main(options: Options) -> None:
+    """Prints a row for each variant: the mean over its seeds, and 95 % intervals over seeds."""
+    period_frames, rows = SWITCH_PERIOD_STEPS * options.environments, []
+    for variant in sorted(path for path in options.directory.iterdir() if path.is_dir()):
+        runs = [halves(run, period_frames) for run in sorted(variant.glob("seed-*")) if (run / "tensorboard").is_dir()]
+        if not runs:
+            continue
+        length = min(map(len, runs))
+        scores = np.array([run[:length] for run in runs])
+        interval = bootstrap_interval([scores], mean)
+        rows.append({"variant": variant.name, "seeds": len(runs), "means": mean(scores).tolist(),
+                     "low": interval.low.tolist(), "high": interval.high.tolist()})  # fmt: skip
+        cells = [
+            f"{value:5.2f} ({low:5.2f} to {high:5.2f})"
+            for value, low, high in zip(mean(scores), *interval, strict=True)
+        ]
+        print(f"{variant.name:16} {len(runs):2} seeds  " + "  ".join(cells))
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
