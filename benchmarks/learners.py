@@ -52,8 +52,9 @@ class Options:
     """Numbers of simulated learners."""
     batch_sizes: tuple[int, ...] = (64, 512)
     """Transitions in the batch of each real learner."""
-    compute_milliseconds: float = 50.0
-    """Mean time of a simulated update's arithmetic."""
+    compute_milliseconds: float = 400.0
+    """Mean time of a simulated update's arithmetic. All learners exchange at one moment, so eight on two cores need it
+    long: a wait of 50 ms measures the two cores."""
     directory: Path = Path("runs/benchmark-replay")
     """Directory of the played game."""
     json: str = ""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-import psutil
 import torch
 import tyro
 
@@ -65,29 +64,36 @@ def main(options: Options) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-    steps = real_steps(options, team) if options.work == "real" else simulated_steps(options, team)
-    counted, waits, process = 0, 0.0, psutil.Process()
-    warm_until = time.perf_counter() + WARM_UP_SECONDS
-    started, cpu_started, end = 0.0, 0.0, 0.0
-    for waited in steps:
-        now = time.perf_counter()
-        if not started:
-            if now >= warm_until:
-                started, cpu_started, end = now, sum(process.cpu_times()[:2]), now + options.seconds
-            continue
-        counted, waits = counted + 1, waits + waited
-        if team.size == 1 and now >= end:
-            break
-        if team.size > 1 and team.gather([float(now >= end)]).any():
-            break
-    seconds = time.perf_counter() - started
-    cpu = sum(process.cpu_times()[:2]) - cpu_started
-    print(json.dumps({"updates": counted, "seconds": seconds, "cpu_seconds": cpu, "exchange_seconds": waits}))
+    steps = real_steps if options.work == "real" else simulated_steps
+    counted, waits, clock = 0, 0.0, Clock(options.seconds)
+    for waited in steps(options, team, clock):
+        if clock.has_begun():
+            counted, waits = counted + 1, waits + waited
+    seconds = time.perf_counter() - clock.started
+    print(json.dumps({"updates": counted, "seconds": seconds, "exchange_seconds": waits}))
     team.close()
 
 
-def real_steps(options: Options, team: Team) -> Iterator[float]:
-    """Makes updates; yields the seconds of each that went into the exchange with others."""
+class Clock:
+    """The time of a measurement, after a warm-up."""
+
+    def __init__(self, seconds: float):
+        self._warm_until, self._seconds, self.started = time.perf_counter() + WARM_UP_SECONDS, seconds, 0.0
+
+    def has_begun(self) -> bool:
+        """Returns whether an update counts that is done now: none that began in the warm-up does."""
+        counts, now = self.started > 0, time.perf_counter()
+        if not counts and now >= self._warm_until:
+            self.started = now
+        return counts
+
+    def is_over(self) -> bool:
+        """Returns whether the time is up."""
+        return self.started > 0 and time.perf_counter() >= self.started + self._seconds
+
+
+def real_steps(options: Options, team: Team, clock: Clock) -> Iterator[float]:
+    """Makes updates until the time is up for one learner; yields the seconds that each spent in the exchange."""
     device_stream = DeviceStream(torch.device("cpu"))
     command = Setting("ours", options.preset, options.batch_size, 1, agent="apex-dqn").command()
     store, _ = filled_store(command, options.frames, 25_600, device_stream)
@@ -103,7 +109,11 @@ def real_steps(options: Options, team: Team) -> Iterator[float]:
         samples = draws[number % len(draws)]
         gathered = {table: store.gather(table, sample.keys, sample.weights) for table, sample in samples.items()}
         timed_team.seconds = 0.0
-        standings = timed_team.agree(Standing(True, largest_weight=samples[TABLE].largest_weight))
+        standings = timed_team.agree(
+            Standing(True, stops=clock.is_over(), largest_weight=samples[TABLE].largest_weight)
+        )
+        if any(standing.stops for standing in standings):
+            return
         pending = updater.update(Draw(store.generation, gathered), None, scale_of(standings, team.rank))
         assert pending is not None
         pending.result()
@@ -111,8 +121,8 @@ def real_steps(options: Options, team: Team) -> Iterator[float]:
         yield timed_team.seconds
 
 
-def simulated_steps(options: Options, team: Team) -> Iterator[float]:
-    """Does all but the arithmetic of updates; yields the seconds of each that went into the exchange with others."""
+def simulated_steps(options: Options, team: Team, clock: Clock) -> Iterator[float]:
+    """Does all but the arithmetic of updates, as long; yields the seconds that each spent in the exchange."""
     client = LogClient(options.replay, f"rank {team.rank}", {TABLE: options.batch_size}, 4, follows_log=False)
     publisher = ParameterPublisher("127.0.0.1", 0) if team.is_first else None
     gradient, encoded = torch.zeros(options.parameters + 1), bytes(2 * options.parameters)
@@ -124,7 +134,9 @@ def simulated_steps(options: Options, team: Team) -> Iterator[float]:
             continue
         client.batch_used(TABLE)
         timed_team.seconds = 0.0
-        standings = timed_team.agree(Standing(True, largest_weight=event.sample.largest_weight))
+        standings = timed_team.agree(Standing(True, stops=clock.is_over(), largest_weight=event.sample.largest_weight))
+        if any(standing.stops for standing in standings):
+            return
         wanted = options.compute_milliseconds / 1000 * (1 + options.variation * rng.standard_normal())
         time.sleep(max(wanted, 0.0))
         timed_team.add_up(gradient, scale_of(standings, team.rank))

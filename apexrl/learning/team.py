@@ -147,6 +147,7 @@ class Team:
 
     def close(self) -> None:
         """Leaves the others."""
+        self._group = None  # else its threads outlive it, and end the process with an abort
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
