@@ -97,7 +97,8 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
     except ApexError as error:
         logger.error("%s", error)
         if told := os.environ.get(ERROR_FILE_VARIABLE):
-            Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
+            with contextlib.suppress(OSError):  # the log has the error, and the status matters more
+                Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
         sys.exit(exit_status(error))
     except SystemExit:  # the command line asked for help, or was malformed
         raise

@@ -5,6 +5,7 @@ guest's samples an insert bound the guest alone.
 """
 
 import collections
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from apexrl.config import ReplayConfig
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, WireError
 from apexrl.learning.recutter import Recutter
 from apexrl.net.insert_checks import InsertSizes, checked_arrays
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogEvent, LogStart
@@ -22,6 +23,8 @@ from apexrl.replay.replay import Replay
 from apexrl.replay.table import FifoTable
 from apexrl.streams import why_not_cut
 from apexrl.types import StreamSpec
+
+logger = logging.getLogger(__name__)
 
 BACKLOG_BATCHES = 4  # of a queue: a guest that is slower than the actors learns from new unrolls all the same
 
@@ -108,7 +111,6 @@ class GuestClient:
         log = secrets.token_hex(8) if self._recutter.is_needed else start.log
         self._replay = Replay(self._config, LogIdentity(FORMAT, log, (0,), wanted), self._seed)
         self._replay.set_batch_sizes(self._batch_sizes)
-        self._events.clear()
         granularity = {name: self._replay.tables[name].granularity for name in self._batch_sizes}
         self._events.append(LogStart(log, wanted, self._replay.ring_unrolls, 0, False, granularity))
 
@@ -116,11 +118,14 @@ class GuestClient:
         assert self._replay is not None and self._recutter is not None and self._sizes is not None
         if not self._recutter.is_needed:
             self._replay.skip_to(append.number)
-        for insert, block in self._recutter.of(append.insert, append.block):
-            priorities, valid = checked_arrays(insert, self._sizes)
-            entry = LogEntry(b"", b"", int(valid.sum()), time.monotonic())  # the unroll store has the content
-            number = self._replay.insert([entry], priorities[None], valid[None])
-            self._events.append(LogAppend(number, insert, block))
+        try:
+            for insert, block in self._recutter.of(append.insert, append.block):
+                priorities, valid = checked_arrays(insert, self._sizes)
+                entry = LogEntry(b"", b"", int(valid.sum()), time.monotonic())  # the unroll store has the content
+                number = self._replay.insert([entry], priorities[None], valid[None])
+                self._events.append(LogAppend(number, insert, block))
+        except WireError as error:  # one actor's fault must not end the guest
+            logger.warning("unroll %d of %s is not used: %s", append.number, append.insert.actor, error)
 
     def _sample(self) -> bool:
         """Draws a batch of a table that lacks one; returns whether there is one."""

@@ -134,6 +134,21 @@ def test_unrolls_that_do_not_fit_are_cut_anew(spec, make_unroll):
         assert set(event.insert.header(wanted.unroll_starts).priorities) <= {0, 1}
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_unroll_that_cannot_be_read_ends_no_guest(spec, make_unroll, is_cut, caplog):
+    wanted = msgspec.structs.replace(spec, unroll_starts=2 * spec.unroll_starts) if is_cut else None
+    host = HostLog()
+    guest = guest_of(host, spec, ("transitions=priority",), {"transitions": 4}, wanted)
+    good = [append(spec, make_unroll, number) for number in range(8)]
+    bad = LogAppend(3, good[3].insert, b"garbage")
+    if not is_cut:  # the replica decodes those, so only what the message says can be wrong here
+        bad = LogAppend(3, msgspec.structs.replace(good[3].insert, valid=b""), good[3].block)
+    host.events = [start(spec), *good[:3], bad, *good[4:]]
+    numbers = [event.number for event in drained(guest) if isinstance(event, LogAppend)]
+    assert numbers == ([0, 1, 2] if is_cut else [0, 1, 2, 4, 5, 6, 7])  # 1 of the 3 before, 2 of the 4 after, when cut
+    assert "unroll 3 of actor-0 is not used" in caplog.text
+
+
 def test_another_environment_is_refused(spec, make_unroll):
     host = HostLog()
     guest = guest_of(host, spec, ("unrolls=uniform",), {"unrolls": 1}, msgspec.structs.replace(spec, env="Other-v0"))
