@@ -35,4 +35,4 @@ def main(stop: Stop) -> None:
 
 
 if __name__ == "__main__":
-    run_role("learner", main)
+    run_role("learner", main, finalizes="RANK" not in os.environ)

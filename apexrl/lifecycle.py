@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -79,8 +80,12 @@ class Stop(threading.Event):
         return thread
 
 
-def run_role(role: str, main: Callable[[Stop], None]) -> None:
-    """Runs a role until it ends or is told to stop. On an error it logs the reason and exits with a non-zero status."""
+def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) -> None:
+    """Runs a role until it ends or is told to stop, and exits; on an error it logs the reason first.
+
+    Args:
+      finalizes: False where `end_at_once` has to end the process.
+    """
     logging.basicConfig(
         level=os.environ.get("APEXRL_LOG", "INFO"),
         format=f"%(asctime)s {role}: %(message)s",
@@ -90,6 +95,7 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
     stop = Stop()
     stop.on_signals()
     end_with_parent(stop, ORPHAN_SECONDS)
+    status = 0
     try:
         main(stop)
         if stop.error is not None:
@@ -99,12 +105,27 @@ def run_role(role: str, main: Callable[[Stop], None]) -> None:
         if told := os.environ.get(ERROR_FILE_VARIABLE):
             with contextlib.suppress(OSError):  # the log has the error, and the status matters more
                 Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
-        sys.exit(exit_status(error))
+        status = exit_status(error)
     except SystemExit:  # the command line asked for help, or was malformed
         raise
     except BaseException:
         logger.exception("%s failed", role)
-        sys.exit(1)
+        status = 1
+    if not finalizes:
+        end_at_once(status)
+    sys.exit(status)
+
+
+def end_at_once(status: int) -> NoReturn:
+    """Ends the process without the interpreter's finalization, which a thread of a library may turn into an abort.
+
+    A process that has met others through gloo needs it: gloo's threads may hold a last tensor, and die with the process
+    when they release it during the finalization (github.com/pytorch/pytorch/issues/190489).
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def exit_status(error: ApexError) -> int:

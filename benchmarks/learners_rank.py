@@ -19,7 +19,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.learning.draw import Draw
 from apexrl.learning.team import Standing, Team, scale_of
 from apexrl.learning.updater import Updater
-from apexrl.lifecycle import keep_freed_memory
+from apexrl.lifecycle import end_at_once, keep_freed_memory
 from apexrl.net import LogBatch, LogClient
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.networks.device_stream import DeviceStream
@@ -72,6 +72,7 @@ def main(options: Options) -> None:
     seconds = time.perf_counter() - clock.started
     print(json.dumps({"updates": counted, "seconds": seconds, "exchange_seconds": waits}))
     team.close()
+    end_at_once(0)
 
 
 class Clock:

@@ -11,14 +11,21 @@ from apexrl.lifecycle import exit_status
 from tests.system.processes import ROOT
 
 ROLE = (
-    "from apexrl.errors import *\nfrom apexrl.lifecycle import run_role\ndef main(stop):\n {}\nrun_role('role', main)\n"
+    "from apexrl.errors import *\nfrom apexrl.lifecycle import run_role\ndef main(stop):\n {}\n"
+    "import atexit\natexit.register(print, 'finalized')\nrun_role('role', main, finalizes={})\n"
 )
 
 
-def run_role(body):
+def run_role(body, finalizes=True):
     result = subprocess.run(
-        [sys.executable, "-c", ROLE.format(body)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", ROLE.format(body, finalizes)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
+    assert ("finalized" in result.stdout) == finalizes
     return result.returncode, result.stderr
 
 
@@ -32,8 +39,9 @@ def run_role(body):
         ("raise ValueError('a fault')", 1),
     ],
 )
-def test_the_exit_status_tells_a_permanent_error(body, status):
-    ended, text = run_role(body)
+@pytest.mark.parametrize("finalizes", [True, False])
+def test_the_exit_status_tells_a_permanent_error(body, status, finalizes):
+    ended, text = run_role(body, finalizes)
     assert ended == status and ("Traceback" in text) == ("ValueError" in body)
     assert not status or body.split("'")[1] in text.splitlines()[-1]
 

@@ -17,6 +17,7 @@ from apexrl.agents.contract import TransitionBatch
 from apexrl.learning.draw import Draw, Gathered
 from apexrl.learning.team import Team
 from apexrl.learning.updater import Updater
+from apexrl.lifecycle import end_at_once
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.replay.table import importance_weights
@@ -102,6 +103,7 @@ def main(num_updates, directory):
             tensors = {name: tensor.contiguous() for name, tensor in state.items()}
             save_file(tensors, directory / f"{name}.safetensors")
     team.close()
+    end_at_once(0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -20,6 +21,20 @@ from tests.system.processes import ROOT
 
 UPDATES = 100
 SIZES = (1, 2, 4)
+RANK = """
+import os, torch, traceback
+from apexrl.learning import team as teams
+from apexrl.learning.team import *
+from apexrl.lifecycle import end_at_once
+teams.PATIENCE_SECONDS = 20.0
+try:
+    team = Team(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+{}
+    end_at_once(0)
+except Exception:
+    traceback.print_exc()
+    end_at_once(1)
+"""
 
 
 def start(size, port, *arguments):
@@ -39,9 +54,8 @@ def learned(tmp_path_factory, free_ports):
     for size in SIZES:
         directory = tmp_path_factory.mktemp(f"team-{size}")
         team = start(size, free_ports(1)[0], "-m", "tests.learning.team_rank", UPDATES, directory)
-        for process in team:
-            _, said = process.communicate(timeout=600)
-            assert process.returncode == 0, said
+        said = [process.communicate(timeout=600)[1] for process in team]
+        assert [process.returncode for process in team] == [0] * size, said
         found[size] = {name: load_file(directory / f"{name}.safetensors") for name in CASES}
     return found
 
@@ -63,9 +77,7 @@ def test_a_team_with_parts_of_each_batch_makes_the_updates_of_one_learner(learne
 
 def outcomes(size, port, code):
     """The exit statuses and the errors of a team's processes, each of which runs the code with its `team`."""
-    begin = "import os, torch; from apexrl.learning import team as teams; from apexrl.learning.team import *\n"
-    begin += "teams.PATIENCE_SECONDS = 20.0\nteam = Team(int(os.environ['RANK']), int(os.environ['WORLD_SIZE']))\n"
-    team = start(size, port, "-c", begin + code)
+    team = start(size, port, "-c", RANK.format(textwrap.indent(code.strip(), "    ")))
     said = [process.communicate(timeout=120)[1] for process in team]
     return [process.returncode for process in team], said
 
