@@ -47,9 +47,14 @@ class FromLog:
 
 
 class FromPipe:
-    """Reads the last words of a child from its stderr, which it also forwards to ours. The child shares our stdout."""
+    """Reads the last words of a child from its stderr, which it also forwards to ours. The child shares our stdout.
 
-    def __init__(self) -> None:
+    Args:
+      log: a file that gets what is forwarded, too; nobody misses it where its directory is not there.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
         self._tail = b""
         self._thread: threading.Thread | None = None
 
@@ -76,11 +81,16 @@ class FromPipe:
         return last_line(self._tail)
 
     def _pass_on(self, pipe: IO[bytes]) -> None:
-        with pipe:
+        with pipe, contextlib.ExitStack() as held:
+            outputs = [2]
+            if self._log is not None and self._log.parent.is_dir():
+                with contextlib.suppress(OSError):
+                    outputs.append(held.enter_context(self._log.open("ab")).fileno())
             while data := os.read(pipe.fileno(), TAIL_BYTES):
                 self._tail = (self._tail + data)[-TAIL_BYTES:]
-                with contextlib.suppress(OSError):  # nobody reads our stderr; the child must not wait for that
-                    os.write(2, data)
+                for output in outputs:
+                    with contextlib.suppress(OSError):  # nobody reads it, or a full disk: the child must not wait
+                        os.write(output, data)
 
 
 def last_line(output: bytes) -> str:

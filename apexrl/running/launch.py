@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,6 @@ from apexrl.running.run_directory import (
     set_aside,
 )
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
-from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
 
@@ -74,34 +73,36 @@ def main() -> int:
     end_with_parent(stop, ENDING_SECONDS)
     try:
         with contextlib.ExitStack() as held:
-            plan = _prepare(console, held)
-            return Run(plan.command, plan.spec, console).run(stop)
+            plan = prepare(sys.argv[1:], console, held)
+            return Run(plan.command, plan.spec.env, console).run(stop)
     except (ApexError, OSError) as error:
         console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
         return exit_status(error) if isinstance(error, ApexError) else 1
 
 
-def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
+def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitStack, fixed_ports: bool = True) -> Plan:
     """Returns the plan of a run whose directory is locked, until `held` is closed, and ready.
 
+    Args:
+      fixed_ports: the ports of the plan have to be free on this machine.
     Raises: ConfigError when the run cannot work; nothing was changed then.
     """
     if not (ROOT / "actor.py").exists():
         raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
-    agent, saved = value_given("--agent", sys.argv), None
-    if earlier := value_given("--resume", sys.argv) or value_given("--fork", sys.argv):
+    agent, saved = value_given("--agent", arguments), None
+    if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
         saved, not_given = saved_command(Path(earlier))
         agent = agent or saved.agent
-    host = value_given("--guest", sys.argv)
+    host = value_given("--guest", arguments)
     if host and saved is None:
         agent = agent or host_of(Path(host)).agent
-    default = default_command(RunCommand, agent or agent_of(sys.argv))
-    if saved is None and (journal := value_given("--from-journal", sys.argv)):
+    default = default_command(RunCommand, agent or agent_of(arguments))
+    if saved is None and (journal := value_given("--from-journal", arguments)):
         environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
         default = dataclasses.replace(default, env=environment)
     if host and saved is None:
         default = as_guest(default, host_of(Path(host)))
-    asked = parse_onto(default)
+    asked = parse_onto(default, arguments)
     check_asked(asked)
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
         if saved is not None:
@@ -109,8 +110,9 @@ def _prepare(console: Console, held: contextlib.ExitStack) -> Plan:
             if not_given:
                 missing = ", ".join(not_given)
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
-        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved)
-        check_ports(plan.command)
+        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
+        if fixed_ports:
+            check_ports(plan.command)
         if not asked.resume:
             _make_directory(asked, saved, plan.command, held)
     directory = Path(plan.command.run_dir)
@@ -187,19 +189,44 @@ def replays_of(command: RunCommand) -> Iterator[tuple[str, tuple[str, Command]]]
         yield name, ("replay.py", dataclasses.replace(replay, seed=seed, wires=wires, replay=kept))
 
 
+def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:
+    """Starts one of `roles_of` a run. It writes a log of its own."""
+    arguments = [*([str(ROOT / script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
+    is_needed = name != "evaluator" or command.smoke
+    supervisor.start(name, arguments, is_needed, name in FINISHING, Path(command.run_dir) / "logs" / f"{name}.log")
+
+
+def start_board(supervisor: Supervisor, command: RunCommand) -> None:
+    """Starts TensorBoard on a run."""
+    directory = Path(command.run_dir)
+    board = [str(directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
+    arguments = ["-m", "apexrl.running.tensorboard", *board]
+    supervisor.start("tensorboard", arguments, is_needed=False, log=directory / "logs" / "tensorboard.log")
+
+
+def end_steps(names: Iterable[str]) -> list[tuple[list[str], float]]:
+    """Returns the steps in which a run's roles end: their names, and how long one may do nothing.
+
+    Actors first, so that nothing new comes; then the learner, which checkpoints; then the others.
+    """
+    actors = [name for name in names if name.startswith(("actors", "evaluator"))]
+    learner = [name for name in names if name in FINISHING]
+    others = [name for name in names if name not in (*actors, *learner)]
+    return [(actors, ACTORS_IDLE_SECONDS), (learner, LEARNER_IDLE_SECONDS), (others, OTHERS_IDLE_SECONDS)]
+
+
 class Run:
     """One run on this machine; owns the child processes."""
 
-    def __init__(self, command: RunCommand, spec: StreamSpec, console: Console):
+    def __init__(self, command: RunCommand, env: str, console: Console):
         self._command = command
-        self._spec = spec
+        self._env = env
         self._console = console
         self._directory = Path(command.run_dir)
         self._logs = self._directory / "logs"
         self._supervisor = Supervisor(command.max_restarts)
-        self._replays: list[str] = []  # names of their roles
         self._clock = Clock(command)
-        self._checkpointed = self._checkpoint_time()
+        self._checkpointed = checkpoint_time(self._directory)
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
@@ -217,7 +244,7 @@ class Run:
             logger.error("%s", fault)
         finally:
             self._stop(stop)
-        self._summarize()
+        summarize(self._console, self._directory, self._env, self._clock, self._supervisor, self._checkpointed)
         if fault:  # once more: the last line says why the run ended
             logger.error("%s", fault)
         if not status and self._command.smoke and (missing := what_is_missing(self._counters())):
@@ -233,56 +260,53 @@ class Run:
         return status.counters if status is not None else Counters()
 
     def _start(self) -> None:
-        """Starts all roles; each writes a log of its own."""
-        command = self._command
+        """Starts all roles."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        roles = roles_of(command)
-        self._replays = [name for name in roles if name.startswith("replay")]
-        for name, (script, config) in roles.items():
-            arguments = [*([str(ROOT / script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
-            is_needed = name != "evaluator" or command.smoke
-            self._supervisor.start(name, arguments, is_needed, name in FINISHING, self._logs / f"{name}.log")
-        if command.tensorboard:
-            board = [str(self._directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
-            arguments = ["-m", "apexrl.running.tensorboard", *board]
-            self._supervisor.start("tensorboard", arguments, is_needed=False, log=self._logs / "tensorboard.log")
+        for name, (script, config) in roles_of(self._command).items():
+            start_role(self._supervisor, self._command, name, script, config)
+        if self._command.tensorboard:
+            start_board(self._supervisor, self._command)
 
     def _stop(self, stop: Stop) -> None:
-        """Actors first, so that nothing new comes; then the learner, which checkpoints; then the others."""
         signals = stop.num_signals
         self._console.print("ending the run; Ctrl-C kills it at once")
-        for names, idle_seconds in (
-            (["actors", "evaluator"], ACTORS_IDLE_SECONDS),
-            ([*FINISHING], LEARNER_IDLE_SECONDS),
-            ([*self._replays, "tensorboard"], OTHERS_IDLE_SECONDS),
-        ):
+        for names, idle_seconds in end_steps(self._supervisor.children):
             self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)
 
-    def _checkpoint_time(self) -> int:
-        path = latest_path(self._directory)
-        return path.stat().st_mtime_ns if path.is_file() else 0
 
-    def _summarize(self) -> None:
-        """Prints the remains of the run: the checkpoint and the summary."""
-        if self._checkpoint_time() == self._checkpointed:
-            self._console.print("no checkpoint was written")
-        else:
-            path = latest_path(self._directory)
-            try:
-                updates = load_checkpoint(path).header.counters.updates
-                self._console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
-            except ApexError as error:
-                logger.error("the checkpoint cannot be read: %s", error)
-        status, restarts = read_status(self._directory), self._supervisor.num_restarts
-        outcome = summary_of(status, self._spec.env, self._clock.elapsed(), restarts)
-        summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
+def checkpoint_time(directory: Path) -> int:
+    """Returns when a run's newest checkpoint was written, 0 where there is none."""
+    path = latest_path(directory)
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def summarize(
+    console: Console, directory: Path, env: str, clock: Clock, supervisor: Supervisor, checkpointed: int
+) -> None:
+    """Prints the remains of a run that has ended: the checkpoint and the summary, which it also writes.
+
+    Args:
+      checkpointed: when the newest checkpoint was written before the run began.
+    """
+    path = latest_path(directory)
+    if checkpoint_time(directory) == checkpointed:
+        console.print("no checkpoint was written")
+    else:
         try:
-            write_json(self._directory / SUMMARY_FILE, summary)
-            self._console.print(f"summary: {self._directory / SUMMARY_FILE}", soft_wrap=True)
-        except OSError as error:
-            logger.error("the summary cannot be written: %s", error)
-        for name, value in summary.items():
-            self._console.print(f"  {name:24} {value}")
+            updates = load_checkpoint(path).header.counters.updates
+            console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
+        except ApexError as error:
+            logger.error("the checkpoint cannot be read: %s", error)
+    status = read_status(directory)
+    outcome = summary_of(status, env, clock.elapsed(), supervisor.num_restarts)
+    summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
+    try:
+        write_json(directory / SUMMARY_FILE, summary)
+        console.print(f"summary: {directory / SUMMARY_FILE}", soft_wrap=True)
+    except OSError as error:
+        logger.error("the summary cannot be written: %s", error)
+    for name, value in summary.items():
+        console.print(f"  {name:24} {value}")
 
 
 if __name__ == "__main__":

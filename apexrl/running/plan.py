@@ -90,7 +90,7 @@ class Plan(NamedTuple):
     machine: Machine
 
 
-def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: list[str] | None = None) -> Plan:
+def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str] | None = None) -> Plan:
     """Returns the plan for the arguments: on top of a saved run, or of the preset that fits.
 
     Args:

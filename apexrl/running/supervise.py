@@ -29,7 +29,9 @@ POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS, REAP_SECONDS = 0.1, 1.0, 5.0, 10.0
 class Child:
     """One role: its command, its process, and how often it was started again."""
 
-    def __init__(self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, log: Path | None):
+    def __init__(
+        self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, log: Path | None, echoes: bool
+    ):
         self.name = name
         self.is_needed = is_needed
         self.may_finish = may_finish
@@ -42,7 +44,7 @@ class Child:
         self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
         self._arguments = list(arguments)
         self._environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        self._words = FromPipe() if log is None else FromLog(log)
+        self._words = FromPipe(log) if log is None or echoes else FromLog(log)
 
     def start(self) -> None:
         """Starts the process in its own session: Ctrl-C reaches only the supervisor, which stops the roles in order."""
@@ -91,11 +93,17 @@ class Child:
 
 
 class Supervisor:
-    """Owns the children. Call `watch` regularly, and `stop` at the end, also after an error."""
+    """Owns the children. Call `watch` regularly, and `stop` at the end, also after an error.
 
-    def __init__(self, max_restarts: int):
+    Args:
+      max_restarts: of each child.
+      echoes: children with a log write to our stderr, too.
+    """
+
+    def __init__(self, max_restarts: int, echoes: bool = False):
         self.children: dict[str, Child] = {}
         self._max_restarts = max_restarts
+        self._echoes = echoes
 
     @property
     def num_restarts(self) -> int:
@@ -118,7 +126,7 @@ class Supervisor:
           may_finish: the child may end by itself with status 0. Any other child that ends is started again.
           log: the file of its output; by default the output goes to ours.
         """
-        self.children[name] = Child(name, [sys.executable, *arguments], is_needed, may_finish, log)
+        self.children[name] = Child(name, [sys.executable, *arguments], is_needed, may_finish, log, self._echoes)
         self.children[name].start()
 
     def watch(self) -> list[str]:

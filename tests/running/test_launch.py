@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from rich.console import Console
 from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, with_preset
-from apexrl.running.launch import _prepare
+from apexrl.running.launch import prepare
 from apexrl.running.run_directory import save_config, saved_command
 
 OWN = "tests.own_agent:own"
@@ -36,23 +35,22 @@ def saved(tmp_path, free_ports):
     return command
 
 
-def prepared(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["launch", *arguments])
+def prepared(*arguments):
     with contextlib.ExitStack() as held:
-        return _prepare(Console(quiet=True), held).command
+        return prepare(arguments, Console(quiet=True), held).command
 
 
-def test_a_resumed_run_has_the_flags_of_its_algorithm(saved, monkeypatch):
-    command = prepared(monkeypatch, "--resume", saved.run_dir, "--trace-length", "0.5")
+def test_a_resumed_run_has_the_flags_of_its_algorithm(saved):
+    command = prepared("--resume", saved.run_dir, "--trace-length", "0.5")
     assert (command.agent, command.network, command.algorithm.trace_length) == (OWN, saved.network, 0.5)
     assert saved_command(Path(saved.run_dir)) == (command, [])
 
 
-def test_a_resumed_run_keeps_its_algorithm(saved, monkeypatch):
+def test_a_resumed_run_keeps_its_algorithm(saved):
     with pytest.raises(ConfigError, match="cannot change --agent"):
-        prepared(monkeypatch, "--agent", "apex-dqn", "--resume", saved.run_dir)
+        prepared("--agent", "apex-dqn", "--resume", saved.run_dir)
 
 
-def test_an_unknown_algorithm_changes_nothing(saved, monkeypatch):
+def test_an_unknown_algorithm_changes_nothing(saved):
     with pytest.raises(ConfigError, match="--agent nobody: there is no such algorithm"):
-        prepared(monkeypatch, "--agent=nobody", "--run-dir", f"{saved.run_dir}-2")
+        prepared("--agent=nobody", "--run-dir", f"{saved.run_dir}-2")

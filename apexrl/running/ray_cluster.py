@@ -1,0 +1,381 @@
+"""A run on a Ray cluster that exists already: `python -m apexrl.running.ray_cluster FLAGS`, with the flags of run.sh.
+
+The driver places the groups of the run's processes (`ray_groups`), follows them, and ends them. When it is gone, they
+end by themselves, with a last checkpoint. It needs `pip install "ray[default]>=2.60"`.
+"""
+
+import contextlib
+import dataclasses
+import io
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import tyro
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from rich.console import Console
+from rich.text import Text
+
+from apexrl.config import RunCommand
+from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.flags import agent_of, default_command, parse_onto, value_given
+from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_with_parent, exit_status
+from apexrl.networks.checkpoint import Counters
+from apexrl.running.clock import Clock, what_is_missing
+from apexrl.running.display import LINE_PERIOD_SECONDS, progress_rows
+from apexrl.running.launch import ENDING_SECONDS, prepare
+from apexrl.running.plan import check_asked
+from apexrl.running.ray_groups import (
+    ACTORS,
+    LEARNER,
+    NUM_STAGES,
+    PATIENCE_SECONDS,
+    REGISTRY,
+    REPLAY,
+    Group,
+    Registry,
+    Report,
+    clean_up,
+)
+from apexrl.running.run_directory import CONFIG_FILE, ROOT
+
+END_SECONDS = 15.0  # for all groups; what has not ended then is killed
+SAY_SECONDS, NODES_SECONDS, POLL_SECONDS = 10.0, 3.0, 0.5
+PATH_FLAGS = ("--run-dir", "--resume", "--fork")
+NOT_SENT = [".venv", ".git", "runs", "tests", "docs", "benchmarks", "deploy", "**/__pycache__"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RayConfig:
+    """How a run uses the Ray cluster. All other flags are those of run.sh; `--num-workers auto` follows the nodes."""
+
+    ray_address: str = ""
+    """The cluster: auto for the one of this machine, or HOST:PORT; by default RAY_ADDRESS."""
+    ray_namespace: str = ""
+    """Name of the run among those of the cluster; by default the name of its directory."""
+    ray_wait_seconds: float = 300.0
+    """Seconds to wait for CPUs and GPUs that the cluster does not have yet."""
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    stop = Stop()
+    stop.on_signals()
+    end_with_parent(stop, ENDING_SECONDS)
+    try:
+        return Driver(*divided(sys.argv[1:]), console).run(stop)
+    except ApexError as error:
+        console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
+        return exit_status(error)
+    finally:
+        ray.shutdown()
+
+
+def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
+    """Returns Ray's flags, those of the run with whole paths, and the number of actor processes; 0: as many as fit.
+
+    Raises: ConfigError when a flag makes no sense on a cluster.
+    """
+    ray_flags, run_flags = [], []
+    words = iter(arguments)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name.startswith("--ray-") or name in PATH_FLAGS or name == "--num-workers":
+            value = value if has_value else next(words, "")
+            if name in PATH_FLAGS:
+                value = str(Path(value).resolve())
+            (ray_flags if name.startswith("--ray-") else run_flags).extend([name, value])
+        else:
+            run_flags.append(word)
+    if "--help" in run_flags:
+        ray_flags = ["--help"]
+    config: RayConfig = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
+    workers = value_given("--num-workers", run_flags) or "auto"
+    if workers == "auto":
+        while "--num-workers" in run_flags:
+            del run_flags[(at := run_flags.index("--num-workers")) : at + 2]
+    elif not workers.isdecimal() or workers == "0":
+        raise ConfigError(f"--num-workers {workers}: give a number from 1 on, or auto")
+    for flag in ("--guest", "--from-journal", "--reproducible"):
+        if value_given(flag, run_flags) or flag in run_flags:
+            raise ConfigError(f"{flag} needs no cluster: give it to run.sh")
+    return config, run_flags, 0 if workers == "auto" else int(workers)
+
+
+class Driver:
+    """One run on a cluster, as the process sees it that started it."""
+
+    def __init__(self, config: RayConfig, arguments: list[str], num_workers: int, console: Console):
+        self._config, self._console, self._num_workers = config, console, num_workers
+        asked = parse_onto(default_command(RunCommand, value_given("--agent", arguments) or agent_of(arguments)), arguments)
+        check_asked(asked)
+        directory = asked.resume or asked.run_dir
+        if not directory:
+            name = asked.env.env.replace("/", "-").replace(":", "-")
+            directory = str(Path.cwd() / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+            arguments = [*arguments, "--run-dir", directory]
+        self._directory = Path(directory)
+        self._asked, self._arguments = asked, arguments
+        self._run = config.ray_namespace or f"apexrl-{self._directory.name}"
+        self._groups: dict[str, Any] = {}  # handles
+        self._nodes: dict[str, tuple[str, int]] = {}  # node and processes, by group of actors
+        self._printed: set[str] = set()
+        self._nodes_due = self._line_due = 0.0
+        self._heard = time.monotonic()
+
+    def run(self, stop: Stop) -> int:
+        """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status.
+
+        Raises: ConfigError when the run cannot work on the cluster; PeerError when the cluster is gone.
+        """
+        self._connect()
+        try:
+            place = self._reserve(stop)
+            if place is None:
+                return 0
+            command = self._prepare(place, stop)
+            reports = self._follow(command, place, stop)
+            return self._end(command, reports, stop)
+        finally:
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                clean_up(self._run, list(self._groups))
+
+    def _connect(self) -> None:
+        address = self._config.ray_address or os.environ.get("RAY_ADDRESS", "")
+        if not address:
+            raise ConfigError("--ray-address: give HOST:PORT of a Ray cluster, or auto for the one of this machine")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # A job that was submitted with its working directory has its code already.
+        sent = None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else {"working_dir": str(ROOT), "excludes": NOT_SENT}
+        try:
+            ray.init(
+                address=address, namespace=self._run, runtime_env=sent, log_to_driver=False,
+                logging_level=logging.ERROR, configure_logging=True,
+            )  # fmt: skip
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"--ray-address {address}: no Ray cluster answers ({error})") from error
+        with contextlib.suppress(ValueError):
+            ray.get_actor(REGISTRY)
+            raise ConfigError(f"--ray-namespace {self._run}: a run of that name goes on here; give another")
+
+    def _reserve(self, stop: Stop) -> Any:
+        """Returns the placement group of replay and learner; None when a signal came first.
+
+        Raises: ConfigError when the cluster has no such place in time.
+        """
+        asked, learning = self._asked, self._asked.learning
+        gpus = 0
+        if learning.device != "cpu" and ray.cluster_resources().get("GPU", 0) >= learning.num_learners:
+            gpus = learning.num_learners
+        cpus = learning.num_learners * learning.learner_threads + asked.evaluator
+        replay = {"CPU": max(asked.wires.shards, learning.num_learners)}
+        learner = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+        place = ray.util.placement_group([replay, learner], "PACK", name=self._run, lifetime="detached")
+        if not self._wait(place.ready(), stop, f"a place for the replay ({replay}) and the learner ({learner})"):
+            return None
+        return place
+
+    def _wait(self, reference: Any, stop: Stop, name: str) -> bool:
+        """Waits for something of Ray, and says for what; returns False when a signal comes first.
+
+        Raises: ConfigError when it does not come in time.
+        """
+        started = said = time.monotonic()
+        while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
+            now = time.monotonic()
+            if stop.is_set():
+                return False
+            if now - started > self._config.ray_wait_seconds:
+                raise ConfigError(f"{name}: the cluster had none in {now - started:.0f} s ({cluster()}); see `ray status`")
+            if now - said > SAY_SECONDS:
+                said = now
+                self._print(f"waits for {name}: {cluster()}")
+        return True
+
+    def _prepare(self, place: Any, stop: Stop) -> RunCommand:
+        """Returns the plan of the run, made where the learner will be."""
+        gpus = place.bundle_specs[1].get("GPU", 0)
+        options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": PlacementGroupSchedulingStrategy(place, 1)}
+        planned = ray.remote(plan_here).options(**options).remote(self._arguments)
+        if not self._wait(planned, stop, "the plan"):
+            raise ConfigError("the run was ended before its plan was made")
+        command, text, fault, status = ray.get(planned)
+        self._print(text.rstrip())
+        if command is None:
+            raise (ConfigError if status == PERMANENT_STATUS else ApexError)(fault)
+        self._print(f"Ray: namespace {self._run}; {cluster()}")
+        return command
+
+    def _follow(self, command: RunCommand, place: Any, stop: Stop) -> list[Report]:
+        """Returns the last reports of the groups, when the run is to end."""
+        self._start(REGISTRY, Registry, self._run, num_cpus=0, scheduling_strategy=in_place(place, 1))
+        specs = place.bundle_specs
+        for number, name in enumerate((REPLAY, LEARNER)):
+            needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
+            self._start(name, Group, self._run, name, command, **needs, scheduling_strategy=in_place(place, number))
+        clock = Clock(command)
+        while True:
+            self._spread(command, place)
+            reports = self._ask(False)
+            counters = next((r.status.counters for r in reports if r.status is not None), Counters())
+            self._show(reports, clock)
+            finished = any(report.has_finished or report.fault for report in reports)
+            if finished or clock.is_over(counters) or stop.wait(POLL_SECONDS):
+                return reports
+
+    def _start(self, name: str, kind: type, *arguments: Any, **options: Any) -> None:
+        remote = ray.remote(kind).options(
+            name=name, namespace=self._run, lifetime="detached", max_restarts=-1, max_concurrency=2, **options
+        )
+        self._groups[name] = remote.remote(*arguments)
+
+    def _spread(self, command: RunCommand, place: Any) -> None:
+        """Gives each node that has come a group of actors, and forgets those of nodes that are gone."""
+        if time.monotonic() < self._nodes_due:
+            return
+        self._nodes_due = time.monotonic() + NODES_SECONDS
+        alive = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
+        for group, (node, _) in list(self._nodes.items()):
+            if node not in alive:
+                self._print(f"{group}: its node is gone")
+                del self._nodes[group]
+                with contextlib.suppress(Exception):
+                    ray.kill(self._groups.pop(group))
+                    self._groups[REGISTRY].forget.remote(group)
+        bundles = ray.util.placement_group_table(place)["bundles_to_node_id"]
+        for number, bundle in enumerate(place.bundle_specs):
+            if bundles[number] in alive:
+                alive[bundles[number]] -= bundle["CPU"]
+        taken = {node for node, _ in self._nodes.values()}
+        for node, cpus in sorted(alive.items(), key=lambda item: -item[1]):
+            wanted = self._num_workers - sum(count for _, count in self._nodes.values()) if self._num_workers else math.inf
+            workers = int(min(cpus, wanted))
+            if node in taken or workers < 1:
+                continue
+            group = f"{ACTORS} {node[:8]}"
+            where = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._start(group, Group, self._run, group, command, workers, num_cpus=workers, scheduling_strategy=where)
+            self._nodes[group] = node, workers
+
+    def _ask(self, ends: bool) -> list[Report]:
+        """Returns the groups' newest reports.
+
+        Raises: PeerError when the cluster has not answered for PATIENCE_SECONDS.
+        """
+        try:
+            reports: list[Report] = ray.get(self._groups[REGISTRY].ask.remote(ends), timeout=5.0)
+            self._heard = time.monotonic()
+            return reports
+        except ray.exceptions.RayError as error:
+            if time.monotonic() - self._heard < PATIENCE_SECONDS:
+                return []
+            raise PeerError(
+                f"the Ray cluster has not answered for {PATIENCE_SECONDS:.0f} s: its processes end by themselves, with "
+                f"a last checkpoint; go on with --resume {self._directory}"
+            ) from error
+
+    def _show(self, reports: list[Report], clock: Clock) -> None:
+        """Prints what is new; every LINE_PERIOD_SECONDS how far the run is, and who is missing."""
+        for report in reports:
+            for line in report.lines:
+                if line not in self._printed:
+                    self._printed.add(line)
+                    self._print(f"{report.node} {line}")
+        if time.monotonic() < self._line_due or not reports:
+            return
+        self._line_due = time.monotonic() + LINE_PERIOD_SECONDS
+        status = next((r.status for r in reports if r.status is not None), None)
+        rows = [("time", time.strftime("%H:%M:%S", time.gmtime(clock.elapsed())))]
+        rows += progress_rows(status) if status is not None else [("state", "starting")]
+        workers = sum(count for group, (_, count) in self._nodes.items() if any(r.group == group for r in reports))
+        rows.append(("actors", f"{workers} on {len(self._nodes)} nodes"))
+        there = {report.group for report in reports}
+        missing = [name for name in self._groups if name not in there and name != REGISTRY]
+        if not self._nodes or (self._num_workers and self._num_workers > sum(n for _, n in self._nodes.values())):
+            missing.append(f"CPUs for more actors ({cluster()})")
+        if missing:
+            rows.append(("waits for", ", ".join(missing)))
+        self._print("  ".join(f"{name} {value}" for name, value in rows))
+
+    def _end(self, command: RunCommand, reports: list[Report], stop: Stop) -> int:
+        """Ends the groups in order, prints the summary, and fetches what this machine does not see."""
+        self._print("ending the run; Ctrl-C kills it at once")
+        signals, deadline = stop.num_signals, time.monotonic() + END_SECONDS
+        with contextlib.suppress(PeerError):
+            while any(report.stages_ended < NUM_STAGES for report in reports) and stop.num_signals == signals:
+                if time.monotonic() > deadline:
+                    late = [report.group for report in reports if report.stages_ended < NUM_STAGES]
+                    self._print(f"{', '.join(late)} did not end in {END_SECONDS:.0f} s: killed")
+                    break
+                time.sleep(POLL_SECONDS)
+                reports = self._ask(True) or reports
+        faults = [report for report in reports if report.fault]
+        for report in reports:
+            if report.summary:
+                self._print(report.summary.rstrip())
+        if not (self._directory / CONFIG_FILE).exists():
+            self._fetch()
+        for report in faults:
+            self._print(f"ERROR {report.node} {report.fault}; see `ray logs` or {self._directory / 'logs'}")
+        counters = next((report.status.counters for report in reports if report.status is not None), Counters())
+        if command.smoke and not faults and (missing := what_is_missing(counters)):
+            self._print(f"the smoke run failed: nothing was {', '.join(missing)}")
+            return 1
+        return max((report.exit_status for report in faults), default=0)
+
+    def _fetch(self) -> None:
+        """Copies the run's files from the learner's node, but for the experience."""
+        try:
+            learner = self._groups[LEARNER]
+            files: list[tuple[str, int]] = ray.get(learner.files.remote(), timeout=END_SECONDS)
+            for name, size in files:
+                path = (self._directory / name).resolve()
+                if not path.is_relative_to(self._directory):
+                    raise PeerError(f"the learner's node names a file outside the run: {name}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    while (done := file.tell()) < size and (part := ray.get(learner.read.remote(name, done), timeout=60)):
+                        file.write(part)
+        except (ray.exceptions.RayError, OSError) as error:
+            self._print(f"ERROR the run's files stay on the learner's node, in {self._directory}: {error}")
+        else:
+            self._print(f"fetched {len(files)} files into {self._directory}; the experience stays where it is")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+def in_place(place: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
+    """Returns the scheduling strategy of a bundle."""
+    return PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=bundle)
+
+
+def cluster() -> str:
+    """Returns what the cluster has and what is free, in words."""
+    has, free = ray.cluster_resources(), ray.available_resources()
+    parts = [f"{free.get(kind, 0):g} of {has.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU")]
+    return f"{sum(node['Alive'] for node in ray.nodes())} nodes, {', '.join(parts)}"
+
+
+def plan_here(arguments: list[str]) -> tuple[RunCommand | None, str, str, int]:
+    """Returns the plan of a run for this node, what there is to read about it, and an error with its exit status."""
+    text = io.StringIO()
+    console = Console(file=text, markup=False, emoji=False, highlight=False, width=120)
+    try:
+        with contextlib.ExitStack() as held:
+            return prepare(arguments, console, held, fixed_ports=False).command, text.getvalue(), "", 0
+    except ApexError as error:
+        return None, text.getvalue(), str(error), exit_status(error)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
