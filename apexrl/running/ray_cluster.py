@@ -4,6 +4,7 @@ The driver places the groups of the run's processes (`ray_groups`), follows them
 end by themselves, with a last checkpoint. It needs `pip install "ray[default]>=2.60"`.
 """
 
+import collections
 import contextlib
 import dataclasses
 import io
@@ -33,6 +34,7 @@ from apexrl.running.launch import ENDING_SECONDS, prepare
 from apexrl.running.plan import check_asked
 from apexrl.running.ray_groups import (
     ACTORS,
+    CHUNK_BYTES,
     LEARNER,
     NUM_STAGES,
     PATIENCE_SECONDS,
@@ -84,7 +86,8 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
 
     Raises: ConfigError when a flag makes no sense on a cluster.
     """
-    ray_flags, run_flags = [], []
+    ray_flags: list[str] = []
+    run_flags: list[str] = []
     words = iter(arguments)
     for word in words:
         name, has_value, value = word.partition("=")
@@ -115,7 +118,9 @@ class Driver:
 
     def __init__(self, config: RayConfig, arguments: list[str], num_workers: int, console: Console):
         self._config, self._console, self._num_workers = config, console, num_workers
-        asked = parse_onto(default_command(RunCommand, value_given("--agent", arguments) or agent_of(arguments)), arguments)
+        asked = parse_onto(
+            default_command(RunCommand, value_given("--agent", arguments) or agent_of(arguments)), arguments
+        )
         check_asked(asked)
         directory = asked.resume or asked.run_dir
         if not directory:
@@ -194,7 +199,9 @@ class Driver:
             if stop.is_set():
                 return False
             if now - started > self._config.ray_wait_seconds:
-                raise ConfigError(f"{name}: the cluster had none in {now - started:.0f} s ({cluster()}); see `ray status`")
+                raise ConfigError(
+                    f"{name}: the cluster had none in {now - started:.0f} s ({cluster()}); see `ray status`"
+                )
             if now - said > SAY_SECONDS:
                 said = now
                 self._print(f"waits for {name}: {cluster()}")
@@ -232,7 +239,7 @@ class Driver:
                 return reports
 
     def _start(self, name: str, kind: type, *arguments: Any, **options: Any) -> None:
-        remote = ray.remote(kind).options(
+        remote: Any = ray.remote(kind).options(
             name=name, namespace=self._run, lifetime="detached", max_restarts=-1, max_concurrency=2, **options
         )
         self._groups[name] = remote.remote(*arguments)
@@ -242,21 +249,26 @@ class Driver:
         if time.monotonic() < self._nodes_due:
             return
         self._nodes_due = time.monotonic() + NODES_SECONDS
-        alive = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        alive = collections.Counter({node["NodeID"]: node["Resources"].get("CPU", 0) for node in nodes})
         for group, (node, _) in list(self._nodes.items()):
             if node not in alive:
                 self._print(f"{group}: its node is gone")
-                del self._nodes[group]
-                with contextlib.suppress(Exception):
-                    ray.kill(self._groups.pop(group))
-                    self._groups[REGISTRY].forget.remote(group)
-        bundles = ray.util.placement_group_table(place)["bundles_to_node_id"]
+                self._drop(group)
+        table = ray.util.placement_group_table(place)
+        if table["state"] != "CREATED":  # replay or learner have lost their node
+            if self._nodes:
+                largest = max(self._nodes, key=lambda group: self._nodes[group][1])
+                self._print(f"{largest}: makes room for replay or learner, whose node is gone")
+                self._drop(largest)
+            return
         for number, bundle in enumerate(place.bundle_specs):
-            if bundles[number] in alive:
-                alive[bundles[number]] -= bundle["CPU"]
+            alive[table["bundles_to_node_id"][number]] -= bundle["CPU"]
         taken = {node for node, _ in self._nodes.values()}
         for node, cpus in sorted(alive.items(), key=lambda item: -item[1]):
-            wanted = self._num_workers - sum(count for _, count in self._nodes.values()) if self._num_workers else math.inf
+            wanted = (
+                self._num_workers - sum(count for _, count in self._nodes.values()) if self._num_workers else math.inf
+            )
             workers = int(min(cpus, wanted))
             if node in taken or workers < 1:
                 continue
@@ -264,6 +276,16 @@ class Driver:
             where = NodeAffinitySchedulingStrategy(node, soft=False)
             self._start(group, Group, self._run, group, command, workers, num_cpus=workers, scheduling_strategy=where)
             self._nodes[group] = node, workers
+
+    @property
+    def _missing_workers(self) -> float:
+        """The number of actor processes that have no node yet."""
+        return (self._num_workers or math.inf) - sum(count for _, count in self._nodes.values())
+
+    def _drop(self, group: str) -> None:
+        del self._nodes[group]
+        ray.kill(self._groups.pop(group))
+        self._groups[REGISTRY].forget.remote(group)
 
     def _ask(self, ends: bool) -> list[Report]:
         """Returns the groups' newest reports.
@@ -299,7 +321,7 @@ class Driver:
         rows.append(("actors", f"{workers} on {len(self._nodes)} nodes"))
         there = {report.group for report in reports}
         missing = [name for name in self._groups if name not in there and name != REGISTRY]
-        if not self._nodes or (self._num_workers and self._num_workers > sum(n for _, n in self._nodes.values())):
+        if not self._nodes or 0 < self._missing_workers < math.inf:
             missing.append(f"CPUs for more actors ({cluster()})")
         if missing:
             rows.append(("waits for", ", ".join(missing)))
@@ -342,8 +364,8 @@ class Driver:
                     raise PeerError(f"the learner's node names a file outside the run: {name}")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
-                    while (done := file.tell()) < size and (part := ray.get(learner.read.remote(name, done), timeout=60)):
-                        file.write(part)
+                    for offset in range(0, size, CHUNK_BYTES):
+                        file.write(ray.get(learner.read.remote(name, offset), timeout=PATIENCE_SECONDS))
         except (ray.exceptions.RayError, OSError) as error:
             self._print(f"ERROR the run's files stay on the learner's node, in {self._directory}: {error}")
         else:

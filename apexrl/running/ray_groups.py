@@ -186,8 +186,8 @@ class Group:
         missing = [str(path) for path in journals_of(self._command) if not path.exists()]
         if missing and self._command.replay.journal_dir != "off":
             logger.warning(
-                "%s is not on this node, %s: the experience is lost, and training goes on with new one; to keep it, put "
-                "--run-dir on a path that all nodes share", missing[0], self._node,
+                "%s is not on this node, %s: the experience is lost, and training goes on with new one; on a path that "
+                "all nodes share it is kept (--run-dir)", missing[0], self._node,
             )  # fmt: skip
 
     def _step(self) -> None:

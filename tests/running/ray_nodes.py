@@ -1,15 +1,14 @@
-"""A Ray cluster of several nodes on this machine: each is `ray start` in a network namespace with an address of its own."""
+"""A Ray cluster of several nodes on this machine: each is `ray start` in a network namespace of its own."""
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tests.system.processes import ROOT, Process
+from tests.system.processes import Process
 
 RAY = str(Path(sys.executable).with_name("ray"))
 PORT = 6379
@@ -64,7 +63,11 @@ class RayNodes:
         sh("ip", "netns", "add", namespace)
         sh("ip", "link", "add", f"{self._bridge}{number}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
         sh("ip", "link", "set", f"{self._bridge}{number}", "master", self._bridge, "up")
-        for words in (("address", "add", f"{own}/24", "dev", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up")):
+        for words in (
+            ("address", "add", f"{own}/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+            ("link", "set", "lo", "up"),
+        ):
             sh("ip", "-n", namespace, *words)
         where = ["--head", f"--port={PORT}", "--include-dashboard=false"] if not number else [f"--address={self.head}"]
         command = [RAY, "start", *where, f"--node-ip-address={own}", f"--num-cpus={cpus}", "--disable-usage-stats"]

@@ -1,0 +1,116 @@
+"""Runs on a real Ray cluster: nodes in network namespaces of this machine, and what happens when they die."""
+
+import os
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+from apexrl.errors import ConfigError
+from tests.running.ray_nodes import RayNodes
+from tests.system.processes import wait_for
+
+if not shutil.which("ip") or os.geteuid():
+    pytest.skip("needs root and iproute2, for network namespaces", allow_module_level=True)
+
+pytest.importorskip("ray")
+SHORT = [
+    *("--env", "Catch-v0", "--preset", "small", "--num-workers", "auto", "--environments-per-worker", "4"),
+    *("--min-size-to-sample", "500", "--checkpoint-period-seconds", "2", "--no-tensorboard"),
+    *("--evaluation-period-seconds", "5", "--episodes", "2", "--ray-wait-seconds", "200"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """A head without CPUs, a node for the replay, one for the learner, one for actors."""
+    with RayNodes(tmp_path_factory.mktemp("ray")) as cluster:
+        for name, cpus in (("head", 0), ("one", 1), ("two", 2), ("three", 1)):
+            cluster.start(name, cpus)
+        yield cluster
+
+
+def updates(driver):
+    """The updates that the driver showed, one number a line."""
+    return [int(text.replace(",", "")) for text in re.findall(r"updates ([\d,]+) \(", driver.text())]
+
+
+def shows_more(driver, count=1):
+    """Whether the driver has shown more updates since, several times."""
+    shown = updates(driver)
+    return lambda: len(updates(driver)) > len(shown) + count and updates(driver)[-1] > max([0, *shown])
+
+
+def ended(driver, cluster, seconds=60):
+    """The exit status of a driver; no process of its run is left."""
+    status = driver.popen.wait(seconds)
+    wait_for(lambda: not any(cluster.where(f"{role}.py") for role in ("replay", "learner", "actor")), 10, "the end")
+    return status
+
+
+def test_nodes_come_and_go(nodes, tmp_path):
+    """Actors follow the nodes; a replay whose node dies goes on elsewhere with its journal; Ctrl-C ends it all."""
+    run = tmp_path / "run"
+    with nodes.driver(*SHORT, "--run-dir", run, name="come-and-go") as driver:
+        wait_for(shows_more(driver), 60, "updates")
+        assert nodes.where("replay.py") == ["one"] and nodes.where("learner.py") == ["two"]
+        assert nodes.where("actor.py") == ["two", "three"]  # the evaluator, and the actors
+        nodes.start("four", 2)
+        wait_for(lambda: "four" in nodes.where("actor.py"), 60, "actors on a node that has joined")
+        nodes.kill("three")
+        wait_for(lambda: "its node is gone" in driver.text(), 60, "the loss of a node")
+        wait_for(shows_more(driver), 60, "updates without the node")
+        nodes.kill("one")
+        wait_for(lambda: nodes.where("replay.py") == ["four"], 60, "the replay on another node")
+        wait_for(shows_more(driver), 60, "updates with the replay on another node")
+        assert "makes room" in driver.text() and "begins again, because another group has moved" in driver.text()
+        started = time.monotonic()
+        driver.signal(signal.SIGINT)
+        assert ended(driver, nodes) == 0, driver.text()
+        seconds = time.monotonic() - started
+        print(f"Ctrl-C: {seconds:.1f} s")
+        assert "checkpoint written" in driver.text() and "killed" not in driver.text()
+    evaluations = (run / "evaluations.csv").read_text().splitlines()
+    assert len(evaluations) > 1 and (run / "logs" / "learner.log").read_text()
+
+
+def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
+    """Without the driver a run ends with a checkpoint and is resumed; without the head the driver says what to do."""
+    run = tmp_path / "run"
+    with nodes.driver(*SHORT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
+        wait_for(shows_more(driver), 60, "updates")
+        driver.kill()
+        wait_for(lambda: not nodes.where("learner.py"), 60, "the end without a driver")
+    wait_for(lambda: not nodes.where("replay.py"), 10, "the end of the replay")
+    with nodes.driver("--resume", run, *SHORT[-2:], "--ray-address", nodes.head, name="resumed") as driver:
+        wait_for(shows_more(driver), 60, "updates of the resumed run")
+        assert "continuing" in driver.text()
+        nodes.kill("head")
+        assert driver.popen.wait(300) == 1
+        assert "the Ray cluster has not answered" in driver.text() and f"--resume {run}" in driver.text()
+        assert "Traceback" not in driver.text()
+        wait_for(lambda: not nodes.where("learner.py"), 60, "the end without a head")
+    assert (run / "checkpoints" / "latest.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-workers", "some"], "--num-workers some: give a number from 1 on, or auto"),
+        (["--reproducible"], "--reproducible needs no cluster"),
+        (["--guest", "runs/x"], "--guest needs no cluster"),
+    ],
+)
+def test_flags_without_sense_are_refused(flags, message):
+    from apexrl.running.ray_cluster import divided
+
+    with pytest.raises(ConfigError, match=message):
+        divided(flags)
+
+
+def test_a_cluster_that_is_not_there_is_one_line(nodes):
+    with nodes.driver("--ray-address", "127.0.0.1:1", name="nobody") as driver:
+        assert driver.popen.wait(200) == 2
+        assert "no Ray cluster answers" in driver.text() and "Traceback" not in driver.text()
