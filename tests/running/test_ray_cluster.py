@@ -15,7 +15,6 @@ from tests.system.processes import wait_for
 if not shutil.which("ip") or os.geteuid():
     pytest.skip("needs root and iproute2, for network namespaces", allow_module_level=True)
 
-pytest.importorskip("ray")
 SHORT = [
     *("--env", "Catch-v0", "--preset", "small", "--num-workers", "auto", "--environments-per-worker", "4"),
     *("--min-size-to-sample", "500", "--checkpoint-period-seconds", "2", "--no-tensorboard"),

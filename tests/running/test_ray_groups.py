@@ -1,0 +1,100 @@
+"""The registry of a run on Ray: who begins when, and in which order all end. Without Ray: it is a plain class."""
+
+import socket
+
+import pytest
+
+from apexrl.running import ray_groups
+from apexrl.running.ray_groups import NUM_STAGES, PATIENCE_SECONDS, Registry, Report, consecutive_ports
+
+REPLAY = Report("replay", "10.0.0.1", {"replay_host": "10.0.0.1", "actor_port": 1, "batch_port": 2})
+LEARNER = Report("learner", "10.0.0.2", {"learner_host": "10.0.0.2", "parameter_port": 3, "metrics_port": 4})
+ACTORS = Report("actors a", "10.0.0.3", {})
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which only the test moves."""
+
+    class Clock:
+        now = 1000.0
+        monotonic = staticmethod(lambda: Clock.now)
+
+    monkeypatch.setattr(ray_groups, "time", Clock)
+    return Clock
+
+
+def test_everybody_hears_the_addresses_of_all(clock):
+    registry = Registry("run")
+    assert registry.tell(ACTORS) == (0, {})
+    registry.tell(REPLAY)
+    assert registry.tell(LEARNER) == (0, REPLAY.addresses | LEARNER.addresses)
+    moved = REPLAY._replace(addresses=REPLAY.addresses | {"replay_host": "10.0.0.9"})
+    registry.tell(moved)
+    assert registry.tell(ACTORS).addresses["replay_host"] == "10.0.0.9"
+    assert registry.ask(False) == [ACTORS, moved, LEARNER]
+
+
+def test_the_groups_end_step_by_step_and_the_slowest_decides(clock):
+    registry = Registry("run")
+    for report in (REPLAY, LEARNER, ACTORS):
+        registry.tell(report)
+    registry.ask(True)
+    assert [registry.tell(report).stage for report in (REPLAY, LEARNER, ACTORS)] == [1, 1, 1]
+    assert registry.tell(REPLAY._replace(stages_ended=1)).stage == 1
+    assert registry.tell(LEARNER._replace(stages_ended=1)).stage == 1  # the actors still end
+    assert registry.tell(ACTORS._replace(stages_ended=1)).stage == 2
+    for report in (ACTORS, REPLAY):
+        registry.tell(report._replace(stages_ended=2))
+    assert registry.tell(REPLAY._replace(stages_ended=2)).stage == 2  # the learner writes its checkpoint
+    assert registry.tell(LEARNER._replace(stages_ended=2)).stage == NUM_STAGES
+    assert registry.tell(LEARNER._replace(stages_ended=NUM_STAGES)).stage == NUM_STAGES
+
+
+@pytest.mark.parametrize("change", [{"has_finished": True}, {"fault": "learner: no such game"}])
+def test_the_end_of_the_learner_is_that_of_the_run(clock, change):
+    registry = Registry("run")
+    registry.tell(ACTORS)
+    assert registry.tell(LEARNER._replace(**change)).stage == 1
+    assert registry.tell(ACTORS).stage == 1
+
+
+def test_a_group_that_is_silent_or_forgotten_holds_nobody_up(clock):
+    registry = Registry("run")
+    for report in (REPLAY, LEARNER, ACTORS):
+        registry.tell(report)
+    registry.ask(True)
+    registry.tell(REPLAY._replace(stages_ended=1))
+    registry.tell(LEARNER._replace(stages_ended=1))
+    registry.forget("actors a")
+    assert registry.tell(REPLAY._replace(stages_ended=1)).stage == 2
+    clock.now += PATIENCE_SECONDS
+    assert registry.tell(REPLAY._replace(stages_ended=2)).stage == NUM_STAGES  # the learner's node is gone
+
+
+def test_without_a_driver_the_run_ends_and_leaves_nothing(clock, monkeypatch):
+    cleaned = []
+    monkeypatch.setattr(ray_groups, "clean_up", lambda run, groups: cleaned.append((run, groups)))
+    registry = Registry("run")
+    registry.tell(LEARNER)
+    clock.now += PATIENCE_SECONDS - 1
+    assert registry.tell(LEARNER).stage == 0
+    registry.ask(False)
+    clock.now += PATIENCE_SECONDS + 1
+    assert registry.tell(LEARNER).stage == 1 and not cleaned
+    assert registry.tell(LEARNER._replace(stages_ended=NUM_STAGES)).stage == NUM_STAGES
+    assert cleaned == [("run", ["learner"])]
+
+
+def test_a_registry_that_is_started_again_learns_all_from_the_reports(clock):
+    registry = Registry("run")
+    assert registry.tell(LEARNER._replace(stages_ended=2)).stage == 0  # until the driver says it again
+    registry.ask(True)
+    assert registry.tell(LEARNER._replace(stages_ended=2)).stage == NUM_STAGES
+
+
+def test_ports_in_a_row_are_free():
+    first = consecutive_ports("127.0.0.1", 6)
+    for port in range(first, first + 6):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
