@@ -1,4 +1,4 @@
-"""Several learners beside one: `python -m benchmarks.learners [--parts real simulated model] [--json FILE]`.
+"""Several learners beside one: `python -m benchmarks.learners [--parts real simulated network model] [--json FILE]`.
 
 Weak scaling: each learner has a batch of its own, and all make every update together.
 
@@ -7,6 +7,8 @@ Weak scaling: each learner has a batch of its own, and all make every update tog
   simulated  1, 2, 4 and 8 learners whose arithmetic is a wait with a measured variation. All else is real: a replay
              server for each, draws, priorities, the gradient's bytes through gloo, publications. A point counts while
              the machine is busy for less than 70 % of its time.
+  network    The same, each learner with its shard on a host of its own. Time runs 20 times slower: 1.25 Gbit/s and 1 ms
+             there and back stand for 25 Gbit/s and 50 us, 400 ms of arithmetic for 20 ms.
   model      E(L) = t / (t (1 + cv e(L)) + a(L)), with e(L) the mean largest of L normal numbers and a(L) the time to
              add up. Fitted to the simulated 1 and 2, it predicts 4 and 8.
 """
@@ -27,12 +29,14 @@ import numpy as np
 import psutil
 import tyro
 
+from benchmarks.namespaces import Namespaces
 from benchmarks.replay_frames import make
 from benchmarks.replay_work import insert
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST_OF_NORMALS = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424}
 MOST_BUSY = 0.7
+SLOWED = ("delay", "0.5ms", "rate", "1250mbit", "limit", "100000")  # a host's sending, 20 times slower than 25 Gbit/s
 START_SECONDS = 180.0
 NUM_UNROLLS = 200  # of a simulated learner's shard
 Row = dict[str, Any]
@@ -42,7 +46,7 @@ Row = dict[str, Any]
 class Options:
     """The choice of measurements."""
 
-    parts: tuple[Literal["real", "simulated", "model"], ...] = ("real", "simulated", "model")
+    parts: tuple[Literal["real", "simulated", "network", "model"], ...] = ("real", "simulated", "network", "model")
     """Measurements, in this order."""
     seconds: float = 20.0
     """Seconds of each measurement, after its warm-up."""
@@ -50,6 +54,8 @@ class Options:
     """Repeats of each real measurement, in turn."""
     learners: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of simulated learners."""
+    parameters: tuple[int, ...] = (700_000, 3_300_000)
+    """network: numbers in the gradient; those of the presets two-cores and paper."""
     batch_sizes: tuple[int, ...] = (64, 512)
     """Transitions in the batch of each real learner."""
     compute_milliseconds: float = 400.0
@@ -68,14 +74,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(ranks: list[list[str]], size: int, seconds: float) -> list[Row]:
-    """Runs learners with these arguments side by side, in teams of a size; returns their figures."""
+def run_ranks(ranks: list[list[str]], size: int, seconds: float, hosts: Namespaces | None = None) -> list[Row]:
+    """Runs learners with these arguments side by side, in teams of a size; returns their figures.
+
+    Args:
+      hosts: where each learner runs; by default on this machine.
+    """
     ports = [free_port() for _ in range(0, len(ranks), size)]
     processes = []
     for index, arguments in enumerate(ranks):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(index % size), "WORLD_SIZE": str(size)}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[index // size])}
         command = [sys.executable, "-m", "benchmarks.learners_rank", *arguments, "--seconds", str(seconds)]
+        if hosts is not None:
+            environment |= {"MASTER_ADDR": hosts.address("0"), "GLOO_SOCKET_IFNAME": "eth0"}
+            command = hosts.command(str(index), command)
         processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
     said = [process.communicate(timeout=START_SECONDS + 2 * seconds)[0] for process in processes]
     if any(process.returncode for process in processes):
@@ -119,44 +132,72 @@ def real(options: Options) -> list[Row]:
 
 def simulated(options: Options) -> list[Row]:
     """Returns the rows of simulated learners."""
-    frames = make(options.directory, "Pong", 4000)
     rows: list[Row] = []
     for size in options.learners:
-        with tempfile.TemporaryDirectory() as directory:
-            shards = [Shard(Path(directory) / str(index), frames) for index in range(size)]
-            try:
-                waits = ["--compute-milliseconds", str(options.compute_milliseconds)]
-                arguments = ["--work", "simulated", "--batch-size", "512", *waits]
-                psutil.cpu_percent()
-                found = run_ranks([[*arguments, "--replay", shard.endpoint] for shard in shards], size, options.seconds)
-                busy = psutil.cpu_percent() / 100
-            finally:
-                for shard in shards:
-                    shard.close()
-        exchange = statistics.mean(row["exchange_seconds"] / row["updates"] for row in found)
-        row = {"part": "simulated", "learners": size, "updates_per_second": rate(found), "busy": busy}
-        row |= {"exchange_ms": 1000 * exchange, "compute_ms": options.compute_milliseconds}
-        row["efficiency"] = row["updates_per_second"] / (rows or [row])[0]["updates_per_second"]
-        row["counts"] = busy < MOST_BUSY
-        pace = f"{row['updates_per_second']:5.2f} updates/s  efficiency {row['efficiency']:.3f}"
-        validity = "" if row["counts"] else "  (void)"
-        exchange = f"{row['exchange_ms']:.1f} ms in the exchange"
-        print(f"simulated  {size} learners  {pace}  {exchange}  machine busy {busy:.0%}{validity}")
-        rows.append(row)
+        rows.append(simulated_row(options, size, 700_000, None) | {"part": "simulated"})
+        say(rows[-1], rows[0])
     return rows
+
+
+def network(options: Options) -> list[Row]:
+    """Returns the rows of simulated learners on hosts of their own."""
+    rows: list[Row] = []
+    for parameters in options.parameters:
+        first = len(rows)
+        for size in options.learners:
+            with Namespaces("apexbench", "10.79.0") as hosts:
+                for index in range(size):
+                    hosts.add(str(index), SLOWED)
+                rows.append(simulated_row(options, size, parameters, hosts) | {"part": "network"})
+            say(rows[-1], rows[first])
+    return rows
+
+
+def say(row: Row, of_one: Row) -> None:
+    """Adds the efficiency to a row, and prints it."""
+    row["efficiency"] = row["updates_per_second"] / of_one["updates_per_second"]
+    work = f"{row['part']}  {row['learners']} learners  {row['parameters']:,} parameters"
+    pace = f"{row['updates_per_second']:5.2f} updates/s  efficiency {row['efficiency']:.3f}"
+    validity = "" if row["counts"] else "  (void)"
+    print(f"{work}  {pace}  {row['exchange_ms']:.1f} ms in the exchange  machine busy {row['busy']:.0%}{validity}")
+
+
+def simulated_row(options: Options, size: int, parameters: int, hosts: Namespaces | None) -> Row:
+    """Returns the figures of so many simulated learners."""
+    frames = make(options.directory, "Pong", 4000)
+    with tempfile.TemporaryDirectory() as directory:
+        shards = [Shard(Path(directory) / str(index), frames, hosts, str(index)) for index in range(size)]
+        try:
+            work = ["--work", "simulated", "--batch-size", "512", "--parameters", str(parameters)]
+            work += ["--compute-milliseconds", str(options.compute_milliseconds)]
+            psutil.cpu_percent()
+            ranks = [[*work, "--replay", shard.endpoint] for shard in shards]
+            found = run_ranks(ranks, size, options.seconds, hosts)
+            busy = psutil.cpu_percent() / 100
+        finally:
+            for shard in shards:
+                shard.close()
+    exchange = statistics.mean(row["exchange_seconds"] / row["updates"] for row in found)
+    return {
+        "learners": size, "parameters": parameters, "updates_per_second": rate(found), "busy": busy,
+        "exchange_ms": 1000 * exchange, "compute_ms": options.compute_milliseconds, "counts": busy < MOST_BUSY,
+    }  # fmt: skip
 
 
 class Shard:
     """A replay server with recorded unrolls, whose table holds nobody up."""
 
-    def __init__(self, directory: Path, frames: Path):
+    def __init__(self, directory: Path, frames: Path, hosts: Namespaces | None, host: str):
         actor_port, batch_port = free_port(), free_port()
+        address = hosts.address(host) if hosts is not None else "127.0.0.1"
         flags = ["--actor-port", str(actor_port), "--batch-port", str(batch_port), "--journal-dir", str(directory)]
-        tables = ["--tables", "transitions=priority:0:1"]
+        tables = ["--tables", "transitions=priority:0:1", "--bind-host", address]
         command = [sys.executable, "replay.py", *flags, *tables]
+        if hosts is not None:
+            command = hosts.command(host, command)
         self._process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-        self.endpoint = f"tcp://127.0.0.1:{batch_port}"
-        insert(frames, actor_port, 0.0, count=NUM_UNROLLS)
+        self.endpoint = f"tcp://{address}:{batch_port}"
+        insert(frames, actor_port, 0.0, count=NUM_UNROLLS, host=address)
 
     def close(self) -> None:
         """Ends the server."""
@@ -186,7 +227,11 @@ def main(options: Options) -> None:
     """Measures, prints and writes."""
     rows: list[Row] = []
     for part in options.parts:
-        rows += {"real": real, "simulated": simulated}[part](options) if part != "model" else model(rows)
+        rows += (
+            {"real": real, "simulated": simulated, "network": network}[part](options)
+            if part != "model"
+            else model(rows)
+        )
     if options.json:
         figures = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "rows": rows}
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")

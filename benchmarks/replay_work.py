@@ -68,10 +68,12 @@ class Feeder:
         return header, self._blocks[i] if self._blocks else self._codec.encode(self._unrolls[i])
 
 
-def insert(frames: Path, port: int, seconds: float, compress: bool = False, count: int = 0) -> dict[str, Any]:
+def insert(
+    frames: Path, port: int, seconds: float, compress: bool = False, count: int = 0, host: str = "127.0.0.1"
+) -> dict[str, Any]:
     """Inserts as fast as it can: for so many seconds, or exactly `count` unrolls."""
     feeder = Feeder(frames, compress)
-    client = InsertClient(f"tcp://127.0.0.1:{port}", f"bench-{time.monotonic_ns()}", feeder.spec, STREAMS)
+    client = InsertClient(f"tcp://{host}:{port}", f"bench-{time.monotonic_ns()}", feeder.spec, STREAMS)
     client.connect(10)
 
     def run(duration: float, most: int) -> int:

@@ -81,17 +81,17 @@ class ImpalaUpdate(UpdateConfig):
 
 
 TWO_CORES: Preset = {
-    "update": {"batch_size": 8, "optimizer": "adam", "learning_rate": 5e-4, "optimizer_epsilon": 1e-5,
-               "reduction": "mean", "max_gradient_norm": 0.5, "value_cost": 0.25, "entropy_cost": 0.005},
+    "update": {"batch_size": 4, "optimizer": "adam", "learning_rate": 7e-4, "optimizer_epsilon": 1e-5,
+               "reduction": "mean", "max_gradient_norm": 0.5, "value_cost": 0.5, "entropy_cost": 0.0015},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
     "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
     "acting": {"parameter_period_frames": 80},  # an unroll
 }  # fmt: skip
-"""For games of Atari on two CPU cores: run e of docs/benchmarks.md with batches that LASER's mix divides, too."""
+"""For games of Atari on two CPU cores: run i of docs/benchmarks.md."""
 
 SMALL: Preset = {
-    "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4, "value_cost": 0.5, "entropy_cost": 0.01},
+    "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4, "entropy_cost": 0.01},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 64},
     "replay": {**TWO_CORES["replay"], "capacity": 100_000},
     "learning": {**TWO_CORES["learning"], "publish_period_seconds": 0.02},  # hundreds of updates a second

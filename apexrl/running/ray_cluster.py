@@ -88,24 +88,24 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
     """
     ray_flags: list[str] = []
     run_flags: list[str] = []
-    words = iter(arguments)
+    workers, words = "auto", iter(arguments)
     for word in words:
         name, has_value, value = word.partition("=")
-        if name.startswith("--ray-") or name in PATH_FLAGS or name == "--num-workers":
-            value = value if has_value else next(words, "")
-            if name in PATH_FLAGS:
-                value = str(Path(value).resolve())
-            (ray_flags if name.startswith("--ray-") else run_flags).extend([name, value])
-        else:
+        if not name.startswith("--ray-") and name not in (*PATH_FLAGS, "--num-workers"):
             run_flags.append(word)
+            continue
+        value = value if has_value else next(words, "")
+        if name.startswith("--ray-"):
+            ray_flags += [name, value]
+        elif name in PATH_FLAGS:
+            run_flags += [name, str(Path(value).resolve())]
+        else:
+            workers = value
+            run_flags += [name, value] if value != "auto" else []
     if "--help" in run_flags:
         ray_flags = ["--help"]
     config: RayConfig = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
-    workers = value_given("--num-workers", run_flags) or "auto"
-    if workers == "auto":
-        while "--num-workers" in run_flags:
-            del run_flags[(at := run_flags.index("--num-workers")) : at + 2]
-    elif not workers.isdecimal() or workers == "0":
+    if workers != "auto" and (not workers.isdecimal() or workers == "0"):
         raise ConfigError(f"--num-workers {workers}: give a number from 1 on, or auto")
     for flag in ("--guest", "--from-journal", "--reproducible"):
         if value_given(flag, run_flags) or flag in run_flags:
@@ -340,9 +340,8 @@ class Driver:
                 time.sleep(POLL_SECONDS)
                 reports = self._ask(True) or reports
         faults = [report for report in reports if report.fault]
-        for report in reports:
-            if report.summary:
-                self._print(report.summary.rstrip())
+        for summary in filter(None, (report.summary for report in reports)):
+            self._print(summary.rstrip())
         if not (self._directory / CONFIG_FILE).exists():
             self._fetch()
         for report in faults:

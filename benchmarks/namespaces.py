@@ -1,0 +1,89 @@
+"""Hosts with addresses of their own on this machine: network namespaces at one bridge. It needs root and iproute2."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+
+class Namespaces:
+    """The hosts, as a context manager that leaves nothing behind.
+
+    Args:
+      name: of the bridge; at most 10 characters.
+      network: the first three numbers of the addresses; this machine is number 1, the hosts begin at 10.
+    """
+
+    def __init__(self, name: str, network: str):
+        self._name, self._network = name, network
+        self.hosts: list[str] = []
+
+    def __enter__(self) -> "Namespaces":
+        self._remove()
+        ip("link", "add", self._name, "type", "bridge")
+        ip("address", "add", f"{self._network}.1/24", "dev", self._name)
+        ip("link", "set", self._name, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def add(self, host: str, netem: Sequence[str] = ()) -> None:
+        """Makes a host; netem are words of tc-netem(8) that slow its sending down."""
+        inside, outside = self._inside(host), f"{self._name}{len(self.hosts)}"
+        self.hosts.append(host)
+        ip("netns", "add", inside)
+        ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", inside)
+        ip("link", "set", outside, "master", self._name, "up")
+        for words in (f"address add {self.address(host)}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            ip("-n", inside, *words.split())
+        if netem:
+            run(["tc", "-n", inside, "qdisc", "add", "dev", "eth0", "root", "netem", *netem])
+
+    def address(self, host: str) -> str:
+        """Returns the address of a host."""
+        return f"{self._network}.{10 + self.hosts.index(host)}"
+
+    def command(self, host: str, words: Sequence[str]) -> list[str]:
+        """Returns a command that runs on a host."""
+        return ["ip", "netns", "exec", self._inside(host), *words]
+
+    def pids(self, host: str) -> list[int]:
+        """Returns the processes of a host."""
+        return [int(pid) for pid in ip("netns", "pids", self._inside(host)).split()]
+
+    def kill(self, host: str) -> None:
+        """Kills all processes of a host."""
+        for pid in self.pids(host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _inside(self, host: str) -> str:
+        return f"{self._name}-{host}"
+
+    def _remove(self) -> None:
+        """Removes what is there, also of an earlier process that was killed."""
+        for line in ip("netns", "list").splitlines():
+            name = line.split()[0]
+            if name.startswith(f"{self._name}-"):
+                self.kill(name.removeprefix(f"{self._name}-"))
+                ip("netns", "delete", name)
+        subprocess.run(["ip", "link", "delete", self._name], capture_output=True, check=False)
+        self.hosts.clear()
+
+
+def ip(*words: str) -> str:
+    """Runs one command of iproute2; returns its output."""
+    return run(["ip", *words])
+
+
+def run(words: Sequence[str]) -> str:
+    """Runs a command; returns its output.
+
+    Raises: RuntimeError with its error.
+    """
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
