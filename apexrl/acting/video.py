@@ -35,7 +35,7 @@ class VideoFolder:
     def new_path(self, name: str) -> Path:
         """Returns a free path for a video of this name."""
         suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        paths = (self._directory / f"{name}{suffix}.mp4" for suffix in suffixes)
+        paths = (self._directory / f"{name}{suffix}.webm" for suffix in suffixes)
         return next(path for path in paths if not path.exists())
 
     def take(self, video: Path | None) -> None:
@@ -58,7 +58,7 @@ class VideoWriter:
     """
 
     def __init__(self, video: Path | None, pictures_per_second: float):
-        """Begins a recording, into an mp4 file when there is a path."""
+        """Begins a recording, into a WebM file, which browsers play, when there is a path."""
         self.video = video
         self._pictures_per_second = pictures_per_second
         self._writer: cv2.VideoWriter | None = None
@@ -94,7 +94,7 @@ class VideoWriter:
         height, width = picture.shape[:2]
         size = (2 * width, 2 * height)
         if self._writer is None:
-            writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"mp4v"), self._pictures_per_second, size)
+            writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"VP80"), self._pictures_per_second, size)
             if not writer.isOpened():
                 logger.warning("no video: %s cannot be written; see whether its directory can, and its disk", video)
                 self.video = None

@@ -8,17 +8,27 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.record_writer import masked_crc32c
-from tensorboardX.summary import custom_scalars
+from tensorboardX.summary import custom_scalars, hparams, text
+
+from apexrl.learning.metric_texts import text_of
 
 MAX_PENDING_BYTES = 8 * 2**20
 FILE_VERSION = "brain.Event:2"
+# The cards that TensorBoard shows first: it sorts them by their tags.
+OVERVIEW = {
+    "evaluation/return_mean": "Overview/1 evaluation return",
+    "actor/return_mean": "Overview/2 training return",
+    "actor/frames_per_second": "Overview/3 frames a second",
+    "learner/updates_per_second": "Overview/4 updates a second",
+}
 CHARTS = {
-    "Ape-X": {
+    "run": {
         "return": ["Multiline", ["evaluation/return_mean", "evaluation/return_max", "actor/return_mean"]],
         "return by exploration": ["Multiline", ["actor/return_by_exploration/.*"]],
         "frames a second": ["Multiline", ["actor/frames_per_second"]],
@@ -42,13 +52,34 @@ class EventFile:
         self._path = directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._num_bytes = 0  # bytes of whole records in the file
         self._pending = bytearray()
+        self._described: set[str] = set()
         self._add(Event(wall_time=time.time(), file_version=FILE_VERSION))
         self._add(Event(wall_time=time.time(), summary=custom_scalars(CHARTS)))
 
+    def about(self, flags: Mapping[str, bool | float | str], page: str) -> None:
+        """Adds the flags of the run, for HParams, and a page of Markdown about it."""
+        for summary in hparams(flags, {"evaluation/return_mean": 0.0}):
+            self._add(Event(wall_time=time.time(), summary=summary))
+        self._add(Event(wall_time=time.time(), summary=text("run", page)))
+
     def scalars(self, metrics: dict[str, float], frames: int) -> None:
-        """Adds metrics under their tags at a number of environment frames."""
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
+        """Adds metrics under their tags at a number of environment frames; some of them in the overview, too."""
+        shown = metrics | {title: metrics[tag] for tag, title in OVERVIEW.items() if tag in metrics}
+        values = [self._value(tag, value) for tag, value in shown.items()]
         self._add(Event(wall_time=time.time(), step=frames, summary=Summary(value=values)))
+
+    def _value(self, tag: str, value: float) -> Summary.Value:
+        """Returns a metric; its first record tells its unit and its meaning."""
+        if tag in self._described:
+            return Summary.Value(tag=tag, simple_value=value)
+        self._described.add(tag)
+        titles = {title: name for name, title in OVERVIEW.items()}
+        found = text_of(titles.get(tag, tag))
+        described = "" if found is None else f"{found.text} Unit: {found.unit}." if found.unit else found.text
+        metadata = SummaryMetadata(
+            summary_description=described, plugin_data=SummaryMetadata.PluginData(plugin_name="scalars")
+        )
+        return Summary.Value(tag=tag, simple_value=value, metadata=metadata)
 
     def png(self, tag: str, picture: bytes, frames: int) -> None:
         """Adds a PNG picture, without decoding it."""

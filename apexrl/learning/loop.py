@@ -25,6 +25,7 @@ from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import DrawQueue, Replica
 from apexrl.learning.replicas import Replicas
 from apexrl.learning.results import Results
+from apexrl.learning.run_page import about
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
@@ -160,6 +161,7 @@ class LearnerLoop:
         record = None
         if self._team.is_first:
             record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
+            record.about(*about(command))
         try:
             if record is not None:
                 if checkpoint is not None:

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -122,6 +122,10 @@ class RunRecord:
         self._results: dict[str, float] = {}  # the newest of games, which stay true when nobody plays
         self.counters = self._start = Counters(best_evaluation_return=self._best_return())
         self._started = time.monotonic()
+
+    def about(self, flags: Mapping[str, bool | float | str], page: str) -> None:
+        """Takes the flags of the run, and a page about it, for TensorBoard."""
+        self._events.about(flags, page)
 
     @property
     def frames(self) -> int:

@@ -10,6 +10,7 @@ from apexrl.learning.loop import fifo_tables, is_complete, learner_metrics, make
 from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.results import Results
+from apexrl.learning.run_page import about
 from apexrl.learning.run_record import RunRecord
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.local_log import LocalLog
@@ -38,6 +39,7 @@ class LockstepLearner:
         self.updater = make_updater(command, spec, device_stream)
         identity = Identity.of(spec, command.agent, command.network)
         self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
+        self.record.about(*about(command))
         self._results = Results(fifo_tables(family_of(command.agent), command))
 
     @property

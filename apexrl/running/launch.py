@@ -197,11 +197,18 @@ def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: s
 
 
 def start_board(supervisor: Supervisor, command: RunCommand) -> None:
-    """Starts TensorBoard on a run."""
+    """Starts TensorBoard on a run, and on those beside it."""
     directory = Path(command.run_dir)
-    board = [str(directory / "tensorboard"), command.tensorboard_host, str(command.tensorboard_port)]
+    board = [str(shown_by_board(directory)), command.tensorboard_host, str(command.tensorboard_port)]
     arguments = ["-m", "apexrl.running.tensorboard", *board]
     supervisor.start("tensorboard", arguments, is_needed=False, log=directory / "logs" / "tensorboard.log")
+
+
+def shown_by_board(directory: Path) -> Path:
+    """Returns the directory whose event files TensorBoard reads: that of all runs, where it holds nothing else."""
+    directory = directory.resolve()
+    others = (path for path in directory.parent.iterdir() if path != directory)
+    return directory.parent if all((path / CONFIG_FILE).exists() for path in others) else directory
 
 
 def end_steps(names: Iterable[str]) -> list[tuple[list[str], float]]:

@@ -17,6 +17,7 @@ from apexrl.config import EnvConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import default_command
+from apexrl.learning.run_page import CONFIG_FILE
 from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import LATEST, Checkpoint, Counters, load_checkpoint, load_header, save_checkpoint
@@ -27,7 +28,7 @@ from apexrl.types import LogPosition
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG_FILE, SUMMARY_FILE, LOCK_FILE = "config.json", "summary.json", "run.lock"
+SUMMARY_FILE, LOCK_FILE = "summary.json", "run.lock"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 
 

@@ -11,12 +11,12 @@ from apexrl.lifecycle import Stop, run_role
 def main(stop: Stop) -> None:
     """Serves the event files below a directory until told to stop."""
     directory, host, port = sys.argv[1:]
-    for name in ("tensorboard", "werkzeug"):  # they log every reload and every request
-        logging.getLogger(name).setLevel(logging.WARNING)
     server = program.TensorBoard()
     # The fast loader is a process of its own that would outlive us, and one small run does not need it.
     server.configure(logdir=directory, host=host, port=int(port), load_fast="false", reload_interval=5.0)
     server.launch()
+    for name in ("tensorboard", "werkzeug"):  # they log every reload and every request; the launch resets the level
+        logging.getLogger(name).setLevel(logging.WARNING)
     stop.wait()
 
 

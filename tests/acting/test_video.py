@@ -18,7 +18,7 @@ def record(folder, name, num_pictures=3):
 
 
 def test_only_own_videos_are_removed(tmp_path):
-    theirs = [tmp_path / f"game-{number:08d}.mp4" for number in range(2 * VIDEOS_KEPT)]
+    theirs = [tmp_path / f"game-{number:08d}.webm" for number in range(2 * VIDEOS_KEPT)]
     for path in theirs:
         path.write_bytes(b"somebody else's")
     folder = VideoFolder(tmp_path)

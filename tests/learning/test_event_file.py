@@ -4,7 +4,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apexrl.learning import event_file
-from apexrl.learning.event_file import EventFile
+from apexrl.learning.event_file import OVERVIEW, EventFile
+from apexrl.learning.metric_texts import TEXTS, text_of
 from tests.full_disk import full_disk
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(1000)
@@ -28,6 +29,43 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert [(event.step, event.value) for event in found.Scalars("learner/loss")] == [(10, 1.25), (20, 2.5)]
     assert [event.encoded_image_string for event in found.Images("evaluation/game")] == [PICTURE]
     assert found.Tensors("custom_scalars__config__")
+
+
+def test_the_page_the_flags_and_the_overview_are_there(tmp_path):
+    events = EventFile(tmp_path)
+    events.about({"learning-rate": 1e-3, "env": "Catch-v0", "lstm": True}, "### Flags\n| name | value |")
+    for frames in (10, 20):
+        events.scalars({"evaluation/return_mean": 3.0, "replay/size": 5.0, "own/number": 1.0}, frames)
+    events.flush()
+    found = read(tmp_path)
+    assert b"### Flags" in found.Tensors("run/text_summary")[0].tensor_proto.string_val[0]
+    assert any(tag.startswith("_hparams_") for tag in found.summary_metadata)
+    assert [event.value for event in found.Scalars(OVERVIEW["evaluation/return_mean"])] == [3.0, 3.0]
+    described = {tag: found.SummaryMetadata(tag).summary_description for tag in ("replay/size", "own/number")}
+    assert described == {"replay/size": "Transitions in the log. Unit: transitions.", "own/number": ""}
+    assert min(found.Tags()["scalars"]).startswith("Overview/")  # the first cards
+
+
+@pytest.mark.parametrize(
+    ("tag", "unit"),
+    [
+        ("learner/version_lag_p95", "updates"),
+        ("replay/table/queue@500/missed", "unrolls"),
+        ("actor/time/emulator", "share"),
+        ("learner_1/learner/updates_per_second", ""),
+        ("evaluation/return_mean", ""),
+    ],
+)
+def test_a_metric_has_a_unit_and_a_meaning(tag, unit):
+    found = text_of(tag)
+    assert found.unit == unit and found.text.endswith(".")
+
+
+def test_texts_are_of_one_tag_each_and_the_first_that_fits_is_meant():
+    tags = [text.tag for text in TEXTS]
+    assert len(set(tags)) == len(tags)
+    for text in TEXTS:
+        assert text_of(text.tag.replace("*", "x")) == text, "an earlier one hides it"
 
 
 def test_a_full_disk_costs_no_record(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from rich.console import Console
 from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, with_preset
-from apexrl.running.launch import prepare
+from apexrl.running.launch import prepare, shown_by_board
 from apexrl.running.run_directory import save_config, saved_command
 
 OWN = "tests.own_agent:own"
@@ -54,3 +54,15 @@ def test_a_resumed_run_keeps_its_algorithm(saved):
 def test_an_unknown_algorithm_changes_nothing(saved):
     with pytest.raises(ConfigError, match="--agent nobody: there is no such algorithm"):
         prepared("--agent=nobody", "--run-dir", f"{saved.run_dir}-2")
+
+
+def test_the_board_shows_all_runs_of_a_directory_that_holds_nothing_else(tmp_path):
+    run, other = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
+    run.mkdir(parents=True)
+    assert shown_by_board(run) == tmp_path / "runs"
+    other.mkdir()
+    assert shown_by_board(run) == run
+    (other / "config.json").write_text("{}")
+    assert shown_by_board(run) == tmp_path / "runs"
+    (tmp_path / "runs" / "notes.txt").write_text("")
+    assert shown_by_board(run) == run

@@ -11,6 +11,7 @@ import urllib.request
 import psutil
 import pytest
 
+from apexrl.learning.metric_texts import text_of
 from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
@@ -63,9 +64,11 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
     assert summary["env"] == "PongNoFrameskip-v4" and summary["roles_restarted"] == 0
     assert summary["updates"] > 0 and summary["frames"] == 4 * summary["transitions_inserted"] > 8000
     assert summary["evaluation_episodes"] >= 2 and -21 <= summary["evaluation_mean_return"] <= 21
+    tags = read_json(tmp_path / "run" / "status.json")["metrics"]
+    assert not [tag for tag in tags if text_of(tag) is None], "metrics without a text"
     config = read_json(tmp_path / "run" / "config.json")
     assert config["command"]["env"]["env"] == "PongNoFrameskip-v4" and config["revision"]
-    assert list((tmp_path / "run" / "videos").glob("*.mp4"))
+    assert list((tmp_path / "run" / "videos").glob("*.webm"))
     assert "cores" in run.text() and "samples an insert" in run.text()
 
 
@@ -90,7 +93,7 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     summary = read_json(directory / "summary.json")
     assert summary["roles_restarted"] == 4 and summary["evaluation_episodes"] >= 10
     if flags is CATCH:  # CartPole needs pygame to be drawn
-        assert list((directory / "videos").glob("*.mp4"))
+        assert list((directory / "videos").glob("*.webm"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
     with launch(
@@ -162,7 +165,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
         assert playing.popen.wait(300) == 0, playing.text()
     import cv2
 
-    video = cv2.VideoCapture(str(next((tmp_path / "videos").glob("*.mp4"))))
+    video = cv2.VideoCapture(str(next((tmp_path / "videos").glob("*.webm"))))
     assert video.get(cv2.CAP_PROP_FRAME_COUNT) > 150
     found, picture = video.read()
     assert found and picture.shape == (420, 320, 3) and picture.std() > 5

@@ -1,0 +1,57 @@
+"""The flags of a run and a page about it, for TensorBoard."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from apexrl.config import LearnerCommand
+
+CONFIG_FILE = "config.json"  # that the launcher has written
+LEFT_OUT = ("wires", "tensorboard")  # sections and flags that begin so: they change nothing about the learning
+
+
+class _Config(msgspec.Struct):
+    command: dict[str, Any]
+    revision: str = "unknown"
+    versions: dict[str, str] = {}
+
+
+def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
+    """Returns the flags of the run that a learner belongs to, and its page in Markdown.
+
+    A learner that was started by hand knows its own flags only.
+    """
+    path = Path(command.run_dir) / CONFIG_FILE
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError):
+        config = _Config(dataclasses.asdict(command))
+    flags = dict(_flags(config.command))
+    tables: dict[str, Mapping[str, Any]] = {
+        "Flags": flags,
+        "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
+    }
+    return flags, "\n\n".join(f"### {title}\n{_table(rows)}" for title, rows in tables.items())
+
+
+def _flags(values: Mapping[str, Any]) -> Iterator[tuple[str, bool | float | str]]:
+    """Yields the flags of a configuration with its sections."""
+    for name, value in values.items():
+        if name.startswith(LEFT_OUT):
+            continue
+        if isinstance(value, dict):
+            yield from _flags(value)
+        elif isinstance(value, list | tuple):
+            yield name.replace("_", "-"), " ".join(map(str, value))
+        elif isinstance(value, bool | int | float):
+            yield name.replace("_", "-"), value
+        else:
+            yield name.replace("_", "-"), str(value)
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    lines = [f"| {name} | {str(value).replace('|', ' ')} |" for name, value in rows.items()]
+    return "\n".join(["| name | value |", "| --- | --- |", *lines])
