@@ -320,6 +320,10 @@ class RunCommand(Command):
     """Port of TensorBoard."""
     tensorboard_host: str = "127.0.0.1"
     """Address that TensorBoard listens on."""
+    wandb: bool = False
+    """Tell Weights & Biases about the run; its variables say how (WANDB_MODE=offline)."""
+    mlflow: bool = False
+    """Tell MLflow about the run; its variables say where (MLFLOW_TRACKING_URI)."""
     evaluator: bool = True
     """Evaluate while training; with at most 4 cores at a lower priority than the learner."""
     smoke: bool = False

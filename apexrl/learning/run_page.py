@@ -19,22 +19,31 @@ class _Config(msgspec.Struct):
     versions: dict[str, str] = {}
 
 
+def flags_of(directory: Path) -> dict[str, bool | float | str]:
+    """Returns the flags of a run by its directory; none where no launcher has written them."""
+    config = _config_in(directory)
+    return {} if config is None else dict(_flags(config.command))
+
+
 def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
     """Returns the flags of the run that a learner belongs to, and its page in Markdown.
 
     A learner that was started by hand knows its own flags only.
     """
-    path = Path(command.run_dir) / CONFIG_FILE
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except (OSError, msgspec.MsgspecError):
-        config = _Config(dataclasses.asdict(command))
+    config = _config_in(Path(command.run_dir)) or _Config(dataclasses.asdict(command))
     flags = dict(_flags(config.command))
     tables: dict[str, Mapping[str, Any]] = {
         "Flags": flags,
         "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
     }
     return flags, "\n\n".join(f"### {title}\n{_table(rows)}" for title, rows in tables.items())
+
+
+def _config_in(directory: Path) -> _Config | None:
+    try:
+        return msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _flags(values: Mapping[str, Any]) -> Iterator[tuple[str, bool | float | str]]:

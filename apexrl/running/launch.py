@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import logging
 import os
 import sys
@@ -104,6 +105,7 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
         default = as_guest(default, host_of(Path(host)))
     asked = parse_onto(default, arguments)
     check_asked(asked)
+    trackers_of(asked)
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
         if saved is not None:
             (copying if asked.fork else held).enter_context(lock_run(earlier))
@@ -151,6 +153,18 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
     elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")
+
+
+def trackers_of(command: RunCommand) -> list[str]:
+    """Returns the names of the trackers that a run wants.
+
+    Raises: ConfigError when one is not installed.
+    """
+    wanted = [name for name, asked in (("wandb", command.wandb), ("mlflow", command.mlflow)) if asked]
+    for name in wanted:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"--{name} needs a package: say `.venv/bin/python -m pip install {name}`")
+    return wanted
 
 
 def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
@@ -202,6 +216,13 @@ def start_board(supervisor: Supervisor, command: RunCommand) -> None:
     board = [str(shown_by_board(directory)), command.tensorboard_host, str(command.tensorboard_port)]
     arguments = ["-m", "apexrl.running.tensorboard", *board]
     supervisor.start("tensorboard", arguments, is_needed=False, log=directory / "logs" / "tensorboard.log")
+
+
+def start_trackers(supervisor: Supervisor, command: RunCommand) -> None:
+    """Starts the roles that tell trackers of experiments about a run."""
+    for name in trackers_of(command):
+        arguments = ["-m", "apexrl.running.trackers", name, command.run_dir]
+        supervisor.start(name, arguments, is_needed=False, log=Path(command.run_dir) / "logs" / f"{name}.log")
 
 
 def shown_by_board(directory: Path) -> Path:
@@ -273,6 +294,7 @@ class Run:
             start_role(self._supervisor, self._command, name, script, config)
         if self._command.tensorboard:
             start_board(self._supervisor, self._command)
+        start_trackers(self._supervisor, self._command)
 
     def _stop(self, stop: Stop) -> None:
         signals = stop.num_signals

@@ -26,7 +26,16 @@ from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.status_file import Status, read_status
 from apexrl.lifecycle import exit_status
 from apexrl.running.clock import Clock
-from apexrl.running.launch import FINISHING, checkpoint_time, end_steps, roles_of, start_board, start_role, summarize
+from apexrl.running.launch import (
+    FINISHING,
+    checkpoint_time,
+    end_steps,
+    roles_of,
+    start_board,
+    start_role,
+    start_trackers,
+    summarize,
+)
 from apexrl.running.ports import free_ports
 from apexrl.running.run_directory import CONFIG_FILE, journals_of, lock_run
 from apexrl.running.supervise import Supervisor
@@ -235,8 +244,10 @@ class Group:
             (self._directory / "logs").mkdir(exist_ok=True)
         for name, (script, config) in self._own(roles_of(command)).items():
             start_role(self._supervisor, command, name, script, config)
-        if self._name == LEARNER and command.tensorboard:
-            start_board(self._supervisor, command)
+        if self._name == LEARNER:
+            if command.tensorboard:
+                start_board(self._supervisor, command)
+            start_trackers(self._supervisor, command)
 
     def _own(self, roles: dict[str, tuple[str, Command]]) -> dict[str, tuple[str, Command]]:
         """Returns the roles of this group."""

@@ -1,0 +1,81 @@
+"""Trackers of experiments, with their real packages: offline, or in files."""
+
+import msgspec
+import pytest
+
+from apexrl.config import RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import default_command
+from apexrl.learning.run_page import CONFIG_FILE
+from apexrl.learning.status_file import STATUS_FILE, Status
+from apexrl.networks.checkpoint import Counters
+from apexrl.running import launch, trackers
+from tests.system.processes import Process, wait_for
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's directory with two evaluations."""
+    directory = tmp_path / "runs" / "catch"
+    directory.mkdir(parents=True)
+    (directory / CONFIG_FILE).write_text('{"command": {"seed": 3, "update": {"learning_rate": 0.5}}}')
+    (directory / "evaluations.csv").write_text(
+        "seconds,frames,updates,episodes,mean,median,min,max\n1,10,2,5,1,1,0,2\n"
+    )
+    status = Status("Catch-v0", 40, Counters(), {"replay/size": 7.0}, "")
+    (directory / STATUS_FILE).write_bytes(msgspec.json.encode(status))
+    return directory
+
+
+class Now:
+    """A stop that comes at the second look."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def wait(self, seconds):
+        self.looks += 1
+        return self.looks == 2
+
+
+def test_metrics_and_evaluations_are_told_once(run):
+    told = []
+    tracker = trackers.Tracker(lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
+    trackers.follow(run, tracker, Now())
+    means = {"curve/mean": 1.0, "curve/median": 1.0, "curve/min": 0.0, "curve/max": 2.0}
+    assert told == [({"replay/size": 7.0}, 40), (means, 10)]
+
+
+@pytest.mark.parametrize("kind", ["wandb", "mlflow"])
+def test_a_run_is_told_to_the_real_package(run, tmp_path, kind):
+    environment = {
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "WANDB_SILENT": "true",
+    }
+    environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    environment["MLFLOW_TRACKING_URI"] = f"file:{tmp_path}/mlruns"
+    log = tmp_path / "log.txt"
+    with Process(["-m", "apexrl.running.trackers", kind, run], log, environment) as process:
+
+        def told():
+            if kind == "wandb":
+                return any(path.stat().st_size > 2000 for path in run.glob("wandb/offline-run-*/run-catch.wandb"))
+            return list(tmp_path.glob("mlruns/*/*/metrics/replay/size"))
+
+        wait_for(lambda: told() or process.popen.poll() is not None, 60, "figures")
+        process.signal(15)
+        assert process.popen.wait(100) == 0, process.text()
+    if kind == "mlflow":
+        (size,) = told()
+        assert size.read_text().split()[1:] == ["7.0", "40"]
+        (rate,) = tmp_path.glob("mlruns/*/*/params/learning-rate")
+        assert rate.read_text() == "0.5"
+
+
+def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch):
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    command = default_command(RunCommand)
+    assert launch.trackers_of(command) == []
+    with pytest.raises(ConfigError, match=r"--wandb needs a package: say `.venv/bin/python -m pip install wandb`"):
+        launch.trackers_of(command.__class__(**{**vars(command), "wandb": True}))
