@@ -145,7 +145,7 @@ def network(options: Options) -> list[Row]:
     for parameters in options.parameters:
         first = len(rows)
         for size in options.learners:
-            with Namespaces("apexbench", "10.79.0") as hosts:
+            with Namespaces() as hosts:
                 for index in range(size):
                     hosts.add(str(index), SLOWED)
                 rows.append(simulated_row(options, size, parameters, hosts) | {"part": "network"})

@@ -10,28 +10,29 @@ from collections.abc import Sequence
 class Namespaces:
     """The hosts, as a context manager that leaves nothing behind.
 
-    Args:
-      name: of the bridge; at most 10 characters.
-      network: the first three numbers of the addresses; this machine is number 1, the hosts begin at 10.
+    Each process has its own bridge and addresses: 10.78.N.1 is this machine, 10.78.N.10 the first host.
     """
 
-    def __init__(self, name: str, network: str):
-        self._name, self._network = name, network
+    def __init__(self) -> None:
+        self._name, self._network = f"apx{os.getpid()}", f"10.78.{os.getpid() % 256}"
         self.hosts: list[str] = []
 
     def __enter__(self) -> "Namespaces":
-        self._remove()
         ip("link", "add", self._name, "type", "bridge")
         ip("address", "add", f"{self._network}.1/24", "dev", self._name)
         ip("link", "set", self._name, "up")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._remove()
+        for host in self.hosts:
+            self.kill(host)
+            ip("netns", "delete", self._inside(host))
+        ip("link", "delete", self._name)
+        self.hosts.clear()
 
     def add(self, host: str, netem: Sequence[str] = ()) -> None:
         """Makes a host; netem are words of tc-netem(8) that slow its sending down."""
-        inside, outside = self._inside(host), f"{self._name}{len(self.hosts)}"
+        inside, outside = self._inside(host), f"{self._name}.{len(self.hosts)}"
         self.hosts.append(host)
         ip("netns", "add", inside)
         ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", inside)
@@ -62,15 +63,6 @@ class Namespaces:
     def _inside(self, host: str) -> str:
         return f"{self._name}-{host}"
 
-    def _remove(self) -> None:
-        """Removes what is there, also of an earlier process that was killed."""
-        for line in ip("netns", "list").splitlines():
-            name = line.split()[0]
-            if name.startswith(f"{self._name}-"):
-                self.kill(name.removeprefix(f"{self._name}-"))
-                ip("netns", "delete", name)
-        subprocess.run(["ip", "link", "delete", self._name], capture_output=True, check=False)
-        self.hosts.clear()
 
 
 def ip(*words: str) -> str:

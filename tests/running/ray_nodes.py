@@ -19,7 +19,7 @@ class RayNodes:
 
     def __init__(self, tmp_path: Path):
         self._tmp_path = tmp_path
-        self._hosts = Namespaces("apexray", "10.78.0")
+        self._hosts = Namespaces()
         self._nodes: dict[str, Process] = {}
 
     def __enter__(self):
@@ -50,8 +50,13 @@ class RayNodes:
             time.sleep(0.2)
 
     def _process(self, name, command, log):
+        # Each node has files of its own: Ray deletes those of a node that it has no use for any more.
+        files = self._tmp_path / f"files-{name}"
+        for directory in (files, Path("/tmp/ray")):
+            directory.mkdir(exist_ok=True)
+        inside = ["sh", "-c", f'mount --bind {files} /tmp/ray && exec "$@"', "sh", *command]
         code = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-        return Process(["-c", code, *self._hosts.command(name, command)], log, FAST)
+        return Process(["-c", code, *self._hosts.command(name, inside)], log, FAST)
 
     def driver(self, *flags, name="driver"):
         """Starts a run from the head's node."""

@@ -42,6 +42,16 @@ def shows_more(driver, count=1):
     return lambda: len(updates(driver)) > len(shown) + count and updates(driver)[-1] > max([0, *shown])
 
 
+def until(driver, condition, seconds, what):
+    """Waits for a condition while the driver runs."""
+
+    def look():
+        assert driver.popen.poll() is None, driver.text()
+        return condition()
+
+    return wait_for(look, seconds, what)
+
+
 def ended(driver, cluster, seconds=60):
     """The exit status of a driver; no process of its run is left."""
     status = driver.popen.wait(seconds)
@@ -53,17 +63,19 @@ def test_nodes_come_and_go(nodes, tmp_path):
     """Actors follow the nodes; a replay whose node dies goes on elsewhere with its journal; Ctrl-C ends it all."""
     run = tmp_path / "run"
     with nodes.driver(*SHORT, "--run-dir", run, name="come-and-go") as driver:
-        wait_for(shows_more(driver), 60, "updates")
-        assert nodes.where("replay.py") == ["one"] and nodes.where("learner.py") == ["two"]
-        assert nodes.where("actor.py") == ["two", "three"]  # the evaluator, and the actors
+        until(driver, shows_more(driver), 60, "updates")
+        (replay_node,) = nodes.where("replay.py")
+        (actor_node,) = {"one", "three"} - {replay_node}
+        assert nodes.where("learner.py") == ["two"]
+        assert set(nodes.where("actor.py")) == {"two", actor_node}  # the evaluator, and the actors
         nodes.start("four", 2)
-        wait_for(lambda: "four" in nodes.where("actor.py"), 60, "actors on a node that has joined")
-        nodes.kill("three")
-        wait_for(lambda: "its node is gone" in driver.text(), 60, "the loss of a node")
-        wait_for(shows_more(driver), 60, "updates without the node")
-        nodes.kill("one")
-        wait_for(lambda: nodes.where("replay.py") == ["four"], 60, "the replay on another node")
-        wait_for(shows_more(driver), 60, "updates with the replay on another node")
+        until(driver, lambda: "four" in nodes.where("actor.py"), 60, "actors on a node that has joined")
+        nodes.kill(actor_node)
+        until(driver, lambda: "its node is gone" in driver.text(), 60, "the loss of a node")
+        until(driver, shows_more(driver), 60, "updates without the node")
+        nodes.kill(replay_node)
+        until(driver, lambda: nodes.where("replay.py") == ["four"], 60, "the replay on another node")
+        until(driver, shows_more(driver), 60, "updates with the replay on another node")
         assert "makes room" in driver.text() and "begins again, because another group has moved" in driver.text()
         started = time.monotonic()
         driver.signal(signal.SIGINT)
@@ -79,12 +91,12 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     """Without the driver a run ends with a checkpoint and is resumed; without the head the driver says what to do."""
     run = tmp_path / "run"
     with nodes.driver(*SHORT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
-        wait_for(shows_more(driver), 60, "updates")
+        until(driver, shows_more(driver), 60, "updates")
         driver.kill()
         wait_for(lambda: not nodes.where("learner.py"), 60, "the end without a driver")
     wait_for(lambda: not nodes.where("replay.py"), 10, "the end of the replay")
     with nodes.driver("--resume", run, *SHORT[-2:], "--ray-address", nodes.head, name="resumed") as driver:
-        wait_for(shows_more(driver), 60, "updates of the resumed run")
+        until(driver, shows_more(driver), 60, "updates of the resumed run")
         assert "continuing" in driver.text()
         nodes.kill("head")
         assert driver.popen.wait(300) == 1
