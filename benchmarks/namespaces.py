@@ -64,7 +64,6 @@ class Namespaces:
         return f"{self._name}-{host}"
 
 
-
 def ip(*words: str) -> str:
     """Runs one command of iproute2; returns its output."""
     return run(["ip", *words])

@@ -7,11 +7,12 @@ end by themselves, with a last checkpoint. It needs `pip install "ray[default]>=
 import collections
 import contextlib
 import dataclasses
-import io
 import logging
 import math
 import os
+import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +27,11 @@ from rich.text import Text
 from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.flags import agent_of, default_command, parse_onto, value_given
-from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_with_parent, exit_status
+from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, progress_rows
-from apexrl.running.launch import ENDING_SECONDS, prepare
+from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import check_asked
 from apexrl.running.ray_groups import (
     ACTORS,
@@ -41,6 +42,7 @@ from apexrl.running.ray_groups import (
     REGISTRY,
     REPLAY,
     Group,
+    Planner,
     Registry,
     Report,
     clean_up,
@@ -48,7 +50,7 @@ from apexrl.running.ray_groups import (
 from apexrl.running.run_directory import CONFIG_FILE, ROOT
 
 END_SECONDS = 15.0  # for all groups; what has not ended then is killed
-SAY_SECONDS, NODES_SECONDS, POLL_SECONDS = 10.0, 3.0, 0.5
+SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
 PATH_FLAGS = ("--run-dir", "--resume", "--fork")
 NOT_SENT = [".venv", ".git", "runs", "tests", "docs", "benchmarks", "deploy", "**/__pycache__"]
 
@@ -77,6 +79,9 @@ def main() -> int:
     except ApexError as error:
         console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
         return exit_status(error)
+    except ray.exceptions.RayError as error:
+        console.print(Text.assemble(("Ray failed:", "bold red"), f" {error}"), soft_wrap=True)
+        return 1
     finally:
         ray.shutdown()
 
@@ -104,7 +109,7 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
             run_flags += [name, value] if value != "auto" else []
     if "--help" in run_flags:
         ray_flags = ["--help"]
-    config: RayConfig = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
+    config = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
     if workers != "auto" and (not workers.isdecimal() or workers == "0"):
         raise ConfigError(f"--num-workers {workers}: give a number from 1 on, or auto")
     for flag in ("--guest", "--from-journal", "--reproducible"):
@@ -139,7 +144,7 @@ class Driver:
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status.
 
-        Raises: ConfigError when the run cannot work on the cluster; PeerError when the cluster is gone.
+        Raises: ConfigError when the run cannot work on the cluster.
         """
         self._connect()
         try:
@@ -157,15 +162,15 @@ class Driver:
         address = self._config.ray_address or os.environ.get("RAY_ADDRESS", "")
         if not address:
             raise ConfigError("--ray-address: give HOST:PORT of a Ray cluster, or auto for the one of this machine")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # A job that was submitted with its working directory has its code already.
         sent = None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else {"working_dir": str(ROOT), "excludes": NOT_SENT}
         try:
+            _knock(address)
             ray.init(
                 address=address, namespace=self._run, runtime_env=sent, log_to_driver=False,
                 logging_level=logging.ERROR, configure_logging=True,
             )  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(f"--ray-address {address}: no Ray cluster answers ({error})") from error
         with contextlib.suppress(ValueError):
             ray.get_actor(REGISTRY)
@@ -211,10 +216,12 @@ class Driver:
         """Returns the plan of the run, made where the learner will be."""
         gpus = place.bundle_specs[1].get("GPU", 0)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": PlacementGroupSchedulingStrategy(place, 1)}
-        planned = ray.remote(plan_here).options(**options).remote(self._arguments)
+        planner: Any = ray.remote(Planner).options(**options).remote()
+        planned = planner.plan.remote(self._arguments)
         if not self._wait(planned, stop, "the plan"):
             raise ConfigError("the run was ended before its plan was made")
         command, text, fault, status = ray.get(planned)
+        ray.kill(planner)
         self._print(text.rstrip())
         if command is None:
             raise (ConfigError if status == PERMANENT_STATUS else ApexError)(fault)
@@ -228,14 +235,16 @@ class Driver:
         for number, name in enumerate((REPLAY, LEARNER)):
             needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
             self._start(name, Group, self._run, name, command, **needs, scheduling_strategy=in_place(place, number))
+        self._wait(self._groups[REGISTRY].ask.remote(False), stop, "the registry")
+        self._heard = time.monotonic()
+        threading.Thread(target=self._watch_cluster, name="cluster", daemon=True).start()
         clock = Clock(command)
         while True:
             self._spread(command, place)
             reports = self._ask(False)
-            counters = next((r.status.counters for r in reports if r.status is not None), Counters())
             self._show(reports, clock)
             finished = any(report.has_finished or report.fault for report in reports)
-            if finished or clock.is_over(counters) or stop.wait(POLL_SECONDS):
+            if finished or clock.is_over(counters_of(reports)) or stop.wait(POLL_SECONDS):
                 return reports
 
     def _start(self, name: str, kind: type, *arguments: Any, **options: Any) -> None:
@@ -288,21 +297,22 @@ class Driver:
         self._groups[REGISTRY].forget.remote(group)
 
     def _ask(self, ends: bool) -> list[Report]:
-        """Returns the groups' newest reports.
-
-        Raises: PeerError when the cluster has not answered for PATIENCE_SECONDS.
-        """
-        try:
+        """Returns the groups' newest reports; none when the registry gives no answer now."""
+        with contextlib.suppress(ray.exceptions.RayError):
             reports: list[Report] = ray.get(self._groups[REGISTRY].ask.remote(ends), timeout=5.0)
             self._heard = time.monotonic()
             return reports
-        except ray.exceptions.RayError as error:
-            if time.monotonic() - self._heard < PATIENCE_SECONDS:
-                return []
-            raise PeerError(
-                f"the Ray cluster has not answered for {PATIENCE_SECONDS:.0f} s: its processes end by themselves, with "
-                f"a last checkpoint; go on with --resume {self._directory}"
-            ) from error
+        return []
+
+    def _watch_cluster(self) -> None:
+        """Ends the process when the cluster is silent: calls of Ray may never return then."""
+        while time.monotonic() - self._heard < PATIENCE_SECONDS:
+            time.sleep(POLL_SECONDS)
+        self._print(
+            f"ERROR the Ray cluster has not answered for {PATIENCE_SECONDS:.0f} s: its processes end by themselves, with a "
+            f"last checkpoint; go on with --resume {self._directory}"
+        )
+        end_at_once(1)
 
     def _show(self, reports: list[Report], clock: Clock) -> None:
         """Prints what is new; every LINE_PERIOD_SECONDS how far the run is, and who is missing."""
@@ -331,14 +341,13 @@ class Driver:
         """Ends the groups in order, prints the summary, and fetches what this machine does not see."""
         self._print("ending the run; Ctrl-C kills it at once")
         signals, deadline = stop.num_signals, time.monotonic() + END_SECONDS
-        with contextlib.suppress(PeerError):
-            while any(report.stages_ended < NUM_STAGES for report in reports) and stop.num_signals == signals:
-                if time.monotonic() > deadline:
-                    late = [report.group for report in reports if report.stages_ended < NUM_STAGES]
-                    self._print(f"{', '.join(late)} did not end in {END_SECONDS:.0f} s: killed")
-                    break
-                time.sleep(POLL_SECONDS)
-                reports = self._ask(True) or reports
+        while any(report.stages_ended < NUM_STAGES for report in reports) and stop.num_signals == signals:
+            if time.monotonic() > deadline:
+                late = [report.group for report in reports if report.stages_ended < NUM_STAGES]
+                self._print(f"{', '.join(late)} did not end in {END_SECONDS:.0f} s: killed")
+                break
+            time.sleep(POLL_SECONDS)
+            reports = self._ask(True) or reports
         faults = [report for report in reports if report.fault]
         for summary in filter(None, (report.summary for report in reports)):
             self._print(summary.rstrip())
@@ -346,8 +355,7 @@ class Driver:
             self._fetch()
         for report in faults:
             self._print(f"ERROR {report.node} {report.fault}; see `ray logs` or {self._directory / 'logs'}")
-        counters = next((report.status.counters for report in reports if report.status is not None), Counters())
-        if command.smoke and not faults and (missing := what_is_missing(counters)):
+        if command.smoke and not faults and (missing := what_is_missing(counters_of(reports))):
             self._print(f"the smoke run failed: nothing was {', '.join(missing)}")
             return 1
         return max((report.exit_status for report in faults), default=0)
@@ -374,6 +382,18 @@ class Driver:
         self._console.print(text, soft_wrap=True)
 
 
+def counters_of(reports: list[Report]) -> Counters:
+    """Returns how far the run is, as its learner says."""
+    return next((report.status.counters for report in reports if report.status is not None), Counters())
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+
+
 def in_place(place: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
     """Returns the scheduling strategy of a bundle."""
     return PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=bundle)
@@ -384,17 +404,6 @@ def cluster() -> str:
     has, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{free.get(kind, 0):g} of {has.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU")]
     return f"{sum(node['Alive'] for node in ray.nodes())} nodes, {', '.join(parts)}"
-
-
-def plan_here(arguments: list[str]) -> tuple[RunCommand | None, str, str, int]:
-    """Returns the plan of a run for this node, what there is to read about it, and an error with its exit status."""
-    text = io.StringIO()
-    console = Console(file=text, markup=False, emoji=False, highlight=False, width=120)
-    try:
-        with contextlib.ExitStack() as held:
-            return prepare(arguments, console, held, fixed_ports=False).command, text.getvalue(), "", 0
-    except ApexError as error:
-        return None, text.getvalue(), str(error), exit_status(error)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from apexrl.running.launch import (
     FINISHING,
     checkpoint_time,
     end_steps,
+    prepare,
     roles_of,
     start_board,
     start_role,
@@ -71,6 +72,20 @@ class Reply(NamedTuple):
 
     stage: int  # end the processes of so many steps
     addresses: Mapping[str, Any]
+
+
+class Planner:
+    """Makes the plan of a run for the node of its learner. An actor: Ray 2.60 may never start a task there."""
+
+    def plan(self, arguments: list[str]) -> tuple[RunCommand | None, str, str, int]:
+        """Returns the plan for these flags, what there is to read about it, and an error with its exit status."""
+        text = io.StringIO()
+        console = Console(file=text, markup=False, emoji=False, highlight=False, width=120)
+        try:
+            with contextlib.ExitStack() as held:
+                return prepare(arguments, console, held, fixed_ports=False).command, text.getvalue(), "", 0
+        except ApexError as error:
+            return None, text.getvalue(), str(error), exit_status(error)
 
 
 class Registry:

@@ -58,10 +58,10 @@ class RayNodes:
         code = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
         return Process(["-c", code, *self._hosts.command(name, inside)], log, FAST)
 
-    def driver(self, *flags, name="driver"):
-        """Starts a run from the head's node."""
+    def driver(self, *flags, name, on="head"):
+        """Starts a run from a node."""
         command = [sys.executable, "-m", "apexrl.running.ray_cluster", "--ray-address", self.head, *map(str, flags)]
-        return self._process("head", command, self._tmp_path / f"{name}.txt")
+        return self._process(on, command, self._tmp_path / f"{name}.txt")
 
     def runs(self, name, part):
         """Whether a node has a process whose command line has a part."""

@@ -95,7 +95,7 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
         driver.kill()
         wait_for(lambda: not nodes.where("learner.py"), 60, "the end without a driver")
     wait_for(lambda: not nodes.where("replay.py"), 10, "the end of the replay")
-    with nodes.driver("--resume", run, *SHORT[-2:], "--ray-address", nodes.head, name="resumed") as driver:
+    with nodes.driver("--resume", run, *SHORT[-2:], name="resumed", on="two") as driver:
         until(driver, shows_more(driver), 60, "updates of the resumed run")
         assert "continuing" in driver.text()
         nodes.kill("head")
