@@ -24,9 +24,9 @@ from apexrl.config import (
     ReplayCommand,
     ReplayConfig,
     RunCommand,
-    tables_of,
 )
 from apexrl.errors import ConfigError
+from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)

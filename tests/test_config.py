@@ -13,12 +13,11 @@ from apexrl.config import (
     ReplayCommand,
     ReplayConfig,
     RunCommand,
-    TableConfig,
     WorkerCommand,
-    tables_of,
 )
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
+from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.config import ReplayConfig, tables_of
+from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
 from apexrl.net.actor_sessions import ActorSessions
@@ -20,6 +20,7 @@ from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity, recover
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import RecoveredUnroll, Replay
+from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

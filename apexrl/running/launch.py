@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import Command, OfflineCommand, RunCommand, part_of
+from apexrl.config import Command, OfflineCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import (
@@ -54,6 +54,7 @@ from apexrl.running.run_directory import (
     set_aside,
 )
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
+from apexrl.tables import part_of
 
 logger = logging.getLogger("run")
 

@@ -12,17 +12,7 @@ import torch
 
 from apexrl.agents.contract import Family, Unrolls, Want
 from apexrl.agents.families import STOCHASTIC, family_of, implementation
-from apexrl.config import (
-    ActingConfig,
-    AlgorithmConfig,
-    LearningConfig,
-    ReplayConfig,
-    RunCommand,
-    TableConfig,
-    WireConfig,
-    part_of,
-    tables_of,
-)
+from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import (
@@ -44,6 +34,7 @@ from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
+from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
