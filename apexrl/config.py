@@ -5,11 +5,15 @@ replaces some of the defaults, and the command line wins over both.
 """
 
 import dataclasses
+import json
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+from apexrl.errors import ConfigError
 
 PresetName = Literal["auto", "paper", "two-cores", "small"]
 DEFAULT_AGENT = "apex-dqn"
+KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,18 @@ class EnvConfig:
 
     env: str = "PongNoFrameskip-v4"
     """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0.
-    `module:Id` imports the module that registers it first."""
+    `module:Id` imports the module that registers it first; the current directory is searched, too."""
+    env_kwargs: str = ""
+    """Arguments of the environment as a JSON object, such as {"continuous": false}."""
+    wrapper: tuple[str, ...] = ()
+    """Functions or classes `module:name` that take an environment and return one, the innermost first; this flag may
+    be given several times."""
+    grayscale: bool = False
+    """Make colour pictures gray (not Atari's, which are)."""
+    resize: tuple[int, ...] = ()
+    """Pixels of a side to which pictures are scaled, or height and width (not Atari's, which are 84x84)."""
+    frame_stack: Annotated[int, Range(0, 64)] = 0
+    """Frames in one observation; 0: 4 for Atari, 1 for all others."""
     clip_rewards: Literal["auto", "yes", "no"] = "auto"
     """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
     life_loss_terminal: bool = True
@@ -50,6 +65,46 @@ class EnvConfig:
     """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
     fire_at_reset: bool = True
     """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
+    step_deadline_seconds: Annotated[float, Range(0)] = 120.0
+    """Seconds after which a step that has not returned is named and ends its process, which starts again; 0: never."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments of the environment. Raises ConfigError when they are no JSON object."""
+        try:
+            given = json.loads(self.env_kwargs or "{}")
+        except ValueError as error:
+            raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON ({error}); {KWARGS_EXAMPLE}") from error
+        if not isinstance(given, dict):
+            raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON object; {KWARGS_EXAMPLE}")
+        return given
+
+    @property
+    def variant(self) -> str:
+        """The settings that make it another environment than its id alone, as JSON; an empty string without any.
+
+        Raises: ConfigError when the arguments of the environment are no JSON object.
+        """
+        settings = {"env_kwargs": self.kwargs, "wrapper": self.wrapper, "grayscale": self.grayscale,
+                    "resize": self.resize}  # fmt: skip
+        changed = {name: value for name, value in settings.items() if value}
+        return json.dumps(changed, sort_keys=True) if changed else ""
+
+    @classmethod
+    def of_variant(cls, env: str, variant: str, frame_stack: int) -> "EnvConfig":
+        """Returns the configuration of an environment with the settings of a `variant`, which came out of a file.
+
+        Raises: ConfigError when these are no such settings.
+        """
+        try:
+            settings = json.loads(variant or "{}")
+            kwargs, wrapper, resize = (settings.get(name, ()) for name in ("env_kwargs", "wrapper", "resize"))
+            return cls(
+                env=env, env_kwargs=json.dumps(kwargs) if kwargs else "", wrapper=tuple(map(str, wrapper)),
+                resize=tuple(map(int, resize)), grayscale=bool(settings.get("grayscale")), frame_stack=frame_stack,
+            )  # fmt: skip
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{variant[:200]} are no settings of {env}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

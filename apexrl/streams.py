@@ -98,7 +98,7 @@ def why_not_cut(log: StreamSpec, wanted: StreamSpec) -> str:
     """
     for name in EnvironmentSpec.__struct_fields__:
         if getattr(log, name) != getattr(wanted, name):
-            return f"its {name} is {getattr(log, name)}, not {getattr(wanted, name)}"
+            return f"its {name} is {getattr(log, name) or 'none'}, not {getattr(wanted, name) or 'none'}"
     held = {field.name: field for field in log.extras}
     for field in wanted.extras:
         needed = f"{field.dtype} {list(field.shape)} at each {field.at}"

@@ -86,8 +86,7 @@ class EnvironmentGroup:
             priorities = np.ones_like(can_be_drawn, np.float32)
         if not np.isfinite(priorities[can_be_drawn]).all():
             raise ApexError(
-                f"values or rewards are not finite (parameters {agent.header.params_version}): "
-                "has the learner diverged, or does the environment give NaN?"
+                f"values are not finite (parameters {agent.header.params_version}): has the learner diverged?"
             )
         first_step = self._num_unrolls * self._spec.unroll_starts
         episodes = [tuple(ended) for ended in self._episodes]

@@ -99,7 +99,7 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
         agent = agent or host_of(Path(host)).agent
     default = default_command(RunCommand, agent or agent_of(arguments))
     if saved is None and (journal := value_given("--from-journal", arguments)):
-        environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec)
         default = dataclasses.replace(default, env=environment)
     if host and saved is None:
         default = as_guest(default, host_of(Path(host)))
