@@ -23,6 +23,7 @@ from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.device import choose_device
 from apexrl.networks.parameters import Parameters
+from apexrl.streams import difference
 from apexrl.types import Episode, StreamSpec, TimeSteps
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
@@ -336,7 +337,7 @@ def why_unfit(parameters: Parameters, spec: StreamSpec, agent: str) -> str:
     if header.agent != agent:
         return f"they are of the agent {header.agent}, ours is {agent}: give the same --agent everywhere"
     if header.spec != spec:
-        return f"they are for {header.spec}, we play {spec}: give actors and learner the same flags"
+        return f"they are for another stream ({difference(header.spec, spec)}): give actors and learner the same flags"
     return ""
 
 

@@ -31,12 +31,13 @@ def registered(env: str) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except Exception as error:
-        meant = similar(name)
-        if meant:
+        if meant := similar(name):
             hint = f"did you mean {module}:{meant}?" if module else f"did you mean {meant}?"
-        else:
-            hint = "say e.g. CartPole-v1 or ALE/Breakout-v5, or module:Id for one of your own"
-        raise ConfigError(f"unknown environment {env!r} ({reason_of(error)}); {hint}") from error
+            raise ConfigError(f"unknown environment {env!r}: {hint}") from error
+        raise ConfigError(
+            f"unknown environment {env!r} ({reason_of(error)}); "
+            "say e.g. CartPole-v1 or ALE/Breakout-v5, or module:Id for one of your own"
+        ) from error
 
 
 def similar(name: str) -> str:

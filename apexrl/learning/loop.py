@@ -38,6 +38,7 @@ from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.parameters import Identity, ParametersHeader
 from apexrl.replay.journal import identity_of
+from apexrl.streams import difference
 from apexrl.tables import part_of, tables_of
 from apexrl.types import LogPosition, StreamSpec
 
@@ -150,7 +151,9 @@ class LearnerLoop:
         assert spec is not None
         expected = self._stream(spec)
         if spec != expected:
-            raise ConfigError(f"the log holds {spec}, we need {expected}: give actors and learner the same flags")
+            raise ConfigError(
+                f"the log holds another stream ({difference(spec, expected)}): give actors and learner the same flags"
+            )
         return spec
 
     def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:

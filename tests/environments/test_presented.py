@@ -128,8 +128,7 @@ def test_what_cannot_be_presented_is_refused_in_one_line(config, complaint):
 def test_the_id_that_was_meant_is_named(env, meant):
     with pytest.raises(ConfigError) as caught:
         make_environment(EnvConfig(env), 1)
-    assert str(caught.value).startswith(f"unknown environment {env!r} (")
-    assert str(caught.value).endswith(f"; did you mean {meant}?")
+    assert str(caught.value) == f"unknown environment {env!r}: did you mean {meant}?"
 
 
 def test_an_id_like_no_other_gets_an_example():
