@@ -36,6 +36,10 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
         if kept and dropped:
             notes.add(f"observations without {', '.join(dropped)}, which cannot be flattened")
             env = gymnasium.wrappers.FilterObservation(env, kept)
+        if pictures := [key for key in kept if _is_picture(env.observation_space[key])]:
+            notes.add(
+                f"{' and '.join(pictures)} becomes part of a vector; a --wrapper that shows it alone keeps it a picture"
+            )
     if not _is_flattenable(env.observation_space):
         raise ConfigError(
             f"environment {config.env!r} has observations {env.observation_space}, which cannot be flattened: "
@@ -90,6 +94,11 @@ def _picture(env: Any, config: EnvConfig, notes: set[str]) -> Any:
 def _picture_flags(config: EnvConfig) -> str:
     given = {"--grayscale": config.grayscale, "--resize": config.resize}
     return " and ".join(flag for flag, value in given.items() if value)
+
+
+def _is_picture(space: gymnasium.Space) -> bool:
+    sides = sorted(space.shape or ())
+    return len(sides) in (2, 3) and sides[-2] >= SMALLEST_PICTURE
 
 
 def _is_flattenable(space: gymnasium.Space) -> bool:

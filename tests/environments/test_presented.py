@@ -55,6 +55,15 @@ def test_wrappers_are_put_on_in_their_order():
     assert spec.variant == f'{{"wrapper": ["{ODD}:in_a_dictionary", "{ODD}:only_the_picture"]}}'
 
 
+def test_a_picture_in_a_dictionary_becomes_a_vector_with_a_warning(caplog):
+    frame, _ = first_frame(EnvConfig(PAINTED, wrapper=BOTH[:1]))
+    assert frame.shape == (48 * 40 * 3,)
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "observations without words, which cannot be flattened",
+        "picture becomes part of a vector; a --wrapper that shows it alone keeps it a picture",
+    ]
+
+
 @pytest.mark.parametrize("kwargs", ["", FIRST])
 def test_pictures_become_gray_and_small(kwargs):
     gray, spec = first_frame(EnvConfig(PAINTED, env_kwargs=kwargs, grayscale=True, resize=(24, 20)))
