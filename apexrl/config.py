@@ -5,14 +5,15 @@ replaces some of the defaults, and the command line wins over both.
 """
 
 import dataclasses
+import json
 import math
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal
 
 from apexrl.errors import ConfigError
 
-TableKind = Literal["priority", "uniform", "fifo"]
 PresetName = Literal["auto", "paper", "two-cores", "small"]
 DEFAULT_AGENT = "apex-dqn"
+KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,18 @@ class EnvConfig:
 
     env: str = "PongNoFrameskip-v4"
     """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0.
-    `module:Id` imports the module that registers it first."""
+    `module:Id` imports the module that registers it first; the current directory is searched, too."""
+    env_kwargs: str = ""
+    """Arguments of the environment as a JSON object, such as {"continuous": false}."""
+    wrapper: tuple[str, ...] = ()
+    """Functions or classes `module:name` that take an environment and return one, the innermost first; this flag may
+    be given several times."""
+    grayscale: bool = False
+    """Make colour pictures gray (not Atari's, which are)."""
+    resize: tuple[int, ...] = ()
+    """Pixels of a side to which pictures are scaled, or height and width (not Atari's, which are 84x84)."""
+    frame_stack: Annotated[int, Range(0, 64)] = 0
+    """Frames in one observation; 0: 4 for Atari, 1 for all others."""
     clip_rewards: Literal["auto", "yes", "no"] = "auto"
     """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
     life_loss_terminal: bool = True
@@ -53,6 +65,46 @@ class EnvConfig:
     """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
     fire_at_reset: bool = True
     """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
+    step_deadline_seconds: Annotated[float, Range(0)] = 120.0
+    """Seconds after which a step that has not returned is named and ends its process, which starts again; 0: never."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments of the environment. Raises ConfigError when they are no JSON object."""
+        try:
+            given = json.loads(self.env_kwargs or "{}")
+        except ValueError as error:
+            raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON ({error}); {KWARGS_EXAMPLE}") from error
+        if not isinstance(given, dict):
+            raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON object; {KWARGS_EXAMPLE}")
+        return given
+
+    @property
+    def variant(self) -> str:
+        """The settings that make it another environment than its id alone, as JSON; an empty string without any.
+
+        Raises: ConfigError when the arguments of the environment are no JSON object.
+        """
+        settings = {"env_kwargs": self.kwargs, "wrapper": self.wrapper, "grayscale": self.grayscale,
+                    "resize": self.resize}  # fmt: skip
+        changed = {name: value for name, value in settings.items() if value}
+        return json.dumps(changed, sort_keys=True) if changed else ""
+
+    @classmethod
+    def of_variant(cls, env: str, variant: str, frame_stack: int) -> "EnvConfig":
+        """Returns the configuration of an environment with the settings of a `variant`, which came out of a file.
+
+        Raises: ConfigError when these are no such settings.
+        """
+        try:
+            settings = json.loads(variant or "{}")
+            kwargs, wrapper, resize = (settings.get(name, ()) for name in ("env_kwargs", "wrapper", "resize"))
+            return cls(
+                env=env, env_kwargs=json.dumps(kwargs) if kwargs else "", wrapper=tuple(map(str, wrapper)),
+                resize=tuple(map(int, resize)), grayscale=bool(settings.get("grayscale")), frame_stack=frame_stack,
+            )  # fmt: skip
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{variant[:200]} are no settings of {env}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,61 +394,3 @@ class RunCommand(Command):
     def has_actors(self) -> bool:
         """Whether the run plays itself, or learns from the experience of another one."""
         return not (self.from_journal or self.guest)
-
-
-class TableConfig(NamedTuple):
-    """One table of the replay; its numbers count transitions, or unrolls if the table holds those."""
-
-    kind: TableKind
-    samples_per_insert: float
-    min_size_to_sample: int
-    capacity: int = 0  # unrolls, the newest; 0: all that the log holds
-
-
-def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
-    """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
-
-    Raises: ConfigError when one is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, or two have one name.
-    """
-    tables: dict[str, TableConfig] = {}
-    for text in config.tables:
-        name, _, rest = text.partition("=")
-        kind, *numbers = rest.split(":")
-        samples_per_insert, min_size = config.samples_per_insert, config.min_size_to_sample
-        if kind == "uniform" or (kind == "priority" and has_unroll_priorities):
-            min_size = max(min_size // unroll_starts, 1)
-        elif kind == "fifo":
-            samples_per_insert, min_size = 1.0, 1
-        given = dict(zip(("samples", "size", "capacity"), numbers, strict=False))
-        try:
-            samples_per_insert = float(given.get("samples") or samples_per_insert)
-            min_size = int(given.get("size") or min_size)
-            capacity = int(given.get("capacity") or 0)
-        except ValueError:
-            kind = ""
-        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 3 or name in tables:
-            raise ConfigError(
-                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, with the kind "
-                "priority, uniform or fifo; numbers may be left out"
-            )
-        if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
-            raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
-        if capacity < 0 or (given.get("capacity") and (kind != "uniform" or not capacity)):
-            raise ConfigError(f"--tables {text}: only a uniform table has a capacity of its own, 1 unroll or more")
-        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)
-    if not tables:
-        raise ConfigError("--tables: at least one is needed")
-    return tables
-
-
-def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
-    """Returns the numbers of one of several replay servers that share the experience equally."""
-    if num_shards == 1:
-        return config
-    tables = []
-    for text in config.tables:
-        kind, *numbers = text.split(":")
-        parts = [str(-(-int(n) // num_shards)) if i and n.isdecimal() else n for i, n in enumerate(numbers)]
-        tables.append(":".join([kind, *parts]))
-    capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
-    return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))

@@ -31,3 +31,8 @@ class JournalError(ApexError):
 
 class KilledError(PeerError):
     """A process that we started was killed by a signal: nothing is wrong with it."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns an error of foreign code as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

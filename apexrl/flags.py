@@ -18,19 +18,21 @@ from apexrl.config import (
     DEFAULT_AGENT,
     ActorCommand,
     Command,
+    EnvConfig,
     LearnerCommand,
     OfflineCommand,
     Range,
     ReplayCommand,
     ReplayConfig,
     RunCommand,
-    tables_of,
 )
 from apexrl.errors import ConfigError
+from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")
+REPEATABLE = "--wrapper"
 
 
 def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
@@ -100,6 +102,21 @@ def value_given(flag: str, arguments: Sequence[str]) -> str:
     return value
 
 
+def gathered(arguments: Sequence[str], flag: str) -> list[str]:
+    """Returns the arguments with one flag that has the values of all its occurrences, in their order."""
+    values: list[str] = []
+    others: list[str] = []
+    is_given = is_value = False
+    for word in arguments:
+        if word == flag or word.startswith(f"{flag}="):
+            is_given, is_value = True, word == flag
+            values += [] if is_value else [word.removeprefix(f"{flag}=")]
+        else:
+            is_value = is_value and not word.startswith("--")
+            (values if is_value else others).append(word)
+    return [*others, flag, *values] if is_given else others
+
+
 def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
     """Returns the default with the changes of the arguments; ends the program with a message when they are malformed.
 
@@ -107,7 +124,7 @@ def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
     """
     command = tyro.cli(
         type(default),
-        args=sys.argv[1:] if arguments is None else arguments,
+        args=gathered(sys.argv[1:] if arguments is None else arguments, REPEATABLE),
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
@@ -227,6 +244,11 @@ def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
     if stream is None or stream.has_unroll_priorities:
         return ("uniform", "fifo", "priority")
     return ("uniform", "fifo")
+
+
+def env_flags(config: EnvConfig) -> list[str]:
+    """Returns the arguments that choose this environment."""
+    return ["--env", config.env, *_flags(config, EnvConfig(config.env))]
 
 
 def to_flags(command: Command) -> list[str]:

@@ -3,7 +3,7 @@
 Numpy, single-threaded, without clock or socket. The unrolls of one stream have to come in their order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -91,14 +91,25 @@ class StreamCutter:
         return Unroll(frames, cut["action"], cut["reward"], cut["discount"], starts[older:], extras)
 
 
+def difference(held: StreamSpec, other: StreamSpec) -> str:
+    """Returns the fields in which two specs differ, as "env is A, not B"; an empty string where they are equal."""
+    return "; ".join(_differing(held, other, StreamSpec.__struct_fields__))
+
+
+def _differing(held: EnvironmentSpec, other: EnvironmentSpec, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        ours, theirs = getattr(held, name), getattr(other, name)
+        if ours != theirs:
+            yield f"{name} is {ours or 'none'}, not {theirs or 'none'}"
+
+
 def why_not_cut(log: StreamSpec, wanted: StreamSpec) -> str:
     """Returns the field for which a log's streams cannot be cut into unrolls of another spec, or an empty string.
 
     A field that only the log has is left out. Other lengths and overlaps are no hindrance.
     """
-    for name in EnvironmentSpec.__struct_fields__:
-        if getattr(log, name) != getattr(wanted, name):
-            return f"its {name} is {getattr(log, name)}, not {getattr(wanted, name)}"
+    for differing in _differing(log, wanted, EnvironmentSpec.__struct_fields__):
+        return f"its {differing}"
     held = {field.name: field for field in log.extras}
     for field in wanted.extras:
         needed = f"{field.dtype} {list(field.shape)} at each {field.at}"

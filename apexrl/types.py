@@ -39,6 +39,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
     """Least and greatest value of each number of an action; empty where actions are discrete."""
     action_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_ACTION_SIZE)] = ()
     """Names of the discrete actions, for people; empty where the environment gives none."""
+    variant: Text = ""
+    """The settings that make it another environment than `env` alone, as JSON; empty without any."""
 
     @property
     def frame_size(self) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from apexrl.config import EnvConfig
-from apexrl.environments.vector import ATARI_FRAMES_PER_STEP, ATARI_SCREEN, make_environment, take_step
+from apexrl.environments.atari import FRAMES_PER_STEP, SCREEN
+from apexrl.environments.vector import make_environment, take_step
 from benchmarks.peers.measuring import WARM_UP_SECONDS, parse_arguments, repeat, report
 
 ROUNDS = 5
@@ -66,7 +67,7 @@ def emulators(game: str, num_envs: int) -> Callable[[], int]:
     def step() -> int:
         for ale, choice in zip(ales, rng.integers(len(actions), size=num_envs), strict=True):
             action = actions[choice]
-            for _ in range(ATARI_FRAMES_PER_STEP):
+            for _ in range(FRAMES_PER_STEP):
                 ale.act(action)
             if ale.game_over():
                 ale.reset_game()
@@ -78,7 +79,7 @@ def emulators(game: str, num_envs: int) -> Callable[[], int]:
 def take_apart(game: str, num_envs: int, seconds: float) -> dict[str, float]:
     """Returns the CPU microseconds of an agent step of each kind."""
     name = _rom(game)
-    height, width = ATARI_SCREEN
+    height, width = SCREEN
     steps = {
         "emulator": emulators(name, num_envs),
         "resized": ale_vector(name, num_envs),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, ReplayConfig, TableConfig
+from apexrl.config import LearnerCommand, ReplayConfig
 from apexrl.flags import default_command, wants_of, with_preset, with_sections
 from apexrl.learning.draw import Draw
 from apexrl.learning.unroll_store import UnrollStore
@@ -27,6 +27,7 @@ from apexrl.learning.updater import Updater
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.replay.table import make_table
+from apexrl.tables import TableConfig
 from apexrl.types import EnvironmentSpec, Sample, StreamSpec, Unroll
 from benchmarks.learner_plain import EagerLearner, PlainActorCritic
 from benchmarks.replay_work import unrolls_of

@@ -13,10 +13,10 @@ from typing import get_args
 import numpy as np
 
 from apexrl.agents.contract import Distance, Selection, SelectionRule
-from apexrl.config import TableConfig
 from apexrl.learning.selection import Selector
 from apexrl.losses.relevance import PROJECTED
 from apexrl.replay.table import make_table
+from apexrl.tables import TableConfig
 from apexrl.types import StreamSpec
 
 RING_UNROLLS = 10_000

@@ -13,12 +13,11 @@ from apexrl.config import (
     ReplayCommand,
     ReplayConfig,
     RunCommand,
-    TableConfig,
     WorkerCommand,
-    tables_of,
 )
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
+from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 
@@ -28,6 +27,8 @@ AGENTS = ["apex-dqn", OWN]
 OTHER = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v / 2 or 0.25, str: lambda v: v + "x"}
 CHOICES = {
     "clip_rewards": "no",
+    "wrapper": ("module:one", "module:two"),
+    "resize": (84, 96),
     "optimizer": "adam",
     "channels": (7, 8, 9),
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
@@ -57,6 +58,14 @@ def test_every_flag_survives_the_command_line(command, preset, agent):
     for config in (changed(papers), papers, usual):
         assert parse(command, to_flags(config)) == config
     assert to_flags(usual) == ["--agent", agent, "--preset", preset]
+
+
+def test_a_wrapper_may_be_given_again_and_again():
+    flags = ["--wrapper", "a:b", "--seed", "3", "--wrapper=c:d", "--wrapper", "e:f", "g:h"]
+    command = parse(ActorCommand, flags)
+    assert (command.env.wrapper, command.seed) == (("a:b", "c:d", "e:f", "g:h"), 3)
+    assert parse(ActorCommand, to_flags(command)) == command
+    assert parse(ActorCommand, []).env.wrapper == ()
 
 
 def test_a_worker_is_told_its_number():

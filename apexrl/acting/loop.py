@@ -23,6 +23,7 @@ from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.device import choose_device
 from apexrl.networks.parameters import Parameters
+from apexrl.streams import difference
 from apexrl.types import Episode, StreamSpec, TimeSteps
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
@@ -86,8 +87,7 @@ class EnvironmentGroup:
             priorities = np.ones_like(can_be_drawn, np.float32)
         if not np.isfinite(priorities[can_be_drawn]).all():
             raise ApexError(
-                f"values or rewards are not finite (parameters {agent.header.params_version}): "
-                "has the learner diverged, or does the environment give NaN?"
+                f"values are not finite (parameters {agent.header.params_version}): has the learner diverged?"
             )
         first_step = self._num_unrolls * self._spec.unroll_starts
         episodes = [tuple(ended) for ended in self._episodes]
@@ -337,7 +337,7 @@ def why_unfit(parameters: Parameters, spec: StreamSpec, agent: str) -> str:
     if header.agent != agent:
         return f"they are of the agent {header.agent}, ours is {agent}: give the same --agent everywhere"
     if header.spec != spec:
-        return f"they are for {header.spec}, we play {spec}: give actors and learner the same flags"
+        return f"they are for another stream ({difference(header.spec, spec)}): give actors and learner the same flags"
     return ""
 
 

@@ -7,6 +7,7 @@ from apexrl.agents import apex_dqn_config, impala_config
 from apexrl.agents.contract import Family, Implementation
 from apexrl.config import DEFAULT_AGENT
 from apexrl.errors import ConfigError
+from apexrl.own_modules import import_own
 
 STOCHASTIC = frozenset({"Corridor-v0"})
 """Environments whose best policy without a memory is random: no greedy algorithm solves them."""
@@ -27,10 +28,9 @@ def family_of(name: str) -> Family:
     module, _, own_name = name.rpartition(":")
     if module:
         try:
-            importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # somebody else's module may raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ConfigError(f"--agent {name}: {module} cannot be imported: {reason}") from error
+            import_own(module)
+        except ConfigError as error:
+            raise ConfigError(f"--agent {name}: {error}") from error
     if own_name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")

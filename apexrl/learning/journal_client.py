@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apexrl.config import ReplayConfig, TableConfig, tables_of
+from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.recutter import Recutter
 from apexrl.net import wire
@@ -20,6 +20,7 @@ from apexrl.replay.journal import held_numbers, identity_of, read_entries
 from apexrl.replay.replay import ring_unrolls
 from apexrl.replay.table import Table, make_table
 from apexrl.streams import why_not_cut
+from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

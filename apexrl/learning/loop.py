@@ -14,7 +14,7 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, part_of, tables_of
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections, OtherConnections
@@ -39,6 +39,8 @@ from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.parameters import Identity, ParametersHeader
 from apexrl.replay.journal import identity_of
+from apexrl.streams import difference
+from apexrl.tables import part_of, tables_of
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -150,7 +152,9 @@ class LearnerLoop:
         assert spec is not None
         expected = self._stream(spec)
         if spec != expected:
-            raise ConfigError(f"the log holds {spec}, we need {expected}: give actors and learner the same flags")
+            raise ConfigError(
+                f"the log holds another stream ({difference(spec, expected)}): give actors and learner the same flags"
+            )
         return spec
 
     def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.config import ReplayConfig, tables_of
+from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
 from apexrl.net.actor_sessions import ActorSessions
@@ -20,6 +20,8 @@ from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity, recover
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import RecoveredUnroll, Replay
+from apexrl.streams import difference
+from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -218,5 +220,8 @@ def why_refuse(protocol: int, spec: StreamSpec, held: StreamSpec | None) -> str:
     if protocol != wire.PROTOCOL:
         return why_other_protocol(protocol)
     if held is not None and spec != held:
-        return f"the log holds {held}, you bring {spec}: use the same --env, --agent and algorithm flags everywhere"
+        return (
+            f"the log holds another stream than yours ({difference(held, spec)}): "
+            "use the same --env with its settings, --agent and algorithm flags everywhere"
+        )
     return why_impossible(spec)

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apexrl.config import ReplayConfig, TableConfig, tables_of
+from apexrl.config import ReplayConfig
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
 from apexrl.replay.table import Table, make_table
+from apexrl.tables import TableConfig, tables_of
 from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)

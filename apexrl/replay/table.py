@@ -8,9 +8,9 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from apexrl.config import TableConfig
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_index import PriorityIndex
+from apexrl.tables import TableConfig
 from apexrl.types import Granularity, Sample, StreamSpec
 
 

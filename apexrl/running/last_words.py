@@ -1,4 +1,7 @@
-"""The last line that a child process wrote before it ended, read from its log or from a pipe. It says why it ended."""
+"""The last line that a child process wrote before it ended, read from its log or from a pipe. It says why it ended.
+
+A child that supervises others logs their restarts. `news` finds these lines, so that the log alone does not hold them.
+"""
 
 import contextlib
 import os
@@ -10,8 +13,10 @@ from pathlib import Path
 from typing import IO
 
 TAIL_BYTES = 8192
+NEWS_BYTES = 2**20
 MAX_LINE_CHARACTERS = 300
 DRAIN_SECONDS = 2.0
+RESTART = re.compile(rb"^\d\d:\d\d:\d\d [\w ]+: (.+ ended with .+; restart \d+ in [\d.]+ s)$", re.MULTILINE)
 
 Outputs = tuple[IO[bytes] | int | None, IO[bytes] | int | None]
 
@@ -22,12 +27,15 @@ class FromLog:
     def __init__(self, path: Path):
         self._path = path
         self._start_bytes = 0
+        self._told_bytes: int | None = None  # of the log, whose restarts `news` has told
 
     @contextlib.contextmanager
     def outputs(self) -> Iterator[Outputs]:
         """Yields the stdout and stderr to give to a new process."""
         with self._path.open("ab") as file:
             self._start_bytes = file.tell()
+            if self._told_bytes is None:
+                self._told_bytes = self._start_bytes
             yield file, file
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
@@ -35,6 +43,21 @@ class FromLog:
 
     def drain(self) -> None:
         """Waits for the remaining output of a process that has ended."""
+
+    def news(self) -> list[str]:
+        """Returns the restarts that were logged since the last call, each a line."""
+        told = self._told_bytes or 0
+        try:
+            if self._path.stat().st_size <= told:
+                return []
+            with self._path.open("rb") as file:
+                file.seek(told)
+                data = file.read(NEWS_BYTES)
+        except OSError:  # the log was removed
+            return []
+        end = data.rfind(b"\n") + 1 if len(data) < NEWS_BYTES else len(data)  # the rest of a line comes later
+        self._told_bytes = told + end
+        return [last_line(found) for found in RESTART.findall(data[:end])]
 
     def last(self) -> str:
         """Returns the last line of the newest process, empty when it wrote none."""
@@ -62,6 +85,10 @@ class FromPipe:
     def outputs(self) -> Iterator[Outputs]:
         """Yields the stdout and stderr to give to a new process."""
         yield None, subprocess.PIPE
+
+    def news(self) -> list[str]:
+        """Returns nothing: all that the child writes is forwarded."""
+        return []
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
         """Begins to listen to a new process."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import Command, OfflineCommand, RunCommand, part_of
+from apexrl.config import Command, OfflineCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import (
@@ -55,6 +55,7 @@ from apexrl.running.run_directory import (
     set_aside,
 )
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
+from apexrl.tables import part_of
 
 logger = logging.getLogger("run")
 
@@ -99,7 +100,7 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
         agent = agent or host_of(Path(host)).agent
     default = default_command(RunCommand, agent or agent_of(arguments))
     if saved is None and (journal := value_given("--from-journal", arguments)):
-        environment = environment_of(Path(journal), identity_of(Path(journal)).spec.env)
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec)
         default = dataclasses.replace(default, env=environment)
     if host and saved is None:
         default = as_guest(default, host_of(Path(host)))

@@ -12,22 +12,13 @@ import torch
 
 from apexrl.agents.contract import Family, Unrolls, Want
 from apexrl.agents.families import STOCHASTIC, family_of, implementation
-from apexrl.config import (
-    ActingConfig,
-    AlgorithmConfig,
-    LearningConfig,
-    ReplayConfig,
-    RunCommand,
-    TableConfig,
-    WireConfig,
-    part_of,
-    tables_of,
-)
+from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.flags import (
     check_together,
     default_command,
+    env_flags,
     explicit_replay,
     flag_of,
     learner_command,
@@ -44,6 +35,7 @@ from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
+from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
@@ -51,6 +43,7 @@ SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..
 PROCESS_BYTES = 400e6
 SHARE_OF_MEMORY = 0.85
 
+STREAM_SETTINGS = ("env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack")  # of the environment
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {
@@ -155,7 +148,8 @@ def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSp
     flags = _changed(asked, saved, ["agent", "preset", "from_journal", "guest"])
     # A fork has a directory of its own, and its journal lies there.
     other = (asked, saved, ["run_dir"]) if verb == "resumed" else (asked.replay, saved.replay, ["journal_dir"])
-    flags += _changed(*other) + _changed(asked.env, saved.env, ["env"]) + _changed(asked.wires, saved.wires, ["shards"])
+    flags += _changed(*other) + _changed(asked.env, saved.env, STREAM_SETTINGS)
+    flags += _changed(asked.wires, saved.wires, ["shards"])
     if not flags:
         flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
     if not asked.from_scratch:
@@ -281,7 +275,7 @@ def check_asked(asked: RunCommand) -> None:
     """Raises ConfigError when flags are given, on top of the defaults, that mean nothing for a run on this machine."""
     usual = WireConfig()
     if asked.evaluation.checkpoint:
-        watch = ["actor.py", "--env", asked.env.env, "--checkpoint", asked.evaluation.checkpoint]
+        watch = ["actor.py", *env_flags(asked.env), "--checkpoint", asked.evaluation.checkpoint]
         raise ConfigError(
             f"--checkpoint does not train; to watch one, say `.venv/bin/python {shlex.join(watch)} --record-dir videos`"
         )
@@ -341,7 +335,9 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     store = UnrollStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
     on_device = machine.device.type == "cuda" and store + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
     frames = machine.device if on_device else "the host"
-    environment = f"{spec.env}, {spec.num_actions} actions"
+    actions = f"{spec.num_actions} actions" if spec.num_actions else f"actions of {len(spec.action_bounds)} numbers"
+    shape = f"{spec.stacked_frames} x {spec.frame_shape}" if spec.stacked_frames > 1 else f"{spec.frame_shape}"
+    environment = f"{f'{spec.env} {spec.variant}'.strip()}, {actions}, observations {shape}"
     ports = f"learner {wires.parameter_port} {wires.metrics_port}"
     sampling, journal = "without actors, nobody waits", f"{command.from_journal} (of another run: only read)"
     if command.guest:

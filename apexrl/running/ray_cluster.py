@@ -6,7 +6,6 @@ end by themselves, with a last checkpoint. It needs `pip install "ray[default]>=
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -14,25 +13,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-import tyro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from rich.console import Console
 from rich.text import Text
 
 from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
-from apexrl.flags import agent_of, default_command, parse_onto, value_given
+from apexrl.flags import agent_of, default_command, parse_onto
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, progress_rows
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import check_asked
+from apexrl.running.ray_flags import RayConfig, divided
 from apexrl.running.ray_groups import (
     ACTORS,
     CHUNK_BYTES,
@@ -51,20 +49,7 @@ from apexrl.running.run_directory import CONFIG_FILE, ROOT
 
 END_SECONDS = 15.0  # for all groups; what has not ended then is killed
 SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
-PATH_FLAGS = ("--run-dir", "--resume", "--fork")
 NOT_SENT = [".venv", ".git", "runs", "tests", "docs", "benchmarks", "deploy", "**/__pycache__"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RayConfig:
-    """How a run uses the Ray cluster. All other flags are those of run.sh; `--num-workers auto` follows the nodes."""
-
-    ray_address: str = ""
-    """The cluster: auto for the one of this machine, or HOST:PORT; by default RAY_ADDRESS."""
-    ray_namespace: str = ""
-    """Name of the run among those of the cluster; by default the name of its directory."""
-    ray_wait_seconds: float = 300.0
-    """Seconds to wait for CPUs and GPUs that the cluster does not have yet."""
 
 
 def main() -> int:
@@ -84,38 +69,6 @@ def main() -> int:
         return 1
     finally:
         ray.shutdown()
-
-
-def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
-    """Returns Ray's flags, those of the run with whole paths, and the number of actor processes; 0: as many as fit.
-
-    Raises: ConfigError when a flag makes no sense on a cluster.
-    """
-    ray_flags: list[str] = []
-    run_flags: list[str] = []
-    workers, words = "auto", iter(arguments)
-    for word in words:
-        name, has_value, value = word.partition("=")
-        if not name.startswith("--ray-") and name not in (*PATH_FLAGS, "--num-workers"):
-            run_flags.append(word)
-            continue
-        value = value if has_value else next(words, "")
-        if name.startswith("--ray-"):
-            ray_flags += [name, value]
-        elif name in PATH_FLAGS:
-            run_flags += [name, str(Path(value).resolve())]
-        else:
-            workers = value
-            run_flags += [name, value] if value != "auto" else []
-    if "--help" in run_flags:
-        ray_flags = ["--help"]
-    config = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
-    if workers != "auto" and (not workers.isdecimal() or workers == "0"):
-        raise ConfigError(f"--num-workers {workers}: give a number from 1 on, or auto")
-    for flag in ("--guest", "--from-journal", "--reproducible"):
-        if value_given(flag, run_flags) or flag in run_flags:
-            raise ConfigError(f"{flag} needs no cluster: give it to run.sh")
-    return config, run_flags, 0 if workers == "auto" else int(workers)
 
 
 class Driver:
@@ -309,8 +262,8 @@ class Driver:
         while time.monotonic() - self._heard < PATIENCE_SECONDS:
             time.sleep(POLL_SECONDS)
         self._print(
-            f"ERROR the Ray cluster has not answered for {PATIENCE_SECONDS:.0f} s: its processes end by themselves, with a "
-            f"last checkpoint; go on with --resume {self._directory}"
+            f"ERROR the Ray cluster has not answered for {PATIENCE_SECONDS:.0f} s: its processes end by themselves, "
+            f"with a last checkpoint; go on with --resume {self._directory}"
         )
         end_at_once(1)
 

@@ -23,7 +23,7 @@ from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import LATEST, Checkpoint, Counters, load_checkpoint, load_header, save_checkpoint
 from apexrl.replay.fork import fork_log
 from apexrl.running.ports import free_ports
-from apexrl.types import LogPosition
+from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
 
@@ -115,17 +115,17 @@ def saved_values(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 
 
-def environment_of(journal: Path, env: str) -> EnvConfig:
-    """Returns the environment of a journal: as the run that it lies in has configured it, else `env` with defaults.
+def environment_of(journal: Path, held: EnvironmentSpec) -> EnvConfig:
+    """Returns the environment of a journal: as the run that it lies in has configured it, else as its spec tells.
 
     Raises: ConfigError when the configuration of that run cannot be read.
     """
     path = journal.resolve().parent / CONFIG_FILE
     if not path.is_file():
-        return EnvConfig(env)
+        return EnvConfig.of_variant(held.env, held.variant, held.stacked_frames)
     try:
         given = msgspec.json.decode(path.read_bytes(), type=_Saved).command.get("env")
-        return _restored(msgspec.convert(given, dict[str, Any]), EnvConfig(env), [])
+        return _restored(msgspec.convert(given, dict[str, Any]), EnvConfig(held.env), [])
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 

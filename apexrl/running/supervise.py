@@ -69,6 +69,10 @@ class Child:
         """Returns the last line of a process that ended with this status; empty when no error of its own ended it."""
         return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self._words.last()
 
+    def news(self) -> list[str]:
+        """Returns the restarts of processes that this one supervises, which only its log has told so far."""
+        return self._words.news()
+
     def ask_to_end(self) -> None:
         """Sends SIGTERM."""
         if self.process is not None:
@@ -137,6 +141,8 @@ class Supervisor:
         finished = []
         now = time.monotonic()
         for child in self.children.values():
+            for line in child.news():
+                logger.warning("%s: %s", child.name, line)
             status = child.status
             if child.process is None:
                 if now >= child.start_at and not child.is_given_up:

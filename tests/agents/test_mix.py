@@ -8,9 +8,10 @@ import pytest
 from apexrl.agents.contract import Selection
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
 from apexrl.agents.mix import Part, batch_sizes, parts_of, table_texts
-from apexrl.config import ReplayConfig, RunCommand, TableConfig, tables_of
+from apexrl.config import ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, parse, wants_of
+from apexrl.tables import TableConfig, tables_of
 
 LASER = ("queue=1/8", "uniform=7/8")
 THREE = ("queue=1/4", "uniform=1/2", "uniform@300=1/4")

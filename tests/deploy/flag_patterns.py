@@ -1,7 +1,8 @@
 """Patterns of the flags' values, for Terraform: `python -m tests.deploy.flag_patterns` writes flags.json anew.
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of this file only, with values that match its
-regular expressions. It leaves out flags that the cluster itself sets (addresses, ports, directories, keys).
+regular expressions. It leaves out flags that the cluster itself sets (addresses, ports, directories, keys), and one
+whose value needs quotes.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ ROLES: dict[str, tuple[type, ...]] = {
     "evaluator": (EnvConfig, EvaluationConfig),
 }
 SET_BY_THE_CLUSTER = {"env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"}
+NEEDS_QUOTES = {"env_kwargs"}
 
 WORD = "[A-Za-z0-9_.:/=-]+"
 
@@ -58,7 +60,9 @@ def make_patterns() -> dict[str, dict[str, str]]:
         for config in configs:
             kinds |= typing.get_type_hints(config, include_extras=True)
         patterns[role] = {
-            name: f"^{pattern_of(kind)}$" for name, kind in sorted(kinds.items()) if name not in SET_BY_THE_CLUSTER
+            name: f"^{pattern_of(kind)}$"
+            for name, kind in sorted(kinds.items())
+            if name not in SET_BY_THE_CLUSTER | NEEDS_QUOTES
         }
     return patterns
 

@@ -160,7 +160,13 @@ def values_of(command) -> dict[str, Any]:
 
 def another(name: str, kind: Any, value: Any) -> Any:
     """Returns a value that the flag takes and that is not its default."""
-    chosen = {"tables": ("transitions=priority", "recent=uniform"), "channels": (8, 16, 24), "device": "cuda:1"}
+    chosen = {
+        "tables": ("transitions=priority", "recent=uniform"),
+        "channels": (8, 16, 24),
+        "device": "cuda:1",
+        "wrapper": ("module:one", "module:two"),
+        "resize": (84, 96),
+    }
     if name in chosen:
         return chosen[name]
     if typing.get_origin(kind) is typing.Literal:

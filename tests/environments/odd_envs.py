@@ -1,5 +1,7 @@
 """Environments that are hard to play, or that cannot be played: `tests.environments.odd_envs:ID`."""
 
+import time
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -57,6 +59,61 @@ def make_mission():
     return Odd(space, observation)
 
 
+class Given(Odd):
+    """Gives an observation and a reward that its arguments choose, from its third step on."""
+
+    def __init__(self, observation=0.5, reward=1.0, hangs=False):
+        super().__init__(Box(-np.inf, np.inf, (2,), np.float64), np.zeros(2))
+        self._given = np.array([0, observation], np.float64), float(reward)
+        self._hangs, self._steps = hangs, 0
+
+    def step(self, action):
+        self._steps += 1
+        if self._steps < 3:
+            return self._observation, 0.0, False, False, {}
+        while self._hangs:
+            time.sleep(0.01)
+        return *self._given, False, False, {}
+
+
+class Painted(Odd):
+    """Shows a picture whose colours tell its channels apart, and its rows from its columns."""
+
+    def __init__(self, channels=3, height=48, width=40, is_first=False, dtype="uint8"):
+        picture = np.zeros((height, width, channels), dtype)
+        picture[:, :, 0], picture[: height // 2, :, 1], picture[:, : width // 2, 2] = 10, 100, 200
+        picture = np.moveaxis(picture, -1, 0) if is_first else picture
+        super().__init__(Box(0, 255, picture.shape, dtype), picture)
+
+
+def in_a_dictionary(env):
+    """A wrapper that puts an observation into a dictionary, beside words."""
+    space = Dict({"picture": env.observation_space, "words": Words()})
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: {"picture": seen, "words": "look"}, space)
+
+
+def only_the_picture(env):
+    """A wrapper that takes it out again."""
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen["picture"], env.observation_space["picture"])
+
+
+def unchanged(env):
+    """A wrapper that does nothing."""
+    return gymnasium.Wrapper(env)
+
+
+def no_environment(env):
+    """Returns no environment."""
+    return env.observation_space
+
+
+def make_without_box2d():
+    raise gymnasium.error.DependencyNotInstalled(
+        "Box2D is not installed, you can install it by run `pip install swig` followed by "
+        '`pip install "gymnasium[box2d]"`'
+    )
+
+
 def make_failing():
     raise ZeroDivisionError("the board has no fields,\nso it is not one")
 
@@ -74,8 +131,6 @@ make_catch_with_pictures.metadata = {"render_modes": ["rgb_array"]}
 SPACES = {
     "Words-v0": Words(),
     "Words-in-dict-v0": Dict({"mission": Words()}),
-    "Channels-first-v0": Box(0, 255, (3, 96, 96), np.uint8),
-    "Stack-first-v0": Box(0, 255, (4, 84, 84), np.uint8),
     "Channels-last-v0": Box(0, 255, (96, 96, 3), np.uint8),
     "Board-v0": Box(0, 1, (8, 8, 111), np.uint8),
 }
@@ -89,6 +144,11 @@ ACTIONS = {
 ENTRY_POINTS = {
     "Mission-v0": make_mission,
     "Fails-v0": make_failing,
+    "Without-box2d-v0": make_without_box2d,
+    "Given-v0": Given,
+    "Painted-v0": Painted,
+    "Versioned-v0": Painted,
+    "Versioned-v1": Painted,
     "Nowhere-v0": "no_such_module:Env",
     "Function-v0": make_catch,
     "Function-with-pictures-v0": make_catch_with_pictures,

@@ -8,10 +8,11 @@ import pytest
 
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
-from apexrl.config import LearnerCommand, ReplayConfig, WireConfig, part_of
+from apexrl.config import LearnerCommand, ReplayConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
+from apexrl.tables import part_of
 from apexrl.types import LogPosition
 
 COMMAND = LearnerCommand(algorithm=FAMILY.algorithm, update=FAMILY.update, network=FAMILY.network)

@@ -256,13 +256,15 @@ def test_the_error_ends_at_the_slack_and_the_windows_of_all_actors(spec):
     assert limiter.slack + 0.5 * width < limiter.error <= limiter.slack + width
 
 
-@pytest.mark.parametrize("change", [{"env": "Other-v0"}, {"overlap_steps": 5}])
+@pytest.mark.parametrize("change", [{"env": "Other-v0"}, {"variant": '{"resize": [84]}'}, {"overlap_steps": 5}])
 def test_another_spec_is_refused(peers, spec, change):
     peers.hello(b"a")
     fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
     peers.hello(b"b", spec=StreamSpec(**(fields | change)))
     refused = peers.heard(b"b")[0]
     assert isinstance(refused, wire.Refused) and "use the same --env" in refused.reason
+    ((name, value),) = change.items()
+    assert f"({name} is {fields[name] or 'none'}, not {value})" in refused.reason
     assert "--journal-dir" not in refused.reason  # there is none
     assert len(peers.service.actors.sessions) == 1 and peers.dropped["refused"] == 1
 

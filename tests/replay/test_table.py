@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from apexrl.config import TableConfig
 from apexrl.replay.table import PriorityTable, importance_weights, make_table
+from apexrl.tables import TableConfig
 from apexrl.types import StreamSpec
 
 

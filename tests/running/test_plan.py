@@ -1,6 +1,7 @@
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -8,7 +9,7 @@ from apexrl.config import EnvConfig, LearnerCommand, OfflineCommand, ReplayConfi
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, parse, parse_onto, to_flags, wants_of, with_preset
 from apexrl.learning.unroll_store import UnrollStore
-from apexrl.replay.journal import Journal, new_identity
+from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, describe, largest_capacity, make_plan
@@ -60,6 +61,8 @@ def plan_again(flags, agent="apex-dqn"):
     "flags",
     [
         *(["--preset", "two-cores"], ["--run-dir", "runs/other"], ["--env", "CartPole-v1"]),
+        *(["--env-kwargs", '{"rows": 12}'], ["--frame-stack", "2"], ["--resize", "20"]),
+        ["--wrapper", "tests.environments.odd_envs:unchanged"],
         *(["--n-steps", "5"], ["--unroll-starts", "40"], ["--optimizer", "rmsprop"], ["--hidden-size", "64"]),
         ["--channels", "1", "2", "3"],
         ["--from-scratch", "--env", "CartPole-v1"],
@@ -111,6 +114,12 @@ def test_a_fork_has_a_directory_and_a_journal_of_its_own():
     in_memory = dataclasses.replace(before, replay=ReplayConfig(journal_dir="off"))
     assert fork_of(in_memory, ["--run-dir", "runs/x"]).replay.journal_dir == "off"
     assert fork_of(before, ["--from-scratch", "--hidden-size", "64"]).network.hidden_size == 64
+
+
+def test_a_fork_has_the_environment_of_its_run():
+    environment = EnvConfig("Catch-v0", '{"rows": 12}', ("tests.environments.odd_envs:unchanged",), frame_stack=2)
+    command = fork_of(dataclasses.replace(saved(), env=environment), ["--learning-rate", "0.1"])
+    assert command.env == environment
 
 
 def plan(*flags):
@@ -277,6 +286,17 @@ def test_a_learner_of_a_journal_has_only_an_evaluator_beside_it(journal):
     assert offline(journal, "--capacity", "5000").command.replay.capacity == 5000
 
 
+def test_a_journal_of_the_same_environment_with_other_settings_is_refused(journal):
+    changes = {"frame_shape": ["--env-kwargs", '{"rows": 12}'], "stacked_frames": ["--frame-stack", "2"]}
+    for field, flags in changes.items():
+        with pytest.raises(ConfigError, match=field):
+            offline(journal, *flags)
+    with pytest.raises(
+        ConfigError, match=r'its variant is none, not {"wrapper": \["tests.environments.odd_envs:unchanged"\]}'
+    ):
+        offline(journal, "--wrapper", "tests.environments.odd_envs:unchanged")
+
+
 def test_a_journal_of_another_environment_is_refused(journal):
     with pytest.raises(ConfigError, match=r"does not fit: its env is Catch-v0, not CartPole-v1"):
         offline(journal, "--env", "CartPole-v1")
@@ -290,10 +310,13 @@ def test_a_run_without_actors_keeps_its_journal_when_it_is_resumed(journal, tmp_
 
 
 def test_the_environment_of_a_journal_is_that_of_its_run(journal):
-    assert environment_of(journal, "Catch-v0") == EnvConfig("Catch-v0")
-    own = EnvConfig("Catch-v0", clip_rewards="yes", max_episode_frames=77)
+    held = identity_of(journal).spec
+    assert environment_of(journal, held) == EnvConfig("Catch-v0", frame_stack=1)
+    varied = msgspec.structs.replace(held, variant='{"env_kwargs": {"rows": 9}}', stacked_frames=4)
+    assert environment_of(journal, varied) == EnvConfig("Catch-v0", '{"rows": 9}', frame_stack=4)
+    own = EnvConfig("Catch-v0", '{"rows": 8}', clip_rewards="yes", max_episode_frames=77)
     save_config(dataclasses.replace(default_command(RunCommand, OWN), env=own, run_dir=str(journal.parent)))
-    assert environment_of(journal, "Catch-v0") == own
+    assert environment_of(journal, held) == own
     (journal.parent / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is not the configuration of a run"):
-        environment_of(journal, "Catch-v0")
+        environment_of(journal, held)

@@ -115,7 +115,7 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     ],
 )
 def test_flags_without_sense_are_refused(flags, message):
-    from apexrl.running.ray_cluster import divided
+    from apexrl.running.ray_flags import divided
 
     with pytest.raises(ConfigError, match=message):
         divided(flags)

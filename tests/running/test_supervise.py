@@ -94,6 +94,16 @@ def test_other_deaths_are_tried_as_often_as_they_may(supervise, script):
         watched(supervisor)
 
 
+def test_what_a_child_says_of_its_own_children_is_said_once(supervise, tmp_path, caplog):
+    line = "actor worker 1 ended with status 1: ValueError: the [robot] arm is stuck; restart 1 in 0.5 s"
+    (tmp_path / "actors.log").write_text(f"09:00:00 actor: {line}, of an earlier start\n09:00:00 actor: {line}\n")
+    script = f"import sys; print('12:00:00 actor: {line}', 'frames', sep=chr(10), file=sys.stderr); " + SLEEP
+    supervisor = supervise(actors=script)
+    watched(supervisor, lambda: caplog.records)
+    supervisor.watch()
+    assert [record.getMessage() for record in caplog.records] == [f"actors: {line}"]
+
+
 def test_what_is_not_needed_is_given_up(supervise, tmp_path, caplog):
     supervisor = supervise(role=SLEEP)
     supervisor.start("extra", ["-c", "raise SystemExit(2)"], is_needed=False, log=tmp_path / "extra.log")

@@ -1,0 +1,141 @@
+"""Atari games with DQN's preprocessing. Only this module knows ale_py."""
+
+from typing import Any, Literal
+
+import ale_py
+import gymnasium
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.registration import EnvSpec
+
+from apexrl.config import EnvConfig
+from apexrl.environments.game_book import GameBook
+from apexrl.errors import ConfigError
+from apexrl.types import TimeSteps
+
+FRAMES_PER_STEP = 4
+STACKED_FRAMES = 4
+SCREEN = (210, 160)
+REGISTERED_KWARGS = {
+    *("game", "frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
+}
+OWN_KWARGS = ("full_action_space", "repeat_action_probability")  # those that --env-kwargs may hold
+FRAMESKIPS = (1, 4)  # ids registered with either are played with 4: DQN's skip, which v5 ids register
+
+gymnasium.register_envs(ale_py)
+
+
+class AtariEnvironment:
+    """ale-py's C++ vector environment with DQN's preprocessing: 84x84 gray, skip 4, max of 2 frames.
+
+    It avoids three settings of ale-py:
+      episodic_life    resets the game at a lost life, so that the later lives are never played
+      life_loss_info   reports a lost life like the game's end, and hides a truncation
+      reward_clipping  hides the score
+    """
+
+    frame_shape: tuple[int, ...] = (84, 84)
+    frame_dtype: Literal["uint8", "float32"] = "uint8"
+    frames_per_step = FRAMES_PER_STEP
+    action_bounds: tuple[tuple[float, float], ...] = ()
+
+    def __init__(
+        self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, evaluate: bool, num_threads: int, render: bool
+    ):
+        kwargs = _settings(config, registered)
+        self.stacked_frames = config.frame_stack or STACKED_FRAMES
+        options: dict[str, Any] = {
+            "max_num_frames_per_episode": config.max_episode_frames,
+            "repeat_action_probability": kwargs.get("repeat_action_probability", 0.0),
+            "full_action_space": kwargs.get("full_action_space", False),
+            "noop_max": config.noop_max,
+            "use_fire_reset": config.fire_at_reset,
+            "reward_clipping": False,
+            "stack_num": 1,
+        }
+        self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
+        # ale-py's vector environment cannot render, so a second one plays the same game, seed and actions in colour.
+        height, width = SCREEN
+        picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False}
+        self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
+        self._picture: np.ndarray | None = None
+        self.action_names = tuple(action.name.lower() for action in self._envs.ale.get_action_set())
+        self.num_actions = len(self.action_names)
+        self._clip = config.clip_rewards != "no"
+        self._life_loss_terminal = config.life_loss_terminal and not evaluate
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Returns the first frames [E, 84, 84]."""
+        observations, info = self._envs.reset(seed=seed)
+        self._lives = info["lives"]
+        self._reset_next = np.zeros(len(observations), bool)
+        self._games = GameBook(len(observations))
+        if self._camera is not None:
+            self._picture = self._camera.reset(seed=seed)[0][0, -1]
+        return observations[:, -1]
+
+    def send(self, actions: np.ndarray) -> None:
+        """Begins one step with actions [E]; ale-py's threads play it in the background."""
+        actions = np.asarray(actions, np.int32)
+        self._envs.send(actions)
+        if self._camera is not None:
+            self._camera.send(actions[:1])
+
+    def receive(self) -> TimeSteps:
+        """Waits for the step that `send` began, and returns it."""
+        observations, rewards, terminated, truncated, info = self._envs.recv()
+        if self._camera is not None:
+            self._picture = self._camera.recv()[0][0, -1]
+        starts = self._reset_next
+        ends = terminated | truncated
+        lost = ~starts & (info["lives"] > 0) & (info["lives"] < self._lives)
+        self._reset_next, self._lives = ends, info["lives"]
+        returns, steps = self._games.add(rewards, starts, ends)
+        rewards = np.sign(rewards) if self._clip else rewards
+        discounts = np.where(terminated | (lost & self._life_loss_terminal), 0, 1)
+        frames = observations[:, -1]
+        return TimeSteps(frames, rewards.astype(np.float32), discounts.astype(np.float32), starts, returns, steps)
+
+    def render(self) -> np.ndarray | None:
+        """Returns the screen [210, 160, 3] of the first game, None unless made with `render`."""
+        return self._picture
+
+    def close(self) -> None:
+        """Stops ale-py's threads."""
+        self._envs.close()
+        if self._camera is not None:
+            self._camera.close()
+
+
+def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
+    """Returns the arguments of a game: those of its id, and --env-kwargs.
+
+    Raises: ConfigError when they ask for something that DQN's preprocessing does not have.
+    """
+    presented = {"--wrapper": config.wrapper, "--grayscale": config.grayscale, "--resize": config.resize}
+    if given := [flag for flag, value in presented.items() if value]:
+        raise ConfigError(
+            f"{' and '.join(given)}: games of Atari keep DQN's preprocessing (84x84, gray), so leave that out"
+        )
+    if unknown := sorted(config.kwargs.keys() - OWN_KWARGS):
+        raise ConfigError(f"--env-kwargs: a game of Atari takes {' and '.join(OWN_KWARGS)}, not {', '.join(unknown)}")
+    env, kwargs = config.env, registered.kwargs
+    if others := sorted(kwargs.keys() - REGISTERED_KWARGS):
+        raise ConfigError(f"environment {env!r} is registered with {', '.join(others)}: register it without")
+    frameskip = kwargs.get("frameskip", FRAMES_PER_STEP)
+    if frameskip not in FRAMESKIPS:
+        same = [spec.id for spec in gymnasium.registry.values() if spec.kwargs.get("game") == kwargs["game"]]
+        raise ConfigError(f"environment {env!r} has frameskip {frameskip}, games are played with 4: "
+                          f"say {' or '.join(sorted(filter(has_usual_frameskip, same)))}")  # fmt: skip
+    return kwargs | config.kwargs
+
+
+def is_atari(registered: EnvSpec) -> bool:
+    """Returns whether an id is that of an Atari game."""
+    return "game" in registered.kwargs
+
+
+def has_usual_frameskip(env: str) -> bool:
+    """Returns whether a registered id is played with a frameskip that we have; all but Atari's are."""
+    registered = gymnasium.registry[env]
+    return not is_atari(registered) or registered.kwargs.get("frameskip", FRAMES_PER_STEP) in FRAMESKIPS

@@ -1,0 +1,159 @@
+"""All environments but Atari's: copies of one, which this process steps one by one."""
+
+import logging
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from apexrl.config import EnvConfig
+from apexrl.environments.game_book import GameBook
+from apexrl.environments.observations import presented
+from apexrl.environments.watchdog import Watchdog, Watched
+from apexrl.errors import ApexError, ConfigError
+from apexrl.types import MAX_ACTION_SIZE, TimeSteps
+from apexrl.unroll import LARGEST_VALUE
+
+OWN_FLAGS = {"max_episode_steps": "--max-episode-frames", "render_mode": "--record-dir"}  # by argument of gymnasium
+
+logger = logging.getLogger(__name__)
+
+
+class GymnasiumEnvironment:
+    """Any other Gymnasium environment with discrete or vector actions. This process steps its copies one by one.
+
+    A class that names its discrete actions does so in its `metadata`, as "action_names".
+    """
+
+    frames_per_step = 1
+
+    def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
+        for name, flag in OWN_FLAGS.items():
+            if name in config.kwargs:
+                raise ConfigError(f"--env-kwargs cannot hold {name}: give {flag} instead")
+        limit = min(registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames)
+        self._env = config.env
+        self._renders = render and "rgb_array" in _render_modes(registered)
+        if render and not self._renders:
+            logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
+                           'metadata = {"render_modes": ["rgb_array"]}')  # fmt: skip
+        mode: dict[str, Any] = {"render_mode": "rgb_array"} if self._renders else {}
+        self._watchdog = Watchdog(config.env, config.step_deadline_seconds)
+        notes: set[str] = set()
+        self._envs = gymnasium.make_vec(
+            registered.id,
+            num_envs,
+            vectorization_mode="sync",
+            wrappers=[lambda env: Watched(presented(env, config, notes), self._watchdog)],
+            max_episode_steps=limit,
+            **mode,
+            **config.kwargs,
+        )
+        for note in sorted(notes):
+            logger.warning("%s: %s", config.env, note)
+        actions = self._envs.single_action_space
+        if refusal := _why_other_actions(actions):
+            self._envs.close()
+            raise ConfigError(f"environment {config.env!r} has actions {actions}; {refusal}")
+        box = self._envs.single_observation_space
+        self.frame_shape = tuple(box.shape or ())
+        self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"
+        self.num_actions, self._first_action = 0, 0
+        self.action_bounds: tuple[tuple[float, float], ...] = ()
+        self.action_names: tuple[str, ...] = ()
+        if isinstance(actions, gymnasium.spaces.Discrete):
+            self.num_actions, self._first_action = int(actions.n), int(actions.start)
+            self.action_names = tuple(map(str, self._envs.metadata.get("action_names", ())))
+        elif isinstance(actions, gymnasium.spaces.Box):
+            self.action_bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True))
+        self.stacked_frames = config.frame_stack or 1
+        self._clip = config.clip_rewards == "yes"
+        self._watchdog.start()
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Returns the first observations [E, *frame]."""
+        observations, _ = self._envs.reset(seed=seed)
+        self._reset_next = np.zeros(len(observations), bool)
+        self._games = GameBook(len(observations))
+        return self._frames(observations)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Stores the actions [E] or [E, action size] with which `receive` steps."""
+        if self.num_actions:
+            self._actions = np.asarray(actions) + self._first_action
+        else:
+            low, high = np.array(self.action_bounds, np.float32).T
+            self._actions = np.clip(np.asarray(actions, np.float32), low, high)
+
+    def receive(self) -> TimeSteps:
+        """Takes one step in every environment."""
+        observations, rewards, terminated, truncated, _ = self._envs.step(self._actions)
+        starts = self._reset_next
+        ends = terminated | truncated
+        self._reset_next = ends
+        returns, steps = self._games.add(rewards, starts, ends)
+        self._check("a reward", rewards)
+        rewards = np.sign(rewards) if self._clip else rewards
+        discounts = np.where(terminated, 0, 1).astype(np.float32)
+        return TimeSteps(self._frames(observations), rewards.astype(np.float32), discounts, starts, returns, steps)
+
+    def render(self) -> np.ndarray | None:
+        """Returns the picture of the first environment, None unless made with `render` and able to render."""
+        if not self._renders:
+            return None
+        try:
+            pictures: Any = self._envs.render()
+            return pictures[0]
+        except gymnasium.error.DependencyNotInstalled as error:
+            logger.warning("no pictures of this environment: %s", error)
+            self._renders = False
+            return None
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._watchdog.close()
+        self._envs.close()
+
+    def _frames(self, observations: np.ndarray) -> np.ndarray:
+        """Returns observations as frames, a copy. Raises ApexError when one holds no finite number."""
+        if self.frame_dtype == "float32":
+            self._check("an observation", observations)
+        return observations.astype(self.frame_dtype)
+
+    def _check(self, name: str, values: np.ndarray) -> None:
+        """Raises ApexError when a number is not finite, or too great to learn from."""
+        sound = np.abs(values) <= LARGEST_VALUE  # NaN is not
+        if not sound.all():
+            place = tuple(np.argwhere(~sound)[0])
+            where = f"at {', '.join(map(str, place[1:]))} of" if len(place) > 1 else "as"
+            raise ApexError(
+                f"environment {self._env!r} gave {values[place]} {where} {name}, in step {self._games.steps[place[0]]} "
+                f"of an episode: a finite number up to {LARGEST_VALUE:g} is needed"
+            )
+
+
+def _why_other_actions(actions: gymnasium.Space) -> str:
+    """Returns why an action space is not supported, or an empty string."""
+    if isinstance(actions, gymnasium.spaces.Discrete):
+        return ""
+    if not isinstance(actions, gymnasium.spaces.Box) or not np.issubdtype(actions.dtype, np.floating):
+        return "supported are Discrete, and Box of floats: give a --wrapper module:name that makes it one of these"
+    if len(actions.shape) != 1 or not 1 <= actions.shape[0] <= MAX_ACTION_SIZE:
+        return (
+            f"a Box needs one dimension of 1 to {MAX_ACTION_SIZE} numbers: "
+            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that reshapes them"
+        )
+    if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all() and (actions.low < actions.high).all()):
+        return (
+            "a Box needs finite bounds, the least below the greatest: "
+            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has a bounded action_space"
+        )
+    return ""
+
+
+def _render_modes(registered: EnvSpec) -> list[str]:
+    """Returns the render modes that an environment declares, without making one."""
+    entry = registered.entry_point
+    creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    return list((getattr(creator, "metadata", None) or {}).get("render_modes") or [])

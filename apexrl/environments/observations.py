@@ -1,0 +1,108 @@
+"""One environment as an agent sees it: behind the user's wrappers, with pictures or with vectors of numbers."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+from apexrl.config import EnvConfig
+from apexrl.errors import ConfigError, reason_of
+from apexrl.own_modules import own
+
+SMALLEST_PICTURE = 16  # pixels; before two sides of at least so many, a shorter first dimension counts as channels
+TO_VECTOR = "give a --wrapper module:name that makes them numbers"
+
+
+def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
+    """Returns an environment whose observations are a picture with its channels last, or a vector of numbers.
+
+    Discrete, tuple and dictionary observations become one vector (discrete: one-hot), without the keys of a dictionary
+    that cannot be flattened.
+
+    Args:
+      notes: gets a line about each change that the user may not expect.
+    Raises: ConfigError when the observations cannot be presented as the configuration says.
+    """
+    for name in config.wrapper:
+        env = _wrapped(env, name)
+    if isinstance(env.observation_space, Box):
+        return _picture(env, config, notes)
+    if flags := _picture_flags(config):
+        raise ConfigError(f"{flags}: these are for pictures, and {config.env} has observations {env.observation_space}")
+    if isinstance(env.observation_space, Dict):
+        kept = [key for key, space in env.observation_space.items() if _is_flattenable(space)]
+        dropped = sorted(set(env.observation_space) - set(kept))
+        if kept and dropped:
+            notes.add(f"observations without {', '.join(dropped)}, which cannot be flattened")
+            env = gymnasium.wrappers.FilterObservation(env, kept)
+        if pictures := [key for key in kept if _is_picture(env.observation_space[key])]:
+            notes.add(
+                f"{' and '.join(pictures)} becomes part of a vector; a --wrapper that shows it alone keeps it a picture"
+            )
+    if not _is_flattenable(env.observation_space):
+        raise ConfigError(
+            f"environment {config.env!r} has observations {env.observation_space}, which cannot be flattened: "
+            f"{TO_VECTOR}"
+        )
+    return gymnasium.wrappers.FlattenObservation(env)
+
+
+def _wrapped(env: gymnasium.Env, name: str) -> gymnasium.Env:
+    """Returns an environment behind a wrapper of the user's.
+
+    Raises: ConfigError when the wrapper cannot be had, fails, or gives something else.
+    """
+    try:
+        wrapper = own(name)
+    except ConfigError as error:
+        raise ConfigError(f"--wrapper {name}: {error}") from error
+    try:
+        wrapped = wrapper(env)
+    except Exception as error:
+        raise ConfigError(f"--wrapper {name} fails: {reason_of(error)}") from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise ConfigError(f"--wrapper {name} gives {wrapped!r}: it has to return an environment of gymnasium")
+    return wrapped
+
+
+def _picture(env: Any, config: EnvConfig, notes: set[str]) -> Any:
+    """Returns an environment of boxes, whose pictures have their channels last, and are gray and scaled if wanted."""
+    space = env.observation_space
+    if len(space.shape) == 3 and min(space.shape[1:]) >= max(SMALLEST_PICTURE, space.shape[0] + 1):
+        low, high = (np.moveaxis(bound, 0, -1) for bound in (space.low, space.high))
+        turned = Box(low, high, dtype=space.dtype)
+        notes.add(f"observations {space.shape} have their channels first, and are turned to {turned.shape}")
+        env = gymnasium.wrappers.TransformObservation(env, lambda picture: np.moveaxis(picture, 0, -1), turned)
+        space = turned
+    flags = _picture_flags(config)
+    if flags and not (
+        space.dtype == np.uint8 and len(space.shape) in (2, 3) and (space.low == 0).all() and (space.high == 255).all()
+    ):
+        raise ConfigError(f"{flags}: these are for pictures of bytes from 0 to 255, and {config.env} has {space}")
+    if config.grayscale:
+        if space.shape[2:] != (3,):
+            raise ConfigError(f"--grayscale: this is for pictures with 3 channels, and {config.env} has {space}")
+        env = gymnasium.wrappers.GrayscaleObservation(env)
+    if config.resize:
+        if len(config.resize) > 2:
+            raise ConfigError(f"--resize {' '.join(map(str, config.resize))}: give one side, or height and width")
+        env = gymnasium.wrappers.ResizeObservation(env, (config.resize[0], config.resize[-1]))
+    return env
+
+
+def _picture_flags(config: EnvConfig) -> str:
+    given = {"--grayscale": config.grayscale, "--resize": config.resize}
+    return " and ".join(flag for flag, value in given.items() if value)
+
+
+def _is_picture(space: gymnasium.Space) -> bool:
+    sides = sorted(space.shape or ())
+    return len(sides) in (2, 3) and sides[-2] >= SMALLEST_PICTURE
+
+
+def _is_flattenable(space: gymnasium.Space) -> bool:
+    try:
+        return isinstance(gymnasium.spaces.flatten_space(space), Box)
+    except NotImplementedError:  # a space that gymnasium does not know
+        return False

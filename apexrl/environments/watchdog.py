@@ -1,0 +1,98 @@
+"""A deadline for the calls of environments: foreign code that never returns would stop its actor without a word."""
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gymnasium
+
+from apexrl.lifecycle import end_at_once
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LOOKS = 20  # of the watchdog during one deadline
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Watchdog:
+    """Ends the process when a call of one of its environments does not return before the deadline.
+
+    One thread makes the calls. A second one looks whether the same call goes on; it counts its looks, so the time of a
+    process that is stopped does not count. Code that never lets other threads run cannot be noticed.
+    """
+
+    def __init__(self, env: str, deadline_seconds: float):
+        """Watches nothing before `start`, and never with a deadline of 0."""
+        self._env = env
+        self._deadline_seconds = deadline_seconds
+        self._calls = 0
+        self._going_on = (0, "")  # number and name of the call, 0 between two
+        self._seen = 0  # the number of the call at the last look
+        self._seen_seconds = 0.0
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Begins to watch the calls of this thread."""
+        if self._deadline_seconds:
+            caller = threading.get_ident()
+            threading.Thread(target=self._watch, args=(caller,), name="watchdog", daemon=True).start()
+
+    def call(self, name: str, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Calls a function of an environment, and returns its result."""
+        self._calls += 1
+        self._going_on = (self._calls, name)
+        try:
+            return function(*arguments, **named)
+        finally:
+            self._going_on = (0, "")
+
+    def close(self) -> None:
+        """Watches no longer."""
+        self._closed.set()
+
+    def look(self, pause_seconds: float) -> float:
+        """Looks, a pause after the look before; returns for how many seconds it has seen one call."""
+        number, _ = self._going_on
+        self._seen_seconds = self._seen_seconds + pause_seconds if number and number == self._seen else 0.0
+        self._seen = number
+        return self._seen_seconds
+
+    def _watch(self, caller: int) -> None:
+        pause = min(self._deadline_seconds / LOOKS, LONGEST_PAUSE_SECONDS)
+        while not self._closed.wait(pause):
+            seconds = self.look(pause)
+            if seconds >= self._deadline_seconds:
+                self._end(seconds, caller)
+
+    def _end(self, seconds: float, caller: int) -> None:
+        frame = sys._current_frames().get(caller)
+        logger.error("the call that does not return:\n%s", "".join(traceback.format_stack(frame)))
+        logger.error(
+            "environment %r has not returned from %s for %.0f s: mend it, or give more --step-deadline-seconds",
+            self._env, self._going_on[1], seconds,
+        )  # fmt: skip
+        end_at_once(1)
+
+
+class Watched(gymnasium.Wrapper):
+    """An environment that tells a watchdog of its calls."""
+
+    def __init__(self, env: gymnasium.Env, watchdog: Watchdog):
+        super().__init__(env)
+        self._watchdog = watchdog
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict]:
+        """Begins an episode."""
+        return self._watchdog.call("reset", self.env.reset, **kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        """Takes a step."""
+        return self._watchdog.call("step", self.env.step, action)
+
+    def render(self) -> Any:
+        """Returns a picture."""
+        return self._watchdog.call("render", self.env.render)

@@ -1,0 +1,56 @@
+"""The command line of a run on a Ray cluster: a few flags of its own, all others are those of run.sh."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from apexrl.errors import ConfigError
+from apexrl.flags import value_given
+
+PATH_FLAGS = ("--run-dir", "--resume", "--fork")
+
+
+@dataclasses.dataclass(frozen=True)
+class RayConfig:
+    """How a run uses the Ray cluster. All other flags are those of run.sh; `--num-workers auto` follows the nodes."""
+
+    ray_address: str = ""
+    """The cluster: auto for the one of this machine, or HOST:PORT; by default RAY_ADDRESS."""
+    ray_namespace: str = ""
+    """Name of the run among those of the cluster; by default the name of its directory."""
+    ray_wait_seconds: float = 300.0
+    """Seconds to wait for CPUs and GPUs that the cluster does not have yet."""
+
+
+def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
+    """Returns Ray's flags, those of the run with whole paths, and the number of actor processes; 0: as many as fit.
+
+    Raises: ConfigError when a flag makes no sense on a cluster.
+    """
+    ray_flags: list[str] = []
+    run_flags: list[str] = []
+    workers, words = "auto", iter(arguments)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if not name.startswith("--ray-") and name not in (*PATH_FLAGS, "--num-workers"):
+            run_flags.append(word)
+            continue
+        value = value if has_value else next(words, "")
+        if name.startswith("--ray-"):
+            ray_flags += [name, value]
+        elif name in PATH_FLAGS:
+            run_flags += [name, str(Path(value).resolve())]
+        else:
+            workers = value
+            run_flags += [name, value] if value != "auto" else []
+    if "--help" in run_flags:
+        ray_flags = ["--help"]
+    config = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
+    if workers != "auto" and (not workers.isdecimal() or workers == "0"):
+        raise ConfigError(f"--num-workers {workers}: give a number from 1 on, or auto")
+    for flag in ("--guest", "--from-journal", "--reproducible"):
+        if value_given(flag, run_flags) or flag in run_flags:
+            raise ConfigError(f"{flag} needs no cluster: give it to run.sh")
+    return config, run_flags, 0 if workers == "auto" else int(workers)

@@ -1,0 +1,67 @@
+"""The tables of the replay, as --tables names them, and their parts where several servers share the experience."""
+
+import dataclasses
+from typing import Literal, NamedTuple, cast
+
+from apexrl.config import ReplayConfig
+from apexrl.errors import ConfigError
+
+TableKind = Literal["priority", "uniform", "fifo"]
+
+
+class TableConfig(NamedTuple):
+    """One table of the replay; its numbers count transitions, or unrolls if the table holds those."""
+
+    kind: TableKind
+    samples_per_insert: float
+    min_size_to_sample: int
+    capacity: int = 0  # unrolls, the newest; 0: all that the log holds
+
+
+def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
+    """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
+
+    Raises: ConfigError when one is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, or two have one name.
+    """
+    tables: dict[str, TableConfig] = {}
+    for text in config.tables:
+        name, _, rest = text.partition("=")
+        kind, *numbers = rest.split(":")
+        samples_per_insert, min_size = config.samples_per_insert, config.min_size_to_sample
+        if kind == "uniform" or (kind == "priority" and has_unroll_priorities):
+            min_size = max(min_size // unroll_starts, 1)
+        elif kind == "fifo":
+            samples_per_insert, min_size = 1.0, 1
+        given = dict(zip(("samples", "size", "capacity"), numbers, strict=False))
+        try:
+            samples_per_insert = float(given.get("samples") or samples_per_insert)
+            min_size = int(given.get("size") or min_size)
+            capacity = int(given.get("capacity") or 0)
+        except ValueError:
+            kind = ""
+        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 3 or name in tables:
+            raise ConfigError(
+                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, with the kind "
+                "priority, uniform or fifo; numbers may be left out"
+            )
+        if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
+            raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
+        if capacity < 0 or (given.get("capacity") and (kind != "uniform" or not capacity)):
+            raise ConfigError(f"--tables {text}: only a uniform table has a capacity of its own, 1 unroll or more")
+        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)
+    if not tables:
+        raise ConfigError("--tables: at least one is needed")
+    return tables
+
+
+def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
+    """Returns the numbers of one of several replay servers that share the experience equally."""
+    if num_shards == 1:
+        return config
+    tables = []
+    for text in config.tables:
+        kind, *numbers = text.split(":")
+        parts = [str(-(-int(n) // num_shards)) if i and n.isdecimal() else n for i, n in enumerate(numbers)]
+        tables.append(":".join([kind, *parts]))
+    capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
+    return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))

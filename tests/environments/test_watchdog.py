@@ -1,0 +1,82 @@
+"""A call of an environment that does not return."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import gymnasium
+import numpy as np
+
+from apexrl.config import EnvConfig
+from apexrl.environments.vector import make_environment, take_step
+from apexrl.environments.watchdog import Watchdog
+from apexrl.running.last_words import last_line
+from tests.system.processes import ROOT
+
+HANG = """
+import numpy as np
+from apexrl.config import EnvConfig
+from apexrl.environments.vector import make_environment, take_step
+from apexrl.lifecycle import run_role
+
+def main(stop):
+    config = EnvConfig("tests.environments.odd_envs:Given-v0", env_kwargs='{"hangs": true}', step_deadline_seconds=0.5)
+    envs = make_environment(config, 2)
+    envs.reset(seed=0)
+    while True:
+        take_step(envs, np.zeros(2, int))
+
+run_role("actor", main)
+"""
+
+
+def test_a_step_that_hangs_is_named_and_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", HANG], cwd=ROOT, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 1
+    output = done.stderr.decode()
+    assert "in step\n    time.sleep" in output  # the place of the hang
+    assert last_line(done.stderr).startswith(
+        "environment 'tests.environments.odd_envs:Given-v0' has not returned from step for "
+    )
+    assert last_line(done.stderr).endswith("mend it, or give more --step-deadline-seconds")
+
+
+def test_many_quick_calls_are_no_slow_one():
+    watchdog = Watchdog("Quick-v0", 60)
+    assert {watchdog.call("step", watchdog.look, 30) for _ in range(10)} == {0}
+    assert watchdog.call("step", lambda: [watchdog.look(30) for _ in range(4)]) == [0, 30, 60, 90]
+    assert watchdog.look(30) == 0
+
+
+def test_environments_that_are_closed_leave_no_thread():
+    before = threading.active_count()
+    envs = make_environment(EnvConfig("CartPole-v1"), 2)
+    assert threading.active_count() == before + 1
+    envs.reset(seed=0)
+    take_step(envs, np.zeros(2, int))
+    envs.close()
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_a_deadline_of_zero_is_none():
+    before = threading.active_count()
+    envs = make_environment(EnvConfig("CartPole-v1", step_deadline_seconds=0), 1)
+    assert threading.active_count() == before
+    envs.close()
+
+
+def test_an_error_is_passed_on():
+    watchdog = Watchdog("Raising-v0", 1)
+
+    def step():
+        raise gymnasium.error.InvalidAction("the arm is stuck")
+
+    try:
+        watchdog.call("step", step)
+    except gymnasium.error.InvalidAction as error:
+        assert str(error) == "the arm is stuck"
+    assert watchdog._going_on == (0, "")
