@@ -76,9 +76,7 @@ class Driver:
 
     def __init__(self, config: RayConfig, arguments: list[str], num_workers: int, console: Console):
         self._config, self._console, self._num_workers = config, console, num_workers
-        asked = parse_onto(
-            default_command(RunCommand, value_given("--agent", arguments) or agent_of(arguments)), arguments
-        )
+        asked = parse_onto(default_command(RunCommand, agent_of(arguments)), arguments)
         check_asked(asked)
         directory = asked.resume or asked.run_dir
         if not directory:
