@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config import Command, OfflineCommand, RunCommand, part_of
+from apexrl.config import Command, OfflineCommand, RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.flags import (
@@ -180,13 +180,11 @@ def replays_of(command: RunCommand) -> Iterator[tuple[str, tuple[str, Command]]]
     """Yields name, script and command of the replay server of each shard."""
     replay, journals, num_shards = replay_command(command), journals_of(command), command.wires.shards
     for shard in range(num_shards):
-        kept = part_of(replay.replay, num_shards)
-        if command.replay.journal_dir != "off":
+        kept = replay.replay
+        if kept.journal_dir != "off":
             kept = dataclasses.replace(kept, journal_dir=str(journals[shard].resolve()))
-        # One seed would draw the same positions of every shard.
-        seed, wires = command.seed + shard, command.wires.of_shard(shard)
         name = "replay" if num_shards == 1 else f"replay {shard}"
-        yield name, ("replay.py", dataclasses.replace(replay, seed=seed, wires=wires, replay=kept))
+        yield name, ("replay.py", dataclasses.replace(replay, shard=shard, replay=kept))
 
 
 def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:
