@@ -129,18 +129,23 @@ def test_actors_reach_their_port_of_each_shard_and_learners_theirs(running):
     assert reached("learner") == [51002, 51004, 52003], "where the learners meet, themselves only"
 
 
-def test_a_learner_that_is_killed_takes_the_other_along_and_both_continue(running):
-    learner, before = running.hosts["learner"], transitions(running)
+def test_a_learner_and_a_shard_that_are_killed_come_back(running):
+    """The learner takes the other one along, and both continue; the other shard goes on."""
+    replay, learner, before = running.hosts["replay"], running.hosts["learner"], transitions(running)
+    pids = [replay.show(f"apexrl-replay@{shard}.service", "MainPID") for shard in SHARDS]
+    replay.run("kill", "-KILL", pids[1])
     learner.run("kill", "-KILL", learner_pid(learner, 1))
+    wait_for(running, lambda: re.search(r"recovered [1-9]\d* unrolls", replay.journal("apexrl-replay@1")))
     wait_for(running, lambda: continued_from(learner))
     assert continued_from(learner)[0] > 0
     wait_for_all_shards(running, before)
-
-
-def test_a_shard_that_is_killed_has_its_journal_and_the_other_goes_on(running):
-    replay, before = running.hosts["replay"], transitions(running)
-    pids = [replay.show(f"apexrl-replay@{shard}.service", "MainPID") for shard in SHARDS]
-    replay.run("kill", "-KILL", pids[1])
-    wait_for(running, lambda: re.search(r"recovered [1-9]\d* unrolls", replay.journal("apexrl-replay@1")))
     assert replay.show("apexrl-replay@0.service", "MainPID") == pids[0]
-    wait_for_all_shards(running, before)
+
+
+def test_learners_that_are_stopped_leave_their_last_checkpoint_in_s3(running, cloud, tmp_path):
+    learner, before = running.hosts["learner"], updates(running)
+    learner.run("systemctl", "stop", "apexrl-learner.service")
+    assert learner.show("apexrl-learner.service", "Result") == "success", learner.journal("apexrl-learner")
+    cloud.client("s3").download_file(BUCKET, f"{NAME}/run-1/checkpoints/{LATEST}", str(tmp_path / LATEST))
+    stored = load_checkpoint(tmp_path / LATEST).header.counters.updates
+    assert stored == load_checkpoint(learner.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates >= before

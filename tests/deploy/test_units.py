@@ -219,7 +219,8 @@ def check_logs(machine):
     sent = config["logs"]["logs_collected"]["files"]["collect_list"][0]
     assert (sent["log_group_name"], sent["log_stream_name"]) == (f"/apexrl/{CLUSTER}", "replay/{instance_id}")
     lines = lambda: machine.run("cat", sent["file_path"], check=False).stdout  # noqa: E731
-    wait_until(lambda: "apexrl-keys: " in lines() and "apexrl-limit: " in lines(), 10, lambda: f"logs: {lines()}")
+    units = ("apexrl-keys: ", "apexrl-limit: ", "apexrl-replay@0: ", "apexrl-replay@1: ")
+    wait_until(lambda: all(unit in lines() for unit in units), 10, lambda: f"logs: {lines()}")
 
 
 def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, address, tmp_path):
