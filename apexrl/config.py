@@ -385,16 +385,3 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables
-
-
-def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
-    """Returns the numbers of one of several replay servers that share the experience equally."""
-    if num_shards == 1:
-        return config
-    tables = []
-    for text in config.tables:
-        kind, *numbers = text.split(":")
-        parts = [str(-(-int(n) // num_shards)) if i and n.isdecimal() else n for i, n in enumerate(numbers)]
-        tables.append(":".join([kind, *parts]))
-    capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
-    return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))

@@ -24,7 +24,6 @@ from apexrl.config import (
     ReplayCommand,
     ReplayConfig,
     RunCommand,
-    part_of,
     tables_of,
 )
 from apexrl.errors import ConfigError
@@ -167,6 +166,19 @@ def of_own_shard(command: ReplayCommand) -> ReplayCommand:
     # One seed would draw the same positions of every shard.
     seed, wires = command.seed + shard, command.wires.of_shard(shard)
     return dataclasses.replace(command, seed=seed, wires=wires, replay=part_of(explicit_replay(command), num_shards))
+
+
+def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
+    """Returns the numbers of one of several replay servers that share the experience equally."""
+    if num_shards == 1:
+        return config
+    tables = []
+    for text in config.tables:
+        kind, *numbers = text.split(":")
+        parts = [str(-(-int(n) // num_shards)) if i and n.isdecimal() else n for i, n in enumerate(numbers)]
+        tables.append(":".join([kind, *parts]))
+    capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
+    return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))
 
 
 def check_together(command: Command, stream: StreamSpec | None = None) -> None:

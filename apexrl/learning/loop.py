@@ -14,9 +14,9 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, part_of, tables_of
+from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig, tables_of
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay
+from apexrl.flags import explicit_replay, part_of
 from apexrl.learning.connections import Connections, OtherConnections
 from apexrl.learning.draw import Draw
 from apexrl.learning.guest_client import GuestClient

@@ -20,7 +20,6 @@ from apexrl.config import (
     RunCommand,
     TableConfig,
     WireConfig,
-    part_of,
     tables_of,
 )
 from apexrl.environments.vector import make_environment, make_spec
@@ -32,6 +31,7 @@ from apexrl.flags import (
     flag_of,
     learner_command,
     parse_onto,
+    part_of,
     wants_of,
     with_preset,
     with_sections,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from apexrl import flags
-from apexrl.agents.families import FAMILIES
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from tests.deploy import flag_patterns
 from tests.deploy.rounds import rounds
@@ -202,7 +201,7 @@ def commands_of(state) -> dict[str, Any]:
     return {role: flags.parse(COMMANDS[role], line.split()) for role, line in lines.items()}
 
 
-@pytest.mark.parametrize("agent", FAMILIES)
+@pytest.mark.parametrize("agent", flag_patterns.agents())
 def test_every_flag_reaches_the_role_it_is_for(apply_cluster, agent):
     given = {role: samples(agent, role) for role in flag_patterns.ROLES}
     plain = {

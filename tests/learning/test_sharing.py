@@ -9,9 +9,9 @@ import pytest
 
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
-from apexrl.config import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig, part_of
+from apexrl.config import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay, of_own_shard, parse
+from apexrl.flags import explicit_replay, of_own_shard, parse, part_of
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.types import LogPosition
