@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from apexrl.config import ReplayCommand
-from apexrl.flags import explicit_replay, parse
+from apexrl.flags import of_own_shard, parse
 from apexrl.lifecycle import Stop, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
@@ -15,13 +15,13 @@ from apexrl.net.sockets import address
 
 
 async def serve(command: ReplayCommand, stop: Stop) -> None:
-    """Serves until a signal or `stop` ends it, and reports statistics to the learner."""
+    """Serves until a signal or `stop` ends it, and reports statistics to the learner. The command is of its shard."""
     wires = command.wires
     keyring = load_keyring(wires.keys, "replay")
     kept = command.replay.journal_dir
     journal_dir = None if kept in ("off", "auto") else Path(kept)
     ports = wires.bind_host, wires.actor_port, wires.batch_port
-    server = ReplayServer(explicit_replay(command), *ports, command.seed, journal_dir, keyring)
+    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), f"replay {wires.actor_port}", keyring)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -49,7 +49,7 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
 
 def main(stop: Stop) -> None:
     """Runs the server with the command line's configuration."""
-    asyncio.run(serve(parse(ReplayCommand), stop))
+    asyncio.run(serve(of_own_shard(parse(ReplayCommand)), stop))
 
 
 if __name__ == "__main__":

@@ -307,6 +307,8 @@ class ReplayCommand(Command):
 
     wires: WireConfig = WireConfig()
     replay: ReplayConfig = ReplayConfig()
+    shard: Annotated[int, Range(0, 63)] = 0
+    """Which of the --shards this server is: it takes that one's ports, and its part of the replay's numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

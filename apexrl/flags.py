@@ -27,7 +27,7 @@ from apexrl.config import (
     RunCommand,
 )
 from apexrl.errors import ConfigError
-from apexrl.tables import tables_of
+from apexrl.tables import part_of, tables_of
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
@@ -170,6 +170,19 @@ def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> Rep
         if command.from_journal:
             replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
     return dataclasses.replace(replay, tables=replay.tables or family_of(command.agent).tables(update))
+
+
+def of_own_shard(command: ReplayCommand) -> ReplayCommand:
+    """Returns the command of one of several replay servers alone: its ports, seed and tables, its part of the numbers.
+
+    Raises: ConfigError when there are fewer servers.
+    """
+    num_shards, shard = command.wires.shards, command.shard
+    if shard >= num_shards:
+        raise ConfigError(f"--shard {shard}: with --shards {num_shards} give one from 0 to {num_shards - 1}")
+    # One seed would draw the same positions of every shard.
+    seed, wires = command.seed + shard, command.wires.of_shard(shard)
+    return dataclasses.replace(command, seed=seed, wires=wires, replay=part_of(explicit_replay(command), num_shards))
 
 
 def check_together(command: Command, stream: StreamSpec | None = None) -> None:

@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 
 CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
+DECLARING = ("variables.tf", "flags.tf")
 RANGES = {
     "actor_hosts": (0, 200),
+    "actor_workers_per_host": (0, 1024),
+    "replay_shards": (0, 16),
     "replay_volume_gib": (8, 16384),
     "learner_volume_gib": (8, 16384),
     "max_hours": (1, 168),
 }
 """The ranges that the validations in variables.tf allow."""
+LEARNER_GPUS = (1, 2, 4, 8)
+"""The values that variables.tf allows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +43,18 @@ class ClusterFlags:
     """Instance type of the replay host."""
     learner_instance_type: str | None = None
     """Instance type of the learner."""
+    learner_gpus: int | None = None
+    """GPUs of the learner that make each update together."""
+    replay_shards: int | None = None
+    """Replay servers of the replay host; 0: as many as learner_gpus."""
     actor_instance_types: tuple[str, ...] | None = None
     """Instance types of the actor hosts, the preferred one first."""
     actor_hosts: int | None = None
     """Number of actor hosts."""
     actor_on_demand_hosts: int | None = None
     """Number of actor hosts that are not spot instances."""
+    actor_workers_per_host: int | None = None
+    """Actor processes of a host; 0: one per vCPU."""
     replay_volume_gib: int | None = None
     """Volume of the replay host."""
     learner_volume_gib: int | None = None
@@ -67,9 +78,12 @@ class Cluster(NamedTuple):
     image_version: str
     replay_instance_type: str
     learner_instance_type: str
+    learner_gpus: int
+    replay_shards: int
     actor_instance_types: tuple[str, ...]
     actor_hosts: int
     actor_on_demand_hosts: int
+    actor_workers_per_host: int
     replay_volume_gib: int
     learner_volume_gib: int
     use_placement_group: bool
@@ -82,20 +96,30 @@ class Cluster(NamedTuple):
         """The number of actor hosts that are spot instances."""
         return self.actor_hosts - self.actor_on_demand_hosts
 
+    @property
+    def instance_types(self) -> tuple[str, ...]:
+        """The types of all hosts, each once."""
+        return tuple(dict.fromkeys((self.replay_instance_type, self.learner_instance_type, *self.actor_instance_types)))
+
+    @property
+    def shards(self) -> int:
+        """The number of replay servers."""
+        return self.replay_shards or self.learner_gpus
+
 
 def read_cluster(flags: ClusterFlags) -> Cluster:
     """Returns a cluster's variables.
 
     Raises: DeployError when a file cannot be read, or a variable is unknown, has another type or is out of its range.
     """
-    values = read_defaults(CONFIGURATION / "variables.tf")
+    values = {name: value for file in DECLARING for name, value in read_defaults(CONFIGURATION / file).items()}
     files = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
     files += sorted([*CONFIGURATION.glob("*.auto.tfvars"), *CONFIGURATION.glob("*.auto.tfvars.json")])
     given = _environment(values)
     for path in [*(path for path in files if path.exists()), *flags.var_file]:
         for name, value in read_tfvars(path).items():
             if name not in values:
-                raise DeployError(f"{path}: there is no variable {name} in {CONFIGURATION / 'variables.tf'}")
+                raise DeployError(f"{path}: there is no variable {name} in {CONFIGURATION}")
             given[name] = value
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
@@ -103,13 +127,28 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
             given["name" if field.name == "cluster" else field.name] = value
     values |= {name: value for name, value in given.items() if value is not None}
     cluster = Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
+    if str(values["learner_hosts"]) != "1":
+        raise DeployError(f"variable learner_hosts is {values['learner_hosts']}: it has to be 1, see variables.tf")
+    _check(cluster)
+    return cluster
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises DeployError when a number is out of the range that Terraform allows."""
     for name, (least, most) in RANGES.items():
         if not least <= getattr(cluster, name) <= most:
             raise DeployError(f"variable {name} is {getattr(cluster, name)}: it has to be from {least} to {most}")
     if not 0 <= cluster.actor_on_demand_hosts <= cluster.actor_hosts:
         wrong, most = cluster.actor_on_demand_hosts, cluster.actor_hosts
         raise DeployError(f"variable actor_on_demand_hosts is {wrong}: it has to be from 0 to actor_hosts ({most})")
-    return cluster
+    if cluster.learner_gpus not in LEARNER_GPUS:
+        raise DeployError(f"variable learner_gpus is {cluster.learner_gpus}: it has to be 1, 2, 4 or 8")
+    if cluster.replay_shards % cluster.learner_gpus:
+        wrong, unit = cluster.replay_shards, cluster.learner_gpus
+        raise DeployError(f"variable replay_shards is {wrong}: it has to be a multiple of learner_gpus ({unit})")
+    if 0 < cluster.actor_workers_per_host < cluster.shards:
+        wrong, least = cluster.actor_workers_per_host, cluster.shards
+        raise DeployError(f"variable actor_workers_per_host is {wrong}: it has to be 0, or at least {least}")
 
 
 def _environment(values: dict[str, Any]) -> dict[str, Any]:

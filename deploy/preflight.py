@@ -79,24 +79,17 @@ def check_bucket(cluster: Cluster) -> Iterator[Line]:
         yield Line("bucket", bucket)
 
 
-def instance_types(cluster: Cluster) -> tuple[str, ...]:
-    """Returns the types of all hosts, each once."""
-    return tuple(
-        dict.fromkeys((cluster.replay_instance_type, cluster.learner_instance_type, *cluster.actor_instance_types))
-    )
-
-
 @functools.cache
 def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """Returns EC2's descriptions of the cluster's instance types by name, without those that EC2 does not know."""
-    filters = [{"Name": "instance-type", "Values": list(instance_types(cluster))}]
+    filters = [{"Name": "instance-type", "Values": list(cluster.instance_types)}]
     answer = client("ec2", cluster.region).describe_instance_types(Filters=filters)
     return {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
 
 
 def check_types(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the instance types fit their roles."""
-    names = instance_types(cluster)
+    names = cluster.instance_types
     found = describe_types(cluster)
     pair = (cluster.replay_instance_type, cluster.learner_instance_type)
     needs_group = cluster.use_placement_group
@@ -110,17 +103,27 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
             problem = "is not x86_64, the images are"
         elif needs_group and name in pair and "cluster" not in entry["PlacementGroupInfo"]["SupportedStrategies"]:
             problem = "cannot stand in a cluster placement group, where replay and learner are"
-        elif name == cluster.learner_instance_type and not _has_nvidia_gpu(entry):
+        elif name == cluster.learner_instance_type and not _nvidia_gpus(entry):
             problem = "has no NVIDIA GPU, the learner needs one"
+        elif name == cluster.learner_instance_type and _nvidia_gpus(entry) < cluster.learner_gpus:
+            problem = f"has fewer GPUs ({_nvidia_gpus(entry)}) than learner_gpus ({cluster.learner_gpus})"
+        elif name in cluster.actor_instance_types and _workers(cluster, entry) < cluster.shards:
+            problem = f"has fewer vCPUs, so actor processes, than there are replay servers ({cluster.shards})"
         if problem:
             good = False
             yield Line("instance type", f"{name} {problem}", f"another type in {_variable_of(cluster, name)}")
     if good:
         yield Line("instance types", ", ".join(names))
+        count = _nvidia_gpus(found[cluster.learner_instance_type])
+        yield Line("GPUs", f"{cluster.learner_gpus} of {count} in a {cluster.learner_instance_type} learn")
 
 
-def _has_nvidia_gpu(entry: dict[str, Any]) -> bool:
-    return any(gpu["Manufacturer"] == "NVIDIA" for gpu in entry.get("GpuInfo", {}).get("Gpus", []))
+def _nvidia_gpus(entry: dict[str, Any]) -> int:
+    return sum(gpu["Count"] for gpu in entry.get("GpuInfo", {}).get("Gpus", []) if gpu["Manufacturer"] == "NVIDIA")
+
+
+def _workers(cluster: Cluster, entry: dict[str, Any]) -> int:
+    return cluster.actor_workers_per_host or int(entry["VCpuInfo"]["DefaultVCpus"])
 
 
 def _variable_of(cluster: Cluster, name: str) -> str:
@@ -131,7 +134,7 @@ def _variable_of(cluster: Cluster, name: str) -> str:
 
 def check_zone(cluster: Cluster) -> Iterator[Line]:
     """Checks whether one zone offers all types."""
-    names = instance_types(cluster)
+    names = cluster.instance_types
     ec2 = client("ec2", cluster.region)
     standard = [
         {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},

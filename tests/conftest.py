@@ -17,12 +17,11 @@ torch.set_num_threads(1)
 
 
 # Files that share a slow preparation: the images, an applied cluster.
-TOGETHER = {name: "images" for name in ("test_cluster.py", "test_packer.py", "test_units.py")} | {
-    name: "plans"
-    for name in (
-        *("test_terraform.py", "test_terraform_values.py", "test_terraform_variables.py"),
-        *("test_checkov.py", "test_policies.py", "test_secrets.py", "test_security_groups.py"),
-    )
+TOGETHER = {
+    **dict.fromkeys(("test_cluster.py", "test_cluster_learners.py", "test_packer.py", "test_units.py"), "images"),
+    **dict.fromkeys(("test_checkov.py", "test_policies.py", "test_secrets.py", "test_security_groups.py"), "plans"),
+    **dict.fromkeys(("test_terraform.py", "test_terraform_shards.py", "test_terraform_values.py"), "plans"),
+    "test_terraform_variables.py": "plans",
 }
 
 

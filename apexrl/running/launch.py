@@ -55,7 +55,6 @@ from apexrl.running.run_directory import (
     set_aside,
 )
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
-from apexrl.tables import part_of
 
 logger = logging.getLogger("run")
 
@@ -195,13 +194,11 @@ def replays_of(command: RunCommand) -> Iterator[tuple[str, tuple[str, Command]]]
     """Yields name, script and command of the replay server of each shard."""
     replay, journals, num_shards = replay_command(command), journals_of(command), command.wires.shards
     for shard in range(num_shards):
-        kept = part_of(replay.replay, num_shards)
-        if command.replay.journal_dir != "off":
+        kept = replay.replay
+        if kept.journal_dir != "off":
             kept = dataclasses.replace(kept, journal_dir=str(journals[shard].resolve()))
-        # One seed would draw the same positions of every shard.
-        seed, wires = command.seed + shard, command.wires.of_shard(shard)
         name = "replay" if num_shards == 1 else f"replay {shard}"
-        yield name, ("replay.py", dataclasses.replace(replay, seed=seed, wires=wires, replay=kept))
+        yield name, ("replay.py", dataclasses.replace(replay, shard=shard, replay=kept))
 
 
 def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:

@@ -1,6 +1,7 @@
 """The tasks of a cluster's host besides its role. The units in `systemd/` run `apexrl_host.py COMMAND [PATH]`.
 
 check     checks that /etc/apexrl/role.env is complete
+start     starts the units of this host's role, on the replay's host a server for each shard
 keys      fetches the CURVE keys of this host's role from the Parameter Store into a directory
 restore   fetches the run so far from S3 into an empty run directory
 sync      uploads changed files of the run directory to S3
@@ -49,6 +50,14 @@ def deadline() -> datetime.datetime:
         raise HostError(f"APEXRL_DEADLINE={text!r}: a time like 2026-01-02T03:04:05Z was expected") from error
 
 
+def shards() -> int:
+    """Returns the number of replay servers on the replay's host.
+
+    Raises: HostError when APEXRL_SHARDS is not a number from 1 to 64.
+    """
+    return int(variable("APEXRL_SHARDS", r"[1-9]|[1-5][0-9]|6[0-4]"))
+
+
 def check() -> None:
     """Raises HostError when role.env differs from the form that Terraform writes."""
     host_role = role()
@@ -56,6 +65,8 @@ def check() -> None:
     variable("APEXRL_CLUSTER", r"[a-z0-9-]+")
     variable("AWS_DEFAULT_REGION")
     variable("APEXRL_KEYS_PATH", r"(/[A-Za-z0-9_.-]+)+")
+    if host_role == "replay":
+        shards()
     if host_role == "learner":
         variable("APEXRL_BUCKET", r"[a-z0-9.-]+")
         variable("APEXRL_RUN", r"[A-Za-z0-9._-]+")
@@ -64,6 +75,14 @@ def check() -> None:
             shlex.split(os.environ.get(name, ""))
         except ValueError as error:
             raise HostError(f"{name}: {error}") from error
+
+
+def start() -> None:
+    """Starts the units of this host's role. It does not wait for them, or cloud-init would wait for missing keys."""
+    units = [f"apexrl-{role()}.target"]
+    if role() == "replay":
+        units += [f"apexrl-replay@{shard}.service" for shard in range(shards())]
+    subprocess.run(["systemctl", "start", "--no-block", *units], check=True, timeout=60)
 
 
 class Metadata:
@@ -144,7 +163,7 @@ def logs(path: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Runs one command of the command line; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    plain: dict[str, Callable[[], None]] = {"check": check, "spot": spot, "limit": limit}
+    plain: dict[str, Callable[[], None]] = {"check": check, "start": start, "spot": spot, "limit": limit}
     try:
         match arguments:
             case [name] if name in plain:

@@ -1,8 +1,8 @@
 """Patterns of the flags' values, for Terraform: `python -m tests.deploy.flag_patterns` writes flags.json anew.
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of this file only, with values that match its
-regular expressions. It leaves out flags that the cluster itself sets (addresses, ports, directories, keys), and one
-whose value needs quotes.
+regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster itself
+sets (addresses, ports, shards, directories, keys), and one whose value needs quotes.
 """
 
 import dataclasses
@@ -16,18 +16,14 @@ from apexrl.flags import range_of
 from tests.system.processes import ROOT
 
 FLAGS_FILE = ROOT / "deploy" / "terraform" / "cluster" / "flags.json"
-FAMILY = FAMILIES["apex-dqn"]
-ROLES: dict[str, tuple[type, ...]] = {
-    "agent": (type(FAMILY.algorithm),),
-    "replay": (ReplayConfig,),
-    "learner": (type(FAMILY.update), type(FAMILY.network), LearningConfig),
-    "actor": (EnvConfig, ActingConfig),
-    "evaluator": (EnvConfig, EvaluationConfig),
+ROLES = ("agent", "replay", "learner", "actor", "evaluator")
+SET_BY_THE_CLUSTER = {
+    *("env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"),
+    *("num_learners", "learner_devices"),
 }
-SET_BY_THE_CLUSTER = {"env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"}
 NEEDS_QUOTES = {"env_kwargs"}
 
-WORD = "[A-Za-z0-9_.:/=-]+"
+WORD = "[A-Za-z0-9_.:/=@-]+"
 
 
 def pattern_of(kind: Any) -> str:
@@ -51,10 +47,23 @@ def pattern_of(kind: Any) -> str:
     return WORD
 
 
-def make_patterns() -> dict[str, dict[str, str]]:
+def agents() -> list[str]:
+    """Returns our algorithms; not those that a test has added to the list."""
+    return [name for name, family in FAMILIES.items() if family.module.startswith("apexrl.")]
+
+
+def configs_of(agent: str) -> dict[str, tuple[type, ...]]:
+    """Returns the configurations whose fields are the flags of each role."""
+    family = FAMILIES[agent]
+    learner = (type(family.update), type(family.network), LearningConfig)
+    acting, evaluating = (EnvConfig, ActingConfig), (EnvConfig, EvaluationConfig)
+    return dict(zip(ROLES, ((type(family.algorithm),), (ReplayConfig,), learner, acting, evaluating), strict=True))
+
+
+def make_patterns(agent: str) -> dict[str, dict[str, str]]:
     """Returns the expression of each flag of each role."""
     patterns: dict[str, dict[str, str]] = {}
-    for role, configs in ROLES.items():
+    for role, configs in configs_of(agent).items():
         assert all(dataclasses.is_dataclass(config) for config in configs)
         kinds: dict[str, Any] = {}
         for config in configs:
@@ -67,11 +76,11 @@ def make_patterns() -> dict[str, dict[str, str]]:
     return patterns
 
 
-def text_of(patterns: dict[str, dict[str, str]]) -> str:
+def text_of_all() -> str:
     """Returns the content of flags.json."""
-    return json.dumps(patterns, indent=2) + "\n"
+    return json.dumps({agent: make_patterns(agent) for agent in agents()}, indent=2) + "\n"
 
 
 if __name__ == "__main__":
-    FLAGS_FILE.write_text(text_of(make_patterns()))
+    FLAGS_FILE.write_text(text_of_all())
     print(FLAGS_FILE)

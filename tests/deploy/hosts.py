@@ -37,6 +37,7 @@ def role_env(aws: Aws, role: str, **further: str) -> dict[str, str]:
         "APEXRL_KEYS_PATH": KEYS_PATH,
         "APEXRL_BUCKET": BUCKET,
         "APEXRL_RUN": RUN,
+        "APEXRL_SHARDS": "1",
         "APEXRL_DEADLINE": f"{deadline:%Y-%m-%dT%H:%M:%SZ}",
         **{name: aws.environment[name] for name in names},
         **further,

@@ -157,5 +157,5 @@ def role_environment(text: str) -> dict[str, str]:
 @functools.cache
 def variable_names(configuration: str) -> tuple[str, ...]:
     """Returns the variables that a configuration declares."""
-    text = (TERRAFORM / configuration / "variables.tf").read_text()
-    return tuple(re.findall(r'^variable "(\w+)"', text, re.M))
+    texts = [path.read_text() for path in sorted((TERRAFORM / configuration).glob("*.tf"))]
+    return tuple(name for text in texts for name in re.findall(r'^variable "(\w+)"', text, re.M))

@@ -9,23 +9,20 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from apexrl.learning.run_record import CURVE_FILE
-from apexrl.learning.status_file import Status, read_status
 from apexrl.net.keyring import ROLES, make_keys
-from apexrl.networks.checkpoint import LATEST, Counters, load_checkpoint
+from apexrl.networks.checkpoint import LATEST, load_checkpoint
 from tests.deploy import rootfs, site
+from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, status, store_keys, updates, wait_for
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.hosts import interpreter
-from tests.deploy.machine import wait_until
-from tests.deploy.moto_process import REGION, moto_server
+from tests.deploy.moto_process import moto_server
 from tests.deploy.running_cluster import RunningCluster, role_of
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, skip_without_tools, user_data
 from tests.deploy.vpc import OUTSIDE, vpc
-from tests.system.processes import ROOT
 
 # The first time, a root file system is made and packages are downloaded.
 pytestmark = pytest.mark.timeout(1800)
@@ -45,10 +42,9 @@ VARIABLES = {
 }
 WORKERS, SLOTS = 2, 8
 GOOD_RETURN = 120.0  # a policy that has learned nothing keeps the pole up for 10 to 25 steps
-UNITS = {"replay": {"replay", "evaluator"}, "learner": {"learner", "tensorboard"}, "actor": {"actor", "spot"}}
+UNITS = {"replay": {"replay@0", "evaluator"}, "learner": {"learner", "tensorboard"}, "actor": {"actor", "spot"}}
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 OPERATOR = "203.0.113.7"
-RUN_DIR = "var/lib/apexrl/run"
 PREFIX = f"{NAME}/run-1/"
 PYTHON = ("env", "PYTHONPATH=/opt/apexrl", "OMP_NUM_THREADS=1", "/opt/apexrl/.venv/bin/python", "-c")
 # Tries the doors that are for actors, with each of some directories of keys; the owner's come last.
@@ -111,7 +107,7 @@ def cloud(address, tmp_path_factory):
     """AWS with the results bucket and the cluster's keys."""
     with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
         aws.client("s3").create_bucket(Bucket=BUCKET)
-        run_keys(aws)
+        store_keys(aws, NAME)
         yield aws
 
 
@@ -144,34 +140,6 @@ def running(build, cloud, state, address, tmp_path_factory):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def run_keys(aws, *flags: str):
-    command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", NAME, "--region", REGION, *flags]
-    subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
-
-
-def status(running) -> Status:
-    """The learner's status, from the file that it writes."""
-    return read_status(running.hosts["learner"].root / RUN_DIR) or Status("", 0, Counters(), {}, "")
-
-
-def updates(running) -> int:
-    return status(running).counters.updates
-
-
-def figure(running, tag: str) -> float:
-    return status(running).metrics.get(tag, -1.0)
-
-
-def describe(running) -> str:
-    """The state of the cluster, for a test that has waited in vain."""
-    journals = [f"{name}:\n{host.journal('apexrl-*')[-3000:]}" for name, host in running.hosts.items()]
-    return "\n".join(["the cluster", str(status(running)), *journals])
-
-
-def wait_for(running, condition, seconds=90):
-    wait_until(condition, seconds, lambda: describe(running))
-
-
 def wait_for_training(running, since: int):
     """Waits until the learner goes on for some time after an update, with all the workers."""
     wait_for(running, lambda: updates(running) >= since + 100)
@@ -189,11 +157,6 @@ def stored_updates(cloud, tmp_path) -> int:
     path = tmp_path / LATEST
     cloud.client("s3").download_file(BUCKET, f"{PREFIX}checkpoints/{LATEST}", str(path))
     return load_checkpoint(path).header.counters.updates
-
-
-def continued_from(host) -> list[int]:
-    """The updates from which the learner of a host went on."""
-    return [int(found) for found in re.findall(r"continuing from update (\d+)", host.journal("apexrl-learner"))]
 
 
 def secret_keys(cloud) -> list[str]:
@@ -333,8 +296,8 @@ def test_a_learner_that_is_killed_continues_from_its_checkpoint_and_leaves_it_in
 def test_a_replay_that_is_killed_has_its_journal(running):
     replay = running.hosts["replay"]
     before, size = updates(running), figure(running, "replay/size")
-    replay.run("kill", "-KILL", replay.show("apexrl-replay.service", "MainPID"))
-    found = lambda: re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay.journal("apexrl-replay"))  # noqa: E731
+    replay.run("kill", "-KILL", replay.show("apexrl-replay@0.service", "MainPID"))
+    found = lambda: re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay.journal("apexrl-replay@0"))  # noqa: E731
     wait_for(running, found)
     assert int(found()[0]) >= 0.9 * size > 0
     wait_for_training(running, before)
@@ -359,7 +322,7 @@ def test_a_learner_host_that_vanishes_is_replaced_and_continues_from_s3(running,
 
 def test_new_keys_are_taken_by_a_running_cluster(running, cloud):
     before, old = updates(running), secret_keys(cloud)
-    run_keys(cloud, "--rotate")
+    store_keys(cloud, NAME, "--rotate")
     for host in running.hosts.values():
         host.run("systemctl", "restart", "apexrl-keys.service")
         owned = host.run("sh", "-c", "cat /run/apexrl/keys/*.secret").stdout.split()

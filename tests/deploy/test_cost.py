@@ -106,6 +106,8 @@ WRONG = [
     (("--replay-volume-gib", "0"), "replay_volume_gib is 0: it has to be from 8 to 16384"),
     (("--learner-volume-gib", "-8"), "learner_volume_gib is -8: it has to be from 8 to 16384"),
     (("--max-hours", "0"), "max_hours is 0: it has to be from 1 to 168"),
+    (("--actor-workers-per-host", "-1"), "actor_workers_per_host is -1: it has to be from 0 to 1024"),
+    (("--replay-shards", "17"), "replay_shards is 17: it has to be from 0 to 16"),
 ]
 
 
@@ -116,6 +118,24 @@ def test_what_terraform_refuses_has_no_price(cost, flags, finding):
     name = finding.partition(" ")[0]
     declared = (ROOT / "deploy/terraform/cluster/variables.tf").read_text().partition(f'variable "{name}" {{')[2]
     assert re.search(r"from \S+ to \w+", finding)[0] in declared.partition("\n}\n")[0], "as Terraform says it"
+
+
+@pytest.mark.parametrize(
+    ("flags", "finding"),
+    [
+        (("--learner-gpus", "3"), "learner_gpus is 3: it has to be 1, 2, 4 or 8"),
+        (("--learner-gpus", "4", "--replay-shards", "6"), "it has to be a multiple of learner_gpus (4)"),
+        (("--learner-gpus", "4", "--actor-workers-per-host", "3"), "it has to be 0, or at least 4"),
+    ],
+)
+def test_what_does_not_fit_together_has_no_price(cost, flags, finding):
+    result = cost(*flags)
+    assert (result.returncode, result.stdout) == (1, "") and finding in result.stderr, result.stderr
+
+
+def test_a_learner_of_several_gpus_is_one_host(cost):
+    text = cost("--learner-instance-type", "g6.12xlarge", "--learner-gpus", "4").stdout
+    assert columns(text, "learner: 1 x g6.12xlarge") == (4.60, 4.60, 4.60)
 
 
 def test_later_places_of_variables_win(tmp_path):

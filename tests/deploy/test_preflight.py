@@ -71,7 +71,7 @@ def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
     assert status == 0
     names = [line.partition(":")[0] for line in verdicts["PASS"]]
     assert names == [
-        *("credentials", "region", "bucket", "instance types", "zone", "quota", "quota", "quota"),
+        *("credentials", "region", "bucket", "instance types", "GPUs", "zone", "quota", "quota", "quota"),
         *("VPCs", "image", "image", "keys", "spot", "address"),
     ]
     text = "\n".join(verdicts["PASS"])
@@ -172,6 +172,21 @@ def test_each_type_that_an_actor_host_may_be_counts_against_its_quota(ready, pre
         "quota: vCPUs of on-demand standard instances: 80 wanted, 0 in use, 96 allowed",
         "quota: vCPUs of spot standard instances: 64 wanted, 0 in use, 128 allowed",
     ]
+
+
+def test_a_learner_of_several_gpus_counts_with_all_its_vcpus(ready, preflight):
+    wanted = {"--learner-instance-type": "g6.12xlarge", "--learner-gpus": "4"}
+    _, verdicts, cures = preflight(wanted)
+    assert verdicts["FAIL"] == ["quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed"]
+    assert "--quota-code L-DB2E81BA --desired-value 48" in cures[0]
+    assert "GPUs: 4 of 4 in a g6.12xlarge learn" in verdicts["PASS"]
+    few = wanted | {"--learner-instance-type": "g6.16xlarge", "--actor-instance-types": "c7i.8xlarge c7i.large"}
+    _, verdicts, cures = preflight(few, QUOTAS | {"L-DB2E81BA": 64.0})
+    assert verdicts["FAIL"] == [
+        "instance type: g6.16xlarge has fewer GPUs (1) than learner_gpus (4)",
+        "instance type: c7i.large has fewer vCPUs, so actor processes, than there are replay servers (4)",
+    ]
+    assert [cure.rpartition(" ")[2] for cure in cures] == ["learner_instance_type", "actor_instance_types"]
 
 
 def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight, aws):

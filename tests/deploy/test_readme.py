@@ -75,8 +75,9 @@ def test_names_in_the_text_are_those_of_the_configurations():
     bootstrap = CLUSTER.parent / "bootstrap"
     packer = ROOT / "deploy" / "packer" / "variables.pkr.hcl"
     known = names_in("output", CLUSTER / "outputs.tf", bootstrap / "outputs.tf")
-    known |= names_in("variable", CLUSTER / "variables.tf", bootstrap / "variables.tf", packer)
-    known |= {name for flags in json.loads((CLUSTER / "flags.json").read_text()).values() for name in flags}
+    known |= names_in("variable", *CLUSTER.glob("*.tf"), bootstrap / "variables.tf", packer)
+    roles = [flags for roles in json.loads((CLUSTER / "flags.json").read_text()).values() for flags in roles.values()]
+    known |= {name for flags in roles for name in flags}
     prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`([a-z]+_[a-z_]+)(?: = [^`]*)?`", prose))
     named |= set(re.findall(r"-var '?([a-z_]+)=", README))

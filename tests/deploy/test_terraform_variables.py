@@ -28,6 +28,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("image_version", "a b", "leave it out for the newest"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
+    ("learner_hosts", 2, "docs/learners.md"),
     ("actor_instance_types", [], "such as ["),
     ("actor_instance_types", ["c7i"], "such as ["),
     ("actor_instance_types", ["c7i.8xlarge", "c7i.8xlarge"], "name each once"),
@@ -64,7 +65,12 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
         ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
         ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
     ],
-    [("actor_hosts", 1.5, "0 to 200")],
+    [("actor_hosts", 1.5, "0 to 200"), ("agent", "ppo", "apex-dqn or impala"), ("learner_gpus", 3, "1, 2, 4 or 8")],
+    [("replay_shards", 17, "from 0 to 16")],
+    [
+        ("learner_gpus", 4, "the GPUs of learner_instance_type g6.4xlarge (1)"),
+        ("actor_instance_types", ["c7i.8xlarge", "c7i.large"], "c7i.large have fewer vCPUs"),
+    ],
     [
         ("image_version", "7.0.0", "`packer build`"),
         ("actor_instance_types", ["c7q.8xlarge"], "No zone of us-east-1 offers c7q.8xlarge"),
@@ -145,8 +151,7 @@ def test_more_hosts_than_addresses_are_refused(cluster):
 
 def test_what_terraform_knows_of_flags_is_what_the_code_has():
     written = flag_patterns.FLAGS_FILE.read_text()
-    current = flag_patterns.text_of(flag_patterns.make_patterns())
-    assert written == current, "python -m tests.deploy.flag_patterns writes it anew"
+    assert written == flag_patterns.text_of_all(), "python -m tests.deploy.flag_patterns writes it anew"
 
 
 def values_of(command) -> dict[str, Any]:
@@ -166,6 +171,7 @@ def another(name: str, kind: Any, value: Any) -> Any:
         "device": "cuda:1",
         "wrapper": ("module:one", "module:two"),
         "resize": (84, 96),
+        "mix": ("uniform=1/4", "uniform@500=3/4"),
     }
     if name in chosen:
         return chosen[name]
@@ -183,13 +189,14 @@ def text_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def samples(role: str) -> dict[str, Any]:
+def samples(agent: str, role: str) -> dict[str, Any]:
     """Returns another value for each flag of a role."""
     defaults = {}
     for command in COMMANDS.values():
-        defaults |= values_of(flags.default_command(command))
-    kinds = {name: kind for config in flag_patterns.ROLES[role] for name, kind in typing.get_type_hints(config).items()}
-    return {name: another(name, kinds[name], defaults[name]) for name in flag_patterns.make_patterns()[role]}
+        defaults |= values_of(flags.default_command(command, agent))
+    configs = flag_patterns.configs_of(agent)[role]
+    kinds = {name: kind for config in configs for name, kind in typing.get_type_hints(config).items()}
+    return {name: another(name, kinds[name], defaults[name]) for name in flag_patterns.make_patterns(agent)[role]}
 
 
 def commands_of(state) -> dict[str, Any]:
@@ -200,9 +207,11 @@ def commands_of(state) -> dict[str, Any]:
     return {role: flags.parse(COMMANDS[role], line.split()) for role, line in lines.items()}
 
 
-def test_every_flag_reaches_the_role_it_is_for(apply_cluster):
-    given = {role: samples(role) for role in flag_patterns.ROLES}
+@pytest.mark.parametrize("agent", flag_patterns.agents())
+def test_every_flag_reaches_the_role_it_is_for(apply_cluster, agent):
+    given = {role: samples(agent, role) for role in flag_patterns.ROLES}
     plain = {
+        "agent": agent,
         "env": "ALE/Breakout-v5",
         "preset": "two-cores",
         "seed": 17,
@@ -213,7 +222,8 @@ def test_every_flag_reaches_the_role_it_is_for(apply_cluster):
         f"{role}_flags": {name: text_of(value) for name, value in flags.items()} for role, flags in given.items()
     }
     found = {role: values_of(command) for role, command in commands_of(apply_cluster(plain | variables)).items()}
-    hosts = {"preset": "two-cores", "seed": 17, "replay_host": "10.79.0.10", "learner_host": "10.79.0.11"}
+    hosts = {"agent": agent, "preset": "two-cores", "seed": 17}
+    hosts |= {"replay_host": "10.79.0.10", "learner_host": "10.79.0.11"}
     acting = {"env": "ALE/Breakout-v5"} | given["agent"]
     expected = {
         "replay": hosts | given["replay"] | {"bind_host": "0.0.0.0"},
@@ -221,7 +231,8 @@ def test_every_flag_reaches_the_role_it_is_for(apply_cluster):
         "actor": hosts | acting | given["actor"] | {"num_workers": 7, "environments_per_worker": 5},
         "evaluator": hosts | acting | given["evaluator"],
     }
-    defaults = {role: values_of(flags.parse(command, ["--preset", "two-cores"])) for role, command in COMMANDS.items()}
+    own = ["--agent", agent, "--preset", "two-cores"]
+    defaults = {role: values_of(flags.parse(command, own)) for role, command in COMMANDS.items()}
     for role, values in expected.items():
         assert found[role] == defaults[role] | values, role
 

@@ -72,7 +72,7 @@ def test_shell_scripts_are_clean():
 @pytest.mark.parametrize(
     "unit, script, command",
     [
-        ("replay", "replay.py", ReplayCommand),
+        ("replay@", "replay.py", ReplayCommand),
         ("learner", "learner.py", LearnerCommand),
         ("actor", "actor.py", ActorCommand),
         ("evaluator", "actor.py", ActorCommand),
@@ -82,7 +82,7 @@ def test_the_flags_of_a_unit_are_flags_of_its_script(unit, script, command):
     line = re.search(r"^ExecStart=(.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE)[1]
     if line.startswith("/bin/sh"):
         line = shlex.split(line)[2].replace("$$(nproc)", "3").replace("$$", "$")
-    line = re.sub(r"\$APEXRL_\w*FLAGS", "--preset small --bind-host 0.0.0.0 --keys elsewhere", line)
+    line = re.sub(r"\$APEXRL_\w*FLAGS", "--preset small --bind-host 0.0.0.0 --keys elsewhere", line).replace("%i", "3")
     words = shlex.split(line)
     assert f"/opt/apexrl/{script}" in words
     if "--bind-host" in words and command is ActorCommand:
@@ -91,7 +91,7 @@ def test_the_flags_of_a_unit_are_flags_of_its_script(unit, script, command):
     assert parsed.preset == "small" and parsed.wires.keys == "/run/apexrl/keys"
 
 
-@pytest.mark.parametrize("unit", ["replay", "learner", "actor", "evaluator", "tensorboard"])
+@pytest.mark.parametrize("unit", ["replay@", "learner", "actor", "evaluator", "tensorboard"])
 def test_a_permanent_error_is_not_tried_again(unit):
     keys = dict(re.findall(r"^(\w+)=(.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE))
     assert keys["Restart"] in ("always", "on-failure")
@@ -106,6 +106,7 @@ def test_a_permanent_error_is_not_tried_again(unit):
         ({"APEXRL_DEADLINE": "tomorrow"}, "a time like 2026-01-02T03:04:05Z was expected"),
         ({"APEXRL_BUCKET": ""}, "APEXRL_BUCKET='' in /etc/apexrl/role.env"),
         ({"APEXRL_KEYS_PATH": "apexrl keys"}, "APEXRL_KEYS_PATH='apexrl keys'"),
+        ({"APEXRL_ROLE": "replay", "APEXRL_SHARDS": "0"}, "APEXRL_SHARDS='0' in /etc/apexrl/role.env"),
         ({"APEXRL_FLAGS": "--env 'Catch"}, "APEXRL_FLAGS: No closing quotation"),
     ],
 )
@@ -114,6 +115,23 @@ def test_what_terraform_says_is_checked_before_anything_starts(change, message):
     command = [sys.executable, ROOT / "deploy/files/apexrl_host.py", "check"]
     result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, message in result.stderr) == (int(bool(message)), True), result.stderr
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 4])
+def test_a_device_file_is_made_for_each_gpu(tmp_path, num_gpus):
+    """The service itself may not run the program that makes them."""
+    [line] = re.findall(r"^ExecStartPre=\+(.*)$", (UNITS / "apexrl-learner.service").read_text(), re.MULTILINE)
+    for number in range(num_gpus):
+        (tmp_path / f"gpus/0000:{number:02x}:00.0").mkdir(parents=True)
+    program = tmp_path / "nvidia-modprobe"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    program.chmod(0o755)
+    words = shlex.split(line.replace("/proc/driver/nvidia/gpus", str(tmp_path / "gpus")))
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    result = subprocess.run(words, env=path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["-c 0", "-u -c 0", *(f"-c {number}" for number in range(num_gpus))]
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(request, address, tmp_path):
@@ -131,27 +149,31 @@ def test_systemd_finds_nothing_wrong_with_the_units(request, address, tmp_path):
 
 
 def test_a_replay_host(build, cloud, address, tmp_path):
-    """Its keys come late, and go when an operator stops it."""
-    flags = "--preset small --bind-host 0.0.0.0 --learner-host 127.0.0.1"
-    variables = role_env(cloud, "replay", APEXRL_FLAGS=flags)
+    """It has two shards. Its keys come late, and go when an operator stops it."""
+    flags = "--preset small --bind-host 0.0.0.0 --learner-host 127.0.0.1 --shards 2"
+    variables = role_env(cloud, "replay", APEXRL_FLAGS=flags, APEXRL_SHARDS="2")
+    shards = [f"apexrl-replay@{shard}.service" for shard in range(2)]
     with host(build.images["cpu"].layers, variables, tmp_path / "host", address) as machine:
         # Nothing that boots waits for keys that nobody has made yet.
         assert "status: done" in machine.run("cloud-init", "status", "--wait", check=False).stdout
         machine.wait_for_state("apexrl-keys.service", "activating")
         wait_until(lambda: "python deploy/keys.py" in machine.journal("apexrl-keys"), 30, "a message about the keys")
-        assert machine.show("apexrl-replay.service", "ActiveState") == "inactive"
+        assert [machine.show(shard, "ActiveState") for shard in shards] == ["inactive"] * 2
         assert machine.run("systemctl", "is-enabled", "apexrl.target").stdout.strip() == "enabled"
 
         # A failure of the unit that fetches the keys does not end the wait of those that need them.
         machine.run("systemctl", "kill", "--signal=KILL", "apexrl-keys.service")
         keys = put_keys(cloud, tmp_path / "keys")
-        machine.wait_for_state("apexrl-replay.service", "active", 60)
+        for shard in shards:
+            machine.wait_for_state(shard, "active", 60)
         check_keys(machine, keys)
-        check_replay(machine, keys, tmp_path)
+        for number in range(2):
+            check_replay(machine, number, keys, tmp_path)
         check_logs(machine)
 
         machine.run("systemctl", "stop", "apexrl.target")
-        machine.wait_for_state("apexrl-replay.service", "inactive")
+        for shard in shards:
+            machine.wait_for_state(shard, "inactive")
         assert not machine.run("ls", "/run/apexrl", check=False).stdout.strip(), "keys stay when the role is stopped"
         assert machine.show("apexrl-limit.service", "ActiveState") == "active"
         assert machine.run("journalctl", "-q", "-p", "warning", "-u", "apexrl-evaluator").stdout == ""
@@ -173,21 +195,21 @@ def check_keys(machine, keys):
         assert machine.run("cat", f"/run/apexrl/keys/{name}").stdout == (keys / name).read_text()
 
 
-def check_replay(machine, keys, tmp_path):
+def check_replay(machine, shard, keys, tmp_path):
     """The learner's key opens, an unknown one does not; it runs as nobody special."""
-    endpoint = f"tcp://{machine.address}:51002"
+    endpoint = f"tcp://{machine.address}:{51002 + 2 * shard}"
     with contextlib.closing(ReplayClient(endpoint, "test", keyring=load_keyring(str(keys), "learner"))) as client:
         wait_until(lambda: answers(client), 30, "the replay to answer")
-    stranger_keys = make_keys(tmp_path / "strange", ROLES)[0].parent
+    stranger_keys = make_keys(tmp_path / f"strange-{shard}", ROLES)[0].parent
     (stranger_keys / "replay.public").write_bytes((keys / "replay.public").read_bytes())
     for name, keyring in (("stranger", load_keyring(str(stranger_keys), "learner")), ("naked", None)):
         with contextlib.closing(ReplayClient(endpoint, name, keyring=keyring)) as client:
             assert not answers(client)
-    pid = machine.show("apexrl-replay.service", "MainPID")
+    pid = machine.show(f"apexrl-replay@{shard}.service", "MainPID")
     assert machine.run("stat", "-c", "%U", f"/proc/{pid}").stdout.strip() == "apexrl"
     status = dict(line.split(":", 1) for line in machine.run("cat", f"/proc/{pid}/status").stdout.splitlines())
     assert status["NoNewPrivs"].strip() == "1" and int(status["CapEff"], 16) == 0
-    assert machine.run("ls", "/var/lib/apexrl/journal").stdout.strip()
+    assert machine.run("ls", f"/var/lib/apexrl/journal/shard-{shard}").stdout.strip()
 
 
 def check_logs(machine):
@@ -197,7 +219,8 @@ def check_logs(machine):
     sent = config["logs"]["logs_collected"]["files"]["collect_list"][0]
     assert (sent["log_group_name"], sent["log_stream_name"]) == (f"/apexrl/{CLUSTER}", "replay/{instance_id}")
     lines = lambda: machine.run("cat", sent["file_path"], check=False).stdout  # noqa: E731
-    wait_until(lambda: "apexrl-keys: " in lines() and "apexrl-limit: " in lines(), 10, lambda: f"logs: {lines()}")
+    units = ("apexrl-keys: ", "apexrl-limit: ", "apexrl-replay@0: ", "apexrl-replay@1: ")
+    wait_until(lambda: all(unit in lines() for unit in units), 10, lambda: f"logs: {lines()}")
 
 
 def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, address, tmp_path):

@@ -1,5 +1,6 @@
 """How learners divide a run among them, and what they decide together."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -8,8 +9,9 @@ import pytest
 
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
-from apexrl.config import LearnerCommand, ReplayConfig, WireConfig
+from apexrl.config import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig
 from apexrl.errors import ConfigError
+from apexrl.flags import explicit_replay, of_own_shard, parse
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.tables import part_of
@@ -45,6 +47,18 @@ def test_a_shard_has_ports_and_a_part_of_the_experience_of_its_own():
     part = part_of(replay, 2)
     assert (part.capacity, part.min_size_to_sample) == (50, 6) and part_of(replay, 1) == replay
     assert part.tables == ("queue=fifo", "new=uniform:0:4:25", "old=uniform:2.5", "all=priority::5")
+
+
+def test_a_replay_server_is_told_which_shard_it_is():
+    flags = ["--preset", "small", "--seed", "3", "--capacity", "1001", "--min-size-to-sample", "100"]
+    own = of_own_shard(parse(ReplayCommand, [*flags, "--shards", "4", "--shard", "2"]))
+    assert (own.seed, own.wires.actor_port, own.wires.batch_port) == (5, 51005, 51006)
+    assert (own.replay.capacity, own.replay.min_size_to_sample) == (251, 25)
+    assert own.replay.tables == ("transitions=priority",)
+    alone = parse(ReplayCommand, flags)
+    assert of_own_shard(alone) == dataclasses.replace(alone, replay=explicit_replay(alone))
+    with pytest.raises(ConfigError, match="--shard 4: with --shards 4 give one from 0 to 3"):
+        of_own_shard(parse(ReplayCommand, [*flags, "--shards", "4", "--shard", "4"]))
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])

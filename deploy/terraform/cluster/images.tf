@@ -114,8 +114,11 @@ locals {
   facts_of = { for type in local.instance_types : type => {
     architectures = try(data.aws_ec2_instance_type.this[type].supported_architectures, [])
     strategies    = try(data.aws_ec2_instance_type.this[type].supported_placement_strategies, [])
+    vcpus         = try(data.aws_ec2_instance_type.this[type].default_vcpus, 0)
+    gpus          = try(sum([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.count]), 0)
     gpu_makers    = try([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.manufacturer], [])
   } }
+  types_of_few_vcpus          = [for type in var.actor_instance_types : type if local.facts_of[type].vcpus < local.shards]
   types_of_other_architecture = sort([for type, facts in local.facts_of : type if !contains(facts.architectures, local.architecture)])
 }
 
@@ -151,6 +154,21 @@ resource "terraform_data" "zone" {
     precondition {
       condition     = contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
       error_message = "learner_instance_type ${var.learner_instance_type} has no NVIDIA GPU: choose a g or p type, such as g6.4xlarge."
+    }
+
+    precondition {
+      condition     = local.facts_of[var.learner_instance_type].gpus >= var.learner_gpus || !contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
+      error_message = "learner_gpus ${var.learner_gpus} is more than the GPUs of learner_instance_type ${var.learner_instance_type} (${local.facts_of[var.learner_instance_type].gpus}): give fewer, or a type with so many, such as g6.12xlarge (4) or g6.48xlarge (8)."
+    }
+
+    precondition {
+      condition     = local.shards <= var.learner_gpus || !local.replays_by_walking
+      error_message = "replay_shards ${local.shards} is more than learner_gpus ${var.learner_gpus}, and an LSTM's replay_state walk follows one shard: leave replay_shards out, or give learner_flags another replay_state."
+    }
+
+    precondition {
+      condition     = var.actor_workers_per_host > 0 || length(local.types_of_few_vcpus) == 0
+      error_message = "actor_instance_types ${join(", ", local.types_of_few_vcpus)} have fewer vCPUs than there are replay servers (${local.shards}), so that some may have no actors: choose larger types, or give actor_workers_per_host."
     }
 
     precondition {

@@ -15,29 +15,14 @@ locals {
 
   instance_types = toset(concat([var.replay_instance_type, var.learner_instance_type], var.actor_instance_types))
 
-  # Flag names and what their values look like, made from the code's configuration (tests/deploy/flag_patterns.py).
-  flag_patterns = jsondecode(file("${path.module}/flags.json"))
+  # The replay host has a server for each shard of the experience.
+  shards = var.replay_shards > 0 ? var.replay_shards : var.learner_gpus
 
   shared_flags = join(" ", [
-    "--preset ${var.preset}", "--seed ${var.seed}",
+    "--agent ${var.agent}", "--preset ${var.preset}", "--seed ${var.seed}", "--shards ${local.shards}",
     "--replay-host ${local.replay_address}", "--learner-host ${local.learner_address}",
   ])
 
-  # What a variable of flags becomes on a command line.
-  further_flags = {
-    for role, flags in {
-      replay    = var.replay_flags
-      learner   = merge(var.agent_flags, var.learner_flags)
-      actor     = merge(var.agent_flags, var.actor_flags)
-      evaluator = merge(var.agent_flags, var.evaluator_flags)
-      } : role => join("", [
-        for name, value in flags : (
-          value == "true" ? " --${replace(name, "_", "-")}" :
-          value == "false" ? " --no-${replace(name, "_", "-")}" :
-          " --${replace(name, "_", "-")} ${value}"
-        )
-    ])
-  }
   acting_flags = join("", [
     var.actor_workers_per_host > 0 ? " --num-workers ${var.actor_workers_per_host}" : "",
     var.environments_per_worker != null ? " --environments-per-worker ${var.environments_per_worker}" : "",
@@ -54,12 +39,13 @@ locals {
   role_environment = {
     replay = merge(local.shared_environment, {
       APEXRL_ROLE            = "replay"
+      APEXRL_SHARDS          = local.shards
       APEXRL_FLAGS           = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.replay}"
       APEXRL_EVALUATOR_FLAGS = "${local.shared_flags} --env ${var.env}${local.further_flags.evaluator}"
     })
     learner = merge(local.shared_environment, {
       APEXRL_ROLE   = "learner"
-      APEXRL_FLAGS  = "${local.shared_flags} --device cuda --bind-host 0.0.0.0${local.further_flags.learner}" # never a slow learner at a GPU's price
+      APEXRL_FLAGS  = "${local.shared_flags} --num-learners ${var.learner_gpus} --device cuda --bind-host 0.0.0.0${local.further_flags.learner}" # never a slow learner at a GPU's price
       APEXRL_BUCKET = var.results_bucket
       APEXRL_RUN    = var.run
     })

@@ -2,14 +2,17 @@
 # There is no SSH; shells and TensorBoard come through Session Manager (see outputs.tf).
 
 locals {
-  flows = {
-    experience           = { from = "actor", to = "replay", port = 51001, what = "Unrolls from actors" }
-    batches              = { from = "learner", to = "replay", port = 51002, what = "The log and batches to the learner" }
+  # The ports of shards take turns. So each has rules of its own: actors have no business on the learner's ports.
+  shard_flows = [for shard in range(local.shards) : {
+    "experience-${shard}" = { from = "actor", to = "replay", port = 51001 + 2 * shard, what = "Unrolls from actors" }
+    "batches-${shard}"    = { from = "learner", to = "replay", port = 51002 + 2 * shard, what = "The log and batches to the learner" }
+  }]
+  flows = merge({
     parameters           = { from = "actor", to = "learner", port = 52001, what = "Parameters to actors" }
     evaluator-parameters = { from = "replay", to = "learner", port = 52001, what = "Parameters to the evaluator" }
     metrics              = { from = "actor", to = "learner", port = 52002, what = "Figures from actors" }
     replay-metrics       = { from = "replay", to = "learner", port = 52002, what = "Figures from replay and evaluator" }
-  }
+  }, local.shard_flows...)
 }
 
 resource "aws_security_group" "role" {

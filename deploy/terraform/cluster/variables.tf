@@ -59,6 +59,18 @@ variable "env" {
   }
 }
 
+variable "agent" {
+  description = "The algorithm: apex-dqn (Ape-X), or impala (IMPALA; with a mix in learner_flags LASER)."
+  type        = string
+  default     = "apex-dqn"
+  nullable    = false
+
+  validation {
+    condition     = contains(keys(local.patterns_of_agents), var.agent)
+    error_message = "agent has to be ${join(" or ", keys(local.patterns_of_agents))}."
+  }
+}
+
 variable "preset" {
   description = "Defaults of flags that are not given: paper (Ape-X, Atari), two-cores, or small (observations of a few numbers)."
   type        = string
@@ -143,6 +155,47 @@ variable "learner_instance_type" {
   }
 }
 
+variable "learner_gpus" {
+  description = "GPUs of the learner that make each update together, a process each. More than one needs a type that has them, such as g6.12xlarge (4) or g6.48xlarge (8)."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = contains([1, 2, 4, 8], var.learner_gpus)
+    error_message = "learner_gpus has to be 1, 2, 4 or 8: the presets' batches are divided among so many."
+  }
+}
+
+variable "learner_hosts" {
+  description = "Learner hosts, of which a cluster has one."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = var.learner_hosts == 1
+    error_message = "learner_hosts has to be 1: learners of several hosts have to be started by hand (docs/learners.md). For more GPUs take a larger learner_instance_type, and learner_gpus."
+  }
+}
+
+variable "replay_shards" {
+  description = "Replay servers of the replay host, each with its part of the experience and of the actors; 0: as many as learner_gpus. A run keeps their number: with 8 it can go on with any learner_gpus."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.replay_shards >= 0 && var.replay_shards <= 16 && floor(var.replay_shards) == var.replay_shards
+    error_message = "replay_shards has to be a whole number of servers from 0 to 16; 0: as many as learner_gpus."
+  }
+
+  validation {
+    condition     = try(var.replay_shards % var.learner_gpus == 0, true)
+    error_message = "replay_shards ${var.replay_shards} is no multiple of learner_gpus ${var.learner_gpus}: each learner has to follow as many."
+  }
+}
+
 variable "actor_instance_types" {
   description = "Instance types of the actor hosts, the preferred first. Several make it likely that spot capacity is found."
   type        = list(string)
@@ -202,7 +255,12 @@ variable "actor_workers_per_host" {
 
   validation {
     condition     = var.actor_workers_per_host >= 0 && var.actor_workers_per_host <= 1024 && floor(var.actor_workers_per_host) == var.actor_workers_per_host
-    error_message = "actor_workers_per_host has to be a whole number of processes from 0 (one per vCPU) to 1024."
+    error_message = "actor_workers_per_host has to be a whole number of processes from 0 to 1024; 0: one per vCPU."
+  }
+
+  validation {
+    condition     = var.actor_workers_per_host <= 0 || var.actor_workers_per_host >= local.shards
+    error_message = "actor_workers_per_host ${var.actor_workers_per_host} is less than the ${local.shards} replay servers, so that some may have no actors: give at least as many, or 0 for one per vCPU."
   }
 }
 
@@ -246,68 +304,6 @@ variable "use_placement_group" {
   type        = bool
   default     = true
   nullable    = false
-}
-
-# Further flags of the roles: names as in `python replay.py --help`, with underscores and without dashes before them.
-
-variable "agent_flags" {
-  description = "Flags on which learner, actors and evaluator have to agree, such as { gamma = 0.997 }."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = alltrue([for name, value in var.agent_flags : can(regex(local.flag_patterns.agent[name], value))])
-    error_message = "agent_flags: ${join("; ", [for name, value in var.agent_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.agent[name]}", "is none of ${join(", ", keys(local.flag_patterns.agent))}")}" if !can(regex(local.flag_patterns.agent[name], value))])}."
-  }
-}
-
-variable "replay_flags" {
-  description = "Further flags of replay.py, such as { samples_per_insert = 0.8, capacity = 2000000 }."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = alltrue([for name, value in var.replay_flags : can(regex(local.flag_patterns.replay[name], value))])
-    error_message = "replay_flags: ${join("; ", [for name, value in var.replay_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.replay[name]}", "is none of ${join(", ", keys(local.flag_patterns.replay))}")}" if !can(regex(local.flag_patterns.replay[name], value))])}."
-  }
-}
-
-variable "learner_flags" {
-  description = "Further flags of learner.py, such as { batch_size = 512, total_frames = 200000000 }."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = alltrue([for name, value in var.learner_flags : can(regex(local.flag_patterns.learner[name], value))])
-    error_message = "learner_flags: ${join("; ", [for name, value in var.learner_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.learner[name]}", "is none of ${join(", ", keys(local.flag_patterns.learner))}")}" if !can(regex(local.flag_patterns.learner[name], value))])}."
-  }
-}
-
-variable "actor_flags" {
-  description = "Further flags of actor.py where it acts, such as { environment_groups = 1 }."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = alltrue([for name, value in var.actor_flags : can(regex(local.flag_patterns.actor[name], value))])
-    error_message = "actor_flags: ${join("; ", [for name, value in var.actor_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.actor[name]}", "is none of ${join(", ", keys(local.flag_patterns.actor))}")}" if !can(regex(local.flag_patterns.actor[name], value))])}."
-  }
-}
-
-variable "evaluator_flags" {
-  description = "Further flags of actor.py where it evaluates (on the replay host), such as { episodes = 20 }."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = alltrue([for name, value in var.evaluator_flags : can(regex(local.flag_patterns.evaluator[name], value))])
-    error_message = "evaluator_flags: ${join("; ", [for name, value in var.evaluator_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.evaluator[name]}", "is none of ${join(", ", keys(local.flag_patterns.evaluator))}")}" if !can(regex(local.flag_patterns.evaluator[name], value))])}."
-  }
 }
 
 # Network, money, logs.

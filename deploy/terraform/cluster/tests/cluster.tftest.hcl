@@ -141,6 +141,26 @@ run "a_type_that_is_not_offered" {
   expect_failures = [data.aws_ec2_instance_type_offerings.zones]
 }
 
+run "more_learners_than_gpus" {
+  command = plan
+
+  variables {
+    learner_gpus = 4
+  }
+
+  expect_failures = [terraform_data.zone]
+}
+
+run "learners_of_several_hosts" {
+  command = plan
+
+  variables {
+    learner_hosts = 2
+  }
+
+  expect_failures = [var.learner_hosts]
+}
+
 run "no_images" {
   command = plan
 

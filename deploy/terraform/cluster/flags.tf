@@ -1,0 +1,98 @@
+# Further flags of the roles: names as in `python replay.py --help`, with underscores and without dashes before them.
+
+variable "agent_flags" {
+  description = "Flags on which learner, actors and evaluator have to agree, such as { gamma = 0.997 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.agent_flags : can(regex(local.flag_patterns.agent[name], value))])
+    error_message = "agent_flags: ${join("; ", [for name, value in var.agent_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.agent[name]}", "is none of ${join(", ", keys(local.flag_patterns.agent))}")}" if !can(regex(local.flag_patterns.agent[name], value))])}."
+  }
+}
+
+variable "replay_flags" {
+  description = "Further flags of replay.py, such as { samples_per_insert = 0.8, capacity = 2000000 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.replay_flags : can(regex(local.flag_patterns.replay[name], value))])
+    error_message = "replay_flags: ${join("; ", [for name, value in var.replay_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.replay[name]}", "is none of ${join(", ", keys(local.flag_patterns.replay))}")}" if !can(regex(local.flag_patterns.replay[name], value))])}."
+  }
+}
+
+variable "learner_flags" {
+  description = "Further flags of learner.py, such as { batch_size = 512, total_frames = 200000000 }; a mix of impala's gives replay.py its tables, too."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.learner_flags : can(regex(local.flag_patterns.learner[name], value))])
+    error_message = "learner_flags: ${join("; ", [for name, value in var.learner_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.learner[name]}", "is none of ${join(", ", keys(local.flag_patterns.learner))}")}" if !can(regex(local.flag_patterns.learner[name], value))])}."
+  }
+
+  validation {
+    condition     = try(tonumber(var.learner_flags["batch_size"]) % var.learner_gpus == 0, true)
+    error_message = "learner_flags: batch_size ${try(var.learner_flags["batch_size"], "")} is no multiple of learner_gpus ${var.learner_gpus}, which share each batch."
+  }
+}
+
+variable "actor_flags" {
+  description = "Further flags of actor.py where it acts, such as { environment_groups = 1 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.actor_flags : can(regex(local.flag_patterns.actor[name], value))])
+    error_message = "actor_flags: ${join("; ", [for name, value in var.actor_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.actor[name]}", "is none of ${join(", ", keys(local.flag_patterns.actor))}")}" if !can(regex(local.flag_patterns.actor[name], value))])}."
+  }
+}
+
+variable "evaluator_flags" {
+  description = "Further flags of actor.py where it evaluates (on the replay host), such as { episodes = 20 }."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name, value in var.evaluator_flags : can(regex(local.flag_patterns.evaluator[name], value))])
+    error_message = "evaluator_flags: ${join("; ", [for name, value in var.evaluator_flags : "${name} = \"${value}\" ${try("has to match ${local.flag_patterns.evaluator[name]}", "is none of ${join(", ", keys(local.flag_patterns.evaluator))}")}" if !can(regex(local.flag_patterns.evaluator[name], value))])}."
+  }
+}
+
+locals {
+  # Flag names and what their values look like, made from the code's configuration (tests/deploy/flag_patterns.py).
+  patterns_of_agents = jsondecode(file("${path.module}/flags.json"))
+  flag_patterns      = try(local.patterns_of_agents[var.agent], local.patterns_of_agents["apex-dqn"])
+
+  # The tables of a mix, which only the learner knows by that name: as table_texts in apexrl/agents/mix.py.
+  mix_parts  = try([for part in split(" ", var.learner_flags["mix"]) : split("=", part)[0]], [])
+  mix_pace   = contains(local.mix_parts, "queue") ? "0" : ""
+  mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=uniform:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]
+
+  replays_by_walking = alltrue([
+    anytrue([for part in local.mix_parts : startswith(part, "uniform")]),
+    lookup(var.agent_flags, "lstm", "false") == "true", lookup(var.learner_flags, "replay_state", "walk") == "walk",
+  ])
+
+  # What a variable of flags becomes on a command line.
+  further_flags = {
+    for role, flags in {
+      replay    = merge({ for tables in [join(" ", local.mix_tables)] : "tables" => tables if tables != "" }, var.replay_flags)
+      learner   = merge(var.agent_flags, var.learner_flags)
+      actor     = merge(var.agent_flags, var.actor_flags)
+      evaluator = merge(var.agent_flags, var.evaluator_flags)
+      } : role => join("", [
+        for name, value in flags : (
+          value == "true" ? " --${replace(name, "_", "-")}" :
+          value == "false" ? " --no-${replace(name, "_", "-")}" :
+          " --${replace(name, "_", "-")} ${value}"
+        )
+    ])
+  }
+}

@@ -1,0 +1,51 @@
+"""The state of a running cluster: what its learner writes, and waiting for it."""
+
+import re
+import subprocess
+import sys
+
+from apexrl.learning.status_file import Status, read_status
+from apexrl.networks.checkpoint import Counters
+from tests.deploy.machine import Machine, wait_until
+from tests.deploy.moto_process import REGION, Aws
+from tests.deploy.running_cluster import RunningCluster
+from tests.system.processes import ROOT
+
+RUN_DIR = "var/lib/apexrl/run"
+
+
+def store_keys(aws: Aws, name: str, *flags: str) -> None:
+    """Makes the keys of a cluster, as a user does."""
+    command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", name, "--region", REGION, *flags]
+    subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
+
+
+def status(running: RunningCluster) -> Status:
+    """Returns the learner's status, from the file that it writes."""
+    return read_status(running.hosts["learner"].root / RUN_DIR) or Status("", 0, Counters(), {}, "")
+
+
+def updates(running: RunningCluster) -> int:
+    """Returns the number of updates so far."""
+    return status(running).counters.updates
+
+
+def figure(running: RunningCluster, tag: str) -> float:
+    """Returns a metric, -1 where there is none."""
+    return status(running).metrics.get(tag, -1.0)
+
+
+def describe(running: RunningCluster) -> str:
+    """Returns the state of the cluster, for a test that has waited in vain."""
+    journals = [f"{name}:\n{host.journal('apexrl-*')[-3000:]}" for name, host in running.hosts.items()]
+    return "\n".join(["the cluster", str(status(running)), *journals])
+
+
+def wait_for(running: RunningCluster, condition, seconds: float = 90) -> None:
+    """Waits until a condition holds."""
+    wait_until(condition, seconds, lambda: describe(running))
+
+
+def continued_from(host: Machine) -> list[int]:
+    """Returns the updates from which the learner of a host went on."""
+    return [int(found) for found in re.findall(r"continuing from update (\d+)", host.journal("apexrl-learner"))]
