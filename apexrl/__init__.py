@@ -1,3 +1,18 @@
-"""Ape-X: distributed prioritized experience replay as a replicated experience log."""
+"""Distributed replay: Ape-X, IMPALA and LASER on one durable log. Five names are the library, loaded when asked for."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apexrl.library import Run, load, train
+    from apexrl.net import InsertClient, ReplayClient
 
 __version__ = "0.1.0"
+__all__ = ["InsertClient", "ReplayClient", "Run", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "apexrl.net" if name.endswith("Client") else "apexrl.library"
+    return getattr(importlib.import_module(module), name)

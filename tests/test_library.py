@@ -1,0 +1,122 @@
+"""The five names of the library: a run, its records, and its agent in a loop of one's own."""
+
+import os
+import runpy
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+import apexrl
+from apexrl.config import EnvConfig
+from apexrl.environments.vector import make_environment
+from apexrl.errors import ApexError, ConfigError
+from apexrl.library import presenter
+from tests.system.processes import ROOT
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, free_ports):
+    """A short run of Catch."""
+    names = ("actor_port", "batch_port", "parameter_port", "metrics_port")
+    return apexrl.train(
+        env="Catch-v0",
+        preset="small",
+        total_frames=40_000,
+        tensorboard=False,
+        evaluation_period_seconds=5.0,
+        run_dir=tmp_path_factory.mktemp("runs") / "catch",
+        **dict(zip(names, free_ports(4), strict=True)),
+    )
+
+
+def play(agent, num_games, seed=0):
+    """The mean return of games that we step ourselves."""
+    env, total = gymnasium.make("Catch-v0"), 0.0
+    for game in range(num_games):
+        observation, _ = env.reset(seed=seed + game)
+        agent.reset()
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(agent.act(observation))
+            total, over = total + float(reward), terminated or truncated
+    env.close()
+    return total / num_games
+
+
+def test_a_run_tells_its_evaluations_and_its_agent_plays(run):
+    assert run.summary["frames"] >= 40_000 and run.checkpoint.name == "best.safetensors"
+    best = max(row.mean for row in run.evaluations)
+    assert run.evaluations[0].frames < run.evaluations[-1].frames <= run.summary["frames"]
+    assert best > 0.3 and play(apexrl.load(run.directory), 40) >= best - 0.5
+
+
+def test_a_vector_of_observations_gives_the_actions_of_each(run):
+    """Environments that begin at other times have other starts; each action is that of the environment alone."""
+    envs = gymnasium.make_vec("Catch-v0", 3, vectorization_mode="sync")
+    together, alone = apexrl.load(run.checkpoint), [apexrl.load(run.checkpoint) for _ in range(3)]
+    observations, _ = envs.reset(seed=4)
+    starts = np.ones(3, bool)
+    for _ in range(25):
+        actions = together.act(observations, starts)
+        assert actions.tolist() == [alone[i].act(observations[i], starts[i : i + 1]) for i in range(3)]
+        observations, _, terminated, truncated, _ = envs.step(actions)
+        starts = terminated | truncated
+    envs.close()
+    with pytest.raises(ValueError, match="2 observations came, 3 before"):
+        together.act(observations[:2])
+    with pytest.raises(ValueError, match="is needed, or a batch of them"):
+        together.act(np.zeros((2, 2, 2)))
+
+
+def test_screens_of_atari_become_those_that_the_agent_learned_from():
+    config = EnvConfig("ALE/Pong-v5", noop_max=0, fire_at_reset=False, env_kwargs='{"repeat_action_probability": 0.0}')
+    space, present = presenter(config)
+    raw = gymnasium.make("ALE/Pong-v5", repeat_action_probability=0.0)
+    ours = make_environment(config, 1)
+    screen, _ = raw.reset(seed=0)
+    frames = [ours.reset(0)[0]]
+    assert space.contains(screen) and present(screen).shape == frames[0].shape and present(screen).dtype == np.uint8
+    differences = []
+    for _ in range(60):
+        screen, *_ = raw.step(0)
+        ours.send(np.zeros(1, np.int32))
+        frames.append(ours.receive().frames[0])
+        differences.append(np.abs(present(screen).astype(int) - frames[-1]).mean())
+    assert np.median(differences) < 0.5  # grays of 256; the ball of the frame before is missing
+    raw.close()
+    ours.close()
+
+
+def test_what_is_not_there_is_a_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        apexrl.load(tmp_path)
+    with pytest.raises(ConfigError, match="no checkpoint at"):
+        apexrl.load(tmp_path / "x.safetensors")
+    with pytest.raises(ApexError, match="exit status 2"):
+        apexrl.train("NoSuchGame-v5", run_dir=tmp_path / "run")
+
+
+def test_the_names_are_loaded_when_they_are_asked_for():
+    code = "import sys, apexrl; print('torch' in sys.modules, 'zmq' in sys.modules); print(sorted(apexrl.__all__))"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["False False", "['InsertClient', 'ReplayClient', 'Run', 'load', 'train']"]
+    assert apexrl.ReplayClient.__name__ == "ReplayClient" and apexrl.InsertClient.__name__ == "InsertClient"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = apexrl.nothing
+
+
+def test_the_example_of_curves_draws_a_run(run, tmp_path):
+    script = [sys.executable, ROOT / "examples" / "curves.py", run.directory]
+    subprocess.run(script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_example_of_play_plays(tmp_path, monkeypatch, capsys, run):
+    """With the run that is there: the training is another test's."""
+    monkeypatch.setattr(apexrl.library, "train", lambda *arguments, **flags: run)
+    runpy.run_path(str(ROOT / "examples" / "train_and_play.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert f"{run.evaluations[0].frames:8,} frames" in said and said.count("game ") == 5
