@@ -1,3 +1,3 @@
 """Ape-X: distributed prioritized experience replay as a replicated experience log."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

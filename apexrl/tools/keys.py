@@ -1,4 +1,4 @@
-"""`python -m apexrl.tools.keys DIR [NAME ...]`: makes CURVE keys. `net/keyring.py` explains the files."""
+"""`apexrl keys DIR [NAME ...]`: makes CURVE keys. `net/keyring.py` explains the files."""
 
 import sys
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import tyro
 
 from apexrl.errors import ApexError, ConfigError
+from apexrl.flags import program
 from apexrl.net.keyring import ROLES, make_keys
 
 
-def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tuple[str, ...]] = ROLES) -> int:
+def keys(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tuple[str, ...]] = ROLES) -> int:
     """Makes a pair of keys for each name.
 
     Args:
@@ -28,5 +29,10 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
     return 0
 
 
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    return tyro.cli(keys, prog=program())
+
+
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, prog="python -m apexrl.tools.keys"))
+    sys.exit(main())
