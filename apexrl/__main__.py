@@ -40,7 +40,7 @@ COMMANDS = {
     "replay": Entry("apexrl.roles.replay:run", "the replay server alone"),
     "learner": Entry("apexrl.roles.learner:run", "the learner alone"),
     "actor": Entry("apexrl.roles.actor:run", "actors alone, or an evaluator"),
-    "keys": Entry("apexrl.tools.keys:main", "makes keys, for encryption between hosts"),
+    "keys": Entry("apexrl.tools.keys:run", "makes keys, for encryption between hosts"),
     "inspect": Entry("apexrl.tools.replay_tool:main", "reads, checks and exports the experience of a run"),
 }
 

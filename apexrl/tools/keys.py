@@ -10,7 +10,7 @@ from apexrl.flags import program
 from apexrl.net.keyring import ROLES, make_keys
 
 
-def keys(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tuple[str, ...]] = ROLES) -> int:
+def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tuple[str, ...]] = ROLES) -> int:
     """Makes a pair of keys for each name.
 
     Args:
@@ -29,10 +29,10 @@ def keys(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
     return 0
 
 
-def main() -> int:
+def run() -> int:
     """Runs the command line; returns the exit status."""
-    return tyro.cli(keys, prog=program())
+    return tyro.cli(main, prog=program())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
