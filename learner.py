@@ -1,38 +1,6 @@
 """The learner updates the network from sampled batches and publishes it. See `python learner.py --help`."""
 
-import contextlib
-import os
-import sys
-from pathlib import Path
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
-
-import torch
-
-from apexrl.config import LearnerCommand, OfflineCommand
-from apexrl.files import locked
-from apexrl.flags import parse, value_given
-from apexrl.learning.loop import LearnerLoop
-from apexrl.learning.team import join_team
-from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
-
-
-def main(stop: Stop) -> None:
-    """Learns with the command line's configuration."""
-    is_offline = value_given("--from-journal", sys.argv) or "--guest" in sys.argv
-    command = parse(OfflineCommand if is_offline else LearnerCommand)
-    if command.learning.num_learners > 1 and "RANK" not in os.environ:
-        from apexrl.running.learners import run_learners  # noqa: PLC0415 - one learner needs no launcher
-
-        run_learners(command, stop)
-        return
-    keep_freed_memory()
-    torch.set_num_threads(command.learning.learner_threads)
-    command, team = join_team(command)
-    first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")
-    with first if team.is_first else contextlib.nullcontext():
-        LearnerLoop(command, process_name(team.rank), team).run(stop)
-
+from apexrl.roles.learner import run
 
 if __name__ == "__main__":
-    run_role("learner", main, finalizes="RANK" not in os.environ)
+    run()

@@ -1,56 +1,6 @@
 """The replay server keeps the log of experience and draws the learners' batches. See `python replay.py --help`."""
 
-import asyncio
-import signal
-import time
-from pathlib import Path
-
-from apexrl.config import ReplayCommand
-from apexrl.flags import of_own_shard, parse
-from apexrl.lifecycle import Stop, resident_bytes, run_role
-from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
-from apexrl.net.replay_server import ReplayServer
-from apexrl.net.sockets import address
-
-
-async def serve(command: ReplayCommand, stop: Stop) -> None:
-    """Serves until a signal or `stop` ends it, and reports statistics to the learner. The command is of its shard."""
-    wires = command.wires
-    keyring = load_keyring(wires.keys, "replay")
-    kept = command.replay.journal_dir
-    journal_dir = None if kept in ("off", "auto") else Path(kept)
-    ports = wires.bind_host, wires.actor_port, wires.batch_port
-    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring)
-    metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), f"replay {wires.actor_port}", keyring)
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    serving = asyncio.create_task(server.run(ended))
-    next_report = time.monotonic() + REPORT_PERIOD_SECONDS
-    try:
-        while not serving.done():
-            await asyncio.wait({serving}, timeout=0.5)
-            if stop.is_set():  # the supervisor is gone, or the signal came before the handlers
-                ended.set()
-            now = time.monotonic()
-            if now >= next_report:
-                next_report = now + REPORT_PERIOD_SECONDS
-                found = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
-                replay = server.service.replay
-                metrics.run = "" if replay is None else replay.identity.log  # the learner follows this log
-                metrics.report(found | {"system/replay_memory_bytes": float(resident_bytes())})
-        await serving
-    finally:
-        server.close()
-        metrics.close()
-
-
-def main(stop: Stop) -> None:
-    """Runs the server with the command line's configuration."""
-    asyncio.run(serve(of_own_shard(parse(ReplayCommand)), stop))
-
+from apexrl.roles.replay import run
 
 if __name__ == "__main__":
-    run_role("replay", main)
+    run()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs everything on one machine: `bash run.sh` trains (flags: `bash run.sh --help`), `bash run.sh test` runs the tests.
+# Runs everything on one machine: `bash run.sh` trains (flags: `bash run.sh --help`), `bash run.sh test` runs the tests,
+# and `bash run.sh COMMAND`, such as watch, is a command of apexrl.
 set -euo pipefail
 checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 venv="$checkout/.venv"
@@ -19,19 +20,38 @@ if [ ! -x "$venv/bin/python" ]; then
   "$python" -m venv "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; rm -rf "$venv"; exit 1; }
 fi
 
+# PyPI's torch for Linux brings gigabytes of CUDA. Without an NVIDIA GPU the one from PyTorch's index for CPUs is taken,
+# unless pip is told where to look for packages, or this machine does not reach the index.
+cpu_index=https://download.pytorch.org/whl/cpu
+choose_torch() {
+  index=()
+  if command -v nvidia-smi >/dev/null || [ "$(uname -s)" != Linux ]; then return; fi
+  if "$venv/bin/python" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then return; fi
+  if "$venv/bin/python" -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)' "$cpu_index/torch/" 2>/dev/null; then
+    echo "no NVIDIA GPU: torch comes without CUDA, from $cpu_index"
+    index=(--extra-index-url "$cpu_index")
+  else
+    echo "no NVIDIA GPU, and $cpu_index cannot be reached: torch comes from PyPI, which may bring CUDA (3 GB)"
+  fi
+}
+
 # The stamp keeps the text of the installed requirements, so a later start installs again only after a change.
 stamp="$venv/installed-$requirements"
 if ! cmp -s <(cat "$checkout/requirements.txt" "$checkout/$requirements") "$stamp"; then
   echo "installing $requirements into $venv ..."
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$checkout/$requirements"
+  choose_torch
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${index[@]}" --requirement "$checkout/$requirements"
   cat "$checkout/requirements.txt" "$checkout/$requirements" >"$stamp"
 fi
 
-if [ "${1:-}" = test ]; then
-  shift
-  cd "$checkout"
-  exec "$venv/bin/python" -m pytest "$@"
-fi
+case "${1:-}" in
+  test)
+    shift
+    cd "$checkout"
+    exec "$venv/bin/python" -m pytest "$@"
+    ;;
+  "" | -*) set -- train "$@" ;;
+esac
 # The run works in the directory of its caller. -P: no file there takes the place of one of ours.
 export PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}"
-exec "$venv/bin/python" -P -m apexrl.running.launch "$@"
+APEXRL_PROGRAM="bash run.sh" exec "$venv/bin/python" -P -m apexrl "$@"

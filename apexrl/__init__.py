@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from apexrl.library import Run, load, train
     from apexrl.net import InsertClient, ReplayClient
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["InsertClient", "ReplayClient", "Run", "load", "train"]
 
 

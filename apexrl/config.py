@@ -193,7 +193,7 @@ class WireConfig:
     patience_seconds: float = 600.0
     """Seconds that a role waits for another before it gives up."""
     keys: str = ""
-    """Directory of CURVE keys (`python -m apexrl.tools.keys DIR`): encrypts, and talks to their owners only."""
+    """Directory of CURVE keys (`apexrl keys DIR`): encrypts, and talks to their owners only."""
 
     def of_shard(self, shard: int) -> "WireConfig":
         """Returns the same with the ports of a shard's replay server."""

@@ -4,13 +4,17 @@ An algorithm's sections take the place of the commands' general ones, so its num
 """
 
 import dataclasses
+import decimal
+import re
 import shutil
 import sys
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, usual_agent
@@ -21,18 +25,23 @@ from apexrl.config import (
     EnvConfig,
     LearnerCommand,
     OfflineCommand,
+    PresetName,
     Range,
     ReplayCommand,
     ReplayConfig,
     RunCommand,
 )
 from apexrl.errors import ConfigError
+from apexrl.help import HELP, show_help
 from apexrl.tables import part_of, tables_of
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")
 REPEATABLE = "--wrapper"
+STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+REGISTRY = ConstructorRegistry()
 
 
 def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
@@ -77,13 +86,37 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     """
     given = sys.argv[1:] if arguments is None else arguments
     default = default_command(command, agent_of(given))
-    preset: str = parse_onto(default, given).preset
+    preset = value_given("--preset", given) or "auto"
     if preset == "auto":
-        preset = "paper" if shutil.which("nvidia-smi") else "two-cores"
-    default = with_preset(default, preset)
+        preset = machine_preset()
+    if preset in typing.get_args(PresetName):  # any other is refused as a value of its flag
+        default = with_preset(default, preset)
     parsed = dataclasses.replace(parse_onto(default, given), preset=default.preset)
     check_together(parsed)
     return parsed
+
+
+def machine_preset() -> str:
+    """Returns the preset that fits this machine's GPU, or its lack of one."""
+    return "paper" if shutil.which("nvidia-smi") else "two-cores"
+
+
+def program() -> str:
+    """Returns the command that this program was started with, as a person types it."""
+    path, package = Path(sys.argv[0]), Path(__file__).parent
+    if not path.is_relative_to(package):
+        return sys.argv[0]
+    module = path.relative_to(package.parent).with_suffix("")
+    return "python -m " + ".".join(part for part in module.parts if part != "__main__")
+
+
+def sister(name: str) -> str:
+    """Returns another command of `apexrl`, as a person types it who has typed this one."""
+    typed = program()
+    if typed.startswith("bash ") and typed.endswith(".sh"):
+        return f"{typed} {name}"
+    head, _, last = typed.rpartition(" ")
+    return f"{head} {name}" if last in ("train", "resume") else f"python -m apexrl {name}"
 
 
 def agent_of(arguments: Sequence[str]) -> str:
@@ -118,18 +151,46 @@ def gathered(arguments: Sequence[str], flag: str) -> list[str]:
 
 
 def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
-    """Returns the default with the changes of the arguments; ends the program with a message when they are malformed.
+    """Returns the default with the changes of the arguments.
+
+    It ends the program when they are malformed, with a message, or ask for help, which shows the default.
 
     Raises: ConfigError when a number is outside its range.
     """
-    command = tyro.cli(
-        type(default),
-        args=gathered(sys.argv[1:] if arguments is None else arguments, REPEATABLE),
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
+    given = gathered(sys.argv[1:] if arguments is None else arguments, REPEATABLE)
+    if HELP.intersection(given):
+        show_help(default, program(), config=STYLE, registry=REGISTRY)
+    command = tyro.cli(type(default), args=given, default=default, prog=program(), config=STYLE, registry=REGISTRY)
     check_ranges(command)
     return command
+
+
+@REGISTRY.primitive_rule
+def _whole_number_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    if kind.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole_number(text: str) -> int:
+    """Returns a whole number as people write it: 200000, 200_000, 2e5, 5M, 0.5k.
+
+    Raises: ValueError when it is none.
+    """
+    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text)
+    try:
+        number = decimal.Decimal(found[1]) * MULTIPLES[found[2].replace("K", "k")] if found else None
+    except decimal.InvalidOperation:
+        number = None
+    if number is None or number != int(number):
+        raise ValueError(f"{text} is no whole number: give one like 200000, 200_000, 2e5 or 5M")
+    return int(number)
 
 
 def check_ranges(config: Any) -> None:

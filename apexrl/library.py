@@ -24,10 +24,10 @@ from apexrl.environments.observations import presented
 from apexrl.environments.registry import registered
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import default_command
-from apexrl.learning.run_page import CONFIG_FILE
 from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE
 from apexrl.networks.checkpoint import BEST, LATEST, Checkpoint, load_checkpoint
 from apexrl.running.run_directory import SUMMARY_FILE, read_config
+from apexrl.runs import CONFIG_FILE
 
 GRAY = np.array([0.299, 0.587, 0.114])  # the weights of red, green and blue in ale-py's gray screens
 END_SECONDS = 200.0  # that a run gets to end, after it was interrupted

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+PACKAGE = Path(__file__).resolve().parent
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
@@ -133,6 +134,22 @@ def exit_status(error: ApexError) -> int:
     if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
+
+
+def child_environment() -> dict[str, str]:
+    """Returns our environment variables, with which a Python process finds this package from any directory.
+
+    In a checkout that nobody has installed it is on PYTHONPATH; a package of pip's is found by itself.
+    """
+    home, path = str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")
+    if PACKAGE.parent.name in ("site-packages", "dist-packages") or home in path.split(os.pathsep):
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([home, path] if path else [home])}
+
+
+def role_script(name: str) -> str:
+    """Returns the path of a role's program, which Python runs with `-P`: actor.py, learner.py or replay.py."""
+    return str(PACKAGE / "roles" / name)
 
 
 def end_with_parent(stop: Stop, patience_seconds: float) -> None:

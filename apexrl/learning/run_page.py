@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from apexrl.config import LearnerCommand
+from apexrl.runs import CONFIG_FILE
 
-CONFIG_FILE = "config.json"  # that the launcher has written
 LEFT_OUT = ("wires", "tensorboard")  # sections and flags that begin so: they change nothing about the learning
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 
 from apexrl.networks.checkpoint import Counters
-
-STATUS_FILE = "status.json"
+from apexrl.runs import STATUS_FILE
 
 
 class Status(msgspec.Struct, frozen=True):

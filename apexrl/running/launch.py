@@ -1,4 +1,4 @@
-"""One machine, everything: `python -m apexrl.running.launch`, for run.sh. Starts, watches and ends the roles."""
+"""One machine, everything: `apexrl train`, which run.sh calls. Starts, watches and ends the roles."""
 
 import contextlib
 import dataclasses
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 from rich.console import Console
@@ -27,8 +28,9 @@ from apexrl.flags import (
     to_flags,
     value_given,
 )
+from apexrl.help import HELP
 from apexrl.learning.status_file import read_status
-from apexrl.lifecycle import Stop, end_with_parent, exit_status
+from apexrl.lifecycle import Stop, end_with_parent, exit_status, role_script
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
@@ -37,7 +39,6 @@ from apexrl.running.plan import Plan, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import (
     CONFIG_FILE,
-    ROOT,
     SUMMARY_FILE,
     as_fork,
     as_guest,
@@ -66,6 +67,7 @@ FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end o
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     console = Console(markup=False, emoji=False, highlight=False)  # others wrote much of the printed text
     form, handlers = "%(asctime)s %(name)s: %(message)s", [ConsoleHandler(console)]
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
@@ -88,8 +90,6 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
       fixed_ports: the ports of the plan have to be free on this machine.
     Raises: ConfigError when the run cannot work; nothing was changed then.
     """
-    if not (ROOT / "actor.py").exists():
-        raise ConfigError(f"there are no role scripts in {ROOT}: run from a checkout of the repository")
     agent, saved = value_given("--agent", arguments), None
     if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
         saved, not_given = saved_command(Path(earlier))
@@ -103,9 +103,12 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
         default = dataclasses.replace(default, env=environment)
     if host and saved is None:
         default = as_guest(default, host_of(Path(host)))
-    asked = parse_onto(default, arguments)
+    words = [word for word in arguments if word not in HELP]
+    asked = parse_onto(default, words)
     check_asked(asked)
     trackers_of(asked)
+    if len(words) < len(arguments):
+        show_plan_help(asked, saved, arguments)
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
         if saved is not None:
             (copying if asked.fork else held).enter_context(lock_run(earlier))
@@ -124,6 +127,12 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
+
+
+def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str]) -> NoReturn:
+    """Prints the help, with the defaults that a run of these arguments would have here, and ends the program."""
+    make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
+    raise AssertionError("a plan's last parsing has printed the help")
 
 
 def _make_directory(
@@ -203,7 +212,7 @@ def replays_of(command: RunCommand) -> Iterator[tuple[str, tuple[str, Command]]]
 
 def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:
     """Starts one of `roles_of` a run. It writes a log of its own."""
-    arguments = [*([str(ROOT / script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
+    arguments = [*([role_script(script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
     is_needed = name != "evaluator" or command.smoke
     supervisor.start(name, arguments, is_needed, name in FINISHING, Path(command.run_dir) / "logs" / f"{name}.log")
 
@@ -337,5 +346,4 @@ def summarize(
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main())

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import signal
-from pathlib import Path
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -13,9 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from apexrl.config import LearnerCommand
 from apexrl.errors import ConfigError, KilledError, PeerError
 from apexrl.flags import to_flags
-from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop
+from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, role_script
 
-LEARNER_SCRIPT = Path(__file__).resolve().parents[2] / "learner.py"
 HOST = "127.0.0.1"
 
 
@@ -25,7 +23,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     Raises: ConfigError when one cannot work, KilledError when one was killed, PeerError when one has failed.
     """
     learning = command.learning
-    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.environ |= {**child_environment(), PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))
     os.environ.setdefault("TORCHELASTIC_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
@@ -40,7 +38,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     stop.thread(pass_on, "stop")
     try:
         with contextlib.suppress(SignalException):  # it has passed the signal on, and waited for the learners
-            torchrun.run(torchrun.parse_args([*arguments, str(LEARNER_SCRIPT), *to_flags(command)]))
+            torchrun.run(torchrun.parse_args([*arguments, role_script("learner.py"), *to_flags(command)]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         kind = (

@@ -18,11 +18,11 @@ from apexrl.errors import ConfigError
 from apexrl.flags import (
     check_together,
     default_command,
-    env_flags,
     explicit_replay,
     flag_of,
     learner_command,
     parse_onto,
+    sister,
     wants_of,
     with_preset,
     with_sections,
@@ -45,6 +45,7 @@ SHARE_OF_MEMORY = 0.85
 
 STREAM_SETTINGS = ("env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack")  # of the environment
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
+PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {
     "env": {"max_episode_frames": 4_000},
@@ -275,10 +276,8 @@ def check_asked(asked: RunCommand) -> None:
     """Raises ConfigError when flags are given, on top of the defaults, that mean nothing for a run on this machine."""
     usual = WireConfig()
     if asked.evaluation.checkpoint:
-        watch = ["actor.py", *env_flags(asked.env), "--checkpoint", asked.evaluation.checkpoint]
-        raise ConfigError(
-            f"--checkpoint does not train; to watch one, say `.venv/bin/python {shlex.join(watch)} --record-dir videos`"
-        )
+        checkpoint = shlex.quote(asked.evaluation.checkpoint)
+        raise ConfigError(f"--checkpoint does not train; to watch one, say `{sister('watch')} {checkpoint}`")
     if (asked.wires.replay_host, asked.wires.learner_host) != (usual.replay_host, usual.learner_host):
         raise ConfigError(
             "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
@@ -293,6 +292,8 @@ def check_asked(asked: RunCommand) -> None:
     begins = [flag for flag, given in _beginnings(asked).items() if given]
     if asked.reproducible:
         _check_reproducible(asked, begins)
+    elif useless := _changed(asked, RunCommand, PERIODS):
+        raise ConfigError(f"without --reproducible these mean nothing: leave out {' '.join(useless)}")
     if len(begins) > 1:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
     if asked.smoke and (begins or not asked.evaluator):

@@ -44,12 +44,12 @@ from apexrl.running.ray_groups import (
     Registry,
     Report,
     clean_up,
+    own_code,
 )
 from apexrl.running.run_directory import CONFIG_FILE, ROOT
 
 END_SECONDS = 15.0  # for all groups; what has not ended then is killed
 SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
-NOT_SENT = [".venv", ".git", "runs", "tests", "docs", "benchmarks", "deploy", "**/__pycache__"]
 
 
 def main() -> int:
@@ -114,7 +114,7 @@ class Driver:
         if not address:
             raise ConfigError("--ray-address: give HOST:PORT of a Ray cluster, or auto for the one of this machine")
         # A job that was submitted with its working directory has its code already.
-        sent = None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else {"working_dir": str(ROOT), "excludes": NOT_SENT}
+        sent = None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else own_code(ROOT)
         try:
             _knock(address)
             ray.init(
@@ -226,10 +226,7 @@ class Driver:
             alive[table["bundles_to_node_id"][number]] -= bundle["CPU"]
         taken = {node for node, _ in self._nodes.values()}
         for node, cpus in sorted(alive.items(), key=lambda item: -item[1]):
-            wanted = (
-                self._num_workers - sum(count for _, count in self._nodes.values()) if self._num_workers else math.inf
-            )
-            workers = int(min(cpus, wanted))
+            workers = int(min(cpus, self._missing_workers))
             if node in taken or workers < 1:
                 continue
             group = f"{ACTORS} {node[:8]}"

@@ -50,6 +50,7 @@ PATIENCE_SECONDS = 45.0  # for the registry, the driver, or a group; Ray itself 
 STATUS_SECONDS = 5.0
 NUM_STAGES = 3  # the steps of `launch.end_steps`
 CHUNK_BYTES = 8 * 2**20
+NOT_SENT = [".venv", ".git", "runs", "tests", "docs", "benchmarks", "deploy", "**/__pycache__"]
 
 
 class Report(NamedTuple):
@@ -334,6 +335,13 @@ def consecutive_ports(host: str, count: int) -> int:
                 held.enter_context(socket.socket()).bind((host, port))
             return first
     raise ConfigError(f"there are no {count} free ports in a row on {host}")
+
+
+def own_code(root: Path) -> dict[str, Any]:
+    """Returns the part of Ray's runtime environment that brings our code: the checkout, or the installed package."""
+    if (root / "pyproject.toml").is_file():
+        return {"working_dir": str(root), "excludes": NOT_SENT}
+    return {"py_modules": [str(root / "apexrl")]}
 
 
 def clean_up(run: str, groups: list[str]) -> None:

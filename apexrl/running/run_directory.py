@@ -13,16 +13,17 @@ from typing import Any
 import msgspec
 import psutil
 
+from apexrl import __version__
 from apexrl.config import EnvConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import default_command
-from apexrl.learning.run_page import CONFIG_FILE
 from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import LATEST, Checkpoint, Counters, load_checkpoint, load_header, save_checkpoint
 from apexrl.replay.fork import fork_log
 from apexrl.running.ports import free_ports
+from apexrl.runs import CONFIG_FILE
 from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,9 @@ def save_config(command: RunCommand) -> None:
 
 
 def _revision() -> str:
-    """Returns the git revision of the code, marked when the code has changed since, or "unknown"."""
+    """Returns the git revision of the code, marked when the code has changed since; the version of an installed one."""
+    if not (ROOT / ".git").exists():
+        return f"version {__version__}"
     try:
         result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

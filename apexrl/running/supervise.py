@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, TEMPORARY_STATUS
+from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import FromLog, FromPipe, without_numbers
 
@@ -43,7 +43,7 @@ class Child:
         self.start_at = 0.0
         self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
         self._arguments = list(arguments)
-        self._environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        self._environment = {**child_environment(), PARENT_VARIABLE: str(os.getpid())}
         self._words = FromPipe(log) if log is None or echoes else FromLog(log)
 
     def start(self) -> None:
@@ -124,13 +124,15 @@ class Supervisor:
     ) -> None:
         """Starts a child: a Python script or module with its arguments.
 
+        With `-P` no file of the working directory takes the place of a module.
+
         Args:
           is_needed: the run cannot go on without this child. A child that is not needed is given up when it dies too
             often.
           may_finish: the child may end by itself with status 0. Any other child that ends is started again.
           log: the file of its output; by default the output goes to ours.
         """
-        self.children[name] = Child(name, [sys.executable, *arguments], is_needed, may_finish, log, self._echoes)
+        self.children[name] = Child(name, [sys.executable, "-P", *arguments], is_needed, may_finish, log, self._echoes)
         self.children[name].start()
 
     def watch(self) -> list[str]:

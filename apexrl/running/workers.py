@@ -1,16 +1,13 @@
 """Runs several actor processes on one host, behind one relay of the parameters."""
 
-from pathlib import Path
-
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.flags import to_flags
-from apexrl.lifecycle import Stop
+from apexrl.lifecycle import Stop, role_script
 from apexrl.net.keyring import load_keyring
 from apexrl.net.parameter_channel import ParameterPublisher, relay
 from apexrl.net.sockets import address
 from apexrl.running.supervise import Supervisor
 
-ACTOR_SCRIPT = Path(__file__).resolve().parents[2] / "actor.py"
 MAX_RESTARTS = 100
 IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives this process
 
@@ -30,7 +27,7 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
     try:
         for index, name in enumerate(names):
             worker = WorkerCommand(**vars(command), worker_index=index, parameter_endpoint=publisher.endpoint)
-            workers.start(name, [str(ACTOR_SCRIPT), *to_flags(worker)])
+            workers.start(name, [role_script("actor.py"), *to_flags(worker)])
         while not stop.wait(0.2):
             workers.watch()
     finally:

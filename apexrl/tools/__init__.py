@@ -1,1 +1,1 @@
-"""Programs for people, which are no roles: `python -m apexrl.tools.NAME --help`."""
+"""Programs for people, which are no roles: `apexrl --help` lists them."""

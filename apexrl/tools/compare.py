@@ -1,16 +1,19 @@
-"""`python -m apexrl.tools.compare RUN RUN ...`: finds the runs to compare; `comparison` compares them."""
+"""`apexrl compare RUN RUN ...`: finds the runs to compare; `comparison` compares them."""
 
 import glob
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from apexrl.errors import ApexError, ConfigError
+from apexrl.flags import program
 from apexrl.lifecycle import exit_status
-from apexrl.tools.comparison import Scale, write_comparison
-from apexrl.tools.run_results import RunResult, named_by_settings, readable_runs
+
+if TYPE_CHECKING:
+    from apexrl.tools.run_results import RunResult
 
 
 def compare(
@@ -30,7 +33,12 @@ def compare(
         lowest and the highest evaluation of these runs. May be given several times.
       out: Where the files go, without .csv and .png.
     """
-    scales = dict(map(_scale, scale))
+    bounds = dict(map(_bounds, scale))
+    # They load torch, and a mistake in the command line is answered before.
+    from apexrl.tools.comparison import Scale, write_comparison  # noqa: PLC0415
+    from apexrl.tools.run_results import named_by_settings, readable_runs  # noqa: PLC0415
+
+    scales = {env: Scale(low, high) for env, (low, high) in bounds.items()}
     faults: list[str] = []
     groups: dict[str, list[RunResult]] = {}
     for name, patterns in map(_group, group):
@@ -52,7 +60,7 @@ def _group(text: str) -> tuple[str, list[str]]:
     return name, patterns.split(",")
 
 
-def _scale(text: str) -> tuple[str, Scale]:
+def _bounds(text: str) -> tuple[str, tuple[float, float]]:
     env, _, bounds = text.rpartition("=")
     try:
         low, high = map(float, bounds.split(":"))
@@ -60,7 +68,7 @@ def _scale(text: str) -> tuple[str, Scale]:
         low = high = 0.0
     if not env or not float("-inf") < low < high < float("inf"):
         raise ConfigError(f"--scale {text}: give ENV=LOW:HIGH, two returns, the second one higher")
-    return env, Scale(low, high)
+    return env, (low, high)
 
 
 def matching(patterns: Iterable[str]) -> list[Path]:
@@ -72,7 +80,7 @@ def matching(patterns: Iterable[str]) -> list[Path]:
 def main() -> int:
     """Runs the command line; returns the exit status."""
     try:
-        tyro.cli(compare, prog="python -m apexrl.tools.compare", config=(tyro.conf.UseAppendAction,))
+        tyro.cli(compare, prog=program(), config=(tyro.conf.UseAppendAction,))
     except (ApexError, OSError) as error:
         print(f"cannot compare: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1

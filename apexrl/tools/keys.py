@@ -1,4 +1,4 @@
-"""`python -m apexrl.tools.keys DIR [NAME ...]`: makes CURVE keys. `net/keyring.py` explains the files."""
+"""`apexrl keys DIR [NAME ...]`: makes CURVE keys. `net/keyring.py` explains the files."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import tyro
 
 from apexrl.errors import ApexError, ConfigError
+from apexrl.flags import program
 from apexrl.net.keyring import ROLES, make_keys
 
 
@@ -28,5 +29,10 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
     return 0
 
 
+def run() -> int:
+    """Runs the command line; returns the exit status."""
+    return tyro.cli(main, prog=program())
+
+
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, prog="python -m apexrl.tools.keys"))
+    sys.exit(run())

@@ -1,4 +1,4 @@
-"""`python -m apexrl.tools.replay_tool inspect|verify|export|summary DIR`: reads the journal of a replay server.
+"""`apexrl inspect [inspect|verify|export|summary] DIR` reads the journal of a replay server.
 
 It works while a server writes the journal: it takes no lock, mends nothing, and writes nothing into the journal. It
 skips a file that is evicted meanwhile. An incomplete last record counts as being written, not as damaged.
@@ -16,6 +16,7 @@ import numpy as np
 import tyro
 
 from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.flags import program
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.replay.journal import (
@@ -273,8 +274,11 @@ def summary(directory: Directory) -> int:
 def main() -> int:
     """Runs one command of the command line; returns its exit status."""
     commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, summary)}
+    words = sys.argv[1:]
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        words = ["inspect", *words]
     try:
-        return tyro.extras.subcommand_cli_from_dict(commands, prog="python -m apexrl.tools.replay_tool")
+        return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog=program())
     except (ApexError, OSError) as error:
         print(error, file=sys.stderr)
     return 1

@@ -1,4 +1,4 @@
-"""`python -m apexrl.tools.sweep FILE.toml [FLAGS]`: makes runs of variants and seeds, one after the other.
+"""`apexrl sweep FILE.toml [FLAGS]` makes runs of variants and seeds, one after the other.
 
 It checks every command line before the first run. A later start leaves out what is complete and goes on with what was
 cut off. A run that fails is named, and the others are made. At the end the complete runs are compared. FLAGS are those

@@ -4,7 +4,8 @@ import json
 
 from apexrl.config import LearnerCommand
 from apexrl.flags import default_command, with_preset
-from apexrl.learning.run_page import CONFIG_FILE, about
+from apexrl.learning.run_page import about
+from apexrl.runs import CONFIG_FILE
 
 
 def test_the_page_holds_the_flags_the_revision_and_the_machine(tmp_path):

@@ -11,7 +11,7 @@ from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, with_preset
 from apexrl.running.launch import prepare, shown_by_board
-from apexrl.running.run_directory import save_config, saved_command
+from apexrl.running.run_directory import lock_run, save_config, saved_command
 
 OWN = "tests.own_agent:own"
 
@@ -37,13 +37,27 @@ def saved(tmp_path, free_ports):
 
 def prepared(*arguments):
     with contextlib.ExitStack() as held:
-        return prepare(arguments, Console(quiet=True), held).command
+        return prepare(list(map(str, arguments)), Console(quiet=True), held).command
 
 
 def test_a_resumed_run_has_the_flags_of_its_algorithm(saved):
     command = prepared("--resume", saved.run_dir, "--trace-length", "0.5")
     assert (command.agent, command.network, command.algorithm.trace_length) == (OWN, saved.network, 0.5)
     assert saved_command(Path(saved.run_dir)) == (command, [])
+
+
+def test_help_shows_what_a_resumed_run_would_have(saved, capsys):
+    with lock_run(saved.run_dir), pytest.raises(SystemExit) as ended:
+        prepared("--resume", saved.run_dir, "--help")
+    assert ended.value.code == 0
+    assert "Units of the one layer. (default: 5)" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_help_shows_the_preset_that_fits_the_environment(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepared("--env", "Catch-v0", "--run-dir", tmp_path / "run", "--help")
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "(default: small)" in shown and "(default: Catch-v0)" in shown and not (tmp_path / "run").exists()
 
 
 def test_a_resumed_run_keeps_its_algorithm(saved):

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from apexrl.running import ray_groups
-from apexrl.running.ray_groups import NUM_STAGES, PATIENCE_SECONDS, Registry, Report, consecutive_ports
+from apexrl.running.ray_groups import NUM_STAGES, PATIENCE_SECONDS, Registry, Report, consecutive_ports, own_code
 
 REPLAY = Report("replay", "10.0.0.1", {"replay_host": "10.0.0.1", "actor_port": 1, "batch_port": 2})
 LEARNER = Report("learner", "10.0.0.2", {"learner_host": "10.0.0.2", "parameter_port": 3, "metrics_port": 4})
@@ -22,6 +22,13 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(ray_groups, "time", Clock)
     return Clock
+
+
+def test_nodes_get_the_checkout_or_the_installed_package(tmp_path):
+    assert own_code(tmp_path) == {"py_modules": [f"{tmp_path}/apexrl"]}
+    (tmp_path / "pyproject.toml").touch()
+    sent = own_code(tmp_path)
+    assert sent["working_dir"] == str(tmp_path) and {".venv", "runs", "tests"} <= {*sent["excludes"]}
 
 
 def test_everybody_hears_the_addresses_of_all(clock):

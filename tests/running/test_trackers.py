@@ -6,10 +6,10 @@ import pytest
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command
-from apexrl.learning.run_page import CONFIG_FILE
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running import launch, trackers
+from apexrl.runs import CONFIG_FILE
 from tests.system.processes import Process, wait_for
 
 

@@ -199,7 +199,11 @@ def run_to_its_end(*flags):
             ("--resume", "/nonexistent[box2d]"),
             "/nonexistent[box2d] has no config.json: --resume and --fork take the directory",
         ),
-        (("--checkpoint", "x.safetensors"), "actor.py --env PongNoFrameskip-v4 --checkpoint x.safetensors"),
+        (("--checkpoint", "x.safetensors"), "say `python -m apexrl watch x.safetensors`"),
+        (
+            ("--evaluation-period-updates", "5"),
+            "without --reproducible these mean nothing: leave out --evaluation-period",
+        ),
         (("--replay-host", "elsewhere"), "--replay-host and --learner-host are for roles on several hosts"),
         (("--from-scratch",), "give its --resume DIR or --fork DIR, too"),
         (("--smoke", "--no-evaluator"), "--smoke tries everything once"),

@@ -1,0 +1,127 @@
+"""The command `apexrl`: `apexrl train`, `apexrl watch` and others. `python -m apexrl` is the same.
+
+Each command is a module of its own that loads when it is wanted. What a person has typed stands in sys.argv[0], for the
+messages of that module.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from apexrl.agents.families import family_of
+from apexrl.config import RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import agent_of, default_command, machine_preset, parse_onto, program, value_given, with_preset
+from apexrl.help import HELP
+from apexrl.runs import RUNS, newest_run, read_found
+
+PROGRAM_VARIABLE = "APEXRL_PROGRAM"  # the name of run.sh, by which it was called
+SCREENS = ("ALE/", "NoFrameskip")  # in the ids of Atari
+
+
+class Entry(NamedTuple):
+    """A command: the function that runs it, and its line in the list."""
+
+    function: str
+    text: str
+
+
+COMMANDS = {
+    "train": Entry("apexrl.running.launch:main", "trains on this machine"),
+    "watch": Entry("apexrl.roles.watch:run", "plays the best network of the newest run, or of RUN, and films it"),
+    "resume": Entry("apexrl.running.launch:main", "goes on with the newest run, or with RUN"),
+    "runs": Entry("apexrl.tools.runs:main", "lists the runs in ./runs"),
+    "compare": Entry("apexrl.tools.compare:main", "compares runs: a table and a picture"),
+    "sweep": Entry("apexrl.tools.sweep:main", "makes runs of variants and seeds"),
+    "replay": Entry("apexrl.roles.replay:run", "the replay server alone"),
+    "learner": Entry("apexrl.roles.learner:run", "the learner alone"),
+    "actor": Entry("apexrl.roles.actor:run", "actors alone, or an evaluator"),
+    "keys": Entry("apexrl.tools.keys:run", "makes keys, for encryption between hosts"),
+    "inspect": Entry("apexrl.tools.replay_tool:main", "reads, checks and exports the experience of a run"),
+}
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    typed = os.environ.pop(PROGRAM_VARIABLE, "") or program()
+    if not typed.startswith(("python ", "bash ")):
+        typed = Path(typed).name
+    words = sys.argv[1:]
+    if not words or words[0] in (*HELP, "help"):
+        print(listing(typed))
+        return 0 if words else 2
+    name, *rest = words
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        print(f"{typed} {name}: there is no such command; {meant}`{typed} help` lists them", file=sys.stderr)
+        return 2
+    # `bash run.sh FLAGS` trains.
+    sys.argv = [typed if name == "train" and typed.startswith("bash ") else f"{typed} {name}", *rest]
+    try:
+        if name == "resume":
+            if HELP.intersection(rest):
+                print(
+                    f"usage: {typed} resume [RUN] [FLAGS]\n\nGoes on with a run, the newest one unless told otherwise."
+                )
+                print(f"FLAGS are those of training: {typed} train --help")
+                return 0
+            sys.argv[1:] = resuming(rest)
+        if name in ("train", "resume"):
+            check_spelling(sys.argv[1:])
+    except ConfigError as error:
+        print(f"cannot run: {error}")
+        return 2
+    module, _, function = COMMANDS[name].function.partition(":")
+    run: Callable[[], int] = getattr(importlib.import_module(module), function)
+    return run()
+
+
+def listing(typed: str) -> str:
+    """Returns the commands with a line for each."""
+    lines = [f"  {name:8} {entry.text}" for name, entry in COMMANDS.items()]
+    return "\n".join([f"usage: {typed} COMMAND [FLAGS]", "", *lines, "", f"{typed} COMMAND --help tells its flags."])
+
+
+def resuming(words: Sequence[str]) -> list[str]:
+    """Returns the flags of training that go on with the named run, or with the newest one.
+
+    Raises: ConfigError when there is no run.
+    """
+    if words and not words[0].startswith("-"):
+        return ["--resume", words[0], *words[1:]]
+    directory = newest_run(RUNS)
+    print(f"resumes {directory}", flush=True)
+    return ["--resume", str(directory), *words]
+
+
+def check_spelling(words: Sequence[str]) -> None:
+    """Ends the program with a message when a flag of training is misspelt, before torch and environments are loaded.
+
+    The preset that a run will have depends on its environment. Here its name decides: a message may show a default.
+
+    Raises: ConfigError when a number is outside its range, or there is no such algorithm.
+    """
+    if HELP.intersection(words):
+        return
+    agent = value_given("--agent", words)
+    earlier = value_given("--resume", words) or value_given("--fork", words) or value_given("--guest", words)
+    if earlier and not agent:
+        try:
+            agent = read_found(Path(earlier)).agent
+        except ConfigError:
+            return  # the launcher tells what is wrong with it
+    default = default_command(RunCommand, agent or agent_of(words))
+    env = value_given("--env", words) or default.env.env
+    likely = machine_preset() if any(part in env for part in SCREENS) else "small"
+    preset, presets = value_given("--preset", words), family_of(default.agent).presets
+    preset = preset if preset in presets else likely
+    parse_onto(with_preset(default, preset) if preset in presets else default, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The learner updates the network from sampled batches and publishes it: `apexrl learner`, `python learner.py`."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from apexrl.config import LearnerCommand, OfflineCommand
+from apexrl.files import locked
+from apexrl.flags import parse, value_given
+from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
+
+
+def main(stop: Stop) -> None:
+    """Learns as the command line says. The parts load after it is parsed: a mistake is answered at once."""
+    is_offline = value_given("--from-journal", sys.argv) or "--guest" in sys.argv
+    command = parse(OfflineCommand if is_offline else LearnerCommand)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
+    import torch
+
+    from apexrl.learning.loop import LearnerLoop
+    from apexrl.learning.team import join_team
+
+    if command.learning.num_learners > 1 and "RANK" not in os.environ:
+        from apexrl.running.learners import run_learners
+
+        run_learners(command, stop)
+        return
+    keep_freed_memory()
+    torch.set_num_threads(command.learning.learner_threads)
+    command, team = join_team(command)
+    first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")
+    with first if team.is_first else contextlib.nullcontext():
+        LearnerLoop(command, process_name(team.rank), team).run(stop)
+
+
+def run() -> None:
+    """Runs the role, and exits."""
+    run_role("learner", main, finalizes="RANK" not in os.environ)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,51 @@
+"""`apexrl runs [DIR]`: lists the runs below a directory, the newest first."""
+
+import sys
+import time
+from pathlib import Path
+
+import tyro
+
+from apexrl.flags import program
+from apexrl.runs import RUNS, FoundRun, found_runs
+
+HEAD = ("run", "environment", "agent", "frames", "best", "last", "when")
+NUMBERS = ("frames", "best", "last")
+
+
+def row_of(run: FoundRun) -> tuple[str, ...]:
+    """Returns a run in words, by HEAD."""
+    best, last = ("-" if number is None else f"{number:.1f}" for number in (run.best_return, run.last_return))
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed_at))
+    return str(run.directory), run.env, run.agent, f"{run.frames:,}", best, last, when
+
+
+def list_runs(directory: tyro.conf.Positional[Path] = RUNS) -> int:
+    """Lists runs: environment, algorithm, frames, best and last evaluation, and when it was last heard of.
+
+    Args:
+      directory: The directory that the runs lie in, or the directory of a sweep.
+    """
+    faults: list[str] = []
+    runs = found_runs(directory, faults)
+    for fault in faults:
+        print(f"left out: {fault}", file=sys.stderr)
+    if not runs:
+        print(f"{directory.resolve()} has no runs", file=sys.stderr)
+        return 1
+    rows = [HEAD, *map(row_of, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(HEAD, row, widths, strict=True)
+        aligned = (cell.rjust(width) if name in NUMBERS else cell.ljust(width) for name, cell, width in cells)
+        print("  ".join(aligned).rstrip())
+    return 0
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    return tyro.cli(list_runs, prog=program())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

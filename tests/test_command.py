@@ -1,0 +1,117 @@
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from apexrl import __version__
+from apexrl.__main__ import COMMANDS, main, resuming
+from apexrl.errors import ConfigError
+from tests.system.processes import ROOT
+from tests.test_runs import make_run
+
+
+def started(monkeypatch, *words, program="apexrl"):
+    """Runs the command as the installed program, or as another one."""
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{program}" if program == "apexrl" else program, *words])
+    if program != "apexrl":
+        monkeypatch.setenv("APEXRL_PROGRAM", program)
+    return main()
+
+
+def test_the_package_installs_the_command():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"apexrl": "apexrl.__main__:main"} and project["dynamic"] == ["version"]
+    assert __version__ == "0.2.0" and (ROOT / "apexrl/py.typed").exists()
+
+
+def test_the_lock_has_a_version_in_the_range_of_each_requirement():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = {found.name: found.specifier for found in map(Requirement, project["dependencies"])}
+    lines = (ROOT / "requirements.txt").read_text().split()
+    pins = dict(line.split("==") for line in lines)
+    assert ranges.keys() == pins.keys()
+    assert all(pins[name] in wanted for name, wanted in ranges.items())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_function(name):
+    module, _, function = COMMANDS[name].function.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.parametrize(("words", "status"), [((), 2), (("--help",), 0), (("-h",), 0), (("help",), 0)])
+def test_the_commands_are_listed(monkeypatch, capsys, words, status):
+    assert started(monkeypatch, *words) == status
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: apexrl COMMAND") and all(f"\n  {name} " in shown for name in COMMANDS)
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(monkeypatch, capsys):
+    assert started(monkeypatch, "wacth") == 2
+    told = capsys.readouterr().err
+    assert told == "apexrl wacth: there is no such command; did you mean watch? `apexrl help` lists them\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["train", "--batchsize", "3"], ["actor", "--num-worker", "3"], ["learner", "--batchsize", "3"]),
+        *(["resume", "runs/nowhere-at-all", "--capacity", "2.5"], ["train", "--learning-rate", "-1"]),
+        *(
+            ["watch", "--episode", "3"],
+            ["replay", "--env", "3"],
+            ["compare", "--thresh", "3"],
+            ["train", "--agent", "apex"],
+            ["resume"],
+        ),
+    ],
+)
+def test_a_mistake_is_answered_before_torch_is_loaded(tmp_path, words):
+    code = (
+        "import sys\nfrom apexrl.__main__ import main\ntry:\n    status = main()\n"
+        "except SystemExit as ended:\n    status = ended.code\n"
+        "print(*sys.modules)\nsys.exit(status)"
+    )
+    if words[1:2] == ["runs/nowhere-at-all"]:
+        make_run(tmp_path / words[1], 1e9)
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not {"torch", "gymnasium"} & set(done.stdout.split()) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "named"),
+    [
+        ("bash run.sh", ["train"], "bash run.sh --help"),
+        ("bash run.sh", ["learner"], "bash run.sh learner --help"),
+        ("apexrl", ["train"], "apexrl train --help"),
+    ],
+)
+def test_messages_name_the_command_as_it_was_typed(monkeypatch, capsys, program, words, named):
+    with pytest.raises(SystemExit) as ended:
+        started(monkeypatch, *words, "--batchsize", "3", program=program)
+    assert ended.value.code == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "--batch-size INT" in told and f"run {named}" in told
+
+
+def test_resume_takes_the_newest_run_or_the_named_one(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="has no run: begin one"):
+        resuming(["--seed", "3"])
+    make_run(tmp_path / "runs" / "a", 1e9)
+    make_run(tmp_path / "runs" / "b", 2e9)
+    assert resuming(["--seed", "3"]) == ["--resume", "runs/b", "--seed", "3"]
+    assert capsys.readouterr().out == "resumes runs/b\n"
+    assert resuming(["runs/a", "--seed", "3"]) == ["--resume", "runs/a", "--seed", "3"]
+    assert started(monkeypatch, "resume", "--help") == 0
+    assert "usage: apexrl resume [RUN] [FLAGS]" in capsys.readouterr().out

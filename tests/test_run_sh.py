@@ -1,0 +1,79 @@
+"""run.sh with a stand-in for Python, which notes how it is called."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.system.processes import ROOT
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STAND_IN = """#!/bin/sh
+echo "$APEXRL_PROGRAM: $*" >>calls
+case "$*" in
+  "-m pip config list") cat pip-config 2>/dev/null ;;
+  *urlopen*) test -e reachable ;;
+esac
+"""
+
+
+def run_sh(directory, *words, gpu=False, reachable=True, pip_config=""):
+    """Runs the script in a checkout of its own; returns what it calls, without the probes, and what it prints."""
+    programs = directory / "programs"
+    for path in (directory / ".venv/bin", programs):
+        path.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "run.sh", directory)
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (directory / name).write_text("torch==2.13.0\n")
+    (directory / "pip-config").write_text(pip_config)
+    (directory / "reachable").unlink(missing_ok=True)
+    for name, is_there in (("reachable", reachable), ("programs/nvidia-smi", gpu)):
+        if is_there:
+            (directory / name).write_text("#!/bin/sh\n")
+            (directory / name).chmod(0o755)
+    (directory / ".venv/bin/python").write_text(STAND_IN)
+    (directory / ".venv/bin/python").chmod(0o755)
+    (directory / "calls").unlink(missing_ok=True)
+    # Of this machine's programs, all but its nvidia-smi.
+    places = [place for place in os.environ["PATH"].split(":") if not os.path.exists(f"{place}/nvidia-smi")]
+    environment = {**os.environ, "PATH": ":".join([str(programs), *places])}
+    done = subprocess.run(
+        ["bash", directory / "run.sh", *words], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    calls = (directory / "calls").read_text().splitlines()
+    return [call for call in calls if "pip config" not in call and "urlopen" not in call], done.stdout
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_cpu", "says"),
+    [
+        ({}, True, "torch comes without CUDA"),
+        ({"gpu": True}, False, ""),
+        ({"reachable": False}, False, "cannot be reached: torch comes from PyPI"),
+        ({"pip_config": "global.index-url='https://mirror.example/simple'"}, False, ""),
+        ({"pip_config": ":env:.find-links='/wheels'"}, False, ""),
+        ({"pip_config": "global.timeout='60'"}, True, "torch comes without CUDA"),
+    ],
+)
+def test_torch_comes_without_cuda_where_there_is_no_gpu(tmp_path, machine, is_cpu, says):
+    calls, printed = run_sh(tmp_path, **machine)
+    (install,) = [call for call in calls if "pip install" in call]
+    assert (f"--extra-index-url {CPU_INDEX}" in install) == is_cpu and "--requirement requirements.txt" in install
+    assert says in printed and ("no NVIDIA GPU" in printed) == bool(says)
+    calls, printed = run_sh(tmp_path, **machine)  # installed already
+    assert calls == ["bash run.sh: -m apexrl train"] and not printed
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        ((), "bash run.sh: -m apexrl train"),
+        (("--env", "Catch-v0"), "bash run.sh: -m apexrl train --env Catch-v0"),
+        (("--help",), "bash run.sh: -m apexrl train --help"),
+        (("watch", "runs/x"), "bash run.sh: -m apexrl watch runs/x"),
+        (("test", "-k", "index"), ": -m pytest -k index"),
+    ],
+)
+def test_flags_train_and_a_word_is_a_command(tmp_path, words, called):
+    assert run_sh(tmp_path, *words)[0][-1] == called

@@ -1,0 +1,62 @@
+import os
+
+import msgspec
+import pytest
+
+from apexrl.errors import ConfigError
+from apexrl.runs import CONFIG_FILE, STATUS_FILE, found_runs, newest_run, read_found
+from apexrl.tools.runs import list_runs
+
+
+def make_run(directory, started_at, env="Catch-v0", status=None, files=()):
+    """The files of a run that its list reads."""
+    directory.mkdir(parents=True)
+    config = {"command": {"env": {"env": env, "noop_max": 3}, "agent": "impala", "seed": 1}, "revision": "x"}
+    (directory / CONFIG_FILE).write_bytes(msgspec.json.encode(config))
+    os.utime(directory / CONFIG_FILE, (started_at, started_at))
+    if status is not None:
+        (directory / STATUS_FILE).write_bytes(msgspec.json.encode(status))
+        os.utime(directory / STATUS_FILE, (started_at + 50, started_at + 50))
+    for name in files:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).touch()
+    return directory
+
+
+def test_runs_are_found_the_newest_start_first(tmp_path, capsys):
+    counters = {"best_evaluation_return": 19.25, "last_evaluation_return": -3.0, "updates": 5}
+    old = make_run(tmp_path / "old", 1e9, status={"frames": 1_200_000, "counters": counters, "waits_for": ""})
+    new = make_run(tmp_path / "new", 1.1e9)
+    swept = make_run(tmp_path / "sweep" / "a-seed1", 1.05e9, env="CartPole-v1")
+    faults = []
+    assert [run.directory for run in found_runs(tmp_path, faults)] == [new, swept, old] and not faults
+    assert read_found(old) == (old, "Catch-v0", "impala", 1_200_000, 19.25, -3.0, 1e9, 1e9 + 50)
+    assert list_runs(tmp_path) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "environment", "agent", "frames", "best", "last", "when"]
+    assert [row.split()[1:6] for row in rows] == [
+        ["Catch-v0", "impala", "0", "-", "-"],
+        ["CartPole-v1", "impala", "0", "-", "-"],
+        ["Catch-v0", "impala", "1,200,000", "19.2", "-3.0"],
+    ]
+
+
+def test_a_run_that_cannot_be_read_is_named_and_left_out(tmp_path, capsys):
+    make_run(tmp_path / "good", 1e9)
+    path = make_run(tmp_path / "bad", 2e9) / CONFIG_FILE
+    path.write_text("{")
+    assert list_runs(tmp_path) == 0
+    printed = capsys.readouterr()
+    assert f"left out: {path} cannot be read" in printed.err and "good" in printed.out and "bad" not in printed.out
+
+
+def test_the_newest_run_may_need_a_checkpoint(tmp_path):
+    best = "checkpoints/best.safetensors"
+    old = make_run(tmp_path / "old", 1e9, files=[best])
+    new = make_run(tmp_path / "new", 2e9)
+    assert newest_run(tmp_path) == new and newest_run(tmp_path, [best, "other"]) == old
+    with pytest.raises(ConfigError, match="has no run with other: begin one"):
+        newest_run(tmp_path, ["other"])
+    with pytest.raises(ConfigError, match="has no run: begin one"):
+        newest_run(tmp_path / "nothing")
+    assert list_runs(tmp_path / "nothing") == 1
