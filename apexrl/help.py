@@ -16,9 +16,10 @@ import tyro
 HELP = frozenset({"-h", "--help"})
 DAILY = (
     *("env", "agent", "preset", "run_dir", "resume", "fork", "guest", "from_journal", "evaluate", "checkpoint"),
+    *("env_kwargs", "wrapper", "frame_stack"),
     *("total_frames", "total_updates", "max_seconds", "seed", "num_workers", "num_learners", "device"),
     *("learning_rate", "batch_size", "capacity", "replay_host", "learner_host", "bind_host", "journal_dir", "keys"),
-    *("record_dir", "evaluator", "tensorboard", "tensorboard_port", "smoke"),
+    *("record_dir", "evaluator", "tensorboard", "tensorboard_port", "wandb", "mlflow", "smoke"),
 )
 """Names of fields, in the order of the help."""
 HIDDEN = {

@@ -184,11 +184,10 @@ def load(path: str | Path) -> Agent:
     config = file.resolve().parent.parent / CONFIG_FILE
     if config.exists():
         command, _ = read_config(config)
-    else:  # a checkpoint alone: its environment without settings, the numbers of its algorithm by default
-        if checkpoint.header.spec.variant:
-            raise ConfigError(f"{file} needs the settings of its environment: keep it in its run's directory")
-        command = default_command(RunCommand, checkpoint.header.agent)
-        command = dataclasses.replace(command, env=EnvConfig(checkpoint.header.spec.env))
+    else:  # a checkpoint alone: its own environment, the numbers of its algorithm by default
+        spec = checkpoint.header.spec
+        env = EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames)
+        command = dataclasses.replace(default_command(RunCommand, checkpoint.header.agent), env=env)
     return Agent(checkpoint, command)
 
 

@@ -10,6 +10,7 @@ from tests.system.processes import ROOT
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 STAND_IN = """#!/bin/sh
+cd "$(dirname "$0")/../.."
 echo "$APEXRL_PROGRAM: $*" >>calls
 case "$*" in
   "-m pip config list") cat pip-config 2>/dev/null ;;
@@ -59,19 +60,20 @@ def run_sh(directory, *words, gpu=False, reachable=True, pip_config=""):
 def test_torch_comes_without_cuda_where_there_is_no_gpu(tmp_path, machine, is_cpu, says):
     calls, printed = run_sh(tmp_path, **machine)
     (install,) = [call for call in calls if "pip install" in call]
-    assert (f"--extra-index-url {CPU_INDEX}" in install) == is_cpu and "--requirement requirements.txt" in install
+    assert (f"--extra-index-url {CPU_INDEX}" in install) == is_cpu
+    assert f"--requirement {tmp_path}/requirements.txt" in install
     assert says in printed and ("no NVIDIA GPU" in printed) == bool(says)
     calls, printed = run_sh(tmp_path, **machine)  # installed already
-    assert calls == ["bash run.sh: -m apexrl train"] and not printed
+    assert calls == ["bash run.sh: -P -m apexrl train"] and not printed
 
 
 @pytest.mark.parametrize(
     ("words", "called"),
     [
-        ((), "bash run.sh: -m apexrl train"),
-        (("--env", "Catch-v0"), "bash run.sh: -m apexrl train --env Catch-v0"),
-        (("--help",), "bash run.sh: -m apexrl train --help"),
-        (("watch", "runs/x"), "bash run.sh: -m apexrl watch runs/x"),
+        ((), "bash run.sh: -P -m apexrl train"),
+        (("--env", "Catch-v0"), "bash run.sh: -P -m apexrl train --env Catch-v0"),
+        (("--help",), "bash run.sh: -P -m apexrl train --help"),
+        (("watch", "runs/x"), "bash run.sh: -P -m apexrl watch runs/x"),
         (("test", "-k", "index"), ": -m pytest -k index"),
     ],
 )

@@ -75,7 +75,8 @@ def played(directory: Path, checkpoint: Path) -> ActorCommand:
     from apexrl.networks.checkpoint import load_header
 
     header = load_header(checkpoint)
-    return dataclasses.replace(default_command(ActorCommand, header.agent), env=EnvConfig(header.spec.env))
+    env = EnvConfig.of_variant(header.spec.env, header.spec.variant, header.spec.stacked_frames)
+    return dataclasses.replace(default_command(ActorCommand, header.agent), env=env)
 
 
 def run() -> None:
