@@ -61,7 +61,7 @@ SYSTEMS = {
     "equal-nature": System("ours, 8 samples, Nature's size", (*AS_SB3, *NATURE)),
     "equal-nature-512": System("ours, 8 samples, Nature's size, 512", (*AS_SB3, *NATURE, "--batch-size", "512")),
     "impala": System("ours, impala", IMPALA),
-    "laser": System("ours, impala, LASER's mix", (*IMPALA, "--mix", "queue=1/8", "uniform=7/8")),
+    "laser": System("ours, impala, LASER's mix", (*IMPALA, "--mix", "queue=1/8", "uniform=7/8", "--batch-size", "8")),
     "sb3": System("SB3 DQN, 1 env", (), _DQN, ("--envs", "1"), threads=(1, 0), needs=_SB3),
     "sb3-8": System("SB3 DQN, 8 envs", (), _DQN, ("--envs", "8"), threads=(1, 0), needs=_SB3),
     "ppo": System("SB3 PPO, 8 envs", (), _PPO, ("--envs", "8"), _PROCESSES, threads=(1, 0), needs=_SB3),

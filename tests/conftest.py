@@ -27,7 +27,7 @@ TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `--numprocesses 2` a process takes whole files, and those together that share a slow preparation."""
+    """With `--numprocesses` a process takes whole files, and those together that share a slow preparation."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

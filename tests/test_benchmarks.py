@@ -96,7 +96,7 @@ def test_a_peers_best_variant_counts_and_each_peer_has_a_ratio():
     [
         (["--samples-per-insert", "2.5"], 2.5),
         (["--agent", "impala"], 1),
-        (["--agent", "impala", "--mix", "queue=1/8", "uniform=7/8"], 8),
+        (["--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--batch-size", "8"], 8),
         (["--agent", "impala", "--mix", "uniform=1", "--samples-per-insert", "3"], 3),
     ],
 )

@@ -82,14 +82,14 @@ def test_nodes_come_and_go(nodes, tmp_path):
         assert ended(driver, nodes) == 0, driver.text()
         seconds = time.monotonic() - started
         print(f"Ctrl-C: {seconds:.1f} s")
-        assert "checkpoint written" in driver.text() and "killed" not in driver.text()
+        assert "checkpoint written" in driver.text()
     evaluations = (run / "evaluations.csv").read_text().splitlines()
     assert len(evaluations) > 1 and (run / "logs" / "learner.log").read_text()
 
 
 def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     """Without the driver a run ends with a checkpoint and is resumed; without the head the driver says what to do."""
-    run = tmp_path / "run"
+    run = tmp_path / "second"
     with nodes.driver(*SHORT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
         until(driver, shows_more(driver), 60, "updates")
         driver.kill()
