@@ -24,14 +24,15 @@ class Namespaces:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for host in self.hosts:
+        for number, host in enumerate(self.hosts):
             self.kill(host)
+            ip("link", "delete", f"{self._name}.{number}")  # else it goes some time after its namespace
             ip("netns", "delete", self._inside(host))
         ip("link", "delete", self._name)
         self.hosts.clear()
 
-    def add(self, host: str, netem: Sequence[str] = ()) -> None:
-        """Makes a host; netem are words of tc-netem(8) that slow its sending down."""
+    def add(self, host: str, qdisc: Sequence[str] = ()) -> None:
+        """Makes a host; qdisc are words of tc(8) that slow its sending down."""
         inside, outside = self._inside(host), f"{self._name}.{len(self.hosts)}"
         self.hosts.append(host)
         ip("netns", "add", inside)
@@ -39,8 +40,8 @@ class Namespaces:
         ip("link", "set", outside, "master", self._name, "up")
         for words in (f"address add {self.address(host)}/24 dev eth0", "link set eth0 up", "link set lo up"):
             ip("-n", inside, *words.split())
-        if netem:
-            run(["tc", "-n", inside, "qdisc", "add", "dev", "eth0", "root", "netem", *netem])
+        if qdisc:
+            run(["tc", "-n", inside, "qdisc", "add", "dev", "eth0", "root", *qdisc])
 
     def address(self, host: str) -> str:
         """Returns the address of a host."""
