@@ -7,8 +7,8 @@ Weak scaling: each learner has a batch of its own, and all make every update tog
   simulated  1, 2, 4 and 8 learners whose arithmetic is a wait with a measured variation. All else is real: a replay
              server for each, draws, priorities, the gradient's bytes through gloo, publications. A point counts while
              the machine is busy for less than 70 % of its time.
-  network    The same, each learner with its shard on a host of its own. Time runs 20 times slower: 1.25 Gbit/s stand for
-             25 Gbit/s, 400 ms of arithmetic for 20 ms. Delays are not added.
+  network    The same, each learner with its shard on a host of its own. Time runs 20 times slower: 1.25 Gbit/s stand
+             for 25 Gbit/s, 400 ms of arithmetic for 20 ms. Delays are not added.
   model      E(L) = t / (t (1 + cv e(L)) + a(L)), with e(L) the mean largest of L normal numbers and a(L) the time to
              add up. Fitted to the simulated 1 and 2, it predicts 4 and 8.
 """
