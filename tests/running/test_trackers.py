@@ -38,12 +38,23 @@ class Now:
         return self.looks == 2
 
 
-def test_metrics_and_evaluations_are_told_once(run):
+def test_metrics_are_told_once(run):
     told = []
-    tracker = trackers.Tracker(lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
+    tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
     trackers.follow(run, tracker, Now())
-    means = {"curve/mean": 1.0, "curve/median": 1.0, "curve/min": 0.0, "curve/max": 2.0}
-    assert told == [({"replay/size": 7.0}, 40), (means, 10)]
+    assert told == [({"replay/size": 7.0}, 40)]
+
+
+def test_a_later_start_goes_on_with_the_run_of_the_tracker(run, monkeypatch):
+    begun = []
+
+    def begin(name, known, directory, flags):
+        begun.append((name, known, flags["learning-rate"]))
+        return trackers.Tracker(known or "id-1", None, None)
+
+    monkeypatch.setattr(trackers, "KINDS", {"wandb": begin})
+    assert trackers.begin("wandb", run).id == trackers.begin("wandb", run).id == "id-1"
+    assert begun == [("catch", "", 0.5), ("catch", "id-1", 0.5)]
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
@@ -60,7 +71,7 @@ def test_a_run_is_told_to_the_real_package(run, tmp_path, kind):
 
         def told():
             if kind == "wandb":
-                return any(path.stat().st_size > 2000 for path in run.glob("wandb/offline-run-*/run-catch.wandb"))
+                return any(path.stat().st_size > 2000 for path in run.glob("wandb/offline-run-*/run-*.wandb"))
             return list(tmp_path.glob("mlruns/*/*/metrics/replay/size"))
 
         wait_for(lambda: told() or process.popen.poll() is not None, 60, "figures")
