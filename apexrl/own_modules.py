@@ -9,8 +9,11 @@ from typing import Any
 from apexrl.errors import ConfigError, reason_of
 
 
-def import_own(module: str) -> ModuleType:
+def import_own(module: str, asked: str) -> ModuleType:
     """Imports a module, and lets it find others of the current directory, behind all that is installed.
+
+    Args:
+      asked: the flag and the value that name it, for the error.
 
     Raises: ConfigError when the import fails, however it does.
     """
@@ -21,18 +24,18 @@ def import_own(module: str) -> ModuleType:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # somebody else's module may raise anything
         searched = f" (searched in {directory}, too)" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"{module} cannot be imported: {reason_of(error)}{searched}") from error
+        raise ConfigError(f"{asked}: {module} cannot be imported: {reason_of(error)}{searched}") from error
 
 
-def own(path: str) -> Any:
-    """Returns the thing that `module:name` names.
+def own(path: str, flag: str) -> Any:
+    """Returns the thing that the value `module:name` of a flag names.
 
     Raises: ConfigError when there is none.
     """
     module, _, name = path.rpartition(":")
     if not module:
-        raise ConfigError(f"{path} has no colon: give module:name")
-    imported = import_own(module)
+        raise ConfigError(f"{flag} {path}: {path} has no colon: give module:name")
+    imported = import_own(module, f"{flag} {path}")
     if not hasattr(imported, name):
-        raise ConfigError(f"{module} has no {name}: give the name of something that it defines")
+        raise ConfigError(f"{flag} {path}: {module} has no {name}: give the name of something that it defines")
     return getattr(imported, name)

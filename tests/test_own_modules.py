@@ -21,14 +21,14 @@ def directory(tmp_path, monkeypatch):
 def test_a_module_of_the_current_directory_finds_those_beside_it(directory):
     (directory / "my_helpers.py").write_text("def twice(x):\n    return 2 * x\n")
     (directory / "my_module.py").write_text("from my_helpers import twice\n")
-    assert own("my_module:twice")(4) == 8
+    assert own("my_module:twice", "--wrapper")(4) == 8
 
 
 def test_no_file_of_the_current_directory_takes_the_place_of_another(directory):
     for name in ("json", "gymnasium", "apexrl"):
         (directory / f"{name}.py").write_text("raise RuntimeError('not this one')\n")
     for name in ("json.tool", "gymnasium.wrappers", "apexrl.errors"):
-        assert not import_own(name).__file__.startswith(str(directory))
+        assert not import_own(name, "--agent").__file__.startswith(str(directory))
     assert str(directory) == sys.path[-1]
 
 
@@ -43,4 +43,4 @@ def test_an_algorithm_of_the_current_directory_is_found(directory):
 @pytest.mark.parametrize(("name", "complaint"), [("twice", "has no colon"), ("sys:twice", "sys has no twice")])
 def test_a_name_that_names_nothing_is_refused(directory, name, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        own(name)
+        own(name, "--wrapper")

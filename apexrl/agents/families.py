@@ -27,10 +27,7 @@ def family_of(name: str) -> Family:
     """
     module, _, own_name = name.rpartition(":")
     if module:
-        try:
-            import_own(module)
-        except ConfigError as error:
-            raise ConfigError(f"--agent {name}: {error}") from error
+        import_own(module, f"--agent {name}")
     if own_name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")

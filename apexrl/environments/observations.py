@@ -53,10 +53,7 @@ def _wrapped(env: gymnasium.Env, name: str) -> gymnasium.Env:
 
     Raises: ConfigError when the wrapper cannot be had, fails, or gives something else.
     """
-    try:
-        wrapper = own(name)
-    except ConfigError as error:
-        raise ConfigError(f"--wrapper {name}: {error}") from error
+    wrapper = own(name, "--wrapper")
     try:
         wrapped = wrapper(env)
     except Exception as error:

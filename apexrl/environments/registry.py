@@ -24,10 +24,7 @@ def registered(env: str) -> EnvSpec:
     """
     module, _, name = env.rpartition(":")
     if module:
-        try:
-            import_own(module)
-        except ConfigError as error:
-            raise ConfigError(f"unknown environment {env!r}: {error}") from error
+        import_own(module, f"unknown environment {env!r}")
     try:
         return gymnasium.spec(name)
     except Exception as error:
