@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.deploy import rootfs, site
+from tests.deploy.cluster_status import store_keys
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.needed import require_packages
@@ -123,3 +125,21 @@ def applied_bootstrap(bootstrap, tmp_path_factory) -> Workspace:
 def apply_cluster(cluster, tmp_path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Applies a new cluster with some variables; returns its state."""
     return lambda variables: cluster.copy(tmp_path).apply({"results_bucket": BUCKET} | variables)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of this machine at which the machines of a cluster find AWS."""
+    rootfs.require()
+    skip_without_tools()
+    with site.host_address() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def cloud(address, tmp_path_factory, request) -> Iterator[Aws]:
+    """AWS with the results bucket and the keys of the cluster that the module's NAME is of."""
+    with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
+        aws.client("s3").create_bucket(Bucket=BUCKET)
+        store_keys(aws, request.module.NAME)
+        yield aws

@@ -12,16 +12,15 @@ import subprocess
 
 import pytest
 
-from apexrl.learning.run_record import CURVE_FILE
 from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import LATEST, load_checkpoint
-from tests.deploy import rootfs, site
+from apexrl.runs import CURVE_FILE
+from tests.deploy import rootfs
 from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, status, store_keys, updates, wait_for
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.hosts import interpreter
-from tests.deploy.moto_process import moto_server
 from tests.deploy.running_cluster import RunningCluster, role_of
-from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, skip_without_tools, user_data
+from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data
 from tests.deploy.vpc import OUTSIDE, vpc
 
 # The first time, a root file system is made and packages are downloaded.
@@ -92,23 +91,6 @@ for name, directory in json.loads(sys.argv[2]).items():
         outcomes[name] = str(error)
 print(json.dumps(outcomes))
 """
-
-
-@pytest.fixture(scope="module")
-def address():
-    rootfs.require()
-    skip_without_tools()
-    with site.host_address() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def cloud(address, tmp_path_factory):
-    """AWS with the results bucket and the cluster's keys."""
-    with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
-        aws.client("s3").create_bucket(Bucket=BUCKET)
-        store_keys(aws, NAME)
-        yield aws
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,11 @@ import shutil
 import pytest
 
 from apexrl.networks.checkpoint import LATEST, load_checkpoint
-from tests.deploy import rootfs, site
-from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, store_keys, updates, wait_for
+from tests.deploy import rootfs
+from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, updates, wait_for
 from tests.deploy.hosts import interpreter
-from tests.deploy.moto_process import moto_server
 from tests.deploy.running_cluster import RunningCluster
-from tests.deploy.terraform import BUCKET, skip_without_tools
+from tests.deploy.terraform import BUCKET
 from tests.deploy.vpc import vpc
 
 # The first time, a root file system is made and packages are downloaded.
@@ -38,23 +37,6 @@ VARIABLES = {
     "learner_flags": {"mix": "queue=1/2 uniform=1/2", "checkpoint_period_seconds": "2", "device": "cpu"},
 }
 SHARDS = range(2)
-
-
-@pytest.fixture(scope="module")
-def address():
-    rootfs.require()
-    skip_without_tools()
-    with site.host_address() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def cloud(address, tmp_path_factory):
-    """AWS with the results bucket and the cluster's keys."""
-    with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
-        aws.client("s3").create_bucket(Bucket=BUCKET)
-        store_keys(aws, NAME)
-        yield aws
 
 
 @pytest.fixture(scope="module")
