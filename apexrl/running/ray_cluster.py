@@ -46,7 +46,8 @@ from apexrl.running.ray_groups import (
     clean_up,
     own_code,
 )
-from apexrl.running.run_directory import CONFIG_FILE, ROOT
+from apexrl.running.run_directory import ROOT
+from apexrl.runs import CONFIG_FILE, new_run
 
 END_SECONDS = 15.0  # for all groups; what has not ended then is killed
 SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
@@ -80,15 +81,14 @@ class Driver:
         check_asked(asked)
         directory = asked.resume or asked.run_dir
         if not directory:
-            name = asked.env.env.replace("/", "-").replace(":", "-")
-            directory = str(Path.cwd() / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+            directory = str(Path(new_run(asked.env.env)).resolve())
             arguments = [*arguments, "--run-dir", directory]
         self._directory = Path(directory)
         self._asked, self._arguments = asked, arguments
         self._run = config.ray_namespace or f"apexrl-{self._directory.name}"
         self._groups: dict[str, Any] = {}  # handles
         self._nodes: dict[str, tuple[str, int]] = {}  # node and processes, by group of actors
-        self._printed: set[str] = set()
+        self._printed: dict[str, tuple[str, ...]] = {}  # the newest lines, by group
         self._nodes_due = self._line_due = 0.0
         self._heard = time.monotonic()
 
@@ -103,6 +103,8 @@ class Driver:
             if place is None:
                 return 0
             command = self._prepare(place, stop)
+            if command is None:
+                return 0
             reports = self._follow(command, place, stop)
             return self._end(command, reports, stop)
         finally:
@@ -163,14 +165,17 @@ class Driver:
                 self._print(f"waits for {name}: {cluster()}")
         return True
 
-    def _prepare(self, place: Any, stop: Stop) -> RunCommand:
-        """Returns the plan of the run, made where the learner will be."""
+    def _prepare(self, place: Any, stop: Stop) -> RunCommand | None:
+        """Returns the plan of the run, made where the learner will be; None when a signal came first.
+
+        Raises: ConfigError or ApexError when there is none.
+        """
         gpus = place.bundle_specs[1].get("GPU", 0)
-        options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": PlacementGroupSchedulingStrategy(place, 1)}
+        options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": in_place(place, 1)}
         planner: Any = ray.remote(Planner).options(**options).remote()
         planned = planner.plan.remote(self._arguments)
         if not self._wait(planned, stop, "the plan"):
-            raise ConfigError("the run was ended before its plan was made")
+            return None
         command, text, fault, status = ray.get(planned)
         ray.kill(planner)
         self._print(text.rstrip())
@@ -181,7 +186,7 @@ class Driver:
 
     def _follow(self, command: RunCommand, place: Any, stop: Stop) -> list[Report]:
         """Returns the last reports of the groups, when the run is to end."""
-        self._start(REGISTRY, Registry, self._run, num_cpus=0, scheduling_strategy=in_place(place, 1))
+        self._start(REGISTRY, Registry, self._run, num_cpus=0)  # anywhere: it is soon back when its node is gone
         specs = place.bundle_specs
         for number, name in enumerate((REPLAY, LEARNER)):
             needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
@@ -266,9 +271,9 @@ class Driver:
         """Prints what is new; every LINE_PERIOD_SECONDS how far the run is, and who is missing."""
         for report in reports:
             for line in report.lines:
-                if line not in self._printed:
-                    self._printed.add(line)
+                if line not in self._printed.get(report.group, ()):
                     self._print(f"{report.node} {line}")
+            self._printed[report.group] = report.lines
         if time.monotonic() < self._line_due or not reports:
             return
         self._line_due = time.monotonic() + LINE_PERIOD_SECONDS
@@ -320,7 +325,8 @@ class Driver:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
                     for offset in range(0, size, CHUNK_BYTES):
-                        file.write(ray.get(learner.read.remote(name, offset), timeout=PATIENCE_SECONDS))
+                        file.write(ray.get(learner.read.remote(name, offset), timeout=END_SECONDS))
+                        self._heard = time.monotonic()
         except (ray.exceptions.RayError, OSError) as error:
             self._print(f"ERROR the run's files stay on the learner's node, in {self._directory}: {error}")
         else:

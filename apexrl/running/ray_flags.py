@@ -14,7 +14,7 @@ PATH_FLAGS = ("--run-dir", "--resume", "--fork")
 
 @dataclasses.dataclass(frozen=True)
 class RayConfig:
-    """How a run uses the Ray cluster. All other flags are those of run.sh; `--num-workers auto` follows the nodes."""
+    """The flags of a run for Ray. All other flags are those of run.sh; `--num-workers auto` follows the nodes."""
 
     ray_address: str = ""
     """The cluster: auto for the one of this machine, or HOST:PORT; by default RAY_ADDRESS."""

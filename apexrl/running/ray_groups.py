@@ -54,7 +54,7 @@ NOT_SENT = [".venv", ".git", "runs", "tests", "docs", "benchmarks", "deploy", "*
 
 
 class Report(NamedTuple):
-    """What a group says about itself, every BEAT_SECONDS."""
+    """The report of a group about itself, every BEAT_SECONDS."""
 
     group: str
     node: str  # its address
@@ -69,7 +69,7 @@ class Report(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What the registry answers."""
+    """The registry's answer to a report."""
 
     stage: int  # end the processes of so many steps
     addresses: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Planner:
 
 
 class Registry:
-    """Where the groups of a run and its driver meet. It keeps nothing that they do not say again after its restart."""
+    """The meeting point of a run's groups and its driver. All that it keeps they say again after its restart."""
 
     def __init__(self, run: str) -> None:
         self._run = run

@@ -60,7 +60,7 @@ def ended(driver, cluster, seconds=60):
 
 
 def test_nodes_come_and_go(nodes, tmp_path):
-    """Actors follow the nodes; a replay whose node dies goes on elsewhere with its journal; Ctrl-C ends it all."""
+    """Actors follow the nodes; a replay or a learner whose node dies goes on elsewhere; Ctrl-C ends it all."""
     run = tmp_path / "run"
     with nodes.driver(*SHORT, "--run-dir", run, name="come-and-go") as driver:
         until(driver, shows_more(driver), 60, "updates")
@@ -77,6 +77,11 @@ def test_nodes_come_and_go(nodes, tmp_path):
         until(driver, lambda: nodes.where("replay.py") == ["four"], 60, "the replay on another node")
         until(driver, shows_more(driver), 60, "updates with the replay on another node")
         assert "makes room" in driver.text() and "begins again, because another group has moved" in driver.text()
+        nodes.start("five", 2)
+        until(driver, lambda: "five" in nodes.where("actor.py"), 60, "actors on one more node")
+        nodes.kill("two")
+        until(driver, lambda: nodes.where("learner.py") == ["five"], 60, "the learner on another node")
+        until(driver, shows_more(driver), 60, "updates with the learner on another node")
         started = time.monotonic()
         driver.signal(signal.SIGINT)
         assert ended(driver, nodes) == 0, driver.text()
@@ -95,7 +100,7 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
         driver.kill()
         wait_for(lambda: not nodes.where("learner.py"), 60, "the end without a driver")
     wait_for(lambda: not nodes.where("replay.py"), 10, "the end of the replay")
-    with nodes.driver("--resume", run, *SHORT[-2:], name="resumed", on="two") as driver:
+    with nodes.driver("--resume", run, *SHORT[-2:], name="resumed", on=nodes.where("raylet")[-1]) as driver:
         until(driver, shows_more(driver), 60, "updates of the resumed run")
         assert "continuing" in driver.text()
         nodes.kill("head")
