@@ -1,12 +1,11 @@
 """The library: train in a process of its own, and play with a trained agent in a loop of one's own."""
 
-import csv
-import dataclasses
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,32 +17,18 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import EnvConfig, RunCommand
+from apexrl.config import ActorCommand, EnvConfig
 from apexrl.environments.atari import is_atari
 from apexrl.environments.observations import presented
 from apexrl.environments.registry import registered
-from apexrl.errors import ApexError, ConfigError
-from apexrl.flags import default_command
-from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE
-from apexrl.networks.checkpoint import BEST, LATEST, Checkpoint, load_checkpoint
-from apexrl.running.run_directory import SUMMARY_FILE, read_config
-from apexrl.runs import CONFIG_FILE
+from apexrl.errors import ApexError
+from apexrl.lifecycle import PARENT_VARIABLE, child_environment
+from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
+from apexrl.running.launch import ENDING_SECONDS
+from apexrl.running.run_directory import SUMMARY_FILE, played
+from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, new_run, read_evaluations
 
 GRAY = np.array([0.299, 0.587, 0.114])  # the weights of red, green and blue in ale-py's gray screens
-END_SECONDS = 200.0  # that a run gets to end, after it was interrupted
-
-
-class EvaluationRow(NamedTuple):
-    """One evaluation of a run: a row of evaluations.csv."""
-
-    seconds: float
-    frames: int
-    updates: int
-    episodes: int
-    mean: float
-    median: float
-    min: float
-    max: float
 
 
 class Run(NamedTuple):
@@ -52,12 +37,13 @@ class Run(NamedTuple):
     directory: Path
 
     @property
-    def evaluations(self) -> list[EvaluationRow]:
-        """The evaluations so far, oldest first."""
+    def evaluations(self) -> list[CurvePoint]:
+        """The evaluations so far, oldest first.
+
+        Raises: ConfigError when they cannot be read.
+        """
         path = self.directory / CURVE_FILE
-        rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else []
-        kinds = EvaluationRow.__annotations__
-        return [EvaluationRow(**{name: kinds[name](row[name]) for name in EvaluationRow._fields}) for row in rows]
+        return read_evaluations(path) if path.exists() else []
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -71,34 +57,45 @@ class Run(NamedTuple):
 
         Raises: ConfigError when there is none yet.
         """
-        for name in (BEST, LATEST):
-            if (path := self.directory / CHECKPOINTS / name).exists():
-                return path
-        raise ConfigError(f"{self.directory} has no checkpoint yet")
+        return found_checkpoint(self.directory)[1]
 
 
 def train(env: str, **flags: Any) -> Run:
-    """Trains on this machine until the run ends, as `run.sh` does; returns the run. Ctrl-C ends it with a checkpoint.
+    """Trains on this machine until the run ends, as `run.sh` does; returns the run.
+
+    An interrupt (Ctrl-C) ends the run with a checkpoint, a second one kills it. The run ends with this process, too.
 
     Args:
       env: a Gymnasium id.
       flags: those of `run.sh` with underscores, as in total_frames=200_000, env_kwargs={...}, tensorboard=False.
-    Raises: ApexError when the run fails; its own output says why.
+    Raises: ApexError when the run fails; its own output says why. KeyboardInterrupt after an interrupt.
     """
-    if "run_dir" not in flags:
-        name = env.replace("/", "-").replace(":", "-")
-        flags["run_dir"] = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    flags.setdefault("run_dir", new_run(env))
     words = [word for flag, value in {"env": env, **flags}.items() for word in _words(flag, value)]
-    process = subprocess.Popen([sys.executable, "-m", "apexrl.running.launch", *words], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "apexrl", "train", *words],
+        env={**child_environment(), PARENT_VARIABLE: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a terminal's Ctrl-C reaches us alone: two would kill the run
+    )
     try:
         status = process.wait()
-    except KeyboardInterrupt:  # the terminal has sent it to the run, too; a notebook has not
-        process.send_signal(signal.SIGINT)
-        process.wait(END_SECONDS)
+    except KeyboardInterrupt:
+        _interrupt(process)
         raise
     if status:
         raise ApexError(f"the run ended with exit status {status}: its output says why, and {flags['run_dir']}/logs")
     return Run(Path(flags["run_dir"]).resolve())
+
+
+def _interrupt(process: subprocess.Popen) -> None:
+    """Ends a run in order; kills it after a second interrupt, or when it does not end in time."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.wait(ENDING_SECONDS)
+        return
+    process.send_signal(signal.SIGINT)
+    process.wait(ENDING_SECONDS)
 
 
 def _words(flag: str, value: Any) -> list[str]:
@@ -117,18 +114,16 @@ class Agent:
     `act` has to see each observation of an episode once, in order. Used from one thread.
     """
 
-    def __init__(self, checkpoint: Checkpoint, command: RunCommand):
+    def __init__(self, checkpoint: Checkpoint, command: ActorCommand):
         """Takes a checkpoint, and the configuration of its run.
 
         Raises: ConfigError when the environment cannot be made.
         """
         self.spec = checkpoint.header.spec
-        self._command = command
         make = implementation(family_of(checkpoint.header.agent)).make_actor
         self._actor = make(command.algorithm, checkpoint.parameters(), torch.device("cpu"))
         self._space, self._present = presenter(command.env)
         self._rng = np.random.default_rng(command.seed)
-        self._rewards = np.zeros(0, np.float32)
         self.reset()
 
     def reset(self) -> None:
@@ -178,17 +173,9 @@ def load(path: str | Path) -> Agent:
       path: a run's directory, or a checkpoint in one.
     Raises: ConfigError or WireError when there is none that can be read.
     """
-    given = Path(path)
-    file = Run(given).checkpoint if given.is_dir() else given
+    directory, file = found_checkpoint(Path(path))
     checkpoint = load_checkpoint(file)
-    config = file.resolve().parent.parent / CONFIG_FILE
-    if config.exists():
-        command, _ = read_config(config)
-    else:  # a checkpoint alone: its own environment, the numbers of its algorithm by default
-        spec = checkpoint.header.spec
-        env = EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames)
-        command = dataclasses.replace(default_command(RunCommand, checkpoint.header.agent), env=env)
-    return Agent(checkpoint, command)
+    return Agent(checkpoint, played(directory, checkpoint.header))
 
 
 def presenter(config: EnvConfig) -> tuple[gymnasium.Space, Callable[[Any], np.ndarray]]:

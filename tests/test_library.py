@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment
 from apexrl.errors import ApexError, ConfigError
 from apexrl.library import presenter
-from tests.system.processes import ROOT
+from tests.system.processes import ROOT, Process, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,9 @@ def test_screens_of_atari_become_those_that_the_agent_learned_from():
 
 
 def test_what_is_not_there_is_a_clear_error(tmp_path):
-    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+    with pytest.raises(ConfigError, match=r"has no checkpoints/best\.safetensors or"):
         apexrl.load(tmp_path)
-    with pytest.raises(ConfigError, match="no checkpoint at"):
+    with pytest.raises(ConfigError, match="give the directory of a run, or a checkpoint"):
         apexrl.load(tmp_path / "x.safetensors")
     with pytest.raises(ApexError, match="exit status 2"):
         apexrl.train("NoSuchGame-v5", run_dir=tmp_path / "run")
@@ -120,3 +121,30 @@ def test_the_example_of_play_plays(tmp_path, monkeypatch, capsys, run):
     runpy.run_path(str(ROOT / "examples" / "train_and_play.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert f"{run.evaluations[0].frames:8,} frames" in said and said.count("game ") == 5
+
+
+@pytest.fixture
+def program(tmp_path, free_ports):
+    """A program of somebody's own that trains, and whose run has begun to learn."""
+    names = ("actor_port", "batch_port", "parameter_port", "metrics_port")
+    flags = dict(zip(names, free_ports(4), strict=True)) | {"tensorboard": False, "preset": "small", "evaluator": False}
+    code = f"import apexrl; apexrl.train('Catch-v0', run_dir={str(tmp_path / 'run')!r}, **{flags})"
+    with Process(["-c", code], tmp_path / "log.txt") as program:
+        wait_for((tmp_path / "run" / "status.json").exists, 60, "the learner's status")
+        yield program
+
+
+def test_ctrl_c_ends_a_training_with_a_checkpoint(program):
+    """From a terminal, which sends the signal to all processes of its group."""
+    run = program.descendants()
+    os.killpg(program.popen.pid, signal.SIGINT)
+    assert program.popen.wait(300)
+    assert "KeyboardInterrupt" in program.text() and "checkpoint written" in program.text()
+    assert not any(process.is_running() for process in run)
+
+
+def test_a_training_ends_with_the_program_that_began_it(program, tmp_path):
+    run = program.descendants()
+    program.kill()
+    wait_for(lambda: not any(process.is_running() for process in run), 60, "the end of the run")
+    assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").exists()
