@@ -22,7 +22,6 @@ from apexrl.config import (
     DEFAULT_AGENT,
     ActorCommand,
     Command,
-    EnvConfig,
     LearnerCommand,
     OfflineCommand,
     PresetName,
@@ -318,11 +317,6 @@ def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
     if stream is None or stream.has_unroll_priorities:
         return ("uniform", "fifo", "priority")
     return ("uniform", "fifo")
-
-
-def env_flags(config: EnvConfig) -> list[str]:
-    """Returns the arguments that choose this environment."""
-    return ["--env", config.env, *_flags(config, EnvConfig(config.env))]
 
 
 def to_flags(command: Command) -> list[str]:

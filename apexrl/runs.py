@@ -1,15 +1,19 @@
 """The runs below a directory, by the small files that each of them holds. Loads no network and no environment."""
 
-from collections.abc import Iterable
+import csv
+import math
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from apexrl.errors import ConfigError
 
 RUNS = Path("runs")  # where runs lie unless told otherwise
-CONFIG_FILE, STATUS_FILE = "config.json", "status.json"
+CONFIG_FILE, STATUS_FILE, CURVE_FILE = "config.json", "status.json", "evaluations.csv"
+CHECKPOINTS = ("checkpoints/best.safetensors", "checkpoints/latest.safetensors")  # the first that there is is played
 DEPTHS = ("*", "*/*")  # a run, or a run of a sweep
 
 
@@ -47,6 +51,76 @@ class FoundRun(NamedTuple):
     last_return: float | None
     started_at: float  # the newest start, in seconds since the epoch
     changed_at: float
+
+
+class CurvePoint(NamedTuple):
+    """A line of CURVE_FILE: an evaluation, with the seconds, frames and updates of the run at its parameters."""
+
+    seconds: float
+    frames: int
+    updates: int
+    episodes: int
+    mean: float
+    median: float
+    min: float
+    max: float
+
+
+def new_run(env: str) -> str:
+    """Returns the directory of a run that begins now, and was given none."""
+    return str(RUNS / f"{env.replace('/', '-').replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def found_checkpoint(run: Path) -> tuple[Path, Path]:
+    """Returns the directory of a run and the checkpoint to play, by either of them.
+
+    Raises: ConfigError when there is none.
+    """
+    if run.is_file():
+        directory = run.resolve().parent.parent
+        return (directory if (directory / CONFIG_FILE).is_file() else run.parent), run
+    for name in CHECKPOINTS:
+        if (run / name).is_file():
+            return run, run / name
+    raise ConfigError(f"{run} has no {' or '.join(CHECKPOINTS)}: give the directory of a run, or a checkpoint")
+
+
+def read_evaluations(path: Path) -> list[CurvePoint]:
+    """Returns the evaluations of a run's CURVE_FILE, oldest first.
+
+    A run that goes on from a checkpoint after a kill repeats the time since then. Evaluations of the parameters that
+    were lost are left out.
+
+    Raises: ConfigError when it cannot be read, or a line is no evaluation.
+    """
+    kinds, rows = CurvePoint.__annotations__, []
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            for row in reader:
+                numbers = {name: float(row[name]) for name in CurvePoint._fields}
+                if not all(map(math.isfinite, numbers.values())):
+                    raise ValueError("not finite")
+                rows.append(CurvePoint(**{name: kinds[name](number) for name, number in numbers.items()}))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{path}: line {reader.line_num} is no evaluation") from error
+    kept: list[CurvePoint] = []
+    least: tuple[float, ...] = (math.inf, math.inf, math.inf)  # of all later lines
+    for found in reversed(rows):
+        if all(number <= bound for number, bound in zip(found[:3], least, strict=True)):
+            kept.append(found)
+        least = tuple(map(min, found[:3], least))
+    return kept[::-1]
+
+
+def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of nested sections by name. The names of flags are unique over all sections."""
+    values: dict[str, Any] = {}
+    for name, value in sections.items():
+        values |= flat(value) if isinstance(value, dict) else {name: value}
+    return values
 
 
 def read_found(directory: Path) -> FoundRun:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from apexrl.learning.run_record import CURVE_FILE
 from apexrl.learning.status_file import STATUS_FILE, Status, read_status
+from apexrl.runs import CURVE_FILE
 from benchmarks.replay import ROOT, free_ports
 
 POLL_SECONDS = 0.5

@@ -48,7 +48,7 @@ class Replicas:
 
     @property
     def counted(self) -> dict[int, LogPosition]:
-        """What was counted of each log, by shard."""
+        """The position up to which each log was counted, by shard."""
         return {shard: replica.counted for shard, replica in self._replicas.items()}
 
     @property

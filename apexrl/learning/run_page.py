@@ -1,14 +1,14 @@
 """The flags of a run and a page about it, for TensorBoard."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from apexrl.config import LearnerCommand
-from apexrl.runs import CONFIG_FILE
+from apexrl.runs import CONFIG_FILE, flat
 
 LEFT_OUT = ("wires", "tensorboard")  # sections and flags that begin so: they change nothing about the learning
 
@@ -22,7 +22,7 @@ class _Config(msgspec.Struct):
 def flags_of(directory: Path) -> dict[str, bool | float | str]:
     """Returns the flags of a run by its directory; none where no launcher has written them."""
     config = _config_in(directory)
-    return {} if config is None else dict(_flags(config.command))
+    return {} if config is None else _flags(config.command)
 
 
 def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
@@ -31,7 +31,7 @@ def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
     A learner that was started by hand knows its own flags only.
     """
     config = _config_in(Path(command.run_dir)) or _Config(dataclasses.asdict(command))
-    flags = dict(_flags(config.command))
+    flags = _flags(config.command)
     tables: dict[str, Mapping[str, Any]] = {
         "Flags": flags,
         "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
@@ -46,19 +46,16 @@ def _config_in(directory: Path) -> _Config | None:
         return None
 
 
-def _flags(values: Mapping[str, Any]) -> Iterator[tuple[str, bool | float | str]]:
-    """Yields the flags of a configuration with its sections."""
-    for name, value in values.items():
-        if name.startswith(LEFT_OUT):
-            continue
-        if isinstance(value, dict):
-            yield from _flags(value)
-        elif isinstance(value, list | tuple):
-            yield name.replace("_", "-"), " ".join(map(str, value))
-        elif isinstance(value, bool | int | float):
-            yield name.replace("_", "-"), value
-        else:
-            yield name.replace("_", "-"), str(value)
+def _flags(values: Mapping[str, Any]) -> dict[str, bool | float | str]:
+    """Returns the flags of a configuration with its sections."""
+    told = {name: value for name, value in values.items() if not name.startswith(LEFT_OUT)}
+    return {name.replace("_", "-"): _shown(value) for name, value in flat(told).items()}
+
+
+def _shown(value: Any) -> bool | float | str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return value if isinstance(value, bool | int | float) else str(value)
 
 
 def _table(rows: Mapping[str, Any]) -> str:

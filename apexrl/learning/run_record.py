@@ -35,14 +35,14 @@ from apexrl.networks.checkpoint import (
     set_random_state,
 )
 from apexrl.networks.parameters import Identity, decode_parameters
+from apexrl.runs import CURVE_FILE, CurvePoint
 from apexrl.types import LogPosition
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 NUMBERED = "update-{:012d}.safetensors"
-CURVE_FILE = "evaluations.csv"
-CURVE_COLUMNS = "seconds,frames,updates,episodes,mean,median,min,max"
+CURVE_COLUMNS = ",".join(CurvePoint._fields)
 FAULT_SAID_SECONDS = 30.0
 
 

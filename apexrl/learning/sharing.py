@@ -1,4 +1,4 @@
-"""How several learners divide a run among them, and add up again: shards, rows of a batch, counts."""
+"""The division of a run among several learners, and its sums: shards, rows of a batch, counts."""
 
 import dataclasses
 

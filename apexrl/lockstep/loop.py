@@ -17,7 +17,7 @@ from apexrl.acting.evaluation import Evaluator, describe
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import actor_command, explicit_replay, learner_command, wants_of
-from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE
+from apexrl.learning.run_record import CHECKPOINTS
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.actor import LockstepActor
 from apexrl.lockstep.learner import LockstepLearner
@@ -28,6 +28,7 @@ from apexrl.networks.checkpoint import LATEST
 from apexrl.networks.parameters import decode_parameters
 from apexrl.replay.journal import new_identity
 from apexrl.replay.replay import Replay
+from apexrl.runs import CURVE_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from apexrl.config import ActorCommand, EnvConfig, EvaluationConfig, Range
-from apexrl.errors import ConfigError
-from apexrl.flags import REGISTRY, check_ranges, default_command, program
+from apexrl.config import EvaluationConfig, Range
+from apexrl.flags import REGISTRY, check_ranges, program
 from apexrl.lifecycle import Stop, run_role
-from apexrl.runs import CONFIG_FILE, RUNS, newest_run
-
-CHECKPOINTS = ("checkpoints/best.safetensors", "checkpoints/latest.safetensors")  # the first that there is
+from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,48 +32,18 @@ def main(stop: Stop) -> None:
     asked = tyro.cli(WatchCommand, prog=program(), registry=REGISTRY)
     check_ranges(asked)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    directory, checkpoint = found(asked.run)
+    directory, checkpoint = found_checkpoint(Path(asked.run) if asked.run else newest_run(RUNS, CHECKPOINTS))
     from apexrl.acting.evaluation import play_checkpoint
+    from apexrl.networks.checkpoint import load_header
+    from apexrl.running.run_directory import played
 
-    command = played(directory, checkpoint)
+    command = played(directory, load_header(checkpoint))
     record_dir = asked.record_dir or str(directory / "watched")
     evaluation = EvaluationConfig(
         episodes=asked.episodes, checkpoint=str(checkpoint), record_dir=record_dir,
     )  # fmt: skip
     print(f"plays {checkpoint}", flush=True)
     play_checkpoint(dataclasses.replace(command, evaluation=evaluation, seed=asked.seed), stop)
-
-
-def found(run: str) -> tuple[Path, Path]:
-    """Returns the directory of a run and the checkpoint to play, by either of them, or of the newest run for "".
-
-    Raises: ConfigError when there is none.
-    """
-    path = Path(run) if run else newest_run(RUNS, CHECKPOINTS)
-    if path.is_file():
-        directory = path.parent.parent if (path.parent.parent / CONFIG_FILE).is_file() else path.parent
-        return directory, path
-    for name in CHECKPOINTS:
-        if (path / name).is_file():
-            return path, path / name
-    raise ConfigError(f"{path} has no {' or '.join(CHECKPOINTS)}: give the directory of a run, or a checkpoint")
-
-
-def played(directory: Path, checkpoint: Path) -> ActorCommand:
-    """Returns the command that plays a checkpoint in its run's environment; without a run, in the one that it names.
-
-    Raises: ConfigError or WireError when the run's configuration or the checkpoint cannot be read.
-    """
-    if (directory / CONFIG_FILE).is_file():
-        from apexrl.running.run_directory import read_config
-
-        run, _ = read_config(directory / CONFIG_FILE)
-        return ActorCommand(agent=run.agent, preset=run.preset, env=run.env, algorithm=run.algorithm)
-    from apexrl.networks.checkpoint import load_header
-
-    header = load_header(checkpoint)
-    env = EnvConfig.of_variant(header.spec.env, header.spec.variant, header.spec.stacked_frames)
-    return dataclasses.replace(default_command(ActorCommand, header.agent), env=env)
 
 
 def run() -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shlex
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
+from apexrl.runs import new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -117,8 +117,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     command = _fitted(command, default, machine, stream)
     implementation(family).check_network(command.network, stream)
     if not command.run_dir:
-        name = command.env.env.replace("/", "-").replace(":", "-")
-        command = dataclasses.replace(command, run_dir=f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        command = dataclasses.replace(command, run_dir=new_run(command.env.env))
     return Plan(command, stream, machine)
 
 

@@ -14,16 +14,24 @@ import msgspec
 import psutil
 
 from apexrl import __version__
-from apexrl.config import EnvConfig, RunCommand
+from apexrl.config import ActorCommand, EnvConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, write_json
-from apexrl.flags import default_command
-from apexrl.learning.run_record import CHECKPOINTS, CURVE_FILE, latest_checkpoint, numbered_checkpoints
+from apexrl.flags import actor_command, default_command
+from apexrl.learning.run_record import CHECKPOINTS, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
-from apexrl.networks.checkpoint import LATEST, Checkpoint, Counters, load_checkpoint, load_header, save_checkpoint
+from apexrl.networks.checkpoint import (
+    LATEST,
+    Checkpoint,
+    CheckpointHeader,
+    Counters,
+    load_checkpoint,
+    load_header,
+    save_checkpoint,
+)
 from apexrl.replay.fork import fork_log
 from apexrl.running.ports import free_ports
-from apexrl.runs import CONFIG_FILE
+from apexrl.runs import CONFIG_FILE, CURVE_FILE
 from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
@@ -103,6 +111,18 @@ def read_config(path: Path) -> tuple[RunCommand, list[str]]:
         return _restored(given, default_command(RunCommand, given["agent"]), not_given), not_given
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def played(directory: Path, header: CheckpointHeader) -> ActorCommand:
+    """Returns the command that plays a checkpoint in its run's environment; without a run, in the one that it names.
+
+    Raises: ConfigError when the run's configuration, or the settings of the environment, cannot be read.
+    """
+    if (directory / CONFIG_FILE).is_file():
+        return actor_command(read_config(directory / CONFIG_FILE)[0])
+    spec = header.spec
+    env = EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames)
+    return dataclasses.replace(default_command(ActorCommand, header.agent), env=env)
 
 
 def saved_values(path: Path) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Knows no algorithm: a run's settings are names and values. Writes nothing, and reads a run that goes on, too.
 """
 
-import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +11,12 @@ import numpy as np
 
 from apexrl.errors import ConfigError
 from apexrl.flags import flag_of
-from apexrl.learning.run_record import CURVE_FILE
 from apexrl.learning.status_file import read_status
-from apexrl.running.run_directory import CONFIG_FILE, saved_values
+from apexrl.running.run_directory import saved_values
+from apexrl.runs import CONFIG_FILE, CURVE_FILE, flat, read_evaluations
 
 FINAL_EVALUATIONS = 3
-CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max")  # the columns of a Curve in CURVE_FILE
+CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max")  # the fields of a Curve in CURVE_FILE
 ELSEWHERE = {"wires"}  # a section of hosts and ports
 # Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
 OF_ONE_RUN = {
@@ -97,34 +96,10 @@ def readable_runs(directories: Iterable[Path], faults: list[str]) -> list[RunRes
 def read_curve(path: Path) -> Curve:
     """Returns the evaluations of a run's CURVE_FILE.
 
-    A run that goes on from a checkpoint after a kill repeats the time since then. Evaluations of the parameters that
-    were lost are left out.
-
     Raises: ConfigError when it cannot be read, or a line is no evaluation.
     """
-    rows: list[list[float]] = []
-    try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                rows.append([float(row[name]) for name in CURVE_NAMES])
-                if not np.isfinite(rows[-1]).all():
-                    raise ValueError("not finite")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ConfigError(f"{path}: line {reader.line_num} is no evaluation") from error
-    columns = np.array(rows).reshape(-1, len(CURVE_NAMES))
-    least_later = np.minimum.accumulate(columns[::-1, :3], axis=0)[::-1]
-    return Curve(*columns[(columns[:, :3] <= least_later).all(axis=1)].T)
-
-
-def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of nested sections by name. The names of flags are unique over all sections."""
-    values: dict[str, Any] = {}
-    for name, value in sections.items():
-        values |= flat(value) if isinstance(value, dict) else {name: value}
-    return values
+    rows = [[getattr(row, name) for name in CURVE_NAMES] for row in read_evaluations(path)]
+    return Curve(*np.array(rows, np.float64).reshape(-1, len(CURVE_NAMES)).T)
 
 
 def named_by_settings(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:

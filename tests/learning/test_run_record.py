@@ -7,11 +7,12 @@ import torch
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.errors import ApexError, ConfigError, WireError
-from apexrl.learning.run_record import CURVE_FILE, RunRecord, latest_checkpoint, numbered_checkpoints
+from apexrl.learning.run_record import RunRecord, latest_checkpoint, numbered_checkpoints
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.runs import CURVE_FILE
 from apexrl.types import LogPosition, StreamSpec
 from tests.full_disk import full_disk
 from tests.lockstep import identity_of, make_updater

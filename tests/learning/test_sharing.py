@@ -1,4 +1,4 @@
-"""How learners divide a run among them, and what they decide together."""
+"""The division of a run among learners, and their decisions together."""
 
 import dataclasses
 import math

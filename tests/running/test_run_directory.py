@@ -14,7 +14,6 @@ from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
 from apexrl.flags import default_command, with_preset
-from apexrl.learning.run_record import CURVE_FILE
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.run_directory import (
     CONFIG_FILE,
@@ -27,6 +26,7 @@ from apexrl.running.run_directory import (
     saved_command,
     set_aside,
 )
+from apexrl.runs import CURVE_FILE
 from tests.system.processes import ROOT
 
 

@@ -18,7 +18,6 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.errors import ApexError
-from apexrl.learning.run_record import CURVE_FILE
 from apexrl.learning.status_file import read_status
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.net import wire
@@ -29,6 +28,7 @@ from apexrl.replay.replay import ring_unrolls
 from apexrl.replay.segment import Entry, scan
 from apexrl.running.display import Summary
 from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, read_config
+from apexrl.runs import CURVE_FILE
 from apexrl.types import StreamSpec
 from tests.system import witness
 from tests.system.chaos_world import Sample, World
