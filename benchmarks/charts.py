@@ -63,7 +63,7 @@ def speeds() -> list[Bars]:
     return [
         replay("replay service: insert, transitions/s", "insert", "transitions_per_second"),
         replay("replay service: sample, batches of 512/s", "sample", "batches_per_second"),
-        replay("the same while sampling, transitions/s", "together", "transitions_per_second"),
+        replay("replay service: insert while sampling, transitions/s", "together", "transitions_per_second"),
         Bars("actor on Pong: steps per CPU-second", {name: {"": value} for name, value in actor.items()}),
         Bars("learner, batch 512: samples per CPU-second", {name: {"": value} for name, value in learner.items()}),
         Bars("whole system on Pong: frames/s", {name: {"": value} for name, value in system.items()}),
@@ -111,12 +111,12 @@ def draw(axes: Axes, bars: Bars) -> None:
 
 def draw_speeds(path: Path) -> None:
     """Writes the chart of the speeds."""
-    figure = Figure(figsize=(13, 6.2))
-    grid = figure.subplots(2, 3)
+    figure = Figure(figsize=(9.5, 8.5))
+    grid = figure.subplots(3, 2)
     for axes, bars in zip(grid.flat, speeds(), strict=True):
         draw(axes, bars)
     figure.legend([grid[0, 0].containers[i] for i in range(3)], PEERS.values(), ncols=3, fontsize=9, loc="upper center")
-    figure.tight_layout(rect=(0, 0, 1, 0.94))
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
     figure.savefig(path, dpi=100)
 
 

@@ -45,7 +45,7 @@ def main(asked: MovingPicture) -> None:
         raise SystemExit(f"{asked.video} has no pictures after {asked.from_seconds:g} s")
     colours = pictures[0].quantize(32)
     first, *others = [picture.quantize(palette=colours, dither=Image.Dither.NONE) for picture in pictures]
-    duration = round(1000 * asked.keep_every / rate)
+    duration = 10 * round(100 * asked.keep_every / rate)  # milliseconds; a GIF counts hundredths of a second
     first.save(asked.out, save_all=True, append_images=others, duration=duration, loop=0, optimize=True)
 
 

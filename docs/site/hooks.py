@@ -29,7 +29,16 @@ PAGES = {
 """By path in the repository, the paths in the site of files from outside the site's own."""
 LISTS = {"flags.md": reference.flags, "metrics.md": reference.metrics}
 """By place in the site, the lists that pages end with."""
-CODE = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".tf": "hcl", "": "text"}
+CODE = {
+    ".py": "python",
+    ".sbatch": "bash",
+    ".sh": "bash",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+    ".tf": "hcl",
+    "": "text",
+}
 """By suffix, the language of files that are shown as a page of code."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
 
@@ -56,6 +65,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
             return found[0]  # mkdocs names it
         return posixpath.relpath(uri_of(path), posixpath.dirname(page.file.src_uri) or ".")
 
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # it has one entry
     make_list = LISTS.get(page.file.src_uri, str)
     return LINK.sub(replaced, markdown) + make_list()
 
