@@ -27,7 +27,7 @@ LIST_OR_TABLE = re.compile(r"(?m)^\s*(?:[*-] |\d+\. |\|)")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("site")
-    command = ["mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/site/mkdocs.yml", "--site-dir"]
+    command = ["mkdocs", "build", "--strict", "--config-file", "docs/site/mkdocs.yml", "--site-dir"]
     result = subprocess.run(
         [sys.executable, "-m", *command, str(directory)],
         cwd=ROOT,
