@@ -365,11 +365,12 @@ def _knock(address: str) -> None:
 def _driver_silence() -> float | None:
     """Returns the seconds since the driver of this namespace's run asked last, inf while it ends; None without one."""
     try:
-        return float(ray.get(ray.get_actor(REGISTRY).silence.remote(), timeout=END_SECONDS))
+        silence: float = ray.get(ray.get_actor(REGISTRY).silence.remote(), timeout=END_SECONDS)
     except ValueError:
         return None
     except ray.exceptions.RayError:
         return math.inf
+    return silence
 
 
 def in_place(place: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
