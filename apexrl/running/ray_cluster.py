@@ -365,7 +365,8 @@ def _knock(address: str) -> None:
 def _driver_silence() -> float | None:
     """Returns the seconds since the driver of this namespace's run asked last, inf while it ends; None without one."""
     try:
-        silence: float = ray.get(ray.get_actor(REGISTRY).silence.remote(), timeout=END_SECONDS)
+        registry: Any = ray.get_actor(REGISTRY)
+        silence: float = ray.get(registry.silence.remote(), timeout=END_SECONDS)
     except ValueError:
         return None
     except ray.exceptions.RayError:
