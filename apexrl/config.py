@@ -132,6 +132,8 @@ class UpdateConfig:
     """Adam, or RMSProp."""
     learning_rate: float = 0.00025
     """Step size."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear: it falls to 0 over --total-frames, where they are given."""
     optimizer_epsilon: float = 1e-5
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
     max_gradient_norm: float = 40.0
