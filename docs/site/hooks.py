@@ -40,6 +40,7 @@ CODE = {
     "": "text",
 }
 """By suffix, the language of files that are shown as a page of code."""
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
 
 
@@ -50,8 +51,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     linked = {path for file in files.documentation_pages() for path in links_of(path_of(file.src_uri), file)}
     for path in sorted(linked):
         if is_code(path):
-            text = f"# {path}\n```` {{.{CODE[Path(path).suffix]}}}\n{(ROOT / path).read_text()}````\n"
-            files.append(File.generated(config, uri_of(path), content=text))
+            code = f"```` {{.{CODE[Path(path).suffix]}}}\n{(ROOT / path).read_text()}````\n"
+            files.append(File.generated(config, uri_of(path), content=f"{UNSEARCHED}# {path}\n{code}"))
     return files
 
 
@@ -83,8 +84,13 @@ def target_of(path: str, link: str) -> str:
 
 
 def is_code(path: str) -> bool:
-    """Returns whether a file of the repository is shown as a page of code."""
-    return path not in PAGES and (ROOT / path).is_file() and Path(path).suffix in CODE
+    """Returns whether a file is shown as a page of code: programs, and others that are no files of the site."""
+    suffix, is_page = Path(path).suffix, path in PAGES
+    return (
+        not is_page
+        and (ROOT / path).is_file()
+        and (suffix == ".py" or (not path.startswith("docs/") and suffix in CODE))
+    )
 
 
 def uri_of(path: str) -> str:

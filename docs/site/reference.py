@@ -11,20 +11,24 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
+
+from markdown.extensions.toc import slugify
 
 from apexrl.__main__ import COMMANDS
 from apexrl.agents.families import FAMILIES
-from apexrl.config import ActorCommand, Command, OfflineCommand, Range, ReplayCommand, RunCommand
+from apexrl.config import ActorCommand, Command, OfflineCommand, PresetName, Range, ReplayCommand, RunCommand
 from apexrl.flags import FAMILY_SECTIONS, default_command, flag_of, range_of
 from apexrl.help import texts_of
 from apexrl.learning.metric_texts import TEXTS
 from apexrl.running.ray_flags import RayConfig
 
+ROOT = Path(__file__).parents[2]
 ROLES: dict[str, type[Command]] = {
     "train": RunCommand, "actor": ActorCommand, "learner": OfflineCommand, "replay": ReplayCommand,
 }  # fmt: skip
-PRESETS = ("paper", "two-cores", "small")
+PRESETS = [name for name in typing.get_args(PresetName) if name != "auto"]
 TITLES = {
     "env": "Environment", "wires": "Hosts, ports and keys", "acting": "Actors", "replay": "Replay",
     "learning": "The learner's process", "evaluation": "Evaluations",
@@ -85,8 +89,8 @@ def _sections() -> dict[str, Any]:
 
 def _sections_table() -> str:
     """Returns a table that tells which command has the flags of which section."""
-    links = {name: f"[{title}](#{title.lower().replace(' ', '-').replace(',', '').replace(chr(39), '')})"
-             for name in _sections() for title in [TITLES.get(name, name.capitalize())]}  # fmt: skip
+    titles = {name: TITLES.get(name, name.capitalize()) for name in _sections()}
+    links = {name: f"[{title}](#{slugify(title, '-')})" for name, title in titles.items()}
     links |= {name: f"Those of the algorithm: {name}" for name in FAMILY_SECTIONS}
     rows = ["| flags | " + " | ".join(f"`{name}`" for name in ROLES) + " |", "| --- " * (len(ROLES) + 1) + "|"]
     for name, link in links.items():
@@ -175,11 +179,10 @@ def _preset_tables() -> Iterator[str]:
 def _helps(names: list[str]) -> Iterator[str]:
     """Yields the help of commands, as they print it."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "APEXRL_PROGRAM": "apexrl"}
+    commands = {name: [sys.executable, "-m", "apexrl", name, "--help"] for name in names}
     running = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "apexrl", name, "--help"], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for name in names
+        name: subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+        for name, command in commands.items()
     }
     for name, process in running.items():
         text, _ = process.communicate(timeout=120)
