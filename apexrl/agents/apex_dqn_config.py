@@ -55,7 +55,7 @@ TWO_CORES: Preset = {
     "network": {"channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 400_000, "min_size_to_sample": 15_000, "samples_per_insert": 2.5},
 }
-"""Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
+"""Tuned on Pong with two CPU cores (docs/log/pong.md)."""
 
 SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},

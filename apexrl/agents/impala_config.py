@@ -90,7 +90,7 @@ TWO_CORES: Preset = {
     "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
     "acting": {"parameter_period_frames": 80},  # an unroll
 }  # fmt: skip
-"""For games of Atari on two CPU cores: run i of docs/benchmarks.md."""
+"""For games of Atari on two CPU cores: run i of docs/log/pong.md."""
 
 SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4, "entropy_cost": 0.01},
