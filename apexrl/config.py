@@ -240,6 +240,8 @@ class LearningConfig:
     """Updates between publications of the parameters (Ape-X codes)."""
     publish_period_seconds: Annotated[float, Range(0)] = 0.2
     """Least seconds between publications: a fast learner makes many updates in that time."""
+    publish_megabytes_per_second: Annotated[float, Range(0)] = 250.0
+    """Most that all actor hosts together are sent (a fifth of 10 Gbit/s): with many, publications are rarer; 0: any."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""
     keep_checkpoints: Annotated[int, Range(0)] = 0
