@@ -46,7 +46,7 @@ locals {
 
 # aws_ami_ids, because it may find nothing: aws_ami would end with an error that does not say what to do.
 data "aws_ami_ids" "role" {
-  for_each = toset(["cpu", "gpu"])
+  for_each = local.image_roles
 
   owners = ["self"]
 
@@ -98,14 +98,14 @@ data "aws_ami" "role" {
 
 # `try`, because `terraform destroy` evaluates this too, and has to work when the images are gone.
 locals {
-  image_id     = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].id, "none") }
-  image_disk   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].root_device_name, "none") }
-  version_of   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].tags["Version"], "none") }
-  architecture = try(data.aws_ami.role["cpu"].architecture, "none")
+  image_id     = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].id, local.base_image[role], "none") }
+  image_disk   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].root_device_name, local.base_disk) }
+  version_of   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].tags["Version"], coalesce(var.release, "none")) }
+  architecture = try(data.aws_ami.role["cpu"].architecture, var.release == null ? "none" : "x86_64")
 
   # GiB of an image's own disk, which a host's disk cannot be smaller than.
   image_gib = {
-    for role in ["cpu", "gpu"] : role => max(1, try([
+    for role in ["cpu", "gpu"] : role => max(var.release == null ? 1 : local.base_gib[role], try([
       for device in data.aws_ami.role[role].block_device_mappings : tonumber(device.ebs["volume_size"])
       if device.device_name == local.image_disk[role]
     ], [])...)
