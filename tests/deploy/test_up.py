@@ -1,0 +1,197 @@
+"""`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.deploy import fake_tools
+from tests.deploy.quotas import quota_server
+from tests.deploy.terraform import copy_of
+from tests.system.processes import ROOT
+
+QUOTAS = {"L-1216C47A": 32.0, "L-34B43A08": 32.0, "L-DB2E81BA": 4.0}
+CLUSTER = "-chdir=deploy/terraform/cluster"
+BOOTSTRAP = "-chdir=deploy/terraform/bootstrap"
+UP = ("up", "smoke", "--email", "you@example.com", "--yes")
+LOOKS = ("state list", "output")
+
+
+class Clone:
+    """A clone of the repository of a person with a fresh account."""
+
+    def __init__(self, directory, environment):
+        self.directory = directory
+        self.cluster = directory / "deploy" / "terraform" / "cluster"
+        self.environment = environment
+
+    def run(self, *words, status=0, **environment):
+        """Runs `python -m deploy`; returns what it printed, and the commands that changed something."""
+        result = subprocess.run(
+            [sys.executable, "-m", "deploy", *words],
+            cwd=self.directory,
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert result.returncode == status, result.stdout + result.stderr
+        self.said = result.stderr
+        called = fake_tools.calls(self.environment)
+        return result.stdout, [line for line in called if not any(look in line for look in LOOKS)]
+
+    def fail_once(self, pattern):
+        """Lets the next command of this form fail."""
+        (self.directory / "tools" / "fails").write_text(pattern)
+
+
+@pytest.fixture
+def clone(aws, tmp_path):
+    copy_of(ROOT / "deploy", tmp_path / "deploy")
+    for name in ("LICENSE", "apexrl", "actor.py", "learner.py", "replay.py", "requirements.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "tools/\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"], ["tag", "v1.2"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True, timeout=30)
+    with quota_server(QUOTAS, {"L-F678F1CE": 5.0}) as endpoint:
+        tools = fake_tools.install(tmp_path / "tools")
+        yield Clone(tmp_path, aws.environment | tools | {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint})
+
+
+def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
+    # Terraform fails in the middle. Everything before it is done, and shown as a person would type it.
+    clone.fail_once(f"{CLUSTER} apply")
+    printed, called = clone.run(*UP, status=1)
+    release = "--region us-east-1 build/release-v1.2.tar s3://apexrl-results-123456789012-us-east-1/releases/v1.2.tar"
+    apply = f"terraform {CLUSTER} apply -input=false -auto-approve"
+    init = f"terraform {CLUSTER} init -backend-config=backend.hcl -reconfigure -input=false"
+    emails = """-var 'budget_emails=["you@example.com"]'"""
+    given = f"-input=false -auto-approve -var region=us-east-1 {emails}"
+    assert called == [
+        "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+        f"terraform {BOOTSTRAP} init -input=false",
+        f"terraform {BOOTSTRAP} apply {given}".replace("'", ""),
+        f"aws s3 cp {release}",
+        init,
+        apply,
+    ]
+    shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
+    assert shown == [
+        "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
+        "python deploy/preflight.py --release v1.2",
+        called[0],
+        "python deploy/cost.py",
+        called[1],
+        f"terraform {BOOTSTRAP} apply {given}",
+        f"terraform {BOOTSTRAP} output -raw cluster_backend > deploy/terraform/cluster/backend.hcl",
+        f"terraform {BOOTSTRAP} output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars",
+        "python deploy/keys.py --cluster apexrl-smoke --region us-east-1",
+        "bash deploy/packer/release.sh v1.2 build/release-v1.2.tar",
+        f"aws s3 cp {release}",
+        "echo 'release = \"v1.2\"' > deploy/terraform/cluster/release.auto.tfvars",
+        "python deploy/preflight.py",
+        init,
+        apply,
+    ]
+    assert clone.said == f"up stopped: `{apply}` ended with status 1; see above. `up` goes on from here\n".replace(
+        "up stopped", "it fails\nup stopped"
+    )
+    assert 'key    = "cluster/apexrl-smoke.tfstate"' in (clone.cluster / "backend.hcl").read_text()
+
+    # The same command goes on: only the rest is done.
+    printed, called = clone.run(*UP)
+    assert called == [init, apply, fake_tools.OUTPUTS["tensorboard_command"]]
+    assert "frames arrive: 1,234 transitions (1%)" in printed and "http://127.0.0.1:6006" in printed
+
+    printed, called = clone.run("status")
+    assert not called and "runs until 2099-01-01T00:00:00Z" in printed and "1,234 transitions (1%)" in printed
+    assert "replay 1 of 1, learner 1 of 1, actor 1 of 1" in printed
+
+    printed, called = clone.run("scale", "3", "--yes")
+    assert called == [f"terraform {CLUSTER} apply -input=false -auto-approve"]
+    assert "actor 3 of 3" in clone.run("status")[0]
+    clone.run("scale", "201", "--yes", status=2)
+    assert clone.said == "cannot scale: variable actor_hosts is 201: it has to be from 0 to 200\n"
+    assert "actor_hosts           = " not in (clone.cluster / "terraform.tfvars").read_text()
+    assert "actor_hosts = 3\n" in (clone.cluster / "terraform.tfvars").read_text()
+
+    assert clone.run("logs", "learner", "--since", "1h")[1] == [
+        f"{fake_tools.OUTPUTS['logs_command']} --since 1h --log-stream-name-prefix learner/"
+    ]
+
+    # While it is up, no other cluster takes its place; afterwards one does, and its own description is kept.
+    clone.run("up", "192-actors", "--yes", status=2)
+    assert "the cluster apexrl-smoke is up" in clone.said and clone.said.count("\n") == 1
+    assert clone.run("down", "--yes")[1] == [f"terraform {CLUSTER} destroy -input=false -auto-approve"]
+    printed, called = clone.run("down", "--yes")
+    assert printed == "apexrl-smoke: nothing is up\n" and not called
+    clone.run("status", status=2)
+    assert "no cluster is up from here" in clone.said
+    printed, _ = clone.run("up", "192-actors", "--yes", status=2)  # the quotas are too low for it
+    assert (clone.cluster / "apexrl-smoke.tfvars").read_text().endswith("actor_hosts = 3\n")
+    assert "vCPUs of on-demand G and VT instances: 16 wanted, 0 in use, 4 allowed" in clone.said
+    assert "--request-quotas" in clone.said and clone.said.count("\n") == 1
+
+
+def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(clone):
+    printed, called = clone.run(*UP, "--images", "--no-tunnel")
+    builds = ["packer init deploy/packer", "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"]
+    assert [line for line in called if line.startswith("packer")] == builds
+    assert not [line for line in called if "s3 cp" in line or "ssm" in line] and "frames arrive" in printed
+    printed, called = clone.run("up", "--yes", "--no-tunnel")
+    assert "software: the images of this account" in printed and "keys: there already" in printed
+    assert [line.split()[2] for line in called] == ["init", "apply"]
+    assert not (clone.cluster / "release.auto.tfvars").exists()
+
+
+WRONG = [
+    (("status",), {}, "no cluster is described here: `python -m deploy up smoke`"),
+    (("up", "smok", "--yes"), {}, "there is no plan smok: did you mean smoke? deploy/examples has "),
+    (("up", "--yes"), {}, "no cluster is described yet"),
+    (("up", "smoke", "--yes"), {}, "--email is missing"),
+    (("up", "smoke", "--email", "me"), {}, "--email me: an address such as you@example.com"),
+    (UP, {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no AWS credentials"),
+    (UP[:-1], {}, "nobody can answer here whether to start this: give --yes"),
+    (("scale", "2"), {}, "nobody can answer here what Terraform asks: give --yes"),
+    (("scale", "two"), {}, "invalid int value: 'two'"),
+    (("start",), {}, "invalid choice: 'start'"),
+    (("cost", "smoke", "--hours", "3"), {}, "unrecognized arguments: --hours 3"),
+]
+
+
+def test_what_is_wrong_is_one_line_and_status_2(clone):
+    for words, environment, finding in WRONG:
+        _, called = clone.run(*words, status=2, **environment)
+        assert finding in clone.said and clone.said.count("\n") == 1, (words, clone.said)
+        assert not [line for line in called if not line.startswith("aws iam")], (words, called)
+    few = fake_tools.install(clone.directory / "tools" / "few", ("terraform", "aws"))
+    clone.run(*UP, "--images", status=2, PATH=few["PATH"])
+    assert "not installed: packer (https://developer" in clone.said and "session-manager-plugin (" in clone.said
+
+
+def test_a_wait_for_frames_ends(clone):
+    clone.run(*UP, "--wait-minutes", "0", status=1, FAKE_SILENT="1")
+    assert "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs` tells why" in clone.said
+
+
+def test_quotas_are_asked_for_where_somebody_says_so(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import account
+    from commands.steps import StepError
+
+    request = "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA"
+    cure = f"{request} --desired-value 16 --region us-east-1"
+    low = account.Failure("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
+    answers, ran, slept = [[low], [low], []], [], []
+    monkeypatch.setattr(account, "failures", lambda _: answers.pop(0) if len(answers) > 1 else answers[0])
+    monkeypatch.setattr(account, "run", lambda *command, seconds: ran.append(" ".join(command)))
+    monkeypatch.setattr(account.time, "sleep", slept.append)
+    account.check_account("v1.2", request_quotas=True)
+    assert ran == [cure] and slept == [60, 60]
+    answers[:] = [[low]]
+    monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
+    with pytest.raises(StepError, match="it writes when they are granted"):
+        account.check_account("v1.2", request_quotas=True)
