@@ -1,7 +1,7 @@
 """Stand-ins for terraform, packer, aws and the Session Manager plugin, which do in moto as much as `up` looks at.
 
 `install` makes them. Each writes its command line into a file. FAKE_FAILS names a file with a command
-that fails once, and with FAKE_SILENT a cluster writes no logs.
+that fails once.
 """
 
 import json
@@ -133,8 +133,7 @@ def _cluster(directory: Path) -> None:
         {"timestamp": now - 1000, "message": SUMMARY.format("0")},
         {"timestamp": now, "message": SUMMARY.format("1,234")},
     ]
-    if "FAKE_SILENT" not in os.environ:
-        _client("logs").put_log_events(**group, logStreamName=stream, logEvents=told)
+    _client("logs").put_log_events(**group, logStreamName=stream, logEvents=told)
 
 
 def _terminate() -> None:

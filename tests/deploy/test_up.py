@@ -168,13 +168,26 @@ def test_what_is_wrong_is_one_line_and_status_2(clone):
         assert finding in clone.said and clone.said.count("\n") == 1, (words, clone.said)
         assert not [line for line in called if not line.startswith("aws iam")], (words, called)
     few = fake_tools.install(clone.directory / "tools" / "few", ("terraform", "aws"))
-    clone.run(*UP, "--images", status=2, PATH=few["PATH"])
-    assert "not installed: packer (https://developer" in clone.said and "session-manager-plugin (" in clone.said
+    clone.run(*UP, status=2, PATH=few["PATH"])
+    assert "not installed: session-manager-plugin (https://docs.aws" in clone.said and clone.said.count("\n") == 1
 
 
-def test_a_wait_for_frames_ends(clone):
-    clone.run(*UP, "--wait-minutes", "0", status=1, FAKE_SILENT="1")
-    assert "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs` tells why" in clone.said
+def test_a_wait_for_frames_ends(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import frames
+    from commands.steps import StepError
+
+    summaries = [(0, ""), (0, "0 transitions (0%); ..."), (64, "64 transitions (0%); ...")]
+    monkeypatch.setattr(frames, "newest_summary", lambda _: summaries.pop(0) if summaries else (0, ""))
+    monkeypatch.setattr(frames, "standing", lambda _: "replay 1 of 1")
+    monkeypatch.setattr(frames, "POLL_SECONDS", 0.0)
+    frames.wait_for_frames(None, minutes=1)
+    assert capsys.readouterr().out == (
+        "waiting for the first frames: hosts that run: replay 1 of 1 (at most 1 minutes)\n"
+        "frames arrive: 64 transitions (0%); ...\n"
+    )
+    with pytest.raises(StepError, match="no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"):
+        frames.wait_for_frames(None, minutes=0)
 
 
 def test_quotas_are_asked_for_where_somebody_says_so(monkeypatch):
