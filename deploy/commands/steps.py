@@ -117,20 +117,20 @@ def _environment() -> dict[str, str]:
     return os.environ | {"AWS_PAGER": ""}
 
 
-def _finish(process: subprocess.Popen[str] | subprocess.Popen[bytes], seconds: float) -> int:
+def _finish(process: subprocess.Popen[bytes], seconds: float) -> int:
     """Waits for a process. One that is interrupted gets time to finish: Terraform saves its state and its lock."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired as error:
         process.send_signal(signal.SIGINT)
         _end(process)
-        raise StepError(f"`{process.args[0]}` did not end within {seconds:.0f} s: see above") from error  # type: ignore[index]
+        raise StepError(f"the command did not end within {seconds:.0f} s, and was interrupted: see above") from error
     except KeyboardInterrupt:  # the process has got it, too
         _end(process)
         raise
 
 
-def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(FINISH_SECONDS)
     except subprocess.TimeoutExpired:

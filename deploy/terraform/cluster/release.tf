@@ -11,11 +11,6 @@ variable "release" {
     condition     = var.release == null || can(regex("^[0-9A-Za-z][0-9A-Za-z._-]{0,63}$", var.release))
     error_message = "release has to be a version of letters, digits, dots, dashes and underscores, as deploy/packer/release.sh takes it; leave it out to start from images."
   }
-
-  validation {
-    condition     = var.release == null || var.image_version == null
-    error_message = "release and image_version exclude each other: hosts install a release, or start from images."
-  }
 }
 
 locals {
@@ -48,6 +43,11 @@ resource "terraform_data" "base_image" {
 
   lifecycle {
     ignore_changes = [input]
+
+    precondition {
+      condition     = var.image_version == null
+      error_message = "release and image_version exclude each other: hosts install a release, or start from images."
+    }
   }
 }
 
