@@ -96,9 +96,10 @@ def measure(actors: int, frames: Path, options: Options) -> dict[str, Any]:
         if keys:
             make_keys(keys, ROLES)
         server = Server(directory / "journal", *UNLIMITED, *(("--keys", keys) if keys else ()))
+        before = server.cpu_seconds()
         holders = [Holder(i, server.ports[0], frames, keys, options, actors) for i in range(options.processes)]
         try:
-            return _loads(server, holders, keys, actors, options)
+            return _loads(server, holders, keys, actors, before, options)
         finally:
             for holder in holders:
                 holder.process.kill()
@@ -106,13 +107,16 @@ def measure(actors: int, frames: Path, options: Options) -> dict[str, Any]:
             server.close()
 
 
-def _loads(server: Server, holders: list[Holder], keys: Path | None, actors: int, options: Options) -> dict[str, Any]:
+def _loads(
+    server: Server, holders: list[Holder], keys: Path | None, actors: int, before: float, options: Options
+) -> dict[str, Any]:
     joined = [holder.hear() for holder in holders]
     found: dict[str, Any] = {
         "actors": actors,
         "environments": actors * options.environments,
         "encrypted": options.keys,
         "seconds_until_all_have_joined": max(figures["seconds"] for figures in joined),
+        "server_cpu_ms_per_join": (server.cpu_seconds() - before) / actors * 1e3,
         "server_bytes_per_connection": server.grown_bytes() / actors,
         "server_descriptors": server.process.num_fds(),
     }
@@ -128,6 +132,7 @@ def _loads(server: Server, holders: list[Holder], keys: Path | None, actors: int
         sent += sum(part["sent"] for part in parts)
         found[load] = {
             "server_core_share": share,
+            "server_cpu_us_per_insert": share * options.seconds / acknowledged * 1e6 if acknowledged else None,
             "inserts_acknowledged_per_second": acknowledged / options.seconds,
             "transitions_per_second": acknowledged * STARTS / options.seconds,
             "longest_turn_ms": max(part["longest_turn_seconds"] for part in parts) * 1e3,

@@ -27,10 +27,9 @@ def _parser() -> Parser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, allow_abbrev=False)
 
-    plan = {"nargs": "?", "default": "", "metavar": "PLAN"}
-    plan_help = "a name in deploy/examples, or a file; left out: the cluster of deploy/terraform/cluster"
+    plan = "a name in deploy/examples, or a file; left out: the cluster of deploy/terraform/cluster"
     up = command("up", "starts a cluster, or goes on where an earlier start stopped")
-    up.add_argument("plan", help=plan_help, **plan)
+    up.add_argument("plan", nargs="?", default="", metavar="PLAN", help=plan)
     up.add_argument("--email", action="append", default=[], help="where the alarm about money writes to (at first)")
     up.add_argument("--images", action="store_true", help="build images with Packer, if there are none")
     up.add_argument("--upgrade", action="store_true", help="move to the version that is checked out")
@@ -49,7 +48,7 @@ def _parser() -> Parser:
     for each in (scale, down):
         each.add_argument("--yes", action="store_true", help="do not ask")
     cost = command("cost", "tells the price of a plan")
-    cost.add_argument("plan", help=plan_help, **plan)
+    cost.add_argument("plan", nargs="?", default="", metavar="PLAN", help=plan)
     cost.add_argument("--frames-per-second", type=float, metavar="N", help="as measured on such a cluster")
     cost.add_argument("--updates-per-second", type=float, metavar="N", help="as measured on such a learner")
     return parser

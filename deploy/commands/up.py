@@ -46,7 +46,7 @@ def main(chosen: argparse.Namespace) -> None:
     make_keys(cluster)
     software.provide(chosen_software, cluster)
     account.check_ready()
-    apply(cluster)
+    apply(cluster.name)
     frames.wait_for_frames(place.described(), chosen.wait_minutes)
     if chosen.no_tunnel:
         print("next: python -m deploy watch | status | logs | scale N | down")
@@ -137,9 +137,9 @@ def make_keys(cluster: Cluster) -> None:
     )
 
 
-def apply(cluster: Cluster) -> None:
+def apply(name: str) -> None:
     """Runs `terraform apply`. A cluster whose time was over starts again."""
-    initialize(cluster.name)
+    initialize(name)
     again = ("-replace=terraform_data.deadline",) if _is_over(place.outputs().get("deadline", "")) else ()
     run(*terraform(CLUSTER, "apply", "-input=false", "-auto-approve", *again), seconds=APPLY_SECONDS)
 

@@ -190,6 +190,22 @@ def test_a_wait_for_frames_ends(monkeypatch, capsys):
         frames.wait_for_frames(None, minutes=0)
 
 
+def test_a_cluster_whose_time_is_over_starts_again(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import up
+
+    ran = []
+    monkeypatch.setattr(up, "initialize", lambda _: None)
+    monkeypatch.setattr(up, "run", lambda *command, seconds: ran.append(command[2:]))
+    for deadline, again in (
+        ("2099-01-01T00:00:00Z", ()),
+        ("2026-01-01T00:00:00Z", ("-replace=terraform_data.deadline",)),
+    ):
+        monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
+        up.apply("apexrl-smoke")
+        assert ran.pop() == ("apply", "-input=false", "-auto-approve", *again)
+
+
 def test_quotas_are_asked_for_where_somebody_says_so(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "deploy"))
     from commands import account
