@@ -1,4 +1,4 @@
-"""Stand-ins for terraform, packer, aws and the Session Manager plugin, which do in moto as much as `up` looks at.
+"""Stand-ins for terraform, aws and the Session Manager plugin, which do in moto as much as `up` looks at.
 
 `install` makes them. Each writes its command line into a file. FAKE_FAILS names a file with a command
 that fails once.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.system.processes import ROOT
 
-PROGRAMS = ("terraform", "packer", "aws", "session-manager-plugin")
+PROGRAMS = ("terraform", "aws", "session-manager-plugin")
 ACCOUNT, REGION = "123456789012", "us-east-1"
 OUTPUTS = {
     "deadline": "2099-01-01T00:00:00Z",
@@ -60,9 +60,6 @@ def main(name: str, arguments: list[str]) -> int:
     match name, arguments:
         case "terraform", [directory, *rest]:
             return _terraform(Path(directory.removeprefix("-chdir=")), rest)
-        case "packer", ["build", *_]:
-            for role in ("cpu", "gpu"):
-                _tag(_client("ec2").register_image(Name=f"apexrl-{role}")["ImageId"], Role=role, Version="built")
         case "aws", ["s3", "cp", "--region", _, file, target]:
             bucket, _, key = target.removeprefix("s3://").partition("/")
             _client("s3").upload_file(file, bucket, key)

@@ -1,7 +1,9 @@
 """`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
 
+import contextlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,15 +138,60 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     assert "--request-quotas" in clone.said and clone.said.count("\n") == 1
 
 
-def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(clone):
-    printed, called = clone.run(*UP, "--images", "--no-tunnel")
-    builds = ["packer init deploy/packer", "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"]
-    assert [line for line in called if line.startswith("packer")] == builds
-    assert not [line for line in called if "s3 cp" in line or "ssm" in line] and "frames arrive" in printed
-    printed, called = clone.run("up", "--yes", "--no-tunnel")
-    assert "software: the images of this account" in printed and "keys: there already" in printed
-    assert [line.split()[2] for line in called] == ["init", "apply"]
-    assert not (clone.cluster / "release.auto.tfvars").exists()
+@pytest.fixture
+def commands(monkeypatch):
+    """The package of the commands; what it would run goes into a list."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import account, frames, software, steps, up
+
+    ran = []
+    for module in (account, software, up):
+        monkeypatch.setattr(module, "run", lambda *command, seconds: ran.append(" ".join(command)))
+    return SimpleNamespace(account=account, frames=frames, software=software, steps=steps, up=up, ran=ran)
+
+
+def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(commands, monkeypatch, tmp_path):
+    from cluster import ClusterFlags, read_cluster
+    from preflight import Line
+
+    software, release = commands.software, tmp_path / "deploy" / "release.auto.tfvars"
+    release.parent.mkdir()
+    monkeypatch.setattr(software, "ROOT", tmp_path)
+    monkeypatch.setattr(software, "RELEASE", release)
+    monkeypatch.setattr(software, "must_read", lambda *_: "v1.2\n")
+    fresh = read_cluster(ClusterFlags(region="us-east-1", results_bucket="results"))
+    for has_images, chosen, flags, kind, version in (
+        (False, "", {}, "release", "v1.2"),
+        (False, "", {"images": True}, "images", "v1.2"),
+        (True, "", {}, "images", ""),
+        (True, "v1.1", {}, "release", "v1.1"),
+        (True, "v1.1", {"images": True}, "images", ""),
+        (True, "", {"upgrade": True}, "release", "v1.2"),
+        (True, "", {"images": True, "upgrade": True}, "images", "v1.2"),
+    ):
+        lines = [Line("image", "ami-1") if has_images else Line("image", "none", "packer build")]
+        monkeypatch.setattr(software, "check_images", lambda _, lines=lines: lines)
+        found = software.choose(fresh._replace(release=chosen), **{"images": False, "upgrade": False} | flags)
+        assert (found.kind, found.version) == (kind, version), (has_images, chosen, flags)
+    release.write_text('release = "v1.1"\n')
+    software.provide(software.Software("release", "v1.1", is_there=True), fresh)
+    assert release.exists() and not commands.ran
+    software.provide(software.Software("images", "v1.2", is_there=False), fresh)
+    build = "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"
+    assert commands.ran == ["packer init deploy/packer", build] and not release.exists()
+
+
+def test_nothing_starts_without_a_yes(commands, monkeypatch):
+    monkeypatch.setattr(commands.up, "copy_output", lambda *_, seconds: "")
+    commands.up._ask(yes=True)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    with pytest.raises(commands.up.DeployError, match="nobody can answer here whether to start this: give --yes"):
+        commands.up._ask(yes=False)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    for answer, goes_on in (("y", True), ("", False), ("no", False)):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        with contextlib.nullcontext() if goes_on else pytest.raises(commands.up.DeployError, match="not started"):
+            commands.up._ask(yes=False)
 
 
 WRONG = [
@@ -154,7 +201,6 @@ WRONG = [
     (("up", "smoke", "--yes"), {}, "--email is missing"),
     (("up", "smoke", "--email", "me"), {}, "--email me: an address such as you@example.com"),
     (UP, {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no AWS credentials"),
-    (UP[:-1], {}, "nobody can answer here whether to start this: give --yes"),
     (("scale", "2"), {}, "nobody can answer here what Terraform asks: give --yes"),
     (("scale", "two"), {}, "invalid int value: 'two'"),
     (("start",), {}, "invalid choice: 'start'"),
@@ -172,11 +218,8 @@ def test_what_is_wrong_is_one_line_and_status_2(clone):
     assert "not installed: session-manager-plugin (https://docs.aws" in clone.said and clone.said.count("\n") == 1
 
 
-def test_a_wait_for_frames_ends(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import frames
-    from commands.steps import StepError
-
+def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
+    frames = commands.frames
     summaries = [(0, ""), (0, "0 transitions (0%); ..."), (64, "64 transitions (0%); ...")]
     monkeypatch.setattr(frames, "newest_summary", lambda _: summaries.pop(0) if summaries else (0, ""))
     monkeypatch.setattr(frames, "standing", lambda _: "replay 1 of 1")
@@ -186,41 +229,34 @@ def test_a_wait_for_frames_ends(monkeypatch, capsys):
         "waiting for the first frames: hosts that run: replay 1 of 1 (at most 1 minutes)\n"
         "frames arrive: 64 transitions (0%); ...\n"
     )
-    with pytest.raises(StepError, match="no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"):
+    told = "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"
+    with pytest.raises(commands.steps.StepError, match=told):
         frames.wait_for_frames(None, minutes=0)
 
 
-def test_a_cluster_whose_time_is_over_starts_again(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import up
-
-    ran = []
+def test_a_cluster_whose_time_is_over_starts_again(commands, monkeypatch):
+    up = commands.up
     monkeypatch.setattr(up, "initialize", lambda _: None)
-    monkeypatch.setattr(up, "run", lambda *command, seconds: ran.append(command[2:]))
     for deadline, again in (
-        ("2099-01-01T00:00:00Z", ()),
-        ("2026-01-01T00:00:00Z", ("-replace=terraform_data.deadline",)),
+        ("2099-01-01T00:00:00Z", ""),
+        ("2026-01-01T00:00:00Z", " -replace=terraform_data.deadline"),
     ):
         monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
         up.apply("apexrl-smoke")
-        assert ran.pop() == ("apply", "-input=false", "-auto-approve", *again)
+        assert commands.ran.pop() == f"terraform {CLUSTER} apply -input=false -auto-approve{again}"
 
 
-def test_quotas_are_asked_for_where_somebody_says_so(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import account
-    from commands.steps import StepError
-
+def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
+    account = commands.account
     request = "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA"
     cure = f"{request} --desired-value 16 --region us-east-1"
     low = account.Failure("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
-    answers, ran, slept = [[low], [low], []], [], []
+    answers, slept = [[low], [low], []], []
     monkeypatch.setattr(account, "failures", lambda _: answers.pop(0) if len(answers) > 1 else answers[0])
-    monkeypatch.setattr(account, "run", lambda *command, seconds: ran.append(" ".join(command)))
     monkeypatch.setattr(account.time, "sleep", slept.append)
     account.check_account("v1.2", request_quotas=True)
-    assert ran == [cure] and slept == [60, 60]
+    assert commands.ran == [cure] and slept == [60, 60]
     answers[:] = [[low]]
     monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
-    with pytest.raises(StepError, match="it writes when they are granted"):
+    with pytest.raises(commands.steps.StepError, match="it writes when they are granted"):
         account.check_account("v1.2", request_quotas=True)
