@@ -256,6 +256,15 @@ def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
     monkeypatch.setattr(account.time, "sleep", slept.append)
     account.check_account("v1.2", request_quotas=True)
     assert commands.ran == [cure] and slept == [60, 60]
+    other = account.Failure("zone", "no zone offers all types", "replace the rarest type")
+    for failures, flags, told in (
+        ([low, other], {"request_quotas": True}, r"^zone: no zone offers all types \(replace the rarest type\); then"),
+        ([low], {"request_quotas": False}, "with --request-quotas, which asks AWS$"),
+    ):
+        answers[:] = [failures]
+        with pytest.raises(commands.up.DeployError, match=told):
+            account.check_account("v1.2", **flags)
+    assert len(commands.ran) == 1
     answers[:] = [[low]]
     monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
     with pytest.raises(commands.steps.StepError, match="it writes when they are granted"):
