@@ -9,10 +9,9 @@ from tfvars import DeployError
 
 from commands import frames, place
 from commands.place import CLUSTER, terraform
-from commands.steps import StepError, copy_output, require, run, run_until_interrupted
+from commands.steps import StepError, require, run, run_until_interrupted
 
 APPLY_SECONDS = 3600.0
-COST_SECONDS = 120.0
 TUNNEL_SECONDS = 300.0
 SHORT_SECONDS = 30.0
 RETRY_SECONDS = 10.0
@@ -104,14 +103,15 @@ def down(chosen: argparse.Namespace) -> None:
 def cost(chosen: argparse.Namespace) -> None:
     """Prints what a plan costs.
 
-    Raises: DeployError when there is no such plan.
+    Raises: DeployError when there is no such plan; StepError when the table of prices lacks something.
     """
     plan = ("--var-file", str(place.find_plan(chosen.plan))) if chosen.plan else ()
     rates = {"--frames-per-second": chosen.frames_per_second, "--updates-per-second": chosen.updates_per_second}
     given = [word for flag, rate in rates.items() if rate is not None for word in (flag, f"{rate:g}")]
     if not chosen.plan:
         place.described()
-    copy_output("python", "deploy/cost.py", *plan, *given, seconds=COST_SECONDS)
+    if run_until_interrupted("python", "deploy/cost.py", *plan, *given):
+        raise StepError("the price cannot be told: see above")
 
 
 def _can_answer(yes: bool) -> None:

@@ -218,6 +218,13 @@ def test_what_is_wrong_is_one_line_and_status_2(clone):
     assert "not installed: session-manager-plugin (https://docs.aws" in clone.said and clone.said.count("\n") == 1
 
 
+def test_the_price_of_a_plan_is_told(clone):
+    printed, _ = clone.run("cost", "smoke", "--updates-per-second", "100")
+    assert "apexrl-smoke: US dollars" in printed and "a learner of 100 updates/s of 512 takes 64,000" in printed
+    clone.run("cost", "smoke", "--updates-per-second", "0", status=1)
+    assert "--updates-per-second 0: a positive number is needed" in clone.said
+
+
 def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
     frames = commands.frames
     summaries = [(0, ""), (0, "0 transitions (0%); ..."), (64, "64 transitions (0%); ...")]
