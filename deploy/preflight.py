@@ -18,6 +18,7 @@ import tyro
 from aws import AwsError, client, code_of, explain
 from cluster import Cluster, ClusterFlags, read_cluster
 from keys import key_names, stored_keys
+from release import check_release
 from tfvars import DeployError
 
 ON_DEMAND, SPOT, GPU, GPU_P, VPCS = "L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-417A185B", "L-F678F1CE"
@@ -255,7 +256,7 @@ def check_network(cluster: Cluster) -> Iterator[Line]:
 def check_images(cluster: Cluster) -> Iterator[Line]:
     """Checks whether both images exist in one version, or the release that hosts install instead."""
     if cluster.release:
-        yield _release(cluster)
+        yield Line("release", *check_release(cluster))
         return
     images = client("ec2", cluster.region).describe_images(
         Owners=["self"], Filters=[{"Name": "tag:Project", "Values": ["apexrl"]}]
@@ -278,18 +279,6 @@ def check_images(cluster: Cluster) -> Iterator[Line]:
     if len(set(versions.values())) > 1:
         both = " and ".join(f"{role} {version}" for role, version in versions.items())
         yield Line("image", f"the newest versions differ: {both}", "build both, or set image_version to one of them")
-
-
-def _release(cluster: Cluster) -> Line:
-    key = f"releases/{cluster.release}.tar"
-    try:
-        client("s3", cluster.region).head_object(Bucket=cluster.results_bucket, Key=key)
-    except AwsError as error:
-        if code_of(error) not in ("403", "404"):
-            raise
-        cure = "`python -m deploy up --upgrade` puts the version that is checked out there"
-        return Line("release", f"s3://{cluster.results_bucket}/{key} is not there", cure)
-    return Line("release", f"{cluster.release}, which hosts install at their first start")
 
 
 def check_keys(cluster: Cluster) -> Iterator[Line]:

@@ -11,7 +11,7 @@ from commands.steps import ROOT, must_read, run
 BUILD_SECONDS = 5400.0
 INIT_SECONDS = 900.0
 COPY_SECONDS = 600.0
-RELEASE = ROOT / "deploy" / "terraform" / "cluster" / "release.auto.tfvars"
+CHOICE = ROOT / "deploy" / "terraform" / "cluster" / "software.auto.tfvars"
 
 
 class Software(NamedTuple):
@@ -57,23 +57,19 @@ def provide(software: Software, cluster: Cluster) -> None:
     if software.is_there:
         told = f"release {software.version}, as before" if software.release else "the images of this account"
         print(f"\nsoftware: {told}")
-    elif software.kind == "images":
+        if software.kind == "images" and cluster.release:
+            print(f"\n$ rm {CHOICE.relative_to(ROOT)}")
+            CHOICE.unlink(missing_ok=True)
+        return
+    if software.kind == "images":
         run("packer", "init", "deploy/packer", seconds=INIT_SECONDS)
         given = ("-var", f"version={software.version}", "-var", f"region={cluster.region}")
         run("packer", "build", *given, "deploy/packer", seconds=BUILD_SECONDS)
     else:
-        _upload(software.version, cluster)
-    if software.kind == "images" and RELEASE.exists():
-        print(f"\n$ rm {RELEASE.relative_to(ROOT)}")
-        RELEASE.unlink()
-
-
-def _upload(version: str, cluster: Cluster) -> None:
-    """Puts the files of a version into the results bucket, and tells Terraform of them."""
-    file = f"build/release-{version}.tar"
-    run("bash", "deploy/packer/release.sh", version, file, seconds=COPY_SECONDS)
-    target = f"s3://{cluster.results_bucket}/releases/{version}.tar"
-    run("aws", "s3", "cp", "--region", cluster.region, file, target, seconds=COPY_SECONDS)
-    line = f'release = "{version}"'
-    print(f"\n$ echo '{line}' > {RELEASE.relative_to(ROOT)}")
-    RELEASE.write_text(f"{line}\n", encoding="utf-8")
+        file = f"build/release-{software.version}.tar"
+        run("bash", "deploy/packer/release.sh", software.version, file, seconds=COPY_SECONDS)
+        target = f"s3://{cluster.results_bucket}/releases/{software.version}.tar"
+        run("aws", "s3", "cp", "--region", cluster.region, file, target, seconds=COPY_SECONDS)
+    line = f'{"release" if software.release else "image_version"} = "{software.version}"'
+    print(f"\n$ echo '{line}' > {CHOICE.relative_to(ROOT)}")
+    CHOICE.write_text(f"{line}\n", encoding="utf-8")

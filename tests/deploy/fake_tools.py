@@ -63,8 +63,8 @@ def main(name: str, arguments: list[str]) -> int:
         case "aws", ["s3", "cp", "--region", _, file, target]:
             bucket, _, key = target.removeprefix("s3://").partition("/")
             _client("s3").upload_file(file, bucket, key)
-        case "aws", ["iam", "create-service-linked-role", *_]:
-            _client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
+        case "aws", ["iam", "create-service-linked-role", _, service]:
+            _client("iam").create_service_linked_role(AWSServiceName=service)
     return 0
 
 

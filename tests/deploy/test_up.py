@@ -17,6 +17,7 @@ CLUSTER = "-chdir=deploy/terraform/cluster"
 BOOTSTRAP = "-chdir=deploy/terraform/bootstrap"
 UP = ("up", "smoke", "--email", "you@example.com", "--yes")
 LOOKS = ("state list", "output")
+ROLE = "aws iam create-service-linked-role --aws-service-name"
 
 
 class Clone:
@@ -72,8 +73,10 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     init = f"terraform {CLUSTER} init -backend-config=backend.hcl -reconfigure -input=false"
     emails = """-var 'budget_emails=["you@example.com"]'"""
     given = f"-input=false -auto-approve -var region=us-east-1 {emails}"
+    roles = [line for line in called if line.startswith(ROLE)]
+    assert f"{ROLE} spot.amazonaws.com" in roles
     assert called == [
-        "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+        *roles,
         f"terraform {BOOTSTRAP} init -input=false",
         f"terraform {BOOTSTRAP} apply {given}".replace("'", ""),
         f"aws s3 cp {release}",
@@ -84,16 +87,16 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     assert shown == [
         "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
         "python deploy/preflight.py --release v1.2",
-        called[0],
+        *roles,
         "python deploy/cost.py",
-        called[1],
+        f"terraform {BOOTSTRAP} init -input=false",
         f"terraform {BOOTSTRAP} apply {given}",
         f"terraform {BOOTSTRAP} output -raw cluster_backend > deploy/terraform/cluster/backend.hcl",
         f"terraform {BOOTSTRAP} output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars",
         "python deploy/keys.py --cluster apexrl-smoke --region us-east-1",
         "bash deploy/packer/release.sh v1.2 build/release-v1.2.tar",
         f"aws s3 cp {release}",
-        "echo 'release = \"v1.2\"' > deploy/terraform/cluster/release.auto.tfvars",
+        "echo 'release = \"v1.2\"' > deploy/terraform/cluster/software.auto.tfvars",
         "python deploy/preflight.py",
         init,
         apply,
@@ -154,10 +157,9 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
     from cluster import ClusterFlags, read_cluster
     from preflight import Line
 
-    software, release = commands.software, tmp_path / "deploy" / "release.auto.tfvars"
-    release.parent.mkdir()
+    software, choice = commands.software, tmp_path / "software.auto.tfvars"
     monkeypatch.setattr(software, "ROOT", tmp_path)
-    monkeypatch.setattr(software, "RELEASE", release)
+    monkeypatch.setattr(software, "CHOICE", choice)
     monkeypatch.setattr(software, "must_read", lambda *_: "v1.2\n")
     fresh = read_cluster(ClusterFlags(region="us-east-1", results_bucket="results"))
     for has_images, chosen, flags, kind, version in (
@@ -173,12 +175,16 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
         monkeypatch.setattr(software, "check_images", lambda _, lines=lines: lines)
         found = software.choose(fresh._replace(release=chosen), **{"images": False, "upgrade": False} | flags)
         assert (found.kind, found.version) == (kind, version), (has_images, chosen, flags)
-    release.write_text('release = "v1.1"\n')
-    software.provide(software.Software("release", "v1.1", is_there=True), fresh)
-    assert release.exists() and not commands.ran
-    software.provide(software.Software("images", "v1.2", is_there=False), fresh)
+    begun = fresh._replace(release="v1.1")
+    choice.write_text('release = "v1.1"\n')
+    software.provide(software.Software("release", "v1.1", is_there=True), begun)
+    assert choice.exists() and not commands.ran
+    software.provide(software.Software("images", "", is_there=True), begun)
+    assert not choice.exists() and not commands.ran
+    software.provide(software.Software("images", "v1.2", is_there=False), begun)
     build = "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"
-    assert commands.ran == ["packer init deploy/packer", build] and not release.exists()
+    assert commands.ran == ["packer init deploy/packer", build]
+    assert choice.read_text() == 'image_version = "v1.2"\n'
 
 
 def test_nothing_starts_without_a_yes(commands, monkeypatch):
