@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
-from apexrl.agents.optimizers import DECAY, RMSProp, make_optimizer
+from apexrl.agents.optimizers import DECAY, RMSProp, make_optimizer, schedule_rate
 from tests.learning.test_updater import OnDevice
 from tests.system.processes import ROOT
 
@@ -53,11 +53,13 @@ def by_optax(kind, tmp_path_factory):
     return np.load(target)
 
 
-def stepped(gradients, kind, rate=None):
+def stepped(gradients, kind, schedule="constant"):
     """The sum of the steps of our optimizer."""
     parameter = torch.nn.Parameter(torch.zeros(gradients.shape[1:]))
     network = torch.nn.ParameterList([parameter])
-    optimizer = make_optimizer(PAPER, network, DECAYS[kind], kind == "centered", rate)
+    optimizer = make_optimizer(
+        dataclasses.replace(PAPER, learning_rate_schedule=schedule), network, DECAYS[kind], kind == "centered"
+    )
     for gradient in gradients:
         parameter.grad = torch.from_numpy(gradient)
         optimizer.step()
@@ -82,7 +84,7 @@ def test_rmsprop_has_epsilon_inside_the_root(by_optax, kind, scale):
     tolerance = 1e-5 * RATE * np.abs(gradients / np.sqrt(scale**2 + EPSILON)).sum(axis=0).max()
     np.testing.assert_allclose(found, exact(gradients, kind), rtol=0, atol=tolerance)
     np.testing.assert_allclose(found, by_optax[f"scale {scale}"], rtol=0, atol=tolerance)
-    np.testing.assert_allclose(found, stepped(gradients, kind, torch.tensor(RATE)), rtol=0, atol=tolerance)
+    np.testing.assert_allclose(found, stepped(gradients, kind, "linear"), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("value", CONSTANTS)
@@ -103,10 +105,10 @@ def test_the_papers_numbers_are_those_of_the_configuration():
     assert optimizer.param_groups[0]["alpha"] == 0.95
 
 
-def make_named(name, network, rate=None, **changed):
+def make_named(name, network, **changed):
     """The optimizer of a kind, with some numbers of its configuration changed."""
     config, arguments = KINDS[name]
-    return make_optimizer(dataclasses.replace(config, **changed), network, **arguments, rate=rate)
+    return make_optimizer(dataclasses.replace(config, **changed), network, **arguments)
 
 
 SLOTS = {"adam": ["exp_avg", "exp_avg_sq"], "rmsprop": ["square_avg", "grad_avg"], "plain rmsprop": ["square_avg"]}
@@ -159,12 +161,12 @@ def test_a_step_with_found_inf_changes_nothing(name, bad):
         assert all(map(torch.equal, before, tensors(*guarded)))
 
 
-@pytest.mark.parametrize("has_rate", [False, True])
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_step_needs_nothing_of_the_host(name, has_rate):
+def test_a_step_needs_nothing_of_the_host(name, schedule):
     meta = torch.device("meta")
     network = torch.nn.Linear(3, 2, device=meta)
-    optimizer = make_named(name, network, rate=torch.zeros((), device=meta) if has_rate else None)
+    optimizer = make_named(name, network, learning_rate_schedule=schedule)
     optimizer.found_inf = torch.zeros((), device=meta)
     network(torch.ones(1, 3, device=meta)).sum().backward()
     with OnDevice():
@@ -175,11 +177,13 @@ def test_a_step_needs_nothing_of_the_host(name, has_rate):
 def test_each_step_reads_the_rate_anew(name):
     """A step is proportional to its rate; the averages do not depend on it."""
     torch.manual_seed(0)
-    network, rate = torch.nn.Linear(3, 2), torch.tensor(0.0)
-    optimizer = make_named(name, network, rate=rate)
-    still = make_named(name, (twin := torch.nn.Linear(3, 2)), learning_rate=1.0)
+    network, twin = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    config = dataclasses.replace(KINDS[name][0], learning_rate=1.0)
+    optimizer = make_named(name, network, learning_rate=1.0, learning_rate_schedule="linear")
+    still = make_named(name, twin, learning_rate=1.0)
     for value in (0.5, 0.0, 0.25):
-        rate.fill_(value)
+        schedule_rate(optimizer, config, 1 - value)
+        schedule_rate(still, config, 1 - value)
         before, twins = ([p.detach().clone() for p in module.parameters()] for module in (network, twin))
         for parameter, other in zip(network.parameters(), twin.parameters(), strict=True):
             parameter.grad = torch.randn(parameter.shape)

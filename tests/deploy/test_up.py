@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.deploy import fake_tools
-from tests.deploy.quotas import quota_server
+from tests.deploy.quotas import Account, serving
 from tests.deploy.terraform import copy_of
 from tests.system.processes import ROOT
 
@@ -59,9 +59,9 @@ def clone(aws, tmp_path):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"], ["tag", "v1.2"]):
         subprocess.run([*git, *command], cwd=tmp_path, check=True, timeout=30)
-    with quota_server(QUOTAS, {"L-F678F1CE": 5.0}) as endpoint:
+    with serving(Account(QUOTAS, {"L-F678F1CE": 5.0})) as account:
         tools = fake_tools.install(tmp_path / "tools")
-        yield Clone(tmp_path, aws.environment | tools | {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint})
+        yield Clone(tmp_path, aws.environment | tools | account.environment)
 
 
 def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):

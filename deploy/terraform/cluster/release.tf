@@ -21,9 +21,8 @@ locals {
     cpu = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
     gpu = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
   }
-  base_disk  = "/dev/sda1"
-  base_gib   = { cpu = 16, gpu = 100 }
-  base_image = try(terraform_data.base_image[0].output, {})
+  base_disk = "/dev/sda1"
+  base_gib  = { cpu = 16, gpu = 100 }
 
   release_key = "releases/${coalesce(var.release, "none")}.tar"
 }
@@ -32,23 +31,6 @@ data "aws_ssm_parameter" "base_image" {
   for_each = local.base_images
 
   name = each.value
-}
-
-# The images of the first apply are kept: a newer base image must not replace the hosts.
-resource "terraform_data" "base_image" {
-  count = var.release == null ? 0 : 1
-
-  input            = { for role, found in data.aws_ssm_parameter.base_image : role => found.insecure_value }
-  triggers_replace = var.release
-
-  lifecycle {
-    ignore_changes = [input]
-
-    precondition {
-      condition     = var.image_version == null
-      error_message = "release and image_version exclude each other: hosts install a release, or start from images."
-    }
-  }
 }
 
 resource "aws_iam_role_policy" "release" {
