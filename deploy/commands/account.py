@@ -15,7 +15,7 @@ QUOTA_MINUTES = 15
 QUOTA_POLL_SECONDS = 60.0
 MADE_LATER = ("bucket", "image", "release", "keys")
 """Findings of preflight.py that later steps of `up` cure."""
-FAIL = re.compile(r"^FAIL  ([^:\n]+): (.*)\n      cure: (.*)$", re.MULTILINE)
+FAIL = re.compile(r"^FAIL  ([^:\n]+): ((?:.|\n)*?)\n      cure: (.*)$", re.MULTILINE)  # texts of AWS have lines
 ROLE = re.compile(r"aws iam create-service-linked-role --aws-service-name [a-z]+\.amazonaws\.com")
 REQUEST = re.compile(r"aws service-quotas request-service-quota-increase( --[a-z-]+ [\w.-]+)+")
 

@@ -83,6 +83,7 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         init,
         apply,
     ]
+    assert "FAIL  release: there is no results bucket for releases/v1.2.tar yet" in printed
     shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
     assert shown == [
         "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
@@ -257,6 +258,15 @@ def test_a_cluster_whose_time_is_over_starts_again(commands, monkeypatch):
         monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
         up.apply("apexrl-smoke")
         assert commands.ran.pop() == f"terraform {CLUSTER} apply -input=false -auto-approve{again}"
+
+
+def test_each_failure_of_preflight_is_heard(commands, monkeypatch):
+    printed = "PASS  zone: a\nFAIL  images: two\nlines: of AWS\n      cure: see\nFAIL  keys: missing\n      cure: make\n"
+    monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed + "not ready: see the lines\n")
+    assert commands.account.failures() == [("images", "two\nlines: of AWS", "see"), ("keys", "missing", "make")]
+    monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed)
+    with pytest.raises(commands.steps.StepError, match="did not come to its end"):
+        commands.account.failures()
 
 
 def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
