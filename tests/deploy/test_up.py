@@ -261,7 +261,14 @@ def test_a_cluster_whose_time_is_over_starts_again(commands, monkeypatch):
 
 
 def test_each_failure_of_preflight_is_heard(commands, monkeypatch):
-    printed = "PASS  zone: a\nFAIL  images: two\nlines: of AWS\n      cure: see\nFAIL  keys: missing\n      cure: make\n"
+    told = [
+        "PASS  zone: a",
+        "FAIL  images: two\nlines: of AWS",
+        "      cure: see",
+        "FAIL  keys: missing",
+        "      cure: make",
+    ]
+    printed = "\n".join([*told, ""])
     monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed + "not ready: see the lines\n")
     assert commands.account.failures() == [("images", "two\nlines: of AWS", "see"), ("keys", "missing", "make")]
     monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed)
