@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 
 CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
-DECLARING = ("variables.tf", "flags.tf")
+DECLARING = ("variables.tf", "flags.tf", "release.tf")
 RANGES = {
     "actor_hosts": (0, 200),
     "actor_workers_per_host": (0, 1024),
@@ -43,6 +43,8 @@ class ClusterFlags:
     """Zone of all its hosts."""
     image_version: str | None = None
     """Version of the images."""
+    release: str | None = None
+    """Version that hosts install at their first start, instead of images."""
     replay_instance_type: str | None = None
     """Instance type of the replay host."""
     learner_instance_type: str | None = None
@@ -80,6 +82,7 @@ class Cluster(NamedTuple):
     region: str
     availability_zone: str
     image_version: str
+    release: str
     replay_instance_type: str
     learner_instance_type: str
     learner_gpus: int

@@ -15,6 +15,8 @@ from tfvars import DeployError, read_defaults
 PRICES = Path(__file__).resolve().parent / "prices.json"
 IMAGE = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
 FRAMES = 200_000_000
+STEPS_A_VCPU = 1_856
+"""Agent steps a second and vCPU with the paper's network, as docs/benchmarks.md has it, of another processor."""
 HOURS_A_MONTH = 730
 JOURNAL_MEGABYTES_PER_SECOND = 125
 """Throughput of the journal's volume beyond that which a volume has anyway (replay.tf)."""
@@ -101,6 +103,24 @@ def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
     return Row(name, cluster.actor_hosts * each, low, high, is_certain)
 
 
+def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float, batch_size: int,
+                     samples_per_insert: float) -> str:  # fmt: skip
+    """Returns how many actor hosts keep a learner busy; more of them only wait for it.
+
+    Raises: DeployError when the table lacks the type of the actors.
+    """
+    name = cluster.actor_instance_types[0]
+    if name not in prices["instances"]:
+        raise DeployError(f"no {name} in {PRICES}: add it, with its source, or choose another")
+    steps_per_second = updates_per_second * batch_size / samples_per_insert
+    hosts = steps_per_second / (prices["instances"][name]["vcpus"] * STEPS_A_VCPU)
+    return (
+        f"a learner of {updates_per_second:g} updates/s of {batch_size} takes {steps_per_second:,.0f} transitions/s at "
+        f"{samples_per_insert:g} samples an insert: {hosts:.1f} hosts of {name} make them, if a vCPU makes "
+        f"{STEPS_A_VCPU:,} (docs/benchmarks.md); the plan has {cluster.actor_hosts}"
+    )
+
+
 def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | None) -> list[str]:
     """Returns the lines to print.
 
@@ -143,17 +163,32 @@ def _line(row: Row, width: int) -> str:
     return f"{row.name:{width}}{row.on_demand:>12.2f}   {planned}{'' if row.is_certain else ' *'}"
 
 
-def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], frames_per_second: float | None = None) -> int:
+def main(
+    flags: tyro.conf.OmitArgPrefixes[ClusterFlags],
+    frames_per_second: float | None = None,
+    updates_per_second: float | None = None,
+    batch_size: int = 512,
+    samples_per_insert: float = 0.8,
+) -> int:
     """Prints the cost of a cluster.
 
     Args:
       flags: The description of the cluster.
       frames_per_second: Environment frames a second of the whole cluster, measured on such a cluster.
+      updates_per_second: Updates a second of the learner alone; tells how many actor hosts it can use.
+      batch_size: Transitions of an update, as the learner has it.
+      samples_per_insert: Samples of a transition, as the replay has it.
     """
     try:
-        if frames_per_second is not None and not 0 < frames_per_second < float("inf"):
-            raise DeployError(f"--frames-per-second {frames_per_second:g}: a positive number is needed")
-        print("\n".join(report(read_cluster(flags), read_prices(PRICES), frames_per_second)))
+        rates = {"frames-per-second": frames_per_second, "updates-per-second": updates_per_second}
+        rates |= {"batch-size": batch_size, "samples-per-insert": samples_per_insert}
+        for name, rate in rates.items():
+            if rate is not None and not 0 < rate < float("inf"):
+                raise DeployError(f"--{name} {rate:g}: a positive number is needed")
+        cluster, prices = read_cluster(flags), read_prices(PRICES)
+        print("\n".join(report(cluster, prices, frames_per_second)))
+        if updates_per_second is not None:
+            print(hosts_of_learner(cluster, prices, updates_per_second, batch_size, samples_per_insert))
     except DeployError as error:
         print(f"cannot tell the cost: {error}", file=sys.stderr)
         return 1

@@ -38,3 +38,8 @@ def images_of(cluster: Cluster) -> dict[str, list[tuple[str, str, str]]]:
         if tags.get("Role") in found and right_version and image["State"] == "available":
             found[tags["Role"]].append((image["CreationDate"], tags.get("Version", "unknown"), image["ImageId"]))
     return found
+
+
+def has_to_build(cluster: Cluster) -> bool:
+    """Returns whether Packer has to build images first: hosts that install a release need none."""
+    return not cluster.release and not all(images_of(cluster).values())

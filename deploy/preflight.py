@@ -14,9 +14,10 @@ from typing import Any
 import tyro
 from aws import AwsError, client, code_of, explain
 from cluster import LEARNER_FAMILIES, NEWEST, Cluster, ClusterFlags, read_cluster
-from findings import IMAGE_ROLES, Line, describe_types, images_of
+from findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of
 from keys import key_names, stored_keys
 from quotas import VPCS, allowed_quota, check_quotas
+from release import check_release
 from tfvars import DeployError
 
 PLAN_REGION = "us-east-1"
@@ -163,13 +164,16 @@ def check_network(cluster: Cluster) -> Iterator[Line]:
     finding = f"{len(vpcs)} in use, {allowed:g} allowed" + (", this cluster's among them" if is_there else "")
     cure = "" if is_there or len(vpcs) < allowed else "delete one that nobody uses, or ask for a higher quota"
     yield Line("VPCs", finding, cure)
-    if not all(images_of(cluster).values()) and not any(vpc.get("IsDefault") for vpc in vpcs):
+    if has_to_build(cluster) and not any(vpc.get("IsDefault") for vpc in vpcs):
         cure = f"aws ec2 create-default-vpc --region {cluster.region}, or packer build -var subnet_id=..."
         yield Line("VPCs", "there is no default VPC, in which Packer builds the images", cure)
 
 
 def check_images(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether both images exist in one version."""
+    """Checks whether both images exist in one version, or the release that hosts install instead."""
+    if cluster.release:
+        yield Line("release", *check_release(cluster))
+        return
     versions = {}
     for role, found in images_of(cluster).items():
         hosts = IMAGE_ROLES[role]

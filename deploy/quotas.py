@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aws import AwsError, client, code_of
 from cluster import Cluster
-from findings import IMAGE_ROLES, Line, describe_types, images_of
+from findings import IMAGE_ROLES, Line, describe_types, has_to_build
 from tfvars import read_defaults
 
 ON_DEMAND, SPOT, GPU, GPU_P, VPCS = "L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-417A185B", "L-F678F1CE"
@@ -42,7 +42,7 @@ def check_quotas(cluster: Cluster, request: bool = False) -> Iterator[Line]:
     used = _vcpus_in_use(cluster)
     wanted = _vcpus_wanted(cluster)
     # The images are built before the cluster starts: they need no more than the larger of both.
-    if not all(images_of(cluster).values()):
+    if has_to_build(cluster):
         wanted |= _vcpus_of_builds(cluster)
     for code, needed in wanted.items():
         if code not in QUOTA_NAMES:

@@ -39,7 +39,7 @@ install_packages() {
 }
 
 install_release() {
-  useradd --system --home-dir /var/lib/apexrl --shell /usr/sbin/nologin apexrl
+  id apexrl >/dev/null 2>&1 || useradd --system --home-dir /var/lib/apexrl --shell /usr/sbin/nologin apexrl
   install -d -m 0755 "$home" /etc/apexrl
   install -d -m 0750 -o apexrl -g apexrl /var/lib/apexrl
   tar --extract --no-same-owner --file="$APEXRL_RELEASE" --directory="$home"
@@ -60,7 +60,7 @@ install_release() {
 install_units() {
   install -m 0644 -t /etc/systemd/system "$home"/deploy/files/systemd/*.{mount,service,target,timer}
   cp -r "$home"/deploy/files/systemd/apexrl-.service.d /etc/systemd/system/
-  ln -s apexrl-.service.d /etc/systemd/system/apexrl-@.service.d # systemd looks there for apexrl-NAME@INSTANCE.service
+  ln -sfn apexrl-.service.d /etc/systemd/system/apexrl-@.service.d # systemd looks there for apexrl-NAME@INSTANCE.service
   install -m 0644 "$home/deploy/files/rsyslog.conf" /etc/rsyslog.d/10-apexrl.conf
   install -m 0644 "$home/deploy/files/logrotate.conf" /etc/logrotate.d/apexrl
   systemctl enable apexrl.target

@@ -163,3 +163,18 @@ def test_later_places_of_variables_win(tmp_path):
     assert hosts() == "15"
     given += ["--actor-hosts", "16"]
     assert hosts() == "16"
+
+
+def test_a_learner_tells_how_many_hosts_it_can_use(cost):
+    text = cost("--updates-per-second", "550").stdout
+    assert "a learner of 550 updates/s of 512 takes 352,000 transitions/s at 0.8 samples an insert" in text
+    assert f": {550 * 512 / 0.8 / 32 / 1856:.1f} hosts of c7i.8xlarge make them" in text and "the plan has 6" in text
+    others = ("--batch-size", "64", "--samples-per-insert", "2.5", "--actor-instance-types", "c7i.2xlarge")
+    text = cost("--updates-per-second", "100", *others).stdout
+    assert "takes 2,560 transitions/s" in text and ": 0.2 hosts of c7i.2xlarge" in text
+    assert cost("--updates-per-second", "0").returncode == 1
+    result = cost("--updates-per-second", "1", "--samples-per-insert", "0")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "cannot tell the cost: --samples-per-insert 0: a positive number is needed\n",
+    )

@@ -28,6 +28,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("results_bucket", None, "cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"),
     ("results_bucket", "A_bucket", "terraform -chdir=deploy/terraform/bootstrap output -raw"),
     ("image_version", "a b", "leave it out to keep the first"),
+    ("release", "a b", "leave it out to start from images"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
     ("learner_hosts", 2, "docs/learners.md"),
@@ -69,6 +70,10 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
     ],
     [("actor_hosts", 1.5, "0 to 200"), ("agent", "ppo", "apex-dqn or impala"), ("learner_gpus", 3, "1, 2, 4 or 8")],
     [("replay_shards", 17, "from 0 to 16")],
+    [
+        ("release", "v1", "hosts install a release, or start from images"),
+        ("image_version", "1.0.0", "exclude each other"),
+    ],
     [
         ("learner_gpus", 4, "the GPUs of learner_instance_type g6.4xlarge (1)"),
         ("actor_instance_types", ["c7i.8xlarge", "c7i.large"], "c7i.large have fewer vCPUs"),

@@ -46,7 +46,7 @@ locals {
 
 # aws_ami_ids, because it may find nothing: aws_ami would end with an error that does not say what to do.
 data "aws_ami_ids" "role" {
-  for_each = toset(["cpu", "gpu"])
+  for_each = local.image_roles
 
   owners = ["self"]
 
@@ -100,12 +100,12 @@ data "aws_ami" "role" {
 locals {
   asked_version = var.image_version == null || var.image_version == "latest" ? "*" : var.image_version
   newest_images = { for role in ["cpu", "gpu"] : role => {
-    id           = try(data.aws_ami.role[role].id, "none")
-    version      = try(data.aws_ami.role[role].tags["Version"], "none")
-    architecture = try(data.aws_ami.role[role].architecture, "none")
-    disk         = try(data.aws_ami.role[role].root_device_name, "none")
+    id           = try(data.aws_ami.role[role].id, data.aws_ssm_parameter.base_image[role].insecure_value, "none")
+    version      = try(data.aws_ami.role[role].tags["Version"], coalesce(var.release, "none"))
+    architecture = try(data.aws_ami.role[role].architecture, var.release == null ? "none" : "x86_64")
+    disk         = try(data.aws_ami.role[role].root_device_name, local.base_disk)
     # GiB of the image's own disk, which a host's disk cannot be smaller than.
-    gib = max(1, try([
+    gib = max(var.release == null ? 1 : local.base_gib[role], try([
       for device in data.aws_ami.role[role].block_device_mappings : tonumber(device.ebs["volume_size"])
       if device.device_name == data.aws_ami.role[role].root_device_name
     ], [])...)
@@ -117,10 +117,15 @@ locals {
 # unknown replaces its hosts.
 resource "terraform_data" "images" {
   input            = local.newest_images
-  triggers_replace = var.image_version == "latest" ? join(" ", [for role, image in local.newest_images : image.id]) : var.image_version
+  triggers_replace = var.release != null ? var.release : var.image_version == "latest" ? join(" ", [for role, image in local.newest_images : image.id]) : var.image_version
 
   lifecycle {
     ignore_changes = [input]
+
+    precondition {
+      condition     = var.release == null || var.image_version == null
+      error_message = "release and image_version exclude each other: hosts install a release, or start from images."
+    }
 
     postcondition {
       condition     = self.input.cpu.version == self.input.gpu.version
@@ -128,7 +133,7 @@ resource "terraform_data" "images" {
     }
 
     postcondition {
-      condition     = alltrue([for role, image in self.input : contains(data.aws_ami_ids.role[role].ids, image.id)])
+      condition     = alltrue([for role, found in data.aws_ami_ids.role : contains(found.ids, self.input[role].id)])
       error_message = "The images of version ${self.input.cpu.version}, which the cluster was started with, are gone from ${var.region}: set image_version to one that is there, or to \"latest\"."
     }
   }

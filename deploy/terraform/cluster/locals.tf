@@ -61,7 +61,14 @@ locals {
   }
   user_data = {
     for role, environment in local.role_environment :
-    role => templatefile("${path.module}/templates/user-data.yaml.tftpl", { environment = environment })
+    role => templatefile("${path.module}/templates/${var.release == null ? "user-data" : "release"}.yaml.tftpl", {
+      environment = environment
+      region      = var.region
+      bucket      = var.results_bucket
+      key         = local.release_key
+      version     = coalesce(var.release, "none")
+      image       = role == "learner" ? "gpu" : "cpu"
+    })
   }
 }
 
