@@ -54,4 +54,4 @@ case "${1:-}" in
 esac
 # The run works in the directory of its caller. -P: no file there takes the place of one of ours.
 export PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}"
-APEXRL_PROGRAM="bash run.sh" exec "$venv/bin/python" -P -m apexrl "$@"
+APEXRL_PROGRAM="bash $(printf %q "$0")" exec "$venv/bin/python" -P -m apexrl "$@"

@@ -41,6 +41,7 @@ COMMANDS = {
     "learner": Entry("apexrl.roles.learner:run", "the learner alone"),
     "actor": Entry("apexrl.roles.actor:run", "actors alone, or an evaluator"),
     "keys": Entry("apexrl.tools.keys:run", "makes keys, for encryption between hosts"),
+    "export": Entry("apexrl.roles.export:run", "writes the network of a checkpoint as ONNX"),
     "inspect": Entry("apexrl.tools.replay_tool:main", "reads, checks and exports the experience of a run"),
 }
 

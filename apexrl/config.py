@@ -161,8 +161,7 @@ class ReplayConfig:
     numbers may be left out. Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the
     learner of each; 0 samples an insert: nobody waits. A uniform table may have a capacity of its own, in unrolls."""
     journal_dir: str = "auto"
-    """Directory where acknowledged experience is kept; off: in memory only. auto: in the directory of a run on one
-    machine, else off."""
+    """Where acknowledged experience is kept; off: in memory; auto: in the directory of a run on one machine, or off."""
     journal_flush_seconds: Annotated[float, Range(0)] = 1.0
     """Seconds of experience that a power cut may take from the journal; 0: all that it acknowledges is on the disk."""
     journal_snapshot_seconds: float = 60.0
@@ -248,6 +247,8 @@ class LearningConfig:
     """End after so many updates; 0: never."""
     total_frames: Annotated[int, Range(0)] = 0
     """End after so many environment frames; 0: never."""
+    final_evaluation_seconds: Annotated[float, Range(0)] = 0.0
+    """Seconds that a learner which has reached its total waits until its last network is evaluated; 0: it ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,7 +349,7 @@ class RunCommand(Command):
     replay: ReplayConfig = ReplayConfig()
     update: UpdateConfig
     network: NetworkConfig
-    learning: LearningConfig = LearningConfig()
+    learning: LearningConfig = LearningConfig(final_evaluation_seconds=600.0)
     evaluation: EvaluationConfig = EvaluationConfig()
     actor_device: str = "cpu"
     """Where actors compute their actions: cpu, cuda or cuda:N; auto: a GPU when there is one."""

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,10 @@ FAMILY_SECTIONS = ("algorithm", "network", "update")
 REPEATABLE = "--wrapper"
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+KINDS: Mapping[str, type[Command]] = {
+    "train": RunCommand, "replay": ReplayCommand, "learner": LearnerCommand, "learner --from-journal": OfflineCommand,
+    "actor": ActorCommand,
+}  # fmt: skip
 REGISTRY = ConstructorRegistry()
 
 
@@ -155,14 +159,36 @@ def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
 
     It ends the program when they are malformed, with a message, or ask for help, which shows the default.
 
-    Raises: ConfigError when a number is outside its range.
+    Raises: ConfigError when a number is outside its range, or a flag is one of another command.
     """
     given = gathered(sys.argv[1:] if arguments is None else arguments, REPEATABLE)
     if HELP.intersection(given):
         show_help(default, program(), config=STYLE, registry=REGISTRY)
+    check_names(default, given)
     command = tyro.cli(type(default), args=given, default=default, prog=program(), config=STYLE, registry=REGISTRY)
     check_ranges(command)
     return command
+
+
+def check_names(default: Command, arguments: Sequence[str]) -> None:
+    """Raises ConfigError when a flag belongs to other commands, and means nothing for this one."""
+    own = set(names_in(default))
+    for word in arguments:
+        name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        if not word.startswith("--") or name in own:
+            continue
+        if theirs := [of for of, kind in KINDS.items() if name in names_in(default_command(kind, default.agent))]:
+            raise ConfigError(f"{word.partition('=')[0]} means nothing here: it is a flag of {', '.join(theirs)}")
+
+
+def names_in(config: Any) -> Iterator[str]:
+    """Yields the names of the fields of a command, with those in its sections."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from names_in(value)
+        else:
+            yield field.name
 
 
 @REGISTRY.primitive_rule

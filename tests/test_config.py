@@ -30,6 +30,7 @@ CHOICES = {
     "wrapper": ("module:one", "module:two"),
     "resize": (84, 96),
     "optimizer": "adam",
+    "learning_rate_schedule": "linear",
     "channels": (7, 8, 9),
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
     "table": "c",
@@ -234,6 +235,21 @@ def leaves(value, name):
     if not dataclasses.is_dataclass(value):
         return [name]
     return [leaf for field in dataclasses.fields(value) for leaf in leaves(getattr(value, field.name), field.name)]
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "commands"),
+    [
+        (ActorCommand, "--learning-rate=3", "train, learner, learner --from-journal"),
+        (LearnerCommand, "--capacity", "train, replay, learner --from-journal"),
+        (ReplayCommand, "--no-tensorboard", "train"),
+        (RunCommand, "--evaluate", "actor"),
+    ],
+)
+def test_a_flag_of_another_command_is_refused_in_one_line(command, flag, commands):
+    with pytest.raises(ConfigError) as refused:
+        parse(command, ["--seed", "3", *([flag] if "=" in flag else [flag, "5"])])
+    assert str(refused.value) == f"{flag.partition('=')[0]} means nothing here: it is a flag of {commands}"
 
 
 def test_a_mistyped_flag_is_refused(capsys):

@@ -64,18 +64,19 @@ def test_torch_comes_without_cuda_where_there_is_no_gpu(tmp_path, machine, is_cp
     assert f"--requirement {tmp_path}/requirements.txt" in install
     assert says in printed and ("no NVIDIA GPU" in printed) == bool(says)
     calls, printed = run_sh(tmp_path, **machine)  # installed already
-    assert calls == ["bash run.sh: -P -m apexrl train"] and not printed
+    assert calls == [f"bash {tmp_path}/run.sh: -P -m apexrl train"] and not printed
 
 
 @pytest.mark.parametrize(
     ("words", "called"),
     [
-        ((), "bash run.sh: -P -m apexrl train"),
-        (("--env", "Catch-v0"), "bash run.sh: -P -m apexrl train --env Catch-v0"),
-        (("--help",), "bash run.sh: -P -m apexrl train --help"),
-        (("watch", "runs/x"), "bash run.sh: -P -m apexrl watch runs/x"),
+        ((), "bash RUN: -P -m apexrl train"),
+        (("--env", "Catch-v0"), "bash RUN: -P -m apexrl train --env Catch-v0"),
+        (("--help",), "bash RUN: -P -m apexrl train --help"),
+        (("watch", "runs/x"), "bash RUN: -P -m apexrl watch runs/x"),
         (("test", "-k", "index"), ": -m pytest -k index"),
     ],
 )
 def test_flags_train_and_a_word_is_a_command(tmp_path, words, called):
-    assert run_sh(tmp_path, *words)[0][-1] == called
+    """Messages name the script as it was typed."""
+    assert run_sh(tmp_path, *words)[0][-1] == called.replace("RUN", f"{tmp_path}/run.sh")

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, Metric
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
-from apexrl.networks.parameters import Parameters, decode_parameters
+from apexrl.networks.parameters import Parameters, ParametersHeader, decode_header, decode_parameters
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Games(NamedTuple):
 
 
 class Progress:
-    """Tells how far an evaluation is: metrics each report period, and a log line when games have ended since the last.
+    """Tells how far an evaluation is: metrics at its start and each report period, and a line when games have ended.
 
     The mean so far leans towards short games, which end first.
     """
@@ -52,7 +53,7 @@ class Progress:
         self._episodes = episodes
         self._params_version = params_version
         self._report = report
-        self._told_at = time.monotonic()
+        self._told_at = -math.inf
         self._finished = 0
 
     def update(self, returns: list[float]) -> None:
@@ -146,7 +147,8 @@ class Evaluator:
             return None
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
-        return Evaluation(version, config.evaluation_epsilon, returns, steps, seconds, picture=picture)
+        path = str(recorder.video.resolve()) if recorder.video else ""
+        return Evaluation(version, config.evaluation_epsilon, returns, steps, seconds, picture=picture, video=path)
 
     def close(self) -> None:
         """Closes the environments."""
@@ -169,7 +171,7 @@ def make_way(cores: int) -> None:
 
 
 def follow(command: ActorCommand, stop: Stop) -> None:
-    """Evaluates the learner's newest parameters again and again until stopped.
+    """Evaluates the learner's newest parameters again and again until stopped, and the last ones of a run at once.
 
     Raises: PeerError when the learner is away for longer than the patience.
     """
@@ -179,18 +181,16 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     keyring = load_keyring(wires.keys, "actor")
     subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), process_name(0), keyring)
-    heard, played = time.monotonic(), -1
+    due, played = time.monotonic(), None
     try:
         while not stop.is_set():
-            encoded = subscriber.fetch_encoded(500)
+            encoded = newest_when_due(subscriber, due, wires.patience_seconds, stop)
             if encoded is None:
-                if time.monotonic() - heard > wires.patience_seconds:
-                    raise PeerError(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
-                continue
-            started = heard = time.monotonic()
+                break
             parameters = _playable(encoded, evaluator, command.agent, subscriber, played)
             if parameters is None:
                 continue
+            started = time.monotonic()
             metrics.run = parameters.header.run
             try:
                 outcome = evaluator.evaluate(parameters, metrics.report, stop)
@@ -198,7 +198,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 subscriber.drop(error)
                 continue
             if outcome is not None:
-                played = outcome.params_version
+                due, played = started + command.evaluation.evaluation_period_seconds, parameters.header
                 metrics.evaluation(
                     msgspec.structs.replace(
                         outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
@@ -206,16 +206,43 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 )
                 metrics.report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, describe(outcome))
-            stop.wait(max(0.0, started + command.evaluation.evaluation_period_seconds - time.monotonic()))
-            heard = time.monotonic()
     finally:
         evaluator.close()
         subscriber.close()
         metrics.close()
 
 
+def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_seconds: float, stop: Stop) -> bytes | None:
+    """Returns the newest parameters when they are due, a run's last ones at once; None when stopped before.
+
+    Raises: PeerError when none come for longer than the patience.
+    """
+    newest, heard = None, time.monotonic()
+    while not stop.is_set():
+        encoded, now = subscriber.fetch_encoded(500), time.monotonic()
+        if encoded is not None:
+            newest, heard = encoded, now
+        elif now - heard > patience_seconds:
+            raise PeerError(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
+        if newest is not None and (now >= due or _is_last(newest)):
+            return newest
+    return None
+
+
+def _is_last(encoded: bytes) -> bool:
+    """Returns whether parameters are a run's last; true also for what is malformed, which its decoding will say."""
+    try:
+        return decode_header(encoded).is_last
+    except WireError:
+        return True
+
+
 def _playable(
-    encoded: bytes, evaluator: Evaluator, agent: str, subscriber: ParameterSubscriber, played: int
+    encoded: bytes,
+    evaluator: Evaluator,
+    agent: str,
+    subscriber: ParameterSubscriber,
+    played: ParametersHeader | None,
 ) -> Parameters | None:
     """Returns published parameters, None when they were played already or are dropped because they do not fit.
 
@@ -226,9 +253,9 @@ def _playable(
     except WireError as error:
         subscriber.drop(error)
         return None
-    if parameters.header.params_version == played:  # a sign of life, nothing new
+    if parameters.header == played:  # a sign of life, nothing new
         return None
-    if played < 0:
+    if played is None:
         check_fits(parameters, evaluator.spec, agent)
     elif unfit := why_unfit(parameters, evaluator.spec, agent):
         subscriber.drop(WireError(unfit))

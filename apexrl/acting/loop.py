@@ -202,6 +202,7 @@ class ActorLoop:
         self._command = command
         self._device = choose_device(command.device)
         wires = command.wires
+        logger.info("makes %d environments of %s", command.acting.environments_per_worker, command.env.env)
         self._player = Player(command)
         self.spec = self._player.spec
         index, relay = 0, ""
@@ -262,6 +263,7 @@ class ActorLoop:
         return None
 
     def _play(self, agent: Actor, sender: UnrollSender, stop: Stop) -> None:
+        logger.info("plays, with the network of update %d", agent.header.params_version)
         self._metrics.run = agent.header.run
         player = self._player
         player.begin(agent, self._of_all(sender.lease).slots[0])

@@ -60,7 +60,7 @@ class EventFile:
         """Adds the flags of the run, for HParams, and a page of Markdown about it."""
         for summary in hparams(flags, {"evaluation/return_mean": 0.0}):
             self._add(Event(wall_time=time.time(), summary=summary))
-        self._add(Event(wall_time=time.time(), summary=text("run", page)))
+        self.text("run", page, 0)
 
     def scalars(self, metrics: dict[str, float], frames: int) -> None:
         """Adds metrics under their tags at a number of environment frames; some of them in the overview, too."""
@@ -87,6 +87,10 @@ class EventFile:
         self._add(
             Event(wall_time=time.time(), step=frames, summary=Summary(value=[Summary.Value(tag=tag, image=image)]))
         )
+
+    def text(self, tag: str, markdown: str, frames: int) -> None:
+        """Adds a text."""
+        self._add(Event(wall_time=time.time(), step=frames, summary=text(tag, markdown)))
 
     def flush(self) -> None:
         """Writes all waiting records, or none.

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 import torch
 
 from apexrl.agents.contract import Family
@@ -24,14 +23,15 @@ from apexrl.learning.journal_client import JournalClient
 from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import DrawQueue, Replica
 from apexrl.learning.replicas import Replicas
-from apexrl.learning.results import Results
+from apexrl.learning.results import Results, learner_metrics
 from apexrl.learning.run_page import about
 from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
+from apexrl.learning.status_file import LAST_EVALUATION
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
-from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.lifecycle import Stop, Stopwatch
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
@@ -183,6 +183,9 @@ class LearnerLoop:
             self._speak(updater, replicas, record, Standing(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())
             if record is not None:
+                if command.learning.final_evaluation_seconds and not stop.is_set():
+                    record.checkpoint(updater)
+                    self._evaluate_last(updater, replicas, record, stop)
                 record.last_checkpoint(updater)
         finally:
             if record is not None:
@@ -253,6 +256,24 @@ class LearnerLoop:
                 next_checkpoint = now + (period if is_kept else min(period, RETRY_SECONDS))
         self._arrivals.collect(0)
 
+    def _evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
+        """Publishes the last parameters, and waits until they are evaluated, for a limited time."""
+        seconds, began, next_report = self._command.learning.final_evaluation_seconds, time.monotonic(), 0.0
+        self._publish_soon(updater, is_last=True)
+        self._arrivals.collect(0)
+        self._waits_for = LAST_EVALUATION
+        logger.info("waiting for %s, update %d", LAST_EVALUATION, updater.num_updates)
+        while record.evaluated_updates != updater.num_updates and not stop.wait(BATCH_WAIT_SECONDS):
+            if (now := time.monotonic()) - began >= seconds:
+                logger.warning("%s did not end within %.0f s", LAST_EVALUATION, seconds)
+                break
+            self._take_evaluations(record)
+            if now >= next_report:
+                next_report = now + REPORT_PERIOD_SECONDS
+                self._report(updater, replicas, record, {}, record.counters.logs, 0.0)
+        self._waits_for = ""
+        self._report(updater, replicas, record, {}, record.counters.logs, 0.0)
+
     def _agree(self, standing: Standing) -> list[Standing]:
         """Returns where all learners stand; says for whom they wait."""
         asked = time.monotonic()
@@ -272,11 +293,11 @@ class LearnerLoop:
         version, replica = updater.num_updates - 1, replicas.of(draw)
         self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
 
-    def _publish_soon(self, updater: Updater) -> None:
+    def _publish_soon(self, updater: Updater, is_last: bool = False) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
         assert self._connections is not None
-        publish, header = self._connections.publish, ParametersHeader(updater.num_updates, *self._identity, self._run)
-        tensors, event = updater.parameters()
+        header = ParametersHeader(updater.num_updates, *self._identity, self._run, is_last)
+        publish, (tensors, event) = self._connections.publish, updater.parameters()
         self._arrivals.expect(event, lambda: publish(header, tensors))
 
     def _next_draw(self, replicas: Replicas, waiter: Waiter, is_expected: bool) -> Draw | None:
@@ -321,14 +342,18 @@ class LearnerLoop:
                 logs: Sequence[LogPosition], rate: float) -> None:  # fmt: skip
         """Writes all that is known, of all roles."""
         assert self._connections is not None
-        for evaluation in self._connections.evaluations():
-            record.evaluated(evaluation)
+        self._take_evaluations(record)
         self._connections.accept(self._run, *(log.log for log in logs))
         scalars = self._connections.latest() | self._own_metrics(updater, replicas, rate)
         versions = replicas.params_versions
         if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
             scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
         record.report(scalars, games, self._waits_for)
+
+    def _take_evaluations(self, record: RunRecord) -> None:
+        assert self._connections is not None
+        for evaluation in self._connections.evaluations():
+            record.evaluated(evaluation)
 
     def _report_to_first(self, updater: Updater, replicas: Replicas, rate: float) -> None:
         assert self._others is not None
@@ -363,24 +388,6 @@ def progress(learning: LearningConfig, transitions: int, spec: StreamSpec) -> tu
 def is_complete(learning: LearningConfig, num_updates: int, share: float) -> bool:
     """Returns whether a run has reached one of its totals: of updates, or of frames by their share."""
     return share == 1 or bool(learning.total_updates and num_updates >= learning.total_updates)
-
-
-def learner_metrics(
-    updater: Updater, replica: Replica | Replicas, results: Results, updates_per_second: float
-) -> dict[str, float]:
-    """Returns the metrics of a learner by tag."""
-    metrics = {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
-    return (
-        metrics
-        | results.metrics()
-        | {
-            "learner/updates_per_second": updates_per_second,
-            "learner/updates_total": float(updater.num_updates),
-            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
-            "system/learner_memory_bytes": float(resident_bytes()),
-            "system/cpu_share": psutil.cpu_percent() / 100,
-        }
-    )
 
 
 def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:

@@ -3,12 +3,15 @@
 from collections.abc import Collection, Mapping
 
 import numpy as np
+import psutil
 
 from apexrl.learning.draw import Draw
 from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags
 from apexrl.learning.replica import Replica
+from apexrl.learning.replicas import Replicas
 from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
+from apexrl.lifecycle import resident_bytes
 
 
 class Results:
@@ -56,3 +59,21 @@ def acted_rows(draw: Draw, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     """Returns the versions [M] that acted in the rows of an update, by table: it may have lacked some of its draw."""
     samples = draw.samples
     return {table: draw.versions[table][np.isin(samples[table].keys, there)] for table, there in keys.items()}
+
+
+def learner_metrics(
+    updater: Updater, replica: Replica | Replicas, results: Results, updates_per_second: float
+) -> dict[str, float]:
+    """Returns the metrics of a learner by tag."""
+    metrics = {f"learner/selection/{name}": value for name, value in replica.selection_metrics.items()}
+    return (
+        metrics
+        | results.metrics()
+        | {
+            "learner/updates_per_second": updates_per_second,
+            "learner/updates_total": float(updater.num_updates),
+            "learner/undecodable_unrolls_total": float(replica.num_undecodable),
+            "system/learner_memory_bytes": float(resident_bytes()),
+            "system/cpu_share": psutil.cpu_percent() / 100,
+        }
+    )

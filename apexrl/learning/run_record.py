@@ -132,6 +132,11 @@ class RunRecord:
         """Environment frames that the log has brought."""
         return self.counters.transitions_inserted * self._spec.frames_per_step
 
+    @property
+    def evaluated_updates(self) -> int:
+        """The update whose network was evaluated last since the start, -1 before the first evaluation."""
+        return int(self._results.get("evaluation/params_version", -1))
+
     def restore(self, updater: Updater, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint; the best return is the one that the best network's own file says.
 
@@ -181,6 +186,8 @@ class RunRecord:
         self._events.scalars(metrics, self.frames)
         if evaluation.picture:
             self._events.png("evaluation/game", evaluation.picture, self.frames)
+        if evaluation.video:
+            self._events.text("evaluation/video", f"`{evaluation.video}`", self.frames)
         self._curve += f"{self._curve_row(evaluation, metrics)}\n"
         self._is_curve_written = False
         mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return

@@ -8,6 +8,8 @@ import msgspec
 from apexrl.networks.checkpoint import Counters
 from apexrl.runs import STATUS_FILE
 
+LAST_EVALUATION = "the evaluation of the last network"  # a learner waits for it when it has reached its total
+
 
 class Status(msgspec.Struct, frozen=True):
     """The content of STATUS_FILE. The learner writes it, readers watch the run by it."""

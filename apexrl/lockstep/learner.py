@@ -6,10 +6,10 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.config import LearnerCommand
-from apexrl.learning.loop import fifo_tables, is_complete, learner_metrics, make_updater, progress
+from apexrl.learning.loop import fifo_tables, is_complete, make_updater, progress
 from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import Replica
-from apexrl.learning.results import Results
+from apexrl.learning.results import Results, learner_metrics
 from apexrl.learning.run_page import about
 from apexrl.learning.run_record import RunRecord
 from apexrl.lifecycle import Stop

@@ -30,6 +30,7 @@ MAX_REPORT_BYTES = 16_384
 MAX_SENDERS = 8_192
 MAX_TAGS = 512  # that are known at one time
 MAX_PICTURE_BYTES = 2**20
+MAX_PATH_CHARACTERS = 4_096
 MAX_GAMES = 10_000
 MAX_EVALUATIONS = 8  # that wait for the learner to take them
 MAX_VERSIONS = 4_096  # published versions whose evaluation is waited for
@@ -60,6 +61,7 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
     checksum: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # for the parameters as they were published
     parameters: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)] = b""  # so that the best can be kept
     picture: Annotated[bytes, msgspec.Meta(max_length=MAX_PICTURE_BYTES)] = b""  # PNG
+    video: Annotated[str, msgspec.Meta(max_length=MAX_PATH_CHARACTERS)] = ""  # where it lies, for people
 
     def metrics(self) -> dict[str, float]:
         """Returns the scalars of this evaluation by tag."""

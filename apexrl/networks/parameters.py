@@ -36,6 +36,7 @@ class ParametersHeader(msgspec.Struct, frozen=True):
     agent: Name  # the family's name
     network: Text  # its configuration as JSON, see `networks.config`
     run: Name = ""  # the learner's run, which reports and evaluations repeat
+    is_last: bool = False  # the learner has reached its total, and waits for the evaluation
 
 
 class Parameters(NamedTuple):
@@ -66,20 +67,29 @@ def decode_parameters(data: bytes) -> Parameters:
 
     Raises: WireError when the bytes are something else.
     """
+    header, end = _split(data)
     try:
-        (length,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + length
-        header = msgspec.msgpack.decode(data[_LENGTH.size : end], type=ParametersHeader)
         tensors = safetensors.torch.load(data[end:])
-    except (
-        struct.error,
-        msgspec.MsgspecError,
-        safetensors.SafetensorError,
-        ValueError,
-        KeyError,
-        RecursionError,
-    ) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
         raise WireError(f"malformed parameters: {error}") from error
     if any(tensor.dtype != torch.float16 for tensor in tensors.values()):
         raise WireError("malformed parameters: every tensor has to be float16")
     return Parameters(header, {name: tensor.float() for name, tensor in tensors.items()})
+
+
+def decode_header(data: bytes) -> ParametersHeader:
+    """Returns the header of encoded parameters, without their tensors.
+
+    Raises: WireError when the bytes are something else.
+    """
+    return _split(data)[0]
+
+
+def _split(data: bytes) -> tuple[ParametersHeader, int]:
+    """Returns the header, and where the tensors begin."""
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        return msgspec.msgpack.decode(data[_LENGTH.size : end], type=ParametersHeader), end
+    except (struct.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"malformed parameters: {error}") from error

@@ -1,26 +1,75 @@
 """The display of a run: a live table in a terminal, plain lines elsewhere, and a summary at the end."""
 
+import collections
 import logging
 import shutil
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from apexrl.config import RunCommand
+from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.metrics import PROBABILITY
-from apexrl.learning.status_file import STATUS_FILE, Status, read_status
+from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.supervise import Supervisor
+from apexrl.tables import tables_of
+from apexrl.types import StreamSpec
 
 LINE_PERIOD_SECONDS = 10.0
 FULL_DISK_BYTES = 16 * 2**20
 LEARNER = "learner/"
 MOST_SHOWN_ACTIONS = 3
 STALE_SECONDS = 15.0  # the learner writes the status every few seconds
+PACE_SECONDS = 60.0
+BAR_CHARACTERS = 24
+
+
+class Targets(NamedTuple):
+    """The numbers that a run goes towards; 0 where it has none."""
+
+    warm_up_transitions: int = 0  # that have to be there before the first update
+    total_frames: int = 0
+    total_updates: int = 0
+    games: int = 0  # of an evaluation
+
+
+NO_TARGETS = Targets()
+
+
+def targets_of(command: RunCommand, spec: StreamSpec) -> Targets:
+    """Returns the targets of a run."""
+    tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
+    least = [0]
+    for table in (tables[want.table] for want in wants_of(command)):
+        holds_transitions = table.kind == "priority" and not spec.has_unroll_priorities
+        least.append(table.min_size_to_sample * (1 if holds_transitions else spec.unroll_starts))
+    learning = command.learning
+    return Targets(max(least), learning.total_frames, learning.total_updates, command.evaluation.episodes)
+
+
+class Pace:
+    """Estimates when a count will reach a number, by its growth over the last PACE_SECONDS."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque()  # seconds and counts that differ
+
+    def seconds_left(self, count: int, target: int, now: float) -> float | None:
+        """Takes the count of now; returns the seconds until it reaches the target, None while they are not known."""
+        if not self._seen or count != self._seen[-1][1]:
+            self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[0][0] < now - PACE_SECONDS:
+            self._seen.popleft()
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        if last <= first:
+            return None
+        return max(target - count, 0) * (ended - began) / (last - first)
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -88,10 +137,13 @@ class ConsoleHandler(logging.Handler):
 class Display:
     """Shows a run while it goes on. Use it as a context manager."""
 
-    def __init__(self, console: Console, directory: Path, supervisor: Supervisor):
+    def __init__(self, console: Console, directory: Path, supervisor: Supervisor, targets: Targets = NO_TARGETS):
         self._console = console
         self._directory = directory
         self._supervisor = supervisor
+        self._targets = targets
+        # By unit, and whether learning has begun, which slows the actors down.
+        self._paces: dict[tuple[str, bool], Pace] = collections.defaultdict(Pace)
         self._began_at = time.time()
         self._started = time.monotonic()
         self._next_line = self._started + LINE_PERIOD_SECONDS
@@ -120,11 +172,41 @@ class Display:
         rows += self._disk()
         status, age_seconds = read_status(self._directory), self._status_age()
         if status is None or age_seconds is None:
-            return [*rows, ("state", "starting"), *self._roles()]
+            return [*rows, ("state", "starting"), *self._beginnings(), *self._roles()]
         if age_seconds > STALE_SECONDS:
             rows.append(("stale", f"the learner has reported nothing for {age_seconds:.0f} s"))
             status = msgspec.structs.replace(status, metrics={})
-        return [*rows, *progress_rows(status), *self._roles()]
+        return [*rows, *self._way(status), *progress_rows(status, self._targets), *self._roles()]
+
+    def _beginnings(self) -> list[tuple[str, str]]:
+        """Returns the newest line of each role that the run needs."""
+        children = self._supervisor.children.values()
+        return [(c.name, c.newest_line or "loading") for c in children if c.is_needed and c.process is not None]
+
+    def _way(self, status: Status) -> list[tuple[str, str]]:
+        """Returns how far the run is on its way to the first update, or to its totals, and how long that takes."""
+        counters, targets = status.counters, self._targets
+        inserted = counters.transitions_inserted
+        if status.waits_for == LAST_EVALUATION:
+            return [("state", f"waiting for {LAST_EVALUATION}; Ctrl-C ends the run without it")]
+        rows = [
+            ("warm-up", inserted, 0 if counters.updates else targets.warm_up_transitions, "transitions"),
+            ("progress", status.frames, targets.total_frames, "frames"),
+            ("progress", counters.updates, targets.total_updates, "updates"),
+        ]
+        return [
+            (name, self._share(count, target, unit, self._paces[unit, counters.updates > 0]))
+            for name, count, target, unit in rows
+            if target and (count < target or name == "progress")
+        ]
+
+    def _share(self, count: int, target: int, unit: str, pace: Pace) -> str:
+        share = min(count / target, 1.0)
+        left = pace.seconds_left(count, target, time.monotonic())
+        text = f"{share:.0%} of {target:,} {unit}" + (f", about {duration(left)} left" if left else "")
+        if self._live is None:
+            return text
+        return f"{bar(share, getattr(self._console.file, 'encoding', None) or 'utf-8')} {text}"
 
     def _disk(self) -> list[tuple[str, str]]:
         """Returns a row when the disk of the run is about full. The roles cannot write that to their logs there."""
@@ -159,7 +241,20 @@ class Display:
         return [(state, ", ".join(names)) for state, names in rows.items() if names]
 
 
-def progress_rows(status: Status) -> list[tuple[str, str]]:
+def bar(share: float, encoding: str) -> str:
+    """Returns a bar of BAR_CHARACTERS that is full to a share, in characters of an encoding."""
+    full, empty = "█░" if encoding.lower().startswith("utf") else "#."
+    length = round(share * BAR_CHARACTERS)
+    return full * length + empty * (BAR_CHARACTERS - length)
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds as hours, minutes and seconds."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[str, str]]:
     """Returns a run's progress as rows of (name, value). A metric that no role reports is a dash."""
     counters, metrics = status.counters, status.metrics
     last, best = _number(counters.last_evaluation_return), _number(counters.best_evaluation_return)
@@ -171,14 +266,16 @@ def progress_rows(status: Status) -> list[tuple[str, str]]:
         if reason and share >= 0.01
     ]
     games, so_far = metrics.get("evaluation/games_finished"), metrics.get("evaluation/return_so_far")
-    playing = [("evaluating", f"{games:.0f} games so far, mean {_number(so_far)}")] if games else []
+    of = f" of {targets.games}" if targets.games else ""
+    mean = "" if so_far is None else f", mean {_number(so_far)} so far"
+    playing = [] if games is None else [("evaluating", f"{games:.0f}{of} games{mean}")]
     probabilities = probabilities_of(status)
     shown = ", ".join(f"{name.removeprefix(PROBABILITY)} {p:.3f}" for name, p in probabilities.items())
     policy = [("policy", shown)] if 0 < len(probabilities) <= MOST_SHOWN_ACTIONS else []
     return [
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
         ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s)"),
-        ("replay", f"{_number(fill, '.0%')} full, {_number(per_insert, '.2f')} samples an insert"),
+        ("replay", f"{_fullness(fill)}, {_number(per_insert, '.2f')} samples an insert"),
         ("return", f"{last} (best {best}), training {_number(metrics.get('actor/return_mean'))}"),
         *policy,
         *playing,
@@ -188,3 +285,8 @@ def progress_rows(status: Status) -> list[tuple[str, str]]:
 
 def _number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
+
+
+def _fullness(fill: float | None) -> str:
+    """Returns how full the replay is; its capacity is a soft limit."""
+    return "at capacity" if fill is not None and fill >= 0.995 else f"{_number(fill, '.0%')} full"

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,16 +26,17 @@ from apexrl.flags import (
     learner_command,
     parse_onto,
     replay_command,
+    sister,
     to_flags,
     value_given,
 )
 from apexrl.help import HELP
-from apexrl.learning.status_file import read_status
+from apexrl.learning.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import Stop, end_with_parent, exit_status, role_script
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of
+from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of, targets_of
 from apexrl.running.plan import Plan, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import (
@@ -77,7 +79,7 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as held:
             plan = prepare(sys.argv[1:], console, held)
-            return Run(plan.command, plan.spec.env, console).run(stop)
+            return Run(plan, console).run(stop)
     except (ApexError, OSError) as error:
         console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
         return exit_status(error) if isinstance(error, ApexError) else 1
@@ -183,16 +185,20 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
         evaluation = dataclasses.replace(evaluation, record_dir=str(directory / "videos"))
     if command.reproducible:
         return {"lockstep": ("apexrl.lockstep", dataclasses.replace(command, evaluation=evaluation))}
-    actors = actor_command(command)
+    actors, learner = actor_command(command), learner_command(command)
+    if not command.evaluator:
+        learner = dataclasses.replace(
+            learner, learning=dataclasses.replace(learner.learning, final_evaluation_seconds=0.0)
+        )
     if not command.has_actors:
         learner = OfflineCommand(
-            **vars(learner_command(command)), replay=command.replay, from_journal=command.from_journal,
+            **vars(learner), replay=command.replay, from_journal=command.from_journal,
             guest=bool(command.guest),
         )  # fmt: skip
         roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
     else:
         roles = dict(replays_of(command))
-        roles |= {"learner": ("learner.py", learner_command(command)), "actors": ("actor.py", actors)}
+        roles |= {"learner": ("learner.py", learner), "actors": ("actor.py", actors)}
     if command.evaluator:
         evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
         roles["evaluator"] = ("actor.py", evaluator)
@@ -253,9 +259,10 @@ def end_steps(names: Iterable[str]) -> list[tuple[list[str], float]]:
 class Run:
     """One run on this machine; owns the child processes."""
 
-    def __init__(self, command: RunCommand, env: str, console: Console):
-        self._command = command
-        self._env = env
+    def __init__(self, plan: Plan, console: Console):
+        self._command = command = plan.command
+        self._env = plan.spec.env
+        self._targets = targets_of(command, plan.spec)
         self._console = console
         self._directory = Path(command.run_dir)
         self._logs = self._directory / "logs"
@@ -265,14 +272,16 @@ class Run:
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
-        status, fault = 0, ""
+        status, fault, has_finished = 0, "", False
         try:
             self._start()
-            with Display(self._console, self._directory, self._supervisor) as display:
+            with Display(self._console, self._directory, self._supervisor, self._targets) as display:
                 while not stop.wait(WATCH_SECONDS):
                     finished = self._supervisor.watch()
                     display.update()
-                    if FINISHING.intersection(finished) or self._clock.is_over(self._counters()):
+                    if has_finished := bool(FINISHING.intersection(finished)) or self._waits_in_vain():
+                        break
+                    if self._clock.is_over(self._counters()):
                         break
         except ApexError as error:
             status, fault = exit_status(error), f"{error}; see the logs in {self._logs}"
@@ -280,6 +289,9 @@ class Run:
         finally:
             self._stop(stop)
         summarize(self._console, self._directory, self._env, self._clock, self._supervisor, self._checkpointed)
+        if has_finished:
+            say_unevaluated(self._console, self._command)
+        say_next(self._console, self._command)
         if fault:  # once more: the last line says why the run ended
             logger.error("%s", fault)
         if not status and self._command.smoke and (missing := what_is_missing(self._counters())):
@@ -293,6 +305,11 @@ class Run:
     def _counters(self) -> Counters:
         status = read_status(self._directory)
         return status.counters if status is not None else Counters()
+
+    def _waits_in_vain(self) -> bool:
+        """Whether the learner waits for the last evaluation, and nobody will play it."""
+        evaluator, status = self._supervisor.children.get("evaluator"), read_status(self._directory)
+        return bool(evaluator and evaluator.is_given_up and status and status.waits_for == LAST_EVALUATION)
 
     def _start(self) -> None:
         """Starts all roles."""
@@ -343,6 +360,31 @@ def summarize(
         logger.error("the summary cannot be written: %s", error)
     for name, value in summary.items():
         console.print(f"  {name:24} {value}")
+
+
+def say_unevaluated(console: Console, command: RunCommand) -> None:
+    """Prints a line when the last network of a run that has reached its total was not evaluated, as it should be."""
+    status, seconds = read_status(Path(command.run_dir)), command.learning.final_evaluation_seconds
+    if status is None or not (command.evaluator and seconds):
+        return
+    if status.metrics.get("evaluation/params_version") != status.counters.updates:
+        console.print(
+            f"the last network was not evaluated within {seconds:g} s: --final-evaluation-seconds gives it more time, "
+            "and logs/evaluator.log says how far it was",
+            soft_wrap=True,
+        )
+
+
+def say_next(console: Console, command: RunCommand) -> None:
+    """Prints the newest video of a run, and the commands that a person may want next."""
+    directory = Path(command.run_dir)
+    videos = Path(command.evaluation.record_dir or directory / "videos").glob("*.webm")
+    if newest := max(videos, key=lambda path: path.stat().st_mtime, default=None):
+        console.print(f"video: {newest}", soft_wrap=True)
+    if latest_path(directory).is_file():
+        console.print("next:")
+        for name in ("watch", "compare" if command.reproducible else "resume"):
+            console.print(f"  {sister(name)} {shlex.quote(command.run_dir)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

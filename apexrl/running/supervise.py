@@ -69,6 +69,11 @@ class Child:
         """Returns the last line of a process that ended with this status; empty when no error of its own ended it."""
         return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self._words.last()
 
+    @property
+    def newest_line(self) -> str:
+        """The last line in its log by the process that runs now; empty before the first, and without a log."""
+        return self._words.last() if isinstance(self._words, FromLog) else ""
+
     def news(self) -> list[str]:
         """Returns the restarts of processes that this one supervises, which only its log has told so far."""
         return self._words.news()

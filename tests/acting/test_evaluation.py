@@ -1,15 +1,19 @@
 import logging
+import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from apexrl.acting import evaluation
-from apexrl.acting.evaluation import FEW_CORES, NICENESS, Progress, play_games
+from apexrl.acting.evaluation import FEW_CORES, NICENESS, Progress, newest_when_due, play_games
 from apexrl.config import EvaluationConfig
+from apexrl.errors import PeerError
 from apexrl.lifecycle import Stop
-from apexrl.types import TimeSteps
+from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.types import StreamSpec, TimeSteps
 from tests.system.processes import ROOT
 
 
@@ -121,7 +125,10 @@ def test_the_last_games_are_told_within_a_period_too(recorder, monkeypatch):
     play_games(
         Agent(), [Game(2), Game(3)], EvaluationConfig(episodes=2), 0, recorder, Progress(2, 1, told.append), Stop()
     )
-    assert told == [{"evaluation/games_finished": 2, "evaluation/return_so_far": 1.5}]
+    assert told == [
+        {"evaluation/games_finished": 0},
+        {"evaluation/games_finished": 2, "evaluation/return_so_far": 1.5},
+    ]
 
 
 def test_the_policy_is_not_quite_greedy_by_default(recorder, silent):
@@ -151,3 +158,37 @@ print(os.nice(0) - before, group.read_text().split()[-1] if os.access(group, os.
         check=True,
     )  # fmt: skip
     assert result.stdout.split() == [str(NICENESS)] * 2
+
+
+class Subscriber:
+    """Gives what was published, one value a call."""
+
+    endpoint = "nowhere"
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def fetch_encoded(self, timeout_milliseconds):
+        return self.values.pop(0) if self.values else None
+
+
+def published(version, is_last=False):
+    spec = StreamSpec("Any-v0", (2,), "float32", 1, 2, 1)
+    return encode_parameters(ParametersHeader(version, spec, "apex-dqn", "{}", is_last=is_last), {})
+
+
+def test_the_newest_parameters_are_played_when_they_are_due_and_the_last_ones_at_once():
+    first, second, last = published(1), published(2), published(3, is_last=True)
+    assert newest_when_due(Subscriber(first, second), 0.0, 100.0, Stop()) == first
+    assert newest_when_due(Subscriber(first, None, second, last, first), math.inf, 100.0, Stop()) == last
+    assert newest_when_due(Subscriber(first, b"malformed"), math.inf, 100.0, Stop()) == b"malformed"
+    soon = time.monotonic() + 0.2
+    assert newest_when_due(Subscriber(first, None, second), soon, 100.0, Stop()) == second
+
+
+def test_parameters_are_waited_for_with_patience_and_not_after_a_stop():
+    with pytest.raises(PeerError, match="no parameters from nowhere"):
+        newest_when_due(Subscriber(), 0.0, 0.001, Stop())
+    stop = Stop()
+    stop.set()
+    assert newest_when_due(Subscriber(published(1)), 0.0, 100.0, stop) is None

@@ -10,12 +10,16 @@ from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.contract import Outcome
 from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
+from apexrl.learning import loop as learning_loop
 from apexrl.learning import updater as updaters
 from apexrl.learning.draw import Draw, Gathered
 from apexrl.learning.loop import LearnerLoop, fifo_tables, progress
 from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
+from apexrl.learning.status_file import LAST_EVALUATION
 from apexrl.learning.updater import Pending
 from apexrl.lifecycle import Stop
+from apexrl.net.metrics_channel import Evaluation
+from apexrl.networks.checkpoint import Counters
 from apexrl.networks.parameters import decode_parameters
 from apexrl.types import LogPosition
 from tests.lockstep import TABLE, identity_of
@@ -269,3 +273,56 @@ def test_parameters_that_nobody_could_act_with_are_not_published(loop, spec, wei
     with pytest.raises(ApexError, match=r"diverged by update 25 .*lower --learning-rate"):
         loop._update(updater, replica, mock.MagicMock(), spec, stop)
     assert not published
+
+
+class Record:
+    """Counts the reports; the evaluations name the updates whose network was evaluated."""
+
+    def __init__(self):
+        self.evaluated_updates, self.counters, self.waits = -1, Counters(), []
+
+    def evaluated(self, evaluation):
+        self.evaluated_updates = evaluation.params_version
+
+    def report(self, living, games, waits_for):
+        self.waits.append((waits_for, self.evaluated_updates))
+
+
+def end_with(loop, spec, evaluations, seconds=1e6, stop=None):
+    """Ends a run of no update, while evaluations come one after the other."""
+    learning = dataclasses.replace(loop._command.learning, final_evaluation_seconds=seconds)
+    loop._command = dataclasses.replace(loop._command, learning=learning)
+    connections, published, record, stop = loop._connections, [], Record(), stop or Stop()
+    connections._publisher.publish = published.append
+    coming = iter(evaluations)
+    connections._metrics.evaluations = lambda: [found for found in [next(coming, None)] if found]
+    connections._metrics.latest.return_value = {}
+    replica = Replica(stop, 0)
+    updater = Updater(spec, loop._device_stream, replica)
+    updater.num_updates = 7
+    loop._evaluate_last(updater, replica, record, stop)
+    (header,) = (decode_parameters(encoded).header for encoded in published)
+    assert (header.params_version, header.is_last) == (7, True)
+    return record.waits
+
+
+def evaluation_of(version):
+    return Evaluation(version, 0.0, (1.0,), (1,), 1.0)
+
+
+def test_a_run_ends_when_its_last_network_is_evaluated(loop, spec, monkeypatch):
+    monkeypatch.setattr(learning_loop, "BATCH_WAIT_SECONDS", 0.0)
+    waits = end_with(loop, spec, [None, evaluation_of(5), None, evaluation_of(7)])
+    assert waits == [(LAST_EVALUATION, 5), ("", 7)]
+
+
+def test_a_run_does_not_wait_for_ever_for_its_last_evaluation(loop, spec, caplog):
+    assert end_with(loop, spec, [], seconds=0.001)[-1] == ("", -1)
+    assert "the evaluation of the last network did not end within 0 s" in caplog.text
+
+
+def test_a_signal_ends_the_wait_for_the_last_evaluation(loop, spec, caplog):
+    stop = Stop()
+    stop.set()
+    assert end_with(loop, spec, [], stop=stop) == [("", -1)]
+    assert "did not end" not in caplog.text

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.errors import ApexError, ConfigError, WireError
@@ -186,3 +187,14 @@ def test_the_newest_checkpoints_are_kept_under_their_updates(tmp_path, spec, age
 def test_no_other_checkpoint_is_kept_unless_asked_for(tmp_path, agent, record):
     record.checkpoint(agent)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [LATEST]
+
+
+def test_the_newest_evaluation_and_its_video_are_told(tmp_path, agent, record):
+    assert record.evaluated_updates == -1
+    agent.num_updates = 30
+    record.evaluated(msgspec.structs.replace(evaluation(agent, 1.0), video="/videos/game-30.webm"))
+    assert record.evaluated_updates == 30
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    (video,) = found.Tensors("evaluation/video/text_summary")
+    assert video.tensor_proto.string_val[0] == b"`/videos/game-30.webm`"

@@ -7,22 +7,32 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from apexrl.config import RunCommand
 from apexrl.files import write_json
+from apexrl.flags import parse
+from apexrl.learning.status_file import LAST_EVALUATION
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.display import (
     STALE_SECONDS,
     STATUS_FILE,
     ConsoleHandler,
     Display,
+    Pace,
     Status,
+    Targets,
+    bar,
     probabilities_of,
     progress_rows,
     read_status,
+    targets_of,
 )
 from apexrl.running.supervise import Supervisor
+from apexrl.types import LogPosition
+from tests.system.processes import wait_for
 
 METRICS = {
     "actor/frames_per_second": 3000.4,
@@ -66,6 +76,67 @@ def test_what_nobody_reports_is_a_dash():
     assert dict(progress_rows(status_with({"replay/fill": 1.0})))["waits"] == "nobody"
 
 
+def test_a_replay_is_never_more_than_full():
+    assert dict(progress_rows(status_with({"replay/fill": 1.05})))["replay"] == "at capacity, - samples an insert"
+    assert dict(progress_rows(status_with({"replay/fill": 0.994})))["replay"].startswith("99% full")
+
+
+def test_the_way_to_the_first_update_and_to_the_end(shown, tmp_path, monkeypatch):
+    display, _ = shown
+    display._targets = Targets(warm_up_transitions=2000, total_frames=8000, total_updates=0)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def way(transitions, updates=0):
+        counters = Counters(updates=updates, logs=(LogPosition(transitions=transitions),))
+        return dict(display._way(Status("Catch-v0", 4 * transitions, counters, {}, "")))
+
+    bars = ["█" * 6 + "░" * 18, "█" * 12 + "░" * 12]
+    assert way(500) == {"warm-up": f"{bars[0]} 25% of 2,000 transitions", "progress": f"{bars[0]} 25% of 8,000 frames"}
+    now[0] += 10
+    assert way(1000) == {
+        "warm-up": f"{bars[1]} 50% of 2,000 transitions, about 0:00:20 left",
+        "progress": f"{bars[1]} 50% of 8,000 frames, about 0:00:20 left",
+    }
+    assert way(1000, updates=1).keys() == {"progress"}, "learning has begun"
+    now[0] += 10
+    assert way(3000) == {"progress": "█" * 24 + " 100% of 8,000 frames"}
+
+
+def test_a_bar_has_characters_that_the_terminal_knows():
+    assert bar(0.25, "UTF-8") == "█" * 6 + "░" * 18 and bar(0.25, "latin-1") == "#" * 6 + "." * 18
+
+
+def test_the_time_that_is_left_follows_from_the_last_minute():
+    pace = Pace()
+    assert pace.seconds_left(0, 1000, 0.0) is None
+    assert pace.seconds_left(0, 1000, 5.0) is None
+    assert pace.seconds_left(500, 1000, 10.0) == 10.0
+    slow = [pace.seconds_left(500 + 2 * second, 1000, 10.0 + second) for second in range(1, 101)]
+    assert slow[0] < 20 and slow[-1] == 300 / 2
+
+
+def test_the_wait_for_the_last_evaluation_is_said(shown):
+    display, _ = shown
+    display._targets = Targets(total_frames=8000)
+    ((name, text),) = display._way(Status("Catch-v0", 8000, Counters(updates=70), {}, LAST_EVALUATION))
+    assert (name, text) == ("state", f"waiting for {LAST_EVALUATION}; Ctrl-C ends the run without it")
+
+
+@pytest.mark.parametrize(
+    ("flags", "least"),
+    [
+        (("--min-size-to-sample", "3k"), 3000),
+        (("--agent", "impala", "--unroll-starts", "20"), 20),
+        (("--agent", "impala", "--mix", "queue=1/2", "uniform=1/2", "--unroll-starts", "20"), 2000),
+    ],
+)
+def test_the_targets_of_a_run_are_those_of_its_tables(spec, flags, least):
+    spec = msgspec.structs.replace(spec, unroll_starts=20)
+    command = parse(RunCommand, ["--preset", "small", "--total-frames", "7", "--min-size-to-sample", "2000", *flags])
+    assert targets_of(command, spec) == Targets(least, 7, 0, 10)
+
+
 def test_a_full_disk_is_said(shown, tmp_path, monkeypatch):
     display, _ = shown
     assert "disk" not in dict(display.rows())
@@ -75,7 +146,10 @@ def test_a_full_disk_is_said(shown, tmp_path, monkeypatch):
 
 def test_games_of_an_evaluation_that_goes_on():
     metrics = {"evaluation/games_finished": 3.0, "evaluation/return_so_far": 7.25}
-    assert dict(progress_rows(status_with(metrics)))["evaluating"] == "3 games so far, mean 7.2"
+    assert dict(progress_rows(status_with(metrics)))["evaluating"] == "3 games, mean 7.2 so far"
+    ten = Targets(games=10)
+    assert dict(progress_rows(status_with(metrics), ten))["evaluating"] == "3 of 10 games, mean 7.2 so far"
+    assert dict(progress_rows(status_with({"evaluation/games_finished": 0.0}), ten))["evaluating"] == "0 of 10 games"
     assert "evaluating" not in dict(progress_rows(status_with(METRICS)))
 
 
@@ -91,8 +165,15 @@ def test_a_policy_of_at_most_three_actions_is_shown():
 
 
 def test_a_run_starts_until_its_learner_reports(shown, tmp_path):
-    display, _ = shown
-    assert ("state", "starting") in display.rows()
+    display, supervisor = shown
+    program = "import sys, time; print('12:00:00 replay: actors at [here]', file=sys.stderr); time.sleep(100)"
+    supervisor.start("replay", ["-c", program], log=tmp_path / "replay.log")
+    supervisor.start("actors", ["-c", "import time; time.sleep(100)"], log=tmp_path / "actors.log")
+    supervisor.start("tensorboard", ["-c", "import time; time.sleep(100)"], False, log=tmp_path / "board.log")
+    wait_for(lambda: supervisor.children["replay"].newest_line, 10, "the first line")
+    starting = [("state", "starting"), ("replay", "actors at [here]"), ("actors", "loading")]
+    assert display.rows()[1:] == starting
+    supervisor.stop(list(supervisor.children), 0.1)
     write_status(tmp_path, METRICS, age_seconds=100.0)  # from an earlier start
     assert ("state", "starting") in display.rows()
     write_status(tmp_path, METRICS, age_seconds=-10.0)

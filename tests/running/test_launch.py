@@ -2,16 +2,21 @@
 
 import contextlib
 import dataclasses
+import io
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from apexrl.config import EnvConfig, RunCommand, WireConfig
+from apexrl.config import EnvConfig, LearnerCommand, RunCommand, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, with_preset
-from apexrl.running.launch import prepare, shown_by_board
-from apexrl.running.run_directory import lock_run, save_config, saved_command
+from apexrl.files import write_json
+from apexrl.flags import default_command, parse, with_preset
+from apexrl.learning.status_file import Status
+from apexrl.networks.checkpoint import Counters
+from apexrl.running.launch import prepare, roles_of, say_next, say_unevaluated, shown_by_board
+from apexrl.running.run_directory import latest_path, lock_run, save_config, saved_command
 
 OWN = "tests.own_agent:own"
 
@@ -80,3 +85,51 @@ def test_the_board_shows_all_runs_of_a_directory_that_holds_nothing_else(tmp_pat
     assert shown_by_board(run) == tmp_path / "runs"
     (tmp_path / "runs" / "notes.txt").write_text("")
     assert shown_by_board(run) == run
+
+
+def finished(saved, **evaluated):
+    """The files of a run that has reached its total; its newest evaluation is of some update."""
+    directory, counters = Path(saved.run_dir), Counters(updates=70)
+    write_json(directory / "status.json", Status("Catch-v0", 4000, counters, evaluated, ""))
+    (directory / "checkpoints").mkdir()
+    latest_path(directory).touch()
+    return dataclasses.replace(saved, learning=dataclasses.replace(saved.learning, final_evaluation_seconds=60.0))
+
+
+def printed(print_about, command):
+    console = Console(file=io.StringIO(), width=40, markup=False)
+    print_about(console, command)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_end_of_a_run_says_what_to_type_next(saved, monkeypatch, tmp_path):
+    assert printed(say_next, saved) == [], "there is no checkpoint"
+    monkeypatch.setattr("sys.argv", ["bash run.sh"])
+    videos = Path(saved.run_dir) / "videos"
+    videos.mkdir()
+    for age, name in enumerate(["game-[2].webm", "game-1.webm"]):
+        (videos / name).touch()
+        os.utime(videos / name, (1000 - age, 1000 - age))
+    video, *commands = printed(say_next, finished(saved))
+    assert video == f"video: {videos}/game-[2].webm"
+    assert commands == ["next:", f"  bash run.sh watch {saved.run_dir}", f"  bash run.sh resume {saved.run_dir}"]
+    monkeypatch.setattr("sys.argv", ["apexrl train"])
+    spaced = dataclasses.replace(saved, run_dir=f"{tmp_path}/./run", reproducible=True)
+    assert printed(say_next, spaced)[-1] == f"  apexrl compare {tmp_path}/./run"
+
+
+@pytest.mark.parametrize(("evaluated", "said"), [({}, True), ({"evaluation/params_version": 60.0}, True),
+                                                 ({"evaluation/params_version": 70.0}, False)])  # fmt: skip
+def test_a_last_network_that_was_not_evaluated_is_said(saved, evaluated, said):
+    command = finished(saved, **evaluated)
+    lines = printed(say_unevaluated, command)
+    assert len(lines) == said
+    assert all(line.startswith("the last network was not evaluated within 60 s: --final-eval") for line in lines)
+    assert not printed(say_unevaluated, dataclasses.replace(command, evaluator=False))
+
+
+@pytest.mark.parametrize("has_evaluator", [True, False])
+def test_a_learner_waits_for_its_last_evaluation_where_somebody_plays_it(saved, has_evaluator):
+    _, learner = roles_of(dataclasses.replace(saved, evaluator=has_evaluator))["learner"]
+    assert learner.learning.final_evaluation_seconds == (600.0 if has_evaluator else 0.0)
+    assert parse(LearnerCommand, ["--preset", "small"]).learning.final_evaluation_seconds == 0, "by hand"

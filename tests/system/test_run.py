@@ -14,6 +14,7 @@ import pytest
 from apexrl.learning.metric_texts import text_of
 from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
+from apexrl.runs import read_evaluations
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
@@ -250,8 +251,10 @@ def contents(directory):
 def test_a_run_has_its_directory_alone_and_is_trained_from_scratch(tmp_path, free_ports):
     """One run with a mix of all kinds of replay, continued while a second start is tried, then from scratch."""
     directory, ports, others = tmp_path / "run", free_ports(4), free_ports(4)
-    with launch(tmp_path, ports, *MIXED, "--total-updates", "50") as run:
+    with launch(tmp_path, ports, *MIXED, "--total-updates", "50", "--episodes", "2") as run:
         assert run.popen.wait(300) == 0, run.text()
+    assert (read_evaluations(directory / "evaluations.csv")[-1].updates, updates_of(directory)) == (50, 50)
+    assert f"python -m apexrl watch {directory}\n" in run.text() and "video: " in run.text()
     metrics = read_json(directory / "status.json")["metrics"]
     kept, given = (metrics[f"learner/selection/elite-1@500/distance_{which}"] for which in ("kept", "candidates"))
     assert kept < given and metrics["learner/selection/attentive@500/uses_kept"] > 0

@@ -1,0 +1,105 @@
+"""Networks as ONNX graphs, for programs without torch. A graph takes observations as an environment's spec shows them.
+
+An observation is a stack of whole frames in the type in which they are stored, the oldest first. The scaling of its
+pixels is inside the graph. Frames from before the episode are zeros.
+"""
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.networks.actor_critic import ActorCriticNetwork, History, memory_of, split
+from apexrl.networks.torsos import FrameNetwork
+from apexrl.types import EnvironmentSpec
+
+EXAMPLES = 2  # rows of the observations with which a network is traced; a graph takes any number
+
+
+class Graph(NamedTuple):
+    """A network between named arrays, whose first axis counts environments."""
+
+    network: nn.Module
+    inputs: dict[str, Tensor]  # examples
+    outputs: tuple[str, ...]
+
+
+class _QValues(nn.Module):
+    """[B, A] values of actions."""
+
+    def __init__(self, network: FrameNetwork):
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: Tensor) -> Tensor:
+        values: Tensor = self.network(observation)
+        return values
+
+
+class _PolicyAndValue(nn.Module):
+    """[B, A] logits and [B] values."""
+
+    def __init__(self, network: ActorCriticNetwork):
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        output = split(self.network(observation), self.network.num_actions)
+        return output.logits, output.values
+
+
+class _RecurrentPolicyAndValue(_PolicyAndValue):
+    """[B, A] logits, [B] values and the state [B, 2, lstm_size] for the next step."""
+
+    def forward(  # type: ignore[override]
+        self, observation: Tensor, start: Tensor, last_action: Tensor, last_reward: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        network = self.network
+        prepared = network.prepare(observation)
+        features = network.torso.features(prepared, network.torso.kernel())
+        memory = memory_of(History(start, last_action, last_reward, state), network.num_actions)
+        output = split(network.step(features, memory), network.num_actions)
+        assert output.state is not None
+        return output.logits, output.values, output.state
+
+
+def graph_of(network: FrameNetwork, spec: EnvironmentSpec) -> Graph:
+    """Returns the graph of a network, which it changes: frames do not lie in blocks any more."""
+    network.requires_grad_(False)
+    network.torso.layout = dataclasses.replace(network.torso.layout, in_blocks=False)
+    dtype = getattr(torch, spec.frame_dtype)
+    inputs = {"observation": torch.zeros(EXAMPLES, *spec.observation_shape, dtype=dtype)}
+    if not isinstance(network, ActorCriticNetwork):
+        return Graph(_QValues(network), inputs, ("q_values",))
+    if network.lstm is None:
+        return Graph(_PolicyAndValue(network), inputs, ("logits", "value"))
+    inputs |= {
+        "start": torch.ones(EXAMPLES, dtype=torch.bool),
+        "last_action": torch.zeros(EXAMPLES, dtype=torch.int64),
+        "last_reward": torch.zeros(EXAMPLES),
+        "state": torch.zeros(EXAMPLES, 2, network.lstm.size),
+    }
+    return Graph(_RecurrentPolicyAndValue(network), inputs, ("logits", "value", "next_state"))
+
+
+def write_onnx(graph: Graph, path: Path, notes: dict[str, str]) -> None:
+    """Writes a graph, with notes for its users, into one file. Needs the packages onnx and onnxscript."""
+    batch = torch.export.Dim("batch", min=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses parts of torch that it gives up
+        warnings.filterwarnings("ignore", "# The axis name", UserWarning)  # all inputs have one
+        program = torch.onnx.export(
+            graph.network.eval(),
+            tuple(graph.inputs.values()),
+            input_names=list(graph.inputs),
+            output_names=graph.outputs,
+            dynamic_shapes=tuple({0: batch} for _ in graph.inputs),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    program.model.metadata_props.update(notes)
+    program.save(str(path), external_data=False)

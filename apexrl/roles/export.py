@@ -1,0 +1,112 @@
+"""Writes the network of a checkpoint as ONNX: `apexrl export [CHECKPOINT] --output FILE`."""
+
+import dataclasses
+import importlib.util
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from apexrl.errors import ConfigError
+from apexrl.flags import program
+from apexrl.lifecycle import Stop, run_role
+from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
+
+if TYPE_CHECKING:
+    from apexrl.networks.checkpoint import Checkpoint
+    from apexrl.networks.torsos import FrameNetwork
+
+NEEDED = ("onnx", "onnxscript")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCommand:
+    """Writes the network of a checkpoint as ONNX, for programs without torch."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[CHECKPOINT]")] = ""
+    """A checkpoint, or the directory of a run; by default the newest run in ./runs that has a checkpoint."""
+    output: str = ""
+    """File to write; by default the checkpoint's name with .onnx."""
+
+
+def main(stop: Stop) -> None:
+    """Exports what the command line says.
+
+    Raises: ConfigError when a package is missing, or there is no such checkpoint or graph.
+    """
+    asked = tyro.cli(ExportCommand, prog=program())
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"export needs packages: say `.venv/bin/python -m pip install {' '.join(missing)}`")
+    _, path = found_checkpoint(Path(asked.checkpoint) if asked.checkpoint else newest_run(RUNS, CHECKPOINTS))
+    output = Path(asked.output) if asked.output else path.with_suffix(".onnx")
+    for line in export(path, output):
+        print(line)
+
+
+def export(path: Path, output: Path) -> list[str]:
+    """Writes the network of a checkpoint as ONNX; returns lines about the file.
+
+    Raises: ConfigError when it has no graph or the file cannot be written; WireError when it is no checkpoint.
+    """
+    from apexrl.networks.checkpoint import load_checkpoint
+    from apexrl.networks.export import graph_of, write_onnx
+
+    for name in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell their steps
+        logging.getLogger(name).setLevel(logging.ERROR)
+    checkpoint = load_checkpoint(path)
+    header, spec = checkpoint.header, checkpoint.header.spec
+    graph = graph_of(network_of(checkpoint), spec)
+    notes = {
+        "env": spec.env, "variant": spec.variant, "agent": header.agent, "updates": str(header.counters.updates),
+        "action_names": json.dumps(spec.action_names), "frames_per_step": str(spec.frames_per_step),
+    }  # fmt: skip
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_onnx(graph, output, notes)
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    shapes = {name: ", ".join(map(str, ("B", *example.shape[1:]))) for name, example in graph.inputs.items()}
+    takes = [f"{name} [{shapes[name]}] {str(example.dtype)[6:]}" for name, example in graph.inputs.items()]
+    return [
+        f"wrote {output}: {spec.env}, update {header.counters.updates:,}",
+        f"it takes {', '.join(takes)}",
+        f"it gives {', '.join(graph.outputs)}",
+    ]
+
+
+def network_of(checkpoint: "Checkpoint") -> "FrameNetwork":
+    """Returns the network of a checkpoint, with its parameters.
+
+    Raises: ConfigError when it is of an algorithm that has a network of its own; WireError when it is none.
+    """
+    from apexrl.agents.families import family_of
+    from apexrl.agents.impala_config import lstm_size_of
+    from apexrl.networks import actor_critic, dueling
+    from apexrl.networks.config import ActorCriticConfig, DuelingConfig, from_text
+    from apexrl.networks.policy import check_tensors
+
+    header, tensors = checkpoint.parameters()
+    config = from_text(header.network, type(family_of(header.agent).network))
+    if not isinstance(config, DuelingConfig | ActorCriticConfig):
+        raise ConfigError(f"--agent {header.agent} has a network of its own, which has no ONNX graph here")
+
+    def make() -> "FrameNetwork":
+        if isinstance(config, DuelingConfig):
+            return dueling.make_network(header.spec, config)
+        return actor_critic.make_network(header.spec, config, lstm_size_of(header.spec))
+
+    check_tensors(make, tensors)
+    network = make()
+    network.load_state_dict(tensors)
+    return network
+
+
+def run() -> None:
+    """Runs the role, and exits."""
+    run_role("export", main)
+
+
+if __name__ == "__main__":
+    run()
