@@ -238,7 +238,7 @@ class LearningConfig:
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""
-    publish_period_seconds: Annotated[float, Range(0)] = 0.2
+    publish_period_seconds: Annotated[float, Range(0)] = 1.0
     """Least seconds between publications: a fast learner makes many updates in that time."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -43,14 +44,18 @@ class ParameterPublisher:
         self._socket.rcvhwm = 4
         self._socket.sndhwm = 1
         self.endpoint = bind(self._socket, host, port, keyring, ("actor",))
-        self._last: bytes | None = None
+        self._last: Callable[[], bytes] | None = None
         self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False
         self._closed = threading.Event()
 
     def publish(self, encoded: bytes) -> None:
         """Replaces the value; the thread sends it to all subscribers soon."""
-        self._last = encoded
+        self.publish_later(lambda: encoded)
+
+    def publish_later(self, encode: Callable[[], bytes]) -> None:
+        """Replaces the value by one that the thread makes itself, unless the next one comes before."""
+        self._last = encode
 
     def close(self) -> None:
         """Ends the thread, which closes the socket."""
@@ -58,15 +63,19 @@ class ParameterPublisher:
 
     def run(self) -> None:
         """Sends values to subscribers until `close` is called. This is the body of the thread."""
-        number, value, began = 0, None, 0.0  # the current round: its number, value and start
-        while not self._closed.is_set():
-            self._hear()
-            last, now = self._last, time.monotonic()
-            if last is not value or now >= began + REPEAT_SECONDS:
-                number, value, began = number + 1, last, now
-            if value is not None:
-                self._send(number, value)
-        self._socket.close()
+        number, began = 0, 0.0  # the current round, its start and value
+        encode: Callable[[], bytes] | None = None
+        value = b""
+        with contextlib.closing(self._socket):
+            while not self._closed.is_set():
+                self._hear()
+                last, now = self._last, time.monotonic()
+                if last is not None and last is not encode:
+                    number, encode, began, value = number + 1, last, now, last()
+                elif now >= began + REPEAT_SECONDS:
+                    number, began = number + 1, now
+                if encode is not None:
+                    self._send(number, value)
 
     def _hear(self) -> None:
         """Waits a moment for messages of subscribers, and adds the new ones."""
