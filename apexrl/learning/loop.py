@@ -31,7 +31,7 @@ from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, t
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
-from apexrl.lifecycle import Stop, Stopwatch, resident_bytes
+from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, resident_bytes
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
@@ -77,6 +77,7 @@ class LearnerLoop:
         self._connections = Connections(command.wires) if self._team.is_first else None
         self._others = None if self._team.is_first else OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
+        self._meter = CpuMeter()
         self._waits_for, self._said_late = "", 0.0
         self._games = episode_sums([])  # since the last report, of all learners
 
@@ -337,6 +338,7 @@ class LearnerLoop:
 
     def _own_metrics(self, updater: Updater, replicas: Replicas, rate: float) -> dict[str, float]:
         metrics = self._stopwatch.shares("learner/waits_for/") | learner_metrics(updater, replicas, self._results, rate)
+        metrics["system/learner_cores"] = self._meter.cores()
         if self._device.type == "cuda":
             metrics["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         return metrics

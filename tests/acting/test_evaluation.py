@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from apexrl.acting import evaluation
-from apexrl.acting.evaluation import FEW_CORES, NICENESS, Progress, play_games
+from apexrl.acting.evaluation import Progress, play_games
 from apexrl.config import EvaluationConfig
-from apexrl.lifecycle import Stop
+from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
 from apexrl.types import TimeSteps
 from tests.system.processes import ROOT
 
@@ -135,11 +135,11 @@ def test_the_policy_is_not_quite_greedy_by_default(recorder, silent):
     assert noted == [0.001, 0.001]
 
 
-def test_the_evaluator_makes_way_where_cores_are_few():
+def test_a_process_makes_way_where_cores_are_few():
     program = f"""
 import os
 from pathlib import Path
-from apexrl.acting.evaluation import make_way
+from apexrl.lifecycle import make_way
 group = Path("/proc/self/autogroup")
 make_way({FEW_CORES + 1})
 before = os.nice(0)
