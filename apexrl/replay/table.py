@@ -84,8 +84,8 @@ def importance_weights(probabilities: np.ndarray, exponent: float) -> tuple[np.n
     largest weight is taken over the batch, as in dqn_zoo.
     """
     weights = probabilities**-exponent
-    largest = weights.max(axis=-1, keepdims=True)
-    return (weights / largest).astype(np.float32), largest[..., 0]
+    largest = weights.max(axis=-1)
+    return (weights / largest[..., None]).astype(np.float32), largest
 
 
 def one_by_one(table: Table, batch_size: int, most: int) -> list[Sample]:
