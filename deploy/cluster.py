@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 
 CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
-DECLARING = ("variables.tf", "flags.tf")
+DECLARING = ("variables.tf", "flags.tf", "release.tf")
 RANGES = {
     "actor_hosts": (0, 200),
     "actor_workers_per_host": (0, 1024),
@@ -23,6 +23,10 @@ RANGES = {
 """The ranges that the validations in variables.tf allow."""
 LEARNER_GPUS = (1, 2, 4, 8)
 """The values that variables.tf allows."""
+LEARNER_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en")
+"""Families of whole NVIDIA GPUs that the open driver of the image drives, as images.tf lists them."""
+NEWEST = "latest"
+"""The image_version that follows new images."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ClusterFlags:
     """Zone of all its hosts."""
     image_version: str | None = None
     """Version of the images."""
+    release: str | None = None
+    """Version that hosts install at their first start, instead of images."""
     replay_instance_type: str | None = None
     """Instance type of the replay host."""
     learner_instance_type: str | None = None
@@ -76,6 +82,7 @@ class Cluster(NamedTuple):
     region: str
     availability_zone: str
     image_version: str
+    release: str
     replay_instance_type: str
     learner_instance_type: str
     learner_gpus: int

@@ -15,7 +15,12 @@ from tfvars import DeployError, read_defaults
 PRICES = Path(__file__).resolve().parent / "prices.json"
 IMAGE = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
 FRAMES = 200_000_000
+STEPS_A_VCPU = 1_856
+"""Agent steps a second and vCPU with the paper's network, as docs/benchmarks.md has it, of another processor."""
 HOURS_A_MONTH = 730
+JOURNAL_MEGABYTES_PER_SECOND = 125
+"""Throughput of the journal's volume beyond that which a volume has anyway (replay.tf)."""
+FURTHER = ("public_ipv4_hour", "gp3_gib_month", "gp3_mbps_month")
 CERTAIN = ("catalog", "multiple")
 
 
@@ -37,7 +42,7 @@ def read_prices(path: Path) -> dict[str, Any]:
     try:
         prices = json.loads(path.read_text(encoding="utf-8"))
         listed = [price for entry in prices["instances"].values() for key, price in entry.items() if key != "vcpus"]
-        unknown = {price[-1] for price in [*listed, prices["public_ipv4_hour"], prices["gp3_gib_month"]]}
+        unknown = {price[-1] for price in [*listed, *(prices[name] for name in FURTHER)]}
         unknown -= set(prices["sources"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise DeployError(f"{path} is not a table of prices: {error!r}") from error
@@ -69,9 +74,10 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
         rows.append(Row(f"{role}: 1 x {name}", price, price, price, is_certain))
     rows.append(_actors(cluster, prices))
     gibibytes = cluster.replay_volume_gib + cluster.learner_volume_gib
-    gibibytes += cluster.actor_hosts * read_defaults(IMAGE)["cpu_volume_gib"]  # an actor's disk is its image
+    gibibytes += (1 + cluster.actor_hosts) * read_defaults(IMAGE)["cpu_volume_gib"]  # their own disk is their image
     per_month, source = prices["gp3_gib_month"]
-    disks = gibibytes * per_month / HOURS_A_MONTH
+    per_megabyte, _ = prices["gp3_mbps_month"]
+    disks = (gibibytes * per_month + JOURNAL_MEGABYTES_PER_SECOND * per_megabyte) / HOURS_A_MONTH
     rows.append(Row(f"volumes: {gibibytes} GiB gp3", disks, disks, disks, source in CERTAIN))
     per_hour, source = prices["public_ipv4_hour"]
     count = 2 + cluster.actor_hosts
@@ -95,6 +101,24 @@ def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
     others = f" (or {', '.join(cluster.actor_instance_types[1:])})" if cluster.actor_instance_types[1:] else ""
     name = f"actors: {cluster.actor_hosts} x {first}{others}"
     return Row(name, cluster.actor_hosts * each, low, high, is_certain)
+
+
+def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float, batch_size: int,
+                     samples_per_insert: float) -> str:  # fmt: skip
+    """Returns how many actor hosts keep a learner busy; more of them only wait for it.
+
+    Raises: DeployError when the table lacks the type of the actors.
+    """
+    name = cluster.actor_instance_types[0]
+    if name not in prices["instances"]:
+        raise DeployError(f"no {name} in {PRICES}: add it, with its source, or choose another")
+    steps_per_second = updates_per_second * batch_size / samples_per_insert
+    hosts = steps_per_second / (prices["instances"][name]["vcpus"] * STEPS_A_VCPU)
+    return (
+        f"a learner of {updates_per_second:g} updates/s of {batch_size} takes {steps_per_second:,.0f} transitions/s at "
+        f"{samples_per_insert:g} samples an insert: {hosts:.1f} hosts of {name} make them, if a vCPU makes "
+        f"{STEPS_A_VCPU:,} (docs/benchmarks.md); the plan has {cluster.actor_hosts}"
+    )
 
 
 def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | None) -> list[str]:
@@ -123,7 +147,10 @@ def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | 
         lines.append(f"{cluster.region} is not in the table: its prices differ")
     if not frames_per_second:
         lines.append("for the price of 200M frames: --frames-per-second, as measured on such a cluster")
-    lines.append("not counted: S3, CloudWatch logs, the images' snapshots, traffic out of the region")
+    journal = cluster.replay_volume_gib * prices["gp3_gib_month"][0]
+    journal += JOURNAL_MEGABYTES_PER_SECOND * prices["gp3_mbps_month"][0]
+    lines.append(f"after the time limit, until terraform destroy: the journal's volume, {journal:.2f} a month")
+    lines.append("not counted: S3, CloudWatch logs and alarms, the images' snapshots, traffic out of the region")
     return lines
 
 
@@ -136,17 +163,32 @@ def _line(row: Row, width: int) -> str:
     return f"{row.name:{width}}{row.on_demand:>12.2f}   {planned}{'' if row.is_certain else ' *'}"
 
 
-def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], frames_per_second: float | None = None) -> int:
+def main(
+    flags: tyro.conf.OmitArgPrefixes[ClusterFlags],
+    frames_per_second: float | None = None,
+    updates_per_second: float | None = None,
+    batch_size: int = 512,
+    samples_per_insert: float = 0.8,
+) -> int:
     """Prints the cost of a cluster.
 
     Args:
       flags: The description of the cluster.
       frames_per_second: Environment frames a second of the whole cluster, measured on such a cluster.
+      updates_per_second: Updates a second of the learner alone; tells how many actor hosts it can use.
+      batch_size: Transitions of an update, as the learner has it.
+      samples_per_insert: Samples of a transition, as the replay has it.
     """
     try:
-        if frames_per_second is not None and not 0 < frames_per_second < float("inf"):
-            raise DeployError(f"--frames-per-second {frames_per_second:g}: a positive number is needed")
-        print("\n".join(report(read_cluster(flags), read_prices(PRICES), frames_per_second)))
+        rates = {"frames-per-second": frames_per_second, "updates-per-second": updates_per_second}
+        rates |= {"batch-size": batch_size, "samples-per-insert": samples_per_insert}
+        for name, rate in rates.items():
+            if rate is not None and not 0 < rate < float("inf"):
+                raise DeployError(f"--{name} {rate:g}: a positive number is needed")
+        cluster, prices = read_cluster(flags), read_prices(PRICES)
+        print("\n".join(report(cluster, prices, frames_per_second)))
+        if updates_per_second is not None:
+            print(hosts_of_learner(cluster, prices, updates_per_second, batch_size, samples_per_insert))
     except DeployError as error:
         print(f"cannot tell the cost: {error}", file=sys.stderr)
         return 1

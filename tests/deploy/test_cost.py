@@ -48,8 +48,8 @@ def test_rows_and_sums_are_those_of_the_table(cost):
     low = 2 * on_demand + 5 * min(first["spot"][0], second["spot"][0])
     high = 2 * on_demand + 5 * max(first["spot"][1], second["spot"][1])
     assert columns(result.stdout, "actors: 7 x c7i.8xlarge") == pytest.approx((7 * on_demand, low, high), abs=0.005)
-    disks = (100 + 200 + 7 * 16) * PRICES["gp3_gib_month"][0] / 730
-    assert columns(result.stdout, "volumes: 412 GiB") == pytest.approx((disks,) * 3, abs=0.005)
+    disks = (100 + 200 + 8 * 16) * PRICES["gp3_gib_month"][0] / 730 + 125 * PRICES["gp3_mbps_month"][0] / 730
+    assert columns(result.stdout, "volumes: 428 GiB") == pytest.approx((disks,) * 3, abs=0.005)
     fixed = prices["r7i.4xlarge"]["on_demand"][0] + prices["g6.2xlarge"]["on_demand"][0]
     fixed += disks + 9 * PRICES["public_ipv4_hour"][0]
     total = (fixed + 7 * on_demand, fixed + low, fixed + high)
@@ -163,3 +163,18 @@ def test_later_places_of_variables_win(tmp_path):
     assert hosts() == "15"
     given += ["--actor-hosts", "16"]
     assert hosts() == "16"
+
+
+def test_a_learner_tells_how_many_hosts_it_can_use(cost):
+    text = cost("--updates-per-second", "550").stdout
+    assert "a learner of 550 updates/s of 512 takes 352,000 transitions/s at 0.8 samples an insert" in text
+    assert f": {550 * 512 / 0.8 / 32 / 1856:.1f} hosts of c7i.8xlarge make them" in text and "the plan has 6" in text
+    others = ("--batch-size", "64", "--samples-per-insert", "2.5", "--actor-instance-types", "c7i.2xlarge")
+    text = cost("--updates-per-second", "100", *others).stdout
+    assert "takes 2,560 transitions/s" in text and ": 0.2 hosts of c7i.2xlarge" in text
+    assert cost("--updates-per-second", "0").returncode == 1
+    result = cost("--updates-per-second", "1", "--samples-per-insert", "0")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "cannot tell the cost: --samples-per-insert 0: a positive number is needed\n",
+    )

@@ -55,6 +55,7 @@ OLD_CPU = Image("ami-0000000000000c090", "cpu", "0.9.0", "2026-01-01T00:00:00.00
 OLD_GPU = Image("ami-0000000000000a090", "gpu", "0.9.0", "2026-01-01T00:00:00.000Z", 90)
 CPU = Image("ami-0000000000000c100", "cpu", "1.0.0", "2026-02-01T00:00:00.000Z", 16)
 GPU = Image("ami-0000000000000a100", "gpu", "1.0.0", "2026-02-01T00:00:00.000Z", 90)
+BASE_CPU, BASE_GPU = "ami-0000000000000cba5", "ami-0000000000000aba5"
 IMAGES = {
     "us-east-1": (OLD_CPU, CPU, OLD_GPU, GPU),
     "eu-west-1": (CPU, GPU),
@@ -163,6 +164,15 @@ def _bucket(config: dict[str, Any], _: str) -> dict[str, Any]:
     return {"id": name, "arn": f"arn:aws:s3:::{name}", "bucket_region": name.removeprefix(start)}
 
 
+def _parameter(config: dict[str, Any], _: str) -> dict[str, Any]:
+    """Public parameters are those that name a base image."""
+    name = config["name"]
+    if not name.startswith("/aws/service/") or not name.endswith("/ami-id"):
+        raise NotFoundError(f"couldn't find resource: {name}")
+    image = BASE_GPU if "nvidia" in name else BASE_CPU
+    return {"id": name, "value": image, "insecure_value": image, "type": "String", "version": 1}
+
+
 READERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "aws_ami": _image,
     "aws_ami_ids": _image_ids,
@@ -172,4 +182,5 @@ READERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "aws_ec2_instance_type_offerings": _offerings,
     "aws_partition": lambda _, __: {"id": "aws", "partition": "aws", "dns_suffix": "amazonaws.com"},
     "aws_s3_bucket": _bucket,
+    "aws_ssm_parameter": _parameter,
 }

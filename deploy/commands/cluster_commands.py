@@ -1,0 +1,123 @@
+"""The commands for a cluster that is up: status, watch, logs, scale, down; and cost, for one that is planned."""
+
+import argparse
+import shlex
+import sys
+import time
+
+from tfvars import DeployError
+
+from commands import frames, place
+from commands.place import CLUSTER, terraform
+from commands.steps import StepError, require, run, run_until_interrupted
+
+APPLY_SECONDS = 3600.0
+TUNNEL_SECONDS = 300.0
+SHORT_SECONDS = 30.0
+RETRY_SECONDS = 10.0
+
+
+def _outputs() -> dict[str, str]:
+    """Returns the outputs of the cluster that is up.
+
+    Raises: DeployError when none is.
+    """
+    require("terraform")
+    place.described()
+    found = place.outputs()
+    if not found:
+        raise DeployError("no cluster is up from here: `python -m deploy up` starts the one that is described")
+    return found
+
+
+def status(_: argparse.Namespace) -> None:
+    """Prints the hosts, the deadline, the replay's summary and the results."""
+    cluster, found = place.described(), _outputs()
+    print(f"cluster   {cluster.name} in {cluster.region}; runs until {found['deadline']}")
+    for role, kind, state, zone, name in frames.hosts(cluster):
+        print(f"{role:9} {kind}  {state}  {zone}  {name}")
+    print(f"running   {frames.standing(cluster)}")
+    print(f"replay    {frames.newest_summary(cluster)[1] or 'no summary in the last minutes'}")
+    print(f"results   {found['results']}")
+
+
+def watch(_: argparse.Namespace) -> None:
+    """Opens the tunnel to TensorBoard, and keeps it open until Ctrl-C.
+
+    Raises: StepError when it cannot be opened.
+    """
+    require("aws", "session-manager-plugin")
+    command = shlex.split(_outputs()["tensorboard_command"])
+    print("\nTensorBoard: http://127.0.0.1:6006 (Ctrl-C closes the tunnel, and not the cluster)")
+    deadline = time.monotonic() + TUNNEL_SECONDS
+    while time.monotonic() < deadline:
+        started = time.monotonic()
+        if run_until_interrupted(*command) == 0:
+            return
+        if time.monotonic() - started > SHORT_SECONDS:  # it was open
+            deadline = time.monotonic() + TUNNEL_SECONDS
+        time.sleep(RETRY_SECONDS)
+    raise StepError(f"no tunnel within {TUNNEL_SECONDS:.0f} s: see above")
+
+
+def logs(chosen: argparse.Namespace) -> None:
+    """Follows the logs until Ctrl-C.
+
+    Raises: StepError when they cannot be read.
+    """
+    require("aws")
+    stream = ("--log-stream-name-prefix", f"{chosen.role}/") if chosen.role else ()
+    command = [*shlex.split(_outputs()["logs_command"]), "--since", chosen.since, *stream]
+    if run_until_interrupted(*command):
+        raise StepError("the logs cannot be read: see above")
+
+
+def scale(chosen: argparse.Namespace) -> None:
+    """Changes actor_hosts, and applies.
+
+    Raises: DeployError when the number is out of range; StepError when `terraform apply` fails.
+    """
+    _can_answer(chosen.yes)
+    _outputs()
+    place.set_actor_hosts(chosen.hosts)
+    print(f"{CLUSTER}/terraform.tfvars: actor_hosts = {chosen.hosts}")
+    run(*terraform(CLUSTER, "apply", *_approval(chosen.yes)), seconds=APPLY_SECONDS)
+
+
+def down(chosen: argparse.Namespace) -> None:
+    """Destroys the cluster. The bucket, the keys and the images stay.
+
+    Raises: StepError when `terraform destroy` fails.
+    """
+    _can_answer(chosen.yes)
+    require("terraform")
+    cluster = place.described()
+    if not place.exists():
+        print(f"{cluster.name}: nothing is up")
+        return
+    run(*terraform(CLUSTER, "destroy", *_approval(chosen.yes)), seconds=APPLY_SECONDS)
+    print(f"{cluster.name}: no host costs any more. Results, keys and images stay: `up` goes on with the same run;")
+    print('"To leave nothing behind" in deploy/README.md removes them.')
+
+
+def cost(chosen: argparse.Namespace) -> None:
+    """Prints what a plan costs.
+
+    Raises: DeployError when there is no such plan; StepError when the table of prices lacks something.
+    """
+    plan = ("--var-file", str(place.find_plan(chosen.plan))) if chosen.plan else ()
+    rates = {"--frames-per-second": chosen.frames_per_second, "--updates-per-second": chosen.updates_per_second}
+    given = [word for flag, rate in rates.items() if rate is not None for word in (flag, f"{rate:g}")]
+    if not chosen.plan:
+        place.described()
+    if run_until_interrupted("python", "deploy/cost.py", *plan, *given):
+        raise StepError("the price cannot be told: see above")
+
+
+def _can_answer(yes: bool) -> None:
+    if not yes and not sys.stdin.isatty():
+        raise DeployError("nobody can answer here what Terraform asks: give --yes")
+
+
+def _approval(yes: bool) -> tuple[str, ...]:
+    return ("-input=false", "-auto-approve") if yes else ()

@@ -1,0 +1,82 @@
+"""The replay host's own account of the training, from its log in CloudWatch."""
+
+import datetime
+import re
+import time
+
+from aws import AwsError, client, code_of
+from cluster import Cluster
+
+from commands.steps import StepError
+
+LOOK_BACK_SECONDS = 180.0  # the replay server writes a summary every minute
+POLL_SECONDS = 10.0
+SUMMARY = re.compile(r"([\d,]+) transitions \(\d+%\);.*")
+STATES = ("pending", "running", "stopping", "stopped", "shutting-down")
+
+
+def newest_summary(cluster: Cluster) -> tuple[int, str]:
+    """Returns the transitions that the replay holds, and its newest summary; 0 and an empty text without any."""
+    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=LOOK_BACK_SECONDS)
+    pages = client("logs", cluster.region).get_paginator("filter_log_events")
+    group = {"logGroupName": f"/apexrl/{cluster.name}", "logStreamNamePrefix": "replay/"}
+    newest = (0, "")
+    try:
+        for page in pages.paginate(**group, startTime=int(since.timestamp() * 1000)):
+            for event in page["events"]:
+                if found := SUMMARY.search(event["message"]):
+                    newest = (int(found[1].replace(",", "")), found[0])
+    except AwsError as error:
+        if code_of(error) != "ResourceNotFoundException":
+            raise
+    return newest
+
+
+def hosts(cluster: Cluster) -> list[tuple[str, str, str, str, str]]:
+    """Returns the role, type, state, zone and id of each host of the cluster."""
+    filters = [
+        {"Name": "tag:Project", "Values": ["apexrl"]},
+        {"Name": "tag:Cluster", "Values": [cluster.name]},
+        {"Name": "instance-state-name", "Values": list(STATES)},
+    ]
+    found = []
+    for page in client("ec2", cluster.region).get_paginator("describe_instances").paginate(Filters=filters):
+        for instance in (host for reservation in page["Reservations"] for host in reservation["Instances"]):
+            role = next((tag["Value"] for tag in instance["Tags"] if tag["Key"] == "Role"), "?")
+            state, zone = instance["State"]["Name"], instance["Placement"]["AvailabilityZone"]
+            found.append((role, instance["InstanceType"], state, zone, instance["InstanceId"]))
+    return sorted(found, reverse=True)  # replay, learner, actors
+
+
+def standing(cluster: Cluster) -> str:
+    """Returns how many hosts run, in one line."""
+    found = hosts(cluster)
+    roles = {"replay": 1, "learner": 1, "actor": cluster.actor_hosts}
+    count = {role: sum(each[0] == role and each[2] == "running" for each in found) for role in roles}
+    return ", ".join(f"{role} {count[role]} of {wanted}" for role, wanted in roles.items())
+
+
+def wait_for_frames(cluster: Cluster, minutes: int) -> None:
+    """Waits until the replay holds experience.
+
+    Raises: StepError when it holds none after `minutes`.
+    """
+    started = time.monotonic()
+    told = ""
+    while True:
+        transitions, summary = newest_summary(cluster)
+        if transitions:
+            print(f"frames arrive: {summary}", flush=True)
+            return
+        passed = time.monotonic() - started
+        if passed >= minutes * 60:
+            break
+        text = f"waiting for the first frames: hosts that run: {standing(cluster)}"
+        if text != told:
+            told = text
+            print(f"{text} (at most {minutes} minutes)", flush=True)
+        time.sleep(POLL_SECONDS)
+    raise StepError(
+        f"no frames within {minutes} minutes, and the hosts cost on: `python -m deploy logs` tells why, "
+        "`python -m deploy down` ends them"
+    )

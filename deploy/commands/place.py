@@ -1,0 +1,126 @@
+"""deploy/terraform/cluster as a place that one cluster occupies: the file that describes it, and Terraform's state.
+
+Nothing else is kept. Each question is asked of these files, of the state, or of AWS.
+"""
+
+import difflib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster, ClusterFlags, read_cluster
+from tfvars import DeployError, read_tfvars
+
+from commands.steps import ROOT, must_read, read
+
+EXAMPLES = ROOT / "deploy" / "examples"
+CLUSTER = "deploy/terraform/cluster"
+BOOTSTRAP = "deploy/terraform/bootstrap"
+VARIABLES = ROOT / CLUSTER / "terraform.tfvars"
+NO_STATE = "No state file was found"
+
+
+def terraform(directory: str, *arguments: str) -> tuple[str, ...]:
+    """Returns the command that runs Terraform in a directory."""
+    return ("terraform", f"-chdir={directory}", *arguments)
+
+
+def find_plan(name: str) -> Path:
+    """Returns the file of a plan.
+
+    Raises: DeployError when there is none of this name.
+    """
+    names = [path.stem for path in sorted(EXAMPLES.glob("*.tfvars"))]
+    if name in names:
+        return EXAMPLES / f"{name}.tfvars"
+    if Path(name).is_file():
+        return Path(name).resolve()
+    near = difflib.get_close_matches(name, names, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise DeployError(f"there is no plan {name}: {meant}deploy/examples has {', '.join(names)}; or give a file")
+
+
+def exists() -> bool:
+    """Returns whether Terraform has made anything from here that it has not destroyed."""
+    if not (ROOT / CLUSTER / ".terraform").exists():
+        return False
+    listed = read(*terraform(CLUSTER, "state", "list"))
+    if listed.returncode and NO_STATE not in listed.stderr:
+        reason = " ".join(listed.stderr.split())[-300:]
+        raise DeployError(f"`terraform -chdir={CLUSTER} state list` does not tell whether a cluster is up: {reason}")
+    return bool(listed.stdout.strip())
+
+
+def describe(plan: str) -> None:
+    """Makes terraform.tfvars describe a plan. A file that describes the same cluster is kept as it is.
+
+    Raises: DeployError when another cluster is up.
+    """
+    if not plan:
+        if not VARIABLES.exists():
+            raise DeployError("no cluster is described yet: name a plan, such as `python -m deploy up smoke`")
+        return
+    path = find_plan(plan)
+    if not VARIABLES.exists():
+        _copy(path)
+        return
+    if path.samefile(VARIABLES) or path.read_bytes() == VARIABLES.read_bytes():
+        return
+    held, wanted = _name_in(VARIABLES), _name_in(path)
+    if held == wanted:
+        print(f"{CLUSTER}/terraform.tfvars describes {held} already, and differs from {plan}: it is kept as it is")
+        return
+    if exists():
+        raise DeployError(
+            f"the cluster {held} is up: `python -m deploy down` destroys it; for a second one use another clone"
+        )
+    VARIABLES.rename(VARIABLES.with_name(f"{held}.tfvars"))
+    print(f"{CLUSTER}/terraform.tfvars was of {held}, and is now {CLUSTER}/{held}.tfvars")
+    _copy(path)
+
+
+def _copy(path: Path) -> None:
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    print(f"\n$ cp {shown} {CLUSTER}/terraform.tfvars")
+    shutil.copyfile(path, VARIABLES)
+
+
+def _name_in(path: Path) -> str:
+    return str(read_tfvars(path).get("name") or "apexrl")
+
+
+def described() -> Cluster:
+    """Returns the variables of the cluster.
+
+    Raises: DeployError when none is described, or a variable is wrong.
+    """
+    if not VARIABLES.exists():
+        raise DeployError("no cluster is described here: `python -m deploy up smoke` starts the smallest")
+    return read_cluster(ClusterFlags())
+
+
+def outputs() -> dict[str, Any]:
+    """Returns the outputs of the cluster that is up, none where none is."""
+    if not (ROOT / CLUSTER / ".terraform").exists():
+        return {}
+    found = json.loads(must_read(*terraform(CLUSTER, "output", "-json")))
+    return {name: entry["value"] for name, entry in found.items()}
+
+
+def set_actor_hosts(hosts: int) -> None:
+    """Writes a number of actor hosts into terraform.tfvars.
+
+    Raises: DeployError when it is out of range, or another file overrules it; then the file is as it was.
+    """
+    before = VARIABLES.read_text(encoding="utf-8")
+    line = f"actor_hosts = {hosts}"
+    changed, count = re.subn(r"^[ \t]*actor_hosts[ \t]*=.*$", line, before, flags=re.MULTILINE)
+    VARIABLES.write_text(changed if count else f"{before.rstrip()}\n{line}\n", encoding="utf-8")
+    try:
+        if described().actor_hosts != hosts:
+            raise DeployError(f"another file of variables in {CLUSTER} overrules actor_hosts: change it there")
+    except DeployError:
+        VARIABLES.write_text(before, encoding="utf-8")
+        raise

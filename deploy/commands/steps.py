@@ -1,0 +1,138 @@
+"""The bare commands of a step: printed as a person would type them in the root of the repository, then run there."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tfvars import DeployError
+
+ROOT = Path(__file__).resolve().parents[2]
+FINISH_SECONDS = 300.0
+READ_SECONDS = 120.0
+TOOLS = {
+    "terraform": "https://developer.hashicorp.com/terraform/install (1.11 or newer)",
+    "packer": "https://developer.hashicorp.com/packer/install, or leave out --images",
+    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
+    "session-manager-working-with-install-plugin.html, or `up --no-tunnel`",
+    "git": "https://git-scm.com/downloads",
+}
+"""Where to get each program."""
+
+
+class StepError(Exception):
+    """A command failed, or a wait was in vain. The message says how to go on."""
+
+
+def require(*names: str) -> None:
+    """Raises DeployError when programs are missing."""
+    missing = [f"{name} ({TOOLS[name]})" for name in names if shutil.which(name) is None]
+    if missing:
+        raise DeployError(f"not installed: {'; '.join(missing)}")
+
+
+def run(*command: str, seconds: float) -> None:
+    """Prints and runs a command, whose output goes to the terminal.
+
+    Raises: StepError when it fails, or takes longer than `seconds`.
+    """
+    _show(command)
+    status = _finish(subprocess.Popen(_executable(command), cwd=ROOT, env=_environment()), seconds)
+    if status:
+        raise StepError(f"`{shlex.join(command)}` ended with status {status}; see above. `up` goes on from here")
+
+
+def run_until_interrupted(*command: str) -> int:
+    """Prints and runs a command that lasts until Ctrl-C; returns its status, 0 after Ctrl-C."""
+    _show(command)
+    process = subprocess.Popen(_executable(command), cwd=ROOT, env=_environment())
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        _finish(process, FINISH_SECONDS)
+        return 0
+
+
+def copy_output(*command: str, seconds: float) -> str:
+    """Prints and runs a command, which may fail and is ended after `seconds`; returns what it printed."""
+    _show(command)
+    process = subprocess.Popen(_executable(command), cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True)
+    end = threading.Timer(seconds, process.terminate)
+    end.start()
+    lines = []
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    end.cancel()
+    return "".join(lines)
+
+
+def read(*command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command that only looks, without a word.
+
+    Raises: StepError when it takes longer than READ_SECONDS.
+    """
+    try:
+        return subprocess.run(
+            _executable(command),
+            cwd=ROOT,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=READ_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StepError(f"`{shlex.join(command)}` did not end within {READ_SECONDS:.0f} s: run it by hand") from error
+
+
+def must_read(*command: str) -> str:
+    """Returns what a command that only looks prints.
+
+    Raises: StepError when it fails.
+    """
+    result = read(*command)
+    if result.returncode:
+        reason = " ".join(result.stderr.split())[-300:] or "it said nothing"
+        raise StepError(f"`{shlex.join(command)}` ended with status {result.returncode}: {reason}")
+    return result.stdout
+
+
+def _show(command: tuple[str, ...]) -> None:
+    print(f"\n$ {shlex.join(command)}", flush=True)
+
+
+def _executable(command: tuple[str, ...]) -> list[str]:
+    return [sys.executable if command[0] == "python" else command[0], *command[1:]]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"AWS_PAGER": ""}
+
+
+def _finish(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Waits for a process. One that is interrupted gets time to finish: Terraform saves its state and its lock."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired as error:
+        process.send_signal(signal.SIGINT)
+        _end(process)
+        raise StepError(f"the command did not end within {seconds:.0f} s, and was interrupted: see above") from error
+    except KeyboardInterrupt:  # the process has got it, too
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(FINISH_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

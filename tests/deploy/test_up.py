@@ -1,0 +1,301 @@
+"""`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
+
+import contextlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.deploy import fake_tools
+from tests.deploy.quotas import Account, serving
+from tests.deploy.terraform import copy_of
+from tests.system.processes import ROOT
+
+QUOTAS = {"L-1216C47A": 32.0, "L-34B43A08": 32.0, "L-DB2E81BA": 4.0}
+CLUSTER = "-chdir=deploy/terraform/cluster"
+BOOTSTRAP = "-chdir=deploy/terraform/bootstrap"
+UP = ("up", "smoke", "--email", "you@example.com", "--yes")
+LOOKS = ("state list", "output")
+ROLE = "aws iam create-service-linked-role --aws-service-name"
+
+
+class Clone:
+    """A clone of the repository of a person with a fresh account."""
+
+    def __init__(self, directory, environment):
+        self.directory = directory
+        self.cluster = directory / "deploy" / "terraform" / "cluster"
+        self.environment = environment
+
+    def run(self, *words, status=0, **environment):
+        """Runs `python -m deploy`; returns what it printed, and the commands that changed something."""
+        result = subprocess.run(
+            [sys.executable, "-m", "deploy", *words],
+            cwd=self.directory,
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert result.returncode == status, result.stdout + result.stderr
+        self.said = result.stderr
+        called = fake_tools.calls(self.environment)
+        return result.stdout, [line for line in called if not any(look in line for look in LOOKS)]
+
+    def fail_once(self, pattern):
+        """Lets the next command of this form fail."""
+        (self.directory / "tools" / "fails").write_text(pattern)
+
+
+@pytest.fixture
+def clone(aws, tmp_path):
+    copy_of(ROOT / "deploy", tmp_path / "deploy")
+    for name in ("LICENSE", "apexrl", "actor.py", "learner.py", "replay.py", "requirements.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "tools/\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"], ["tag", "v1.2"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True, timeout=30)
+    with serving(Account(QUOTAS, {"L-F678F1CE": 5.0})) as account:
+        tools = fake_tools.install(tmp_path / "tools")
+        yield Clone(tmp_path, aws.environment | tools | account.environment)
+
+
+def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
+    # Terraform fails in the middle. Everything before it is done, and shown as a person would type it.
+    clone.fail_once(f"{CLUSTER} apply")
+    printed, called = clone.run(*UP, status=1)
+    release = "--region us-east-1 build/release-v1.2.tar s3://apexrl-results-123456789012-us-east-1/releases/v1.2.tar"
+    apply = f"terraform {CLUSTER} apply -input=false -auto-approve"
+    init = f"terraform {CLUSTER} init -backend-config=backend.hcl -reconfigure -input=false"
+    emails = """-var 'budget_emails=["you@example.com"]'"""
+    given = f"-input=false -auto-approve -var region=us-east-1 {emails}"
+    roles = [line for line in called if line.startswith(ROLE)]
+    assert f"{ROLE} spot.amazonaws.com" in roles
+    assert called == [
+        *roles,
+        f"terraform {BOOTSTRAP} init -input=false",
+        f"terraform {BOOTSTRAP} apply {given}".replace("'", ""),
+        f"aws s3 cp {release}",
+        init,
+        apply,
+    ]
+    assert "FAIL  release: there is no results bucket for releases/v1.2.tar yet" in printed
+    shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
+    assert shown == [
+        "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
+        "python deploy/preflight.py --release v1.2",
+        *roles,
+        "python deploy/cost.py",
+        f"terraform {BOOTSTRAP} init -input=false",
+        f"terraform {BOOTSTRAP} apply {given}",
+        f"terraform {BOOTSTRAP} output -raw cluster_backend > deploy/terraform/cluster/backend.hcl",
+        f"terraform {BOOTSTRAP} output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars",
+        "python deploy/keys.py --cluster apexrl-smoke --region us-east-1",
+        "bash deploy/packer/release.sh v1.2 build/release-v1.2.tar",
+        f"aws s3 cp {release}",
+        "echo 'release = \"v1.2\"' > deploy/terraform/cluster/software.auto.tfvars",
+        "python deploy/preflight.py",
+        init,
+        apply,
+    ]
+    assert clone.said == f"up stopped: `{apply}` ended with status 1; see above. `up` goes on from here\n".replace(
+        "up stopped", "it fails\nup stopped"
+    )
+    assert 'key    = "cluster/apexrl-smoke.tfstate"' in (clone.cluster / "backend.hcl").read_text()
+
+    # The same command goes on: only the rest is done.
+    printed, called = clone.run(*UP)
+    assert called == [init, apply, fake_tools.OUTPUTS["tensorboard_command"]]
+    assert "frames arrive: 1,234 transitions (1%)" in printed and "http://127.0.0.1:6006" in printed
+
+    printed, called = clone.run("status")
+    assert not called and "runs until 2099-01-01T00:00:00Z" in printed and "1,234 transitions (1%)" in printed
+    assert "replay 1 of 1, learner 1 of 1, actor 1 of 1" in printed
+
+    printed, called = clone.run("scale", "3", "--yes")
+    assert called == [f"terraform {CLUSTER} apply -input=false -auto-approve"]
+    assert "actor 3 of 3" in clone.run("status")[0]
+    clone.run("scale", "201", "--yes", status=2)
+    assert clone.said == "cannot scale: variable actor_hosts is 201: it has to be from 0 to 200\n"
+    assert "actor_hosts           = " not in (clone.cluster / "terraform.tfvars").read_text()
+    assert "actor_hosts = 3\n" in (clone.cluster / "terraform.tfvars").read_text()
+
+    assert clone.run("logs", "learner", "--since", "1h")[1] == [
+        f"{fake_tools.OUTPUTS['logs_command']} --since 1h --log-stream-name-prefix learner/"
+    ]
+
+    # While it is up, no other cluster takes its place; afterwards one does, and its own description is kept.
+    clone.run("up", "192-actors", "--yes", status=2)
+    assert "the cluster apexrl-smoke is up" in clone.said and clone.said.count("\n") == 1
+    assert clone.run("down", "--yes")[1] == [f"terraform {CLUSTER} destroy -input=false -auto-approve"]
+    printed, called = clone.run("down", "--yes")
+    assert printed == "apexrl-smoke: nothing is up\n" and not called
+    clone.run("status", status=2)
+    assert "no cluster is up from here" in clone.said
+    printed, _ = clone.run("up", "192-actors", "--yes", status=2)  # the quotas are too low for it
+    assert (clone.cluster / "apexrl-smoke.tfvars").read_text().endswith("actor_hosts = 3\n")
+    assert "vCPUs of on-demand G and VT instances: 16 wanted, 0 in use, 4 allowed" in clone.said
+    assert "--request-quotas" in clone.said and clone.said.count("\n") == 1
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The package of the commands; what it would run goes into a list."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import account, frames, software, steps, up
+
+    ran = []
+    for module in (account, software, up):
+        monkeypatch.setattr(module, "run", lambda *command, seconds: ran.append(" ".join(command)))
+    return SimpleNamespace(account=account, frames=frames, software=software, steps=steps, up=up, ran=ran)
+
+
+def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(commands, monkeypatch, tmp_path):
+    from cluster import ClusterFlags, read_cluster
+    from preflight import Line
+
+    software, choice = commands.software, tmp_path / "software.auto.tfvars"
+    monkeypatch.setattr(software, "ROOT", tmp_path)
+    monkeypatch.setattr(software, "CHOICE", choice)
+    monkeypatch.setattr(software, "must_read", lambda *_: "v1.2\n")
+    fresh = read_cluster(ClusterFlags(region="us-east-1", results_bucket="results"))
+    for has_images, chosen, flags, kind, version in (
+        (False, "", {}, "release", "v1.2"),
+        (False, "", {"images": True}, "images", "v1.2"),
+        (True, "", {}, "images", ""),
+        (True, "v1.1", {}, "release", "v1.1"),
+        (True, "v1.1", {"images": True}, "images", ""),
+        (True, "", {"upgrade": True}, "release", "v1.2"),
+        (True, "", {"images": True, "upgrade": True}, "images", "v1.2"),
+    ):
+        lines = [Line("image", "ami-1") if has_images else Line("image", "none", "packer build")]
+        monkeypatch.setattr(software, "check_images", lambda _, lines=lines: lines)
+        found = software.choose(fresh._replace(release=chosen), **{"images": False, "upgrade": False} | flags)
+        assert (found.kind, found.version) == (kind, version), (has_images, chosen, flags)
+    begun = fresh._replace(release="v1.1")
+    choice.write_text('release = "v1.1"\n')
+    software.provide(software.Software("release", "v1.1", is_there=True), begun)
+    assert choice.exists() and not commands.ran
+    software.provide(software.Software("images", "", is_there=True), begun)
+    assert not choice.exists() and not commands.ran
+    software.provide(software.Software("images", "v1.2", is_there=False), begun)
+    build = "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"
+    assert commands.ran == ["packer init deploy/packer", build]
+    assert choice.read_text() == 'image_version = "v1.2"\n'
+
+
+def test_nothing_starts_without_a_yes(commands, monkeypatch):
+    monkeypatch.setattr(commands.up, "copy_output", lambda *_, seconds: "")
+    commands.up._ask(yes=True)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    with pytest.raises(commands.up.DeployError, match="nobody can answer here whether to start this: give --yes"):
+        commands.up._ask(yes=False)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    for answer, goes_on in (("y", True), ("", False), ("no", False)):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        with contextlib.nullcontext() if goes_on else pytest.raises(commands.up.DeployError, match="not started"):
+            commands.up._ask(yes=False)
+
+
+WRONG = [
+    (("status",), {}, "no cluster is described here: `python -m deploy up smoke`"),
+    (("up", "smok", "--yes"), {}, "there is no plan smok: did you mean smoke? deploy/examples has "),
+    (("up", "--yes"), {}, "no cluster is described yet"),
+    (("up", "smoke", "--yes"), {}, "--email is missing"),
+    (("up", "smoke", "--email", "me"), {}, "--email me: an address such as you@example.com"),
+    (UP, {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no AWS credentials"),
+    (("scale", "2"), {}, "nobody can answer here what Terraform asks: give --yes"),
+    (("scale", "two"), {}, "invalid int value: 'two'"),
+    (("start",), {}, "invalid choice: 'start'"),
+    (("cost", "smoke", "--hours", "3"), {}, "unrecognized arguments: --hours 3"),
+]
+
+
+def test_what_is_wrong_is_one_line_and_status_2(clone):
+    for words, environment, finding in WRONG:
+        _, called = clone.run(*words, status=2, **environment)
+        assert finding in clone.said and clone.said.count("\n") == 1, (words, clone.said)
+        assert not [line for line in called if not line.startswith("aws iam")], (words, called)
+    few = fake_tools.install(clone.directory / "tools" / "few", ("terraform", "aws"))
+    clone.run(*UP, status=2, PATH=few["PATH"])
+    assert "not installed: session-manager-plugin (https://docs.aws" in clone.said and clone.said.count("\n") == 1
+
+
+def test_the_price_of_a_plan_is_told(clone):
+    printed, _ = clone.run("cost", "smoke", "--updates-per-second", "100")
+    assert "apexrl-smoke: US dollars" in printed and "a learner of 100 updates/s of 512 takes 64,000" in printed
+    clone.run("cost", "smoke", "--updates-per-second", "0", status=1)
+    assert "--updates-per-second 0: a positive number is needed" in clone.said
+
+
+def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
+    frames = commands.frames
+    summaries = [(0, ""), (0, "0 transitions (0%); ..."), (64, "64 transitions (0%); ...")]
+    monkeypatch.setattr(frames, "newest_summary", lambda _: summaries.pop(0) if summaries else (0, ""))
+    monkeypatch.setattr(frames, "standing", lambda _: "replay 1 of 1")
+    monkeypatch.setattr(frames, "POLL_SECONDS", 0.0)
+    frames.wait_for_frames(None, minutes=1)
+    assert capsys.readouterr().out == (
+        "waiting for the first frames: hosts that run: replay 1 of 1 (at most 1 minutes)\n"
+        "frames arrive: 64 transitions (0%); ...\n"
+    )
+    told = "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"
+    with pytest.raises(commands.steps.StepError, match=told):
+        frames.wait_for_frames(None, minutes=0)
+
+
+def test_a_cluster_whose_time_is_over_starts_again(commands, monkeypatch):
+    up = commands.up
+    monkeypatch.setattr(up, "initialize", lambda _: None)
+    for deadline, again in (
+        ("2099-01-01T00:00:00Z", ""),
+        ("2026-01-01T00:00:00Z", " -replace=terraform_data.deadline"),
+    ):
+        monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
+        up.apply("apexrl-smoke")
+        assert commands.ran.pop() == f"terraform {CLUSTER} apply -input=false -auto-approve{again}"
+
+
+def test_each_failure_of_preflight_is_heard(commands, monkeypatch):
+    told = [
+        "PASS  zone: a",
+        "FAIL  images: two\nlines: of AWS",
+        "      cure: see",
+        "FAIL  keys: missing",
+        "      cure: make",
+    ]
+    printed = "\n".join([*told, ""])
+    monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed + "not ready: see the lines\n")
+    assert commands.account.failures() == [("images", "two\nlines: of AWS", "see"), ("keys", "missing", "make")]
+    monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed)
+    with pytest.raises(commands.steps.StepError, match="did not come to its end"):
+        commands.account.failures()
+
+
+def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
+    account = commands.account
+    request = "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA"
+    cure = f"{request} --desired-value 16 --region us-east-1"
+    low = account.Failure("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
+    answers, slept = [[low], [low], []], []
+    monkeypatch.setattr(account, "failures", lambda _: answers.pop(0) if len(answers) > 1 else answers[0])
+    monkeypatch.setattr(account.time, "sleep", slept.append)
+    account.check_account("v1.2", request_quotas=True)
+    assert commands.ran == [cure] and slept == [60, 60]
+    other = account.Failure("zone", "no zone offers all types", "replace the rarest type")
+    for failures, flags, told in (
+        ([low, other], {"request_quotas": True}, r"^zone: no zone offers all types \(replace the rarest type\); then"),
+        ([low], {"request_quotas": False}, "with --request-quotas, which asks AWS$"),
+    ):
+        answers[:] = [failures]
+        with pytest.raises(commands.up.DeployError, match=told):
+            account.check_account("v1.2", **flags)
+    assert len(commands.ran) == 1
+    answers[:] = [[low]]
+    monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
+    with pytest.raises(commands.steps.StepError, match="it writes when they are granted"):
+        account.check_account("v1.2", request_quotas=True)
