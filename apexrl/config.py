@@ -235,7 +235,7 @@ class LearningConfig:
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""
-    publish_period_seconds: Annotated[float, Range(0)] = 0.2
+    publish_period_seconds: Annotated[float, Range(0)] = 1.0
     """Least seconds between publications: a fast learner makes many updates in that time."""
     publish_megabytes_per_second: Annotated[float, Range(0)] = 250.0
     """Most that all actor hosts together are sent (a fifth of 10 Gbit/s): with many, publications are rarer; 0: any."""
@@ -388,8 +388,7 @@ class RunCommand(Command):
     max_restarts: Annotated[int, Range(0)] = 10
     """Restarts of a role that dies, before the run gives up."""
     reproducible: bool = False
-    """One process acts, stores and learns in turns on the CPU, slower: the same flags give the same network, bit for
-    bit, on the same machine and versions."""
+    """One process does all in turns on the CPU: the same flags give the same network, bit for bit, on one machine."""
     evaluation_period_updates: int = 1000
     """With --reproducible: updates between evaluations; one is at the start, one at the end."""
     checkpoint_period_updates: int = 1000

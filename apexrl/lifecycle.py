@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+FEW_CORES = 4  # up to which actors and the evaluator make way for the learner
+NICENESS = 5  # a quarter of a core that is shared with one other process
 PACKAGE = Path(__file__).resolve().parent
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
@@ -199,6 +201,39 @@ class Stopwatch:
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._started = time.monotonic()
         return shares
+
+
+class CpuMeter:
+    """Measures the CPU time of this process. One owner."""
+
+    def __init__(self) -> None:
+        self._cpu_seconds, self._then = time.process_time(), time.monotonic()
+
+    def cores(self) -> float:
+        """Returns how many cores all threads together have used since the last call, on average."""
+        cpu_seconds, now = time.process_time(), time.monotonic()
+        used, elapsed = cpu_seconds - self._cpu_seconds, now - self._then
+        self._cpu_seconds, self._then = cpu_seconds, now
+        return used / max(elapsed, 1e-9)
+
+
+def make_way(cores: int) -> None:
+    """Lowers the priority of this process when there are at most FEW_CORES: the learner needs them.
+
+    Linux may share the time out between sessions first (autogroup), where the niceness of a process counts for
+    nothing against other sessions. The launcher gives each role a session; ours gets a niceness, too.
+    """
+    if cores > FEW_CORES:
+        return
+    os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # a kernel without autogroups
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

@@ -202,6 +202,6 @@ class Sample(NamedTuple):
     """A batch as the replay service names it: keys of transitions, or numbers of unrolls."""
 
     keys: np.ndarray  # [B] int64
-    probabilities: np.ndarray  # [B] float64
+    probabilities: np.ndarray  # [B] float64; [0] from a server that was not asked for them
     weights: np.ndarray  # [B] float32 importance weights, at most 1
     largest_weight: float = 1.0  # probability ** -exponent of the least probable, by which the weights are divided

@@ -174,9 +174,15 @@ def ours(part: str, game: str, frames: Path, options: Options) -> list[dict[str,
     if part == "insert":
         rows = []
         for compress in (False, True):
-            with serving(*UNLIMITED) as server:
+            with serving(
+                *(UNLIMITED if game != "noise" else ("--capacity", fill, "--samples-per-insert", 0))
+            ) as server:
                 flags = {"compress": True} if compress else {}
+                if game == "noise":  # as the peers' rings: full, because memory that is touched first is slow
+                    work("insert", frames=frames, port=server.ports[0], seconds=0, count=fill // 64 * 5 // 4)
+                before = server.cpu_seconds()
                 found = work("insert", frames=frames, port=server.ports[0], seconds=seconds, **flags)
+                found["server_us_per_unroll"] = 1e6 * (server.cpu_seconds() - before) / found["all_unrolls"]
             rows.append(row | found | {"work": "insert, compressing" if compress else "insert"})
         return rows
     with serving(*UNLIMITED, "--min-size-to-sample", 1000) as server:
@@ -204,7 +210,12 @@ def keys_alone(frames: Path, options: Options) -> dict[str, Any]:
     """Measures key-only sampling from two million transitions."""
     with serving(*UNLIMITED) as server:
         work("insert", frames=frames, port=server.ports[0], seconds=0, count=31_000)
-        return work("keys", port=server.ports[1], seconds=options.seconds, batch=options.batch)
+        found = {}
+        for name, flags in (("keys", {}), ("keys and updates", {"updates": True})):
+            before = server.cpu_seconds()
+            row = work("keys", port=server.ports[1], seconds=options.seconds, batch=options.batch, **flags)
+            found[name] = row | {"server_us_per_batch": 1e6 * (server.cpu_seconds() - before) / row["batches"]}
+        return found
 
 
 def paper(frames: Path, options: Options) -> dict[str, Any]:

@@ -57,12 +57,12 @@ class Feeder:
         self._blocks = [] if compress else [self._codec.encode(unroll) for unroll in self._unrolls]
         self._priorities = np.random.default_rng(0).exponential(size=(997, STARTS)).astype(np.float32)
         self._valid = np.ones(STARTS, bool)
-        self._count = 0
+        self.count = 0
 
     def next(self) -> tuple[UnrollHeader, bytes]:
         """Returns the next unroll's header and block."""
-        n = self._count
-        self._count += 1
+        n = self.count
+        self.count += 1
         header = UnrollHeader(n % STREAMS, n // STREAMS * STARTS, 0, 0.1, self._valid, self._priorities[n % 997], ())
         i = n % len(self._unrolls)
         return header, self._blocks[i] if self._blocks else self._codec.encode(self._unrolls[i])
@@ -94,7 +94,8 @@ def insert(
         done = run(seconds, 10**12)
     elapsed = time.perf_counter() - started
     client.close()
-    return {"transitions": done * STARTS, "transitions_per_second": done * STARTS / elapsed}
+    rate = done * STARTS / elapsed
+    return {"transitions": done * STARTS, "transitions_per_second": rate, "all_unrolls": feeder.count}
 
 
 def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float = 0.0) -> dict[str, Any]:
@@ -151,23 +152,21 @@ def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float
     }
 
 
-def keys(port: int, seconds: float, batch: int) -> dict[str, Any]:
-    """Samples keys, without a replica, and sends priorities back."""
+def keys(port: int, seconds: float, batch: int, updates: bool = False) -> dict[str, Any]:
+    """Samples keys, without a replica, and sends priorities back if asked to."""
     client = ReplayClient(f"tcp://127.0.0.1:{port}", f"bench-keys-{time.monotonic_ns()}", {"transitions": batch}, 16)
     priorities = np.random.default_rng(0).exponential(size=batch)
-    rates = {}
-    for name, updates in (("key_batches_per_second", False), ("key_batches_and_updates_per_second", True)):
-        for _ in range(20):
-            client.sample("transitions", 30)
-        done, started = 0, time.perf_counter()
-        while time.perf_counter() - started < seconds:
-            sample = client.sample("transitions", 30)
-            if updates:
-                client.update_priorities("transitions", sample.keys, priorities)
-            done += 1
-        rates[name] = done / (time.perf_counter() - started)
+    for _ in range(20):
+        client.sample("transitions", 30)
+    done, started, cpu = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - started < seconds:
+        sample = client.sample("transitions", 30)
+        if updates:
+            client.update_priorities("transitions", sample.keys, priorities)
+        done += 1
+    elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
     client.close()
-    return rates
+    return {"batches_per_second": done / elapsed, "batches": done, "client_us_per_batch": 1e6 * cpu / done}
 
 
 class Crowd:

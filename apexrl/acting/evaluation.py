@@ -1,9 +1,7 @@
 """The evaluator: whole unclipped games with the newest parameters, or with those of a checkpoint."""
 
-import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
 from apexrl.errors import PeerError, WireError
-from apexrl.lifecycle import Stop, process_name
+from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
@@ -32,8 +30,6 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
-FEW_CORES = 4  # up to which the evaluator makes way for the learner
-NICENESS = 5  # a quarter of a core that it shares with one other process
 
 
 class Games(NamedTuple):
@@ -156,32 +152,22 @@ class Evaluator:
             env.close()
 
 
-def make_way(cores: int) -> None:
-    """Lowers the priority of this process when there are at most FEW_CORES: the learner needs them.
-
-    Linux may share the time out between sessions first (autogroup), where the niceness of a process counts for
-    nothing against other sessions. The launcher gives each role a session; ours gets a niceness, too.
-    """
-    if cores > FEW_CORES:
-        return
-    os.nice(NICENESS)
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # a kernel without autogroups
-            Path("/proc/self/autogroup").write_text(str(NICENESS))
-
-
 def follow(command: ActorCommand, stop: Stop) -> None:
     """Evaluates the learner's newest parameters again and again until stopped, and the last ones of a run at once.
 
     Raises: PeerError when the learner is away for longer than the patience.
     """
-    make_way(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    make_way(num_cores())
     evaluator = Evaluator(command)
     wires = command.wires
     keyring = load_keyring(wires.keys, "actor")
     subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), process_name(0), keyring)
-    due, played = time.monotonic(), None
+    due, played, meter = time.monotonic(), None, CpuMeter()
+
+    def report(scalars: dict[str, float]) -> None:
+        metrics.report(scalars | {"system/evaluator_cores": meter.cores()})
+
     try:
         while not stop.is_set():
             encoded = newest_when_due(subscriber, due, wires.patience_seconds, stop)
@@ -193,7 +179,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             started = time.monotonic()
             metrics.run = parameters.header.run
             try:
-                outcome = evaluator.evaluate(parameters, metrics.report, stop)
+                outcome = evaluator.evaluate(parameters, report, stop)
             except WireError as error:
                 subscriber.drop(error)
                 continue
@@ -204,7 +190,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                         outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
                     )
                 )
-                metrics.report({})  # no evaluation goes on
+                report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, describe(outcome))
     finally:
         evaluator.close()

@@ -14,7 +14,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError, WireError
-from apexrl.lifecycle import Stop, Stopwatch, process_name, resident_bytes
+from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, process_name, resident_bytes
 from apexrl.losses.windows import valid_starts
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import load_keyring
@@ -218,6 +218,7 @@ class ActorLoop:
         self._parameters = ParameterSubscriber(endpoint, None if relay else keyring)
         self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, keyring)
         self._reported: dict[str, float] = {}  # totals at the last report
+        self._meter = CpuMeter()
 
     def run(self, stop: Stop) -> None:
         """Plays until stopped.
@@ -319,6 +320,7 @@ class ActorLoop:
                 "actor/params_version": float(agent.header.params_version),
                 "actor/dropped_parameters_total": float(self._parameters.num_dropped),
                 "system/actors_memory_bytes": float(resident_bytes()),
+                "system/actors_cores": self._meter.cores(),
                 "actor/sent_bytes_total": float(sender.bytes_sent),
                 "actor/time/sending": sending,
             }

@@ -61,6 +61,7 @@ SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},
     "network": {"channels": (16, 32, 32), "hidden_size": 128},
     "replay": {"capacity": 100_000, "min_size_to_sample": 2_000, "samples_per_insert": 8.0},
+    "learning": {"publish_period_seconds": 0.2},  # a run takes a minute or two
     "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 10.0},
 }

@@ -87,7 +87,7 @@ TWO_CORES: Preset = {
                "reduction": "mean", "max_gradient_norm": 0.5, "value_cost": 0.5, "entropy_cost": 0.0015},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
-    "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
+    "learning": {"publish_period_updates": 1, "publish_period_seconds": 0.2, "prefetch_batches": 2},
     "acting": {"parameter_period_frames": 80},  # an unroll
 }  # fmt: skip
 """For games of Atari on two CPU cores: run i of docs/log/pong.md."""

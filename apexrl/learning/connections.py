@@ -14,7 +14,7 @@ from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
-from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.parameters import ParametersHeader, encode_halves, halved
 
 
 class Logs:
@@ -62,13 +62,18 @@ class Connections(Logs):
         stop.thread(self._publisher.run, "parameters")
 
     def publish(self, header: ParametersHeader, tensors: dict[str, torch.Tensor]) -> None:
-        """Publishes parameters.
+        """Publishes parameters as they are now. The publisher's thread encodes them.
 
-        Raises: ApexError when a value is beyond float16.
+        That thread ends the learner with an ApexError when a value is beyond float16.
         """
-        encoded = encode_parameters(header, tensors)
-        self._metrics.published(header.params_version, encoded)
-        self._publisher.publish(encoded)
+        halves = halved(tensors)
+
+        def encode() -> bytes:
+            encoded = encode_halves(header, halves)
+            self._metrics.published(header.params_version, encoded)
+            return encoded
+
+        self._publisher.publish_later(encode)
 
     def accept(self, *runs: str) -> None:
         """Takes reports of these runs and logs only: from roles that have our parameters, and from the replay."""

@@ -258,11 +258,10 @@ class LearnerLoop:
 
     def _evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
         """Publishes the last parameters, and waits until they are evaluated, for a limited time."""
-        seconds, began, next_report = self._command.learning.final_evaluation_seconds, time.monotonic(), 0.0
+        seconds, next_report = self._command.learning.final_evaluation_seconds, 0.0
         self._publish_soon(updater, is_last=True)
         self._arrivals.collect(0)
-        self._waits_for = LAST_EVALUATION
-        logger.info("waiting for %s, update %d", LAST_EVALUATION, updater.num_updates)
+        self._waits_for, began = LAST_EVALUATION, time.monotonic()
         while record.evaluated_updates != updater.num_updates and not stop.wait(BATCH_WAIT_SECONDS):
             if (now := time.monotonic()) - began >= seconds:
                 logger.warning("%s did not end within %.0f s", LAST_EVALUATION, seconds)

@@ -11,7 +11,7 @@ from apexrl.learning.replica import Replica
 from apexrl.learning.replicas import Replicas
 from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
-from apexrl.lifecycle import resident_bytes
+from apexrl.lifecycle import CpuMeter, resident_bytes
 
 
 class Results:
@@ -26,6 +26,7 @@ class Results:
         self._soundness = Soundness()
         self._update_metrics = UpdateMetrics()
         self._version_lags, self._rejected_shares = VersionLags(fifo_tables), RejectedShares(fifo_tables)
+        self._meter = CpuMeter()
 
     def take(self, pending: Pending, draw: Draw, version: int, updater: Updater, replica: Replica) -> None:
         """Takes the results of an update; waits for them if need be.
@@ -50,6 +51,7 @@ class Results:
         metrics = {f"learner/{name}": value for name, value in self._update_metrics.values().items()}
         metrics |= self._version_lags.report() | self._rejected_shares.report()
         return metrics | {
+            "system/learner_cores": self._meter.cores(),
             "learner/unusable_transitions_total": float(self._soundness.num_unusable),
             "learner/skipped_updates_total": float(self._soundness.num_skipped),
         }

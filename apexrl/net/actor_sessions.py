@@ -5,8 +5,9 @@ Rules:
   itself again and resends the inserts that were not acknowledged. Acknowledgements are cumulative.
 * An actor's name is its connection's alone (`identity`), and its numbers never jump. A greeting cannot begin behind the
   inserts that this life of the server has stored. An insert cannot leave a number out.
-* An insert is acknowledged when it is journalled and in the log. The acknowledgement tells how many more the actor may
-  send. The limiter, or a full disk, makes actors wait by not raising that number. This bounds the unrolls on the way.
+* An insert may be acknowledged when it is journalled and in the log. The acknowledgement tells how many more the actor
+  may send. The limiter, or a full disk, makes actors wait by not raising that number. This bounds the unrolls on the
+  way. One message acknowledges half of what an actor may send, or as much as is stored when the actor asks.
 """
 
 import collections
@@ -158,7 +159,8 @@ class ActorSessions:
         for item in arrived:
             item.session.stored_sequence = item.insert.sequence + 1
             self._remember(item.session)
-            self._to_tell[item.peer] = None
+            if item.session.stored_sequence - item.session.told[0] >= item.session.window // 2:
+                self._to_tell[item.peer] = None
 
     def acknowledge(self, replay: Replay) -> None:
         """Tells actors where they stand: those whose inserts came, or all when the reason to wait changed."""

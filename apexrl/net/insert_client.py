@@ -104,8 +104,11 @@ class InsertClient:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until every insert is acknowledged; returns False when the time is up before."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline, asked = time.monotonic() + timeout_seconds, -1
         while self._unacknowledged and time.monotonic() < deadline:
+            if self._welcome and asked != self._next_to_send:  # a server acknowledges the last few only when asked
+                asked = self._next_to_send
+                self._connection.send(wire.Heartbeat())
             self._receive(POLL_MILLISECONDS)
             self._keep_alive()
         return not self._unacknowledged

@@ -23,6 +23,7 @@ MAX_UNAPPLIED_UNROLLS = 512
 MAX_UNAPPLIED_BYTES = 64 * 2**20
 MAX_BATCHES_AHEAD = 64
 MAX_TRANSITIONS_AT_ONCE = 2**18  # in batches
+MAX_TRANSITIONS_IN_A_DRAW = 2**13  # of several batches of a learner that is alone in wanting some
 MAX_FETCHED_BYTES = 2**20  # at once; further answers wait for the other peers
 
 
@@ -44,6 +45,7 @@ class LearnerSession:
     learner: str
     request: int
     follows_log: bool
+    with_probabilities: bool
     tables: list[TableSession]
     next_number: int  # number of the unroll to send
     last_seen: float
@@ -68,6 +70,8 @@ class LearnerSessions:
         self.sessions: dict[bytes, LearnerSession] = {}
         self.batch_sizes: list[dict[str, int]] = []  # of each learner, by table
         self._outbox = outbox
+        # Keys and priorities that came since the last `send`, by table, in order.
+        self._updates: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
 
     def subscribe(self, peer: bytes, message: wire.Subscribe, replay: Replay, now: float) -> None:
         """Begins or continues a subscription; the tables asked for must exist."""
@@ -81,7 +85,9 @@ class LearnerSessions:
         )
         start = min(max(message.next_number if continues else 0, log.first_number), log.end_number)
         tables = [TableSession(want.table, want.batch_size) for want in message.wants]
-        session = LearnerSession(message.learner, message.request, message.follows_log, tables, start, now, start)
+        session = LearnerSession(
+            message.learner, message.request, message.follows_log, message.with_probabilities, tables, start, now, start
+        )
         if peer not in self.sessions:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session
@@ -116,10 +122,13 @@ class LearnerSessions:
                 self._outbox.drop("learner", peer, "misplaced", f"{type(message).__name__} from a learner")
 
     def send(self, replay: Replay) -> bool:
-        """Sends the unrolls and batches that may be sent now, batches in turn to all that want some.
+        """Sets the priorities that came, then sends the unrolls and batches that may be sent now.
+
+        A learner that is alone in wanting batches gets them out of one draw. Several get them in turn.
 
         Returns: whether more may be sent, after this is.
         """
+        self._set_priorities(replay)
         if not self.sessions:
             return False
         for peer, session in self.sessions.items():
@@ -133,8 +142,10 @@ class LearnerSessions:
         ]
         sent = 0
         while hungry and sent < MAX_TRANSITIONS_AT_ONCE:
-            hungry = [item for item in hungry if self._send_batch(*item, replay)]
-            sent += sum(session.tables[i].batch_size for _, session, i in hungry)
+            most = MAX_TRANSITIONS_IN_A_DRAW if len(hungry) == 1 else 1
+            numbers = [self._send_batches(*item, most, replay) for item in hungry]
+            hungry = [item for item, number in zip(hungry, numbers, strict=True) if number]
+            sent += sum(numbers)
         for peer, session in self.sessions.items():
             for i, table in enumerate(session.tables):
                 reason = replay.why_no_sample(table.table, table.batch_size) if table.sent < table.allowed else ""
@@ -177,7 +188,14 @@ class LearnerSessions:
             raise WireError("priorities that are negative, not finite, or not as many as the keys")
         if message.table >= len(session.tables):
             raise WireError(f"priorities of table {message.table}, {len(session.tables)} are subscribed to")
-        replay.tables[session.tables[message.table].table].update_priorities(keys, priorities)
+        self._updates.setdefault(session.tables[message.table].table, []).append((keys, priorities))
+
+    def _set_priorities(self, replay: Replay) -> None:
+        """Sets the priorities that came since the last call: many at once cost little more than few."""
+        updates, self._updates = self._updates, {}
+        for table, of_table in updates.items():
+            keys, priorities = (np.concatenate(arrays) for arrays in zip(*of_table, strict=True))
+            replay.tables[table].update_priorities(keys, priorities)
 
     def _send_fetched(self, peer: bytes, session: LearnerSession, replay: Replay) -> bool:
         """Answers some of the fetches; returns whether there are more."""
@@ -216,19 +234,24 @@ class LearnerSessions:
         session.next_number = number
         self._send_subscribed(peer, session, replay, continues=True)
 
-    def _send_batch(self, peer: bytes, session: LearnerSession, i: int, replay: Replay) -> bool:
-        """Sends one batch if the learner wants it and the limiter agrees."""
+    def _send_batches(self, peer: bytes, session: LearnerSession, i: int, most: int, replay: Replay) -> int:
+        """Sends batches that the learner wants, as far as the limiter agrees: of `most` items together, or one.
+
+        Returns: the number of items in them.
+        """
         table = session.tables[i]
-        if table.sent >= table.allowed or replay.why_no_sample(table.table, table.batch_size):
-            return False
-        sample = replay.sample(table.table, table.batch_size)
-        arrays = sample.keys, sample.probabilities, sample.weights
-        keys, probabilities, weights = (np.ascontiguousarray(array).tobytes() for array in arrays)
-        message = wire.Batch(i, table.sent, session.next_number, keys, probabilities, weights, sample.largest_weight)
-        self._outbox.send("learner", peer, message)
-        table.sent += 1
-        table.told_reason = ""
-        return True
+        wanted = min(table.allowed - table.sent, max(most // table.batch_size, 1))
+        samples = replay.samples(table.table, table.batch_size, wanted) if wanted > 0 else []
+        for sample in samples:
+            probabilities = sample.probabilities.tobytes() if session.with_probabilities else b""
+            keys, weights = sample.keys.tobytes(), sample.weights.tobytes()
+            message = wire.Batch(
+                i, table.sent, session.next_number, keys, weights, sample.largest_weight, probabilities
+            )
+            self._outbox.send("learner", peer, message)
+            table.sent += 1
+            table.told_reason = ""
+        return len(samples) * table.batch_size
 
     def _send_subscribed(self, peer: bytes, session: LearnerSession, replay: Replay, continues: bool) -> None:
         message = wire.Subscribed(

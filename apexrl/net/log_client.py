@@ -17,6 +17,7 @@ from apexrl.types import Granularity, Sample, StreamSpec
 logger = logging.getLogger(__name__)
 
 APPLIED_PERIOD_UNROLLS = 64  # a learner that catches up says how far it is after so many
+MAX_UPDATE_DELAY_SECONDS = 0.01  # of priorities that wait for others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ class LogClient:
         follows_log: bool = True,
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
+        with_probabilities: bool = False,
     ):
         """Connects and waits for nobody.
 
@@ -83,6 +85,7 @@ class LogClient:
           learner: a name for people to read.
           batch_sizes: by table, for those that batches are wanted from.
           prefetch_batches: batches of each table that may be on the way or not yet taken.
+          with_probabilities: whether samples have the probabilities of their keys.
         """
         self.waits_for = "replay_connection"
         self._connection = Connection(endpoint, keyring, context)
@@ -91,6 +94,7 @@ class LogClient:
         self._wants = tuple(wire.Want(table, size) for table, size in batch_sizes.items())
         self._prefetch_batches = prefetch_batches
         self._follows_log = follows_log
+        self._with_probabilities = with_probabilities
         self._log = ""
         self._life = 0
         self._ring_unrolls = 0
@@ -100,6 +104,8 @@ class LogClient:
         self._subscribed = False
         self._next_batch = [0] * len(self._tables)  # index of the batch to come, by table
         self._untaken = [0] * len(self._tables)  # batches received and not yet used
+        self._unasked = [0] * len(self._tables)  # batches used since the last demand
+        self._updates = _Updates()
 
     @property
     def connection(self) -> Connection:
@@ -112,7 +118,10 @@ class LogClient:
         Raises: PeerError when the server refuses us, WireError when its message cannot be read.
         """
         self._keep_alive()
-        received = self._connection.receive(timeout_milliseconds)
+        received = self._connection.receive(0)
+        if received is None and (timeout_milliseconds > 0 or self._updates.are_late()):
+            self._send_updates()
+            received = self._connection.receive(timeout_milliseconds)
         if received is None:
             return None
         message, attachments = received
@@ -147,20 +156,38 @@ class LogClient:
         return None
 
     def batch_used(self, table: str | None = None) -> None:
-        """A received batch (of the only table, if none is named) was used: the server may send another."""
-        self._untaken[self._position(table)] -= 1
-        self._demand()
+        """A received batch (of the only table, if none is named) was used: the server may send another.
+
+        The server hears of it when half of those that it may send ahead were used: it draws them together.
+        """
+        position = self._position(table)
+        self._untaken[position] -= 1
+        self._unasked[position] += 1
+        if self._unasked[position] >= self._prefetch_batches // 2:
+            self._demand()
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str | None = None) -> None:
-        """Sends new priorities [B] of sampled keys [B]; a lost message is not sent again."""
-        if self._subscribed:
-            message = wire.UpdatePriorities(
-                self._position(table), keys.astype(np.int64).tobytes(), priorities.astype(np.float32).tobytes()
-            )
-            self._connection.send(message)
+        """Sends new priorities [B] of sampled keys [B]; a lost message is not sent again.
+
+        They wait for those of the batches that are at hand, until the next demand or the next `poll` that waits or is
+        MAX_UPDATE_DELAY_SECONDS later.
+
+        Raises: ValueError when they are not as many as the keys.
+        """
+        if len(keys) != len(priorities):
+            raise ValueError(f"{len(priorities)} priorities of {len(keys)} keys")
+        if not self._subscribed:
+            return
+        position = self._position(table)
+        if not self._updates.have_room(position, len(keys)):
+            self._send_updates()
+        self._updates.add(position, keys, priorities)
+        if not any(self._untaken):
+            self._send_updates()
 
     def close(self) -> None:
         """Says goodbye."""
+        self._send_updates()
         self._connection.close()
 
     def _position(self, table: str | None) -> int:
@@ -173,6 +200,8 @@ class LogClient:
         self._next_number = message.next_number
         self._next_batch = list(message.next_batches)
         self._subscribed = True
+        if not message.continues:
+            self._updates.drain()  # their keys are of another log
         self._demand()
         granularity = dict(zip(self._tables, message.granularity, strict=True))
         return LogStart(
@@ -206,7 +235,7 @@ class LogClient:
         self._request += 1  # answers to an older subscription are void
         message = wire.Subscribe(
             wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
-            self._log, self._life, self._ring_unrolls, self._next_number,
+            self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities,
         )  # fmt: skip
         self._connection.send(message)
 
@@ -216,12 +245,51 @@ class LogClient:
             sample = message.sample()
             if len(sample.keys) != size:  # memory for batches is made once, for this size
                 raise WireError(f"{len(sample.keys)} keys of table {table}, {size} were asked for")
+            if self._with_probabilities and len(sample.probabilities) != size:
+                raise WireError(f"a batch of table {table} without probabilities, which were asked for")
             return LogBatch(table, sample)
         except WireError as error:
             logger.warning("a batch is dropped: %s", error)
             self.batch_used(table)
             return None
 
+    def _send_updates(self) -> None:
+        for message in self._updates.drain():
+            self._connection.send(message)
+
     def _demand(self) -> None:
+        self._send_updates()  # the batches that are demanded are drawn by them
+        self._unasked = [0] * len(self._tables)
         batches = (n + self._prefetch_batches - u for n, u in zip(self._next_batch, self._untaken, strict=True))
         self._connection.send(wire.Demand(self._next_number, tuple(max(number, 0) for number in batches)))
+
+
+class _Updates:
+    """New priorities that wait to be sent with others of their table."""
+
+    def __init__(self) -> None:
+        self._by_table: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._since = 0.0
+
+    def are_late(self) -> bool:
+        """True when some have waited for long enough."""
+        return bool(self._by_table) and time.monotonic() - self._since > MAX_UPDATE_DELAY_SECONDS
+
+    def have_room(self, table: int, count: int) -> bool:
+        """True when so many more keys of a table fit into one message."""
+        return sum(len(keys) for keys, _ in self._by_table.get(table, ())) + 8 * count <= 8 * wire.MAX_BATCH
+
+    def add(self, table: int, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Adds priorities [B] of keys [B]; their memory may be used again."""
+        if not self._by_table:
+            self._since = time.monotonic()
+        update = keys.astype(np.int64).tobytes(), priorities.astype(np.float32).tobytes()
+        self._by_table.setdefault(table, []).append(update)
+
+    def drain(self) -> list[wire.UpdatePriorities]:
+        """Returns the messages to be sent, one a table, and forgets them."""
+        by_table, self._by_table = self._by_table, {}
+        return [
+            wire.UpdatePriorities(table, *(b"".join(arrays) for arrays in zip(*updates, strict=True)))
+            for table, updates in by_table.items()
+        ]

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_PERIOD_SECONDS = 5.0
 FORGET_SECONDS = 30.0  # a process that has not reported for so long is gone
-ADDED_UP = ("_per_second", "_bytes", "_steps", "_total")
+ADDED_UP = ("_per_second", "_bytes", "_steps", "_total", "_cores")
 MAX_REPORT_BYTES = 16_384
 MAX_SENDERS = 8_192
 MAX_TAGS = 512  # that are known at one time

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -53,7 +54,7 @@ class ParameterPublisher:
         self._socket.rcvhwm = 4
         self._socket.sndhwm = 1
         self.endpoint = bind(self._socket, host, port, keyring, ("actor",))
-        self._last: bytes | None = None
+        self._last: Callable[[], bytes] | None = None
         self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False
         self._bytes_per_second = bytes_per_second
@@ -61,7 +62,11 @@ class ParameterPublisher:
 
     def publish(self, encoded: bytes) -> None:
         """Replaces the value; the thread sends it to all subscribers soon."""
-        self._last = encoded
+        self.publish_later(lambda: encoded)
+
+    def publish_later(self, encode: Callable[[], bytes]) -> None:
+        """Replaces the value by one that the thread makes itself, unless the next one comes before."""
+        self._last = encode
 
     def close(self) -> None:
         """Ends the thread, which closes the socket."""
@@ -69,20 +74,23 @@ class ParameterPublisher:
 
     def run(self) -> None:
         """Sends values to subscribers until `close` is called. This is the body of the thread."""
-        number, value, began = 0, None, 0.0  # the current round: its number, value and start
-        while not self._closed.is_set():
-            self._hear()
-            last, now = self._last, time.monotonic()
-            is_new = last is not value and now >= began + self._round_seconds(value)
-            if is_new or now >= began + REPEAT_SECONDS:
-                number, value, began = number + 1, last, now
-            if value is not None:
-                self._send(number, value)
-        self._socket.close()
+        number, began = 0, 0.0  # the current round, its start and value
+        encode: Callable[[], bytes] | None = None
+        value = b""
+        with contextlib.closing(self._socket):
+            while not self._closed.is_set():
+                self._hear()
+                last, now = self._last, time.monotonic()
+                if last is not None and last is not encode and now >= began + self._round_seconds(value):
+                    number, encode, began, value = number + 1, last, now, last()
+                elif now >= began + REPEAT_SECONDS:
+                    number, began = number + 1, now
+                if encode is not None:
+                    self._send(number, value)
 
-    def _round_seconds(self, value: bytes | None) -> float:
+    def _round_seconds(self, value: bytes) -> float:
         """Returns the least time from sending a value to all subscribers to sending the next one."""
-        if value is None or not self._bytes_per_second:
+        if not self._bytes_per_second:
             return 0.0
         return len(value) * len(self._told) / self._bytes_per_second
 

@@ -17,7 +17,7 @@ from apexrl.errors import PeerError
 from apexrl.net import wire
 from apexrl.net.connection import POLL_MILLISECONDS
 from apexrl.net.keyring import Keyring
-from apexrl.net.log_client import LogBatch, LogClient, LogEvent, LogFetched, LogStart
+from apexrl.net.log_client import LogBatch, LogClient, LogFetched, LogStart
 from apexrl.types import Granularity, Sample, StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec
 
@@ -42,6 +42,7 @@ class ReplayClient:
         prefetch_batches: int = 4,
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
+        with_probabilities: bool = False,
     ):
         """Connects and waits for nobody.
 
@@ -49,10 +50,12 @@ class ReplayClient:
           endpoint: the server's port for learners.
           name: for people to read.
           batch_sizes: by table, for those that will be sampled.
+          with_probabilities: whether samples have the probabilities of their keys, or none.
         """
         self.spec: StreamSpec | None = None
         self.granularity: dict[str, Granularity] = {}  # by table: the items that its keys name; set by the first batch
-        self._client = LogClient(endpoint, name, batch_sizes or {}, prefetch_batches, False, keyring, context)
+        sizes = batch_sizes or {}
+        self._client = LogClient(endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities)
         self._batches: dict[str, collections.deque[Sample]] = {t: collections.deque() for t in batch_sizes or {}}
         self._requests = itertools.count()
         self._answers: dict[int, dict[int, LogFetched]] = {}
@@ -65,11 +68,11 @@ class ReplayClient:
 
     def has_batch(self, table: str) -> bool:
         """True when `sample` would not wait."""
-        self._poll_until(lambda: bool(self._batches[table]), 0.001)
-        return bool(self._batches[table])
+        self._poll(0)  # keeps the connection alive
+        return self._poll_until(lambda: bool(self._batches[table]), 0.001)
 
     def sample(self, table: str, timeout_seconds: float) -> Sample:
-        """Returns a batch: keys, probabilities and importance weights [B].
+        """Returns a batch: keys and importance weights [B], and probabilities where they were asked for.
 
         Keys of a table of transitions are unroll number * K + offset, those of a table of unrolls unroll numbers.
 
@@ -109,11 +112,12 @@ class ReplayClient:
         }
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored."""
+        """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored.
+
+        They may wait for those of the batches that have come already, until one of the next calls.
+        """
         self._client.update_priorities(keys, priorities, table)
-        event = self._client.poll(0)  # keeps the connection alive
-        if event is not None:
-            self._take(event)
+        self._poll(0)  # keeps the connection alive
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
         """Returns the server's metrics, and how it sees its peers.
@@ -144,26 +148,24 @@ class ReplayClient:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            event = self._client.poll(min(int(left * 1000) + 1, POLL_MILLISECONDS))
-            if event is not None:
-                self._take(event)
+            self._poll(min(int(left * 1000) + 1, POLL_MILLISECONDS))
         return True
 
-    def _take(self, event: LogEvent) -> None:
-        match event:
-            case LogStart():
+    def _poll(self, timeout_milliseconds: int) -> None:
+        match self._client.poll(timeout_milliseconds):
+            case LogStart() as event:
                 self.spec, self.granularity = event.spec, event.granularity
                 if not event.continues:  # keys of another log mean nothing
                     for table, batches in self._batches.items():
                         while batches:
                             batches.pop()
                             self._client.batch_used(table)
-            case LogBatch():
+            case LogBatch() as event:
                 self._batches[event.table].append(event.sample)
-            case LogFetched():
+            case LogFetched() as event:
                 if event.request in self._answers:
                     self._answers[event.request][event.number] = event
-            case wire.Statistics():
+            case wire.Statistics() as event:
                 self._statistics = event
 
     def _late(self, what: str) -> PeerError:

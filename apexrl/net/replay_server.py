@@ -14,7 +14,7 @@ from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
 from apexrl.net.keyring import Keyring
 from apexrl.net.service import ReplayService
-from apexrl.net.sockets import bind, make_socket, send
+from apexrl.net.sockets import COPIED_BYTES, bind, make_socket, send
 from apexrl.net.statistics import summary
 from apexrl.replay.journal import SNAPSHOT_FILE, sync
 from apexrl.replay.snapshot import write_snapshot
@@ -144,15 +144,17 @@ class ReplayServer:
         return has_more or any(int(socket.getsockopt(_EVENTS)) & _READABLE for socket in self._sockets.values())
 
     def _drain(self, role: str, socket: zmq.Socket, now: float) -> None:
-        num_bytes = 0
+        num_bytes = size = 0
         for _ in range(MAX_MESSAGES_AT_ONCE):
             try:
-                peer, *frames = socket.recv_multipart(_NO_WAIT)
+                # Behind a large message there are often others. They stay where ZeroMQ has received them.
+                peer, *frames = _receive_in_place(socket) if size >= COPIED_BYTES else socket.recv_multipart(_NO_WAIT)
             except zmq.Again:
                 return
             self.service.receive(role, peer, frames, now)
             self._num_received += 1
-            num_bytes += sum(map(len, frames))
+            size = sum(map(len, frames))
+            num_bytes += size
             if num_bytes > MAX_BYTES_AT_ONCE:
                 return
 
@@ -200,3 +202,12 @@ class ReplayServer:
             write_snapshot(replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
         except (JournalError, OSError) as error:
             logger.error("the last state was not written: %s", error)
+
+
+def _receive_in_place(socket: zmq.Socket) -> list[Any]:
+    """Returns the frames of the next message: bytes, and memoryviews for those of COPIED_BYTES and more.
+
+    Raises: zmq.Again when there is none.
+    """
+    frames = socket.recv_multipart(_NO_WAIT, copy=False)
+    return [frame.bytes if len(frame) < COPIED_BYTES else frame.buffer for frame in frames]

@@ -34,6 +34,7 @@ class ShardedReplayClient:
         prefetch_batches: int = 4,
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
+        with_probabilities: bool = False,
     ):
         """Connects to all servers and waits for none. The order of the endpoints has to stay the same.
 
@@ -42,7 +43,8 @@ class ShardedReplayClient:
         if not endpoints:
             raise ValueError("at least one endpoint is needed")
         self.shards = [
-            ReplayClient(endpoint, name, batch_sizes, prefetch_batches, keyring, context) for endpoint in endpoints
+            ReplayClient(endpoint, name, batch_sizes, prefetch_batches, keyring, context, with_probabilities)
+            for endpoint in endpoints
         ]
         self._turns = itertools.cycle(range(len(self.shards)))
 

@@ -22,7 +22,7 @@ from apexrl.types import Count, Episode, Finite, Granularity, Name, Sample, Smal
 
 T = TypeVar("T")
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
@@ -132,6 +132,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     life: Count  # life of the server when the replica was last fed
     ring_unrolls: Count  # size of the replica
     next_number: Count  # the first unroll that it lacks of that log
+    with_probabilities: bool = False  # of the keys, beside the weights
 
 
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
@@ -168,9 +169,9 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
     index: Count  # counts the batches of this table since the learner subscribed
     next_number: Count  # unrolls before it were sent before; a peer that lacks one has lost it
     keys: bytes  # int64 [B]
-    probabilities: bytes  # float64 [B]
     weights: bytes  # float32 [B]
     largest_weight: Weight  # of the batch, before the weights were divided by it
+    probabilities: bytes = b""  # float64 [B], for those who asked
 
     def sample(self) -> Sample:
         """Returns the arrays.
@@ -183,17 +184,18 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
             array_from(self.weights, np.float32),
             self.largest_weight,
         )
-        if not len(sample.keys) == len(sample.probabilities) == len(sample.weights):
+        size = len(sample.keys)
+        if len(sample.weights) != size or len(sample.probabilities) not in (0, size):
             raise WireError("a batch's keys, probabilities and weights differ in length")
         return sample
 
 
 class UpdatePriorities(msgspec.Struct, tag=True, frozen=True):
-    """New priorities of sampled keys."""
+    """New priorities of the keys of one or more batches, in order."""
 
     table: SmallCount  # position among the wanted ones
-    keys: Array  # int64 [B]
-    priorities: Array  # float32 [B]
+    keys: Array  # int64 [N]
+    priorities: Array  # float32 [N]
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):

@@ -46,12 +46,21 @@ class Parameters(NamedTuple):
     tensors: dict[str, torch.Tensor]
 
 
+def halved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns copies in the host's memory, in half precision."""
+    return {name: t.detach().to("cpu", torch.float16, copy=True).contiguous() for name, t in tensors.items()}
+
+
 def encode_parameters(header: ParametersHeader, tensors: dict[str, torch.Tensor]) -> bytes:
     """Returns header and tensors as bytes; floating-point tensors travel as float16.
 
     Raises: ApexError when a value is not finite in float16: nobody could act with it.
     """
-    halves = {name: t.detach().to("cpu", torch.float16, copy=True).contiguous() for name, t in tensors.items()}
+    return encode_halves(header, halved(tensors))
+
+
+def encode_halves(header: ParametersHeader, halves: dict[str, torch.Tensor]) -> bytes:
+    """Does what `encode_parameters` does, with tensors out of `halved`."""
     beyond = [name for name, tensor in halves.items() if not tensor.isfinite().all()]
     if beyond:
         raise ApexError(

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 32 * 2**20
 PROBE_BYTES = 2**20
+MAX_PIECES = 1024  # of one write (IOV_MAX)
 IDENTITY_FILE, SNAPSHOT_FILE, LOCK_FILE = "log.json", "priorities.bin", "lock"
 SEGMENT_PATTERN = "unrolls-*.log"
 
@@ -277,14 +278,15 @@ class Journal:
         try:
             if self._descriptor < 0 or self._size >= SEGMENT_BYTES:
                 self._begin_file(first_number)
-            self._write(b"".join(pieces))
+            written = sum(map(len, pieces))
+            self.unsynced_bytes += written
+            _write_all(self._descriptor, pieces)
             if self._sync_at_once:
                 os.fdatasync(self._descriptor)
                 self.unsynced_bytes = 0
         except OSError as error:
             self._undo()
             raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
-        written = sum(map(len, pieces))
         self._size += written
         self.num_bytes += written
 
@@ -342,7 +344,7 @@ class Journal:
             self._is_written_down = True
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         try:
-            _write_all(descriptor, header)
+            _write_all(descriptor, [header])
             sync_directory(self.directory)
         except OSError:
             os.close(descriptor)
@@ -354,10 +356,6 @@ class Journal:
         self.num_bytes += len(header)
         if first_number not in self._firsts:
             self._firsts.append(first_number)
-
-    def _write(self, data: bytes) -> None:
-        self.unsynced_bytes += len(data)
-        _write_all(self._descriptor, data)
 
     def _undo(self) -> None:
         """Truncates a record that was written in part. If that fails, this file gets no further records."""
@@ -386,7 +384,11 @@ def sync(descriptors: Sequence[int]) -> None:
         raise JournalError(f"the disk did not take the journal ({fault.strerror}): a power cut may lose experience")
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
+    for first in range(0, len(pieces), MAX_PIECES):
+        some = pieces[first : first + MAX_PIECES]
+        written = os.writev(descriptor, some)
+        if written < sum(map(len, some)):  # a signal came, or the disk is nearly full
+            rest = memoryview(b"".join(some))[written:]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]

@@ -44,6 +44,15 @@ class Limiter:
             return False
         return self.samples_per_insert == 0 or self.error >= batch_size - self.slack
 
+    def num_batches(self, batch_size: int, most: int) -> int:
+        """Returns how many batches, at most `most`, may be sampled one after the other."""
+        before, count = self.sampled, 0
+        while count < most and self.may_sample(batch_size):
+            self.sampled += batch_size
+            count += 1
+        self.sampled = before
+        return count
+
     def samples_per_insert_so_far(self) -> float:
         """Returns the samples drawn for each transition inserted beyond min_size; in a queue for each at all."""
         return self.sampled / max(self._paced(), 1)

@@ -147,11 +147,15 @@ class Replay:
 
     def sample(self, table: str, batch_size: int) -> Sample:
         """Draws a batch. Call it only when `why_no_sample` returns an empty string."""
-        sample = self.tables[table].sample(batch_size)
-        self.num_batches += 1
-        if self.num_batches % self.config.eviction_period_batches == 0:
-            self._evict_to(self.soft_unrolls)
-        return sample
+        return self._draw(table, batch_size, 1)[0]
+
+    def samples(self, table: str, batch_size: int, most: int) -> list[Sample]:
+        """Draws the batches, at most `most`, that `sample` could draw now, one after the other, without an eviction."""
+        if self.why_no_sample(table, batch_size):
+            return []
+        period = self.config.eviction_period_batches
+        most = min(most, period - self.num_batches % period)
+        return self._draw(table, batch_size, self.tables[table].limiter.num_batches(batch_size, most))
 
     def why_no_insert(self) -> str:
         """Returns the reason why actors have to wait, or an empty string.
@@ -173,6 +177,13 @@ class Replay:
             return ""
         kind = self._settings[table].kind
         return "priorities" if kind == "priority" else "actors" if kind == "fifo" else "min_size"
+
+    def _draw(self, table: str, batch_size: int, most: int) -> list[Sample]:
+        samples = self.tables[table].samples(batch_size, most)
+        self.num_batches += len(samples)
+        if self.num_batches % self.config.eviction_period_batches == 0:
+            self._evict_to(self.soft_unrolls)
+        return samples
 
     def _batch_size(self, table: str) -> int:
         """Returns the largest batch that a learner asked for."""

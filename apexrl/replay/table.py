@@ -45,8 +45,11 @@ class Table(Protocol):
     def sample(self, batch_size: int) -> Sample:
         """Draws a batch; call only when `can_sample`."""
 
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        """Draws up to `most` batches, as many as `sample` could draw one after the other."""
+
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities of keys still held; the others are ignored."""
+        """Sets the priorities of keys still held, in order; the others are ignored."""
 
     def state(self) -> TableState:
         """Returns the state that survives a restart."""
@@ -74,15 +77,23 @@ def drawable(valid: np.ndarray, priorities: np.ndarray) -> np.ndarray:
     return valid if valid.shape == priorities.shape else np.any(valid, axis=1, keepdims=True)
 
 
-def importance_weights(probabilities: np.ndarray, exponent: float) -> tuple[np.ndarray, float]:
-    """Returns [B] float32 probability ** -exponent, divided by the largest of the batch, and that largest.
+def importance_weights(probabilities: np.ndarray, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns [..., B] float32 probability ** -exponent, divided by the largest of each batch, and those [...].
 
     Source: arXiv:1511.05952, section 3.4, whose factor (number of items) ** -exponent the division takes away; the
     largest weight is taken over the batch, as in dqn_zoo.
     """
     weights = probabilities**-exponent
-    largest = weights.max()
-    return (weights / largest).astype(np.float32), float(largest)
+    largest = weights.max(axis=-1)
+    return (weights / largest[..., None]).astype(np.float32), largest
+
+
+def one_by_one(table: Table, batch_size: int, most: int) -> list[Sample]:
+    """Draws up to `most` batches, each by itself."""
+    samples: list[Sample] = []
+    while len(samples) < most and table.can_sample(batch_size):
+        samples.append(table.sample(batch_size))
+    return samples
 
 
 class PriorityTable:
@@ -136,14 +147,18 @@ class PriorityTable:
         return self._index.total() > 0
 
     def sample(self, batch_size: int) -> Sample:
-        rows, columns, probabilities = self._index.sample(batch_size, self._rng)
+        return self.samples(batch_size, 1)[0]
+
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        rows, columns, probabilities = self._index.sample(most, batch_size, self._rng)
         numbers = self._first_number + (rows - self._first_number) % self._ring_unrolls
         keys = numbers * self._unroll_items + columns
-        self.limiter.sampled += batch_size
-        return Sample(keys, probabilities, *importance_weights(probabilities, self._importance_exponent))
+        self.limiter.sampled += keys.size
+        weights, largest = importance_weights(probabilities, self._importance_exponent)
+        return list(map(Sample, keys, probabilities, weights, largest.tolist()))
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities of the keys still held; the others are ignored and counted in `num_stale`.
+        """Sets the priorities of the keys still held, in order; the others are ignored and counted in `num_stale`.
 
         An item of priority 0 cannot be drawn and stays so.
         """
@@ -152,7 +167,10 @@ class PriorityTable:
         self.num_stale += int(len(keys) - held.sum())
         rows, columns = numbers[held] % self._ring_unrolls, keys[held] % self._unroll_items
         exists = self._index.get(rows, columns) > 0
-        self._index.set(rows[exists], columns[exists], self._powers(priorities[held][exists]))
+        rows, columns, priorities = rows[exists], columns[exists], priorities[held][exists]
+        self._index.set(rows, columns, self._powers(priorities))
+        if (gone := priorities == 0).any():  # whatever a key's later priorities are
+            self._index.set(rows[gone], columns[gone], np.zeros(gone.sum()))
 
     def state(self) -> TableState:
         rows = np.arange(self._first_number, self._end_number) % self._ring_unrolls
@@ -279,6 +297,9 @@ class UniformTable(_UnrollTable):
         self.limiter.sampled += batch_size
         return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
 
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        return one_by_one(self, batch_size, most)
+
     def _oldest(self) -> int:
         return max(self._first_number, self._end_number - self._capacity) if self._capacity else self._first_number
 
@@ -307,6 +328,9 @@ class FifoTable(_UnrollTable):
         self._next_number = int(keys[-1]) + 1
         self.limiter.sampled += batch_size
         return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
+
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        return one_by_one(self, batch_size, most)
 
     def state(self) -> TableState:
         return TableState(self.limiter.inserted, self.limiter.sampled, self._next_number)

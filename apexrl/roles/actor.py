@@ -5,7 +5,7 @@ import sys
 
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.flags import parse, value_given
-from apexrl.lifecycle import Stop, run_role
+from apexrl.lifecycle import Stop, make_way, num_cores, run_role
 
 
 def main(stop: Stop) -> None:
@@ -26,6 +26,7 @@ def main(stop: Stop) -> None:
     else:
         from apexrl.acting.loop import ActorLoop
 
+        make_way(num_cores())
         ActorLoop(command).run(stop)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apexrl.config import ReplayCommand
 from apexrl.flags import of_own_shard, parse
-from apexrl.lifecycle import Stop, resident_bytes, run_role
+from apexrl.lifecycle import CpuMeter, Stop, keep_freed_memory, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
@@ -28,7 +28,7 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     serving = asyncio.create_task(server.run(ended))
-    next_report = time.monotonic() + REPORT_PERIOD_SECONDS
+    next_report, meter = time.monotonic() + REPORT_PERIOD_SECONDS, CpuMeter()
     try:
         while not serving.done():
             await asyncio.wait({serving}, timeout=0.5)
@@ -40,7 +40,8 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
                 found = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
                 replay = server.service.replay
                 metrics.run = "" if replay is None else replay.identity.log  # the learner follows this log
-                metrics.report(found | {"system/replay_memory_bytes": float(resident_bytes())})
+                own = {"memory_bytes": float(resident_bytes()), "cores": meter.cores()}
+                metrics.report(found | {f"system/replay_{name}": value for name, value in own.items()})
         await serving
     finally:
         server.close()
@@ -49,6 +50,7 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
 
 def main(stop: Stop) -> None:
     """Runs the server with the command line's configuration."""
+    keep_freed_memory()
     asyncio.run(serve(of_own_shard(parse(ReplayCommand)), stop))
 
 

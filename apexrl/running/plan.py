@@ -1,7 +1,6 @@
 """The plan of a run on this machine: sizes that fit its cores, memory and GPU, checked before anything starts."""
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.lifecycle import num_cores
 from apexrl.memory import free_memory_bytes
 from apexrl.networks.device import choose_device
 from apexrl.presets import flags_for
@@ -74,7 +74,7 @@ class Machine(NamedTuple):
         chosen = choose_device(device)
         free = free_memory_bytes(memory_gb)
         gpu = torch.cuda.mem_get_info(chosen)[0] if chosen.type == "cuda" else free
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = num_cores()
         return cls(cores, free, chosen, gpu)
 
 

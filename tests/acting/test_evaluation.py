@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from apexrl.acting import evaluation
-from apexrl.acting.evaluation import FEW_CORES, NICENESS, Progress, newest_when_due, play_games
+from apexrl.acting.evaluation import Progress, newest_when_due, play_games
 from apexrl.config import EvaluationConfig
 from apexrl.errors import PeerError
-from apexrl.lifecycle import Stop
+from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
 from apexrl.networks.parameters import ParametersHeader, encode_parameters
 from apexrl.types import StreamSpec, TimeSteps
 from tests.system.processes import ROOT
@@ -142,11 +142,11 @@ def test_the_policy_is_not_quite_greedy_by_default(recorder, silent):
     assert noted == [0.001, 0.001]
 
 
-def test_the_evaluator_makes_way_where_cores_are_few():
+def test_a_process_makes_way_where_cores_are_few():
     program = f"""
 import os
 from pathlib import Path
-from apexrl.acting.evaluation import make_way
+from apexrl.lifecycle import make_way
 group = Path("/proc/self/autogroup")
 make_way({FEW_CORES + 1})
 before = os.nice(0)

@@ -91,6 +91,11 @@ class Peers:
         self.insert(peer, sequence, *rest, **options)
         self.service.advance()
 
+    def acknowledged(self, peer):
+        """The inserts of an actor that are acknowledged when it asks."""
+        self.say("actor", peer, wire.Heartbeat())
+        return only(self.heard(peer), wire.Acknowledge)[-1].stored_sequence
+
     def subscribe(self, peer, log="", life=0, number=0, batch_size=4, tables=(TABLE,), follows=True, ring=None):
         ring = ring or (self.service.replay.ring_unrolls if self.service.replay else 0)
         wants = tuple(wire.Want(table, batch_size) for table in tables)

@@ -107,6 +107,18 @@ def test_a_late_subscriber_gets_the_last_value_and_a_slow_one_the_newest(publish
     late.close()
 
 
+def test_an_error_of_the_encoding_ends_the_thread_and_closes_the_socket():
+    publisher = ParameterPublisher("127.0.0.1", 0)
+
+    def encode():
+        raise ValueError("beyond float16")
+
+    publisher.publish_later(encode)
+    with pytest.raises(ValueError, match="beyond float16"):
+        publisher.run()
+    assert publisher._socket.closed
+
+
 def test_a_subscriber_that_comes_before_the_first_value_gets_it(publisher, spec):
     subscriber = ParameterSubscriber(publisher.endpoint)
     assert subscriber.fetch(300) is None
@@ -183,7 +195,8 @@ def test_metrics_are_added_up_or_averaged_and_garbage_counted(metrics):
     for i, client in enumerate(clients):
         client.report({"actor/too_early": 1.0})
         client.run = RUN
-        client.report({"actor/frames_per_second": 100.0, "actor/lag": float(i), "actor/agent_steps_total": 10.0})
+        metrics_of_one = {"actor/frames_per_second": 100.0, "actor/agent_steps_total": 10.0, "system/actors_cores": 0.5}
+        client.report(metrics_of_one | {"actor/lag": float(i)})
     clients[0].evaluation(GAMES)
     stranger = make_socket(zmq.Context.instance(), zmq.PUSH)
     stranger.connect(metrics.endpoint)
@@ -192,6 +205,7 @@ def test_metrics_are_added_up_or_averaged_and_garbage_counted(metrics):
     wait_for(lambda: metrics.latest().get("system/dropped_reports/malformed") == 1, 10, "the garbage")
     found = metrics.latest()
     assert found["actor/lag"] == 0.5 and found["actor/agent_steps_total"] == 20
+    assert found["system/actors_cores"] == 1.0
     assert "actor/too_early" not in found
     (evaluation,) = wait_for(metrics.evaluations, 10, "the evaluation")
     assert evaluation.metrics()["evaluation/return_mean"] == 2.0

@@ -5,7 +5,7 @@ import pytest
 
 from apexrl.net import wire
 from apexrl.net.learner_sessions import MAX_BATCHES_AHEAD, MAX_UNAPPLIED_UNROLLS
-from tests.net.peers import Peers, block_of, insert_of, only
+from tests.net.peers import TABLE, Peers, block_of, insert_of, only
 
 
 def test_a_learner_gets_every_unroll_in_order_before_the_batches_that_name_it(peers):
@@ -66,7 +66,7 @@ def test_a_slow_learner_holds_up_neither_the_actors_nor_another_learner(peers):
         peers.demand(b"fast", len(numbers), 1000)
     assert numbers == list(range(MAX_UNAPPLIED_UNROLLS + 200))
     assert batches > 200
-    assert peers.heard(b"a")[-1].stored_sequence == MAX_UNAPPLIED_UNROLLS + 200
+    assert peers.acknowledged(b"a") == MAX_UNAPPLIED_UNROLLS + 200
     assert len(only(peers.heard(b"slow"), wire.Append)) == MAX_UNAPPLIED_UNROLLS
 
 
@@ -145,6 +145,58 @@ def test_a_learner_is_told_where_it_stands(peers):
     assert len(only(peers.heard(b"l"), wire.Batch)) == MAX_BATCHES_AHEAD
     peers.say("learner", b"l", wire.Heartbeat())
     assert peers.heard(b"l") == [wire.Standing(3, (MAX_BATCHES_AHEAD,), ("",))]
+
+
+def batches_of(spec, *demands, **changes):
+    """All batches of a reader that demands so many in all, each time, of the same ten unrolls."""
+    peers = Peers(spec, **changes)
+    peers.hello(b"a", streams=8)
+    for sequence in range(10):
+        peers.insert(b"a", sequence, priorities=np.arange(1, 9) + sequence)
+    peers.subscribe(b"l", follows=False)
+    batches = []
+    for demand in demands:
+        peers.demand(b"l", 0, demand)
+        batches += only(peers.heard(b"l"), wire.Batch)
+        peers.service.replay.tables[TABLE].check_valid()
+    return batches, vars(peers.service.replay.tables[TABLE].limiter)
+
+
+@pytest.mark.parametrize("changes", [{}, {"eviction_period_batches": 3}, {"samples_per_insert": 0.3, "capacity": 24}])
+def test_batches_demanded_together_are_those_demanded_one_by_one(spec, changes):
+    together = batches_of(spec, 20, **changes)
+    assert together == batches_of(spec, *range(1, 21), **changes)
+    assert [batch.index for batch in together[0]] == list(range(len(together[0])))
+    # The limiter has 80 inserts, begins at 16, and its slack is 4 batches of 4.
+    assert len(together[0]) == (20 if "samples_per_insert" not in changes else (0.3 * 64 + 16) // 4)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_probabilities_come_only_where_they_were_asked_for(peers, asks):
+    peers.hello(b"a")
+    peers.insert(b"a", 0, priorities=[1, 0, 0, 0, 0, 0, 0, 0], valid=np.ones(8))
+    peers.insert(b"a", 1)
+    peers.insert(b"a", 2)
+    wants = (wire.Want(TABLE, 4),)
+    peers.say("learner", b"l", wire.Subscribe(wire.PROTOCOL, "l", 1, wants, False, "", 0, 0, 0, asks))
+    peers.demand(b"l", 0, 2)
+    samples = [batch.sample() for batch in only(peers.heard(b"l"), wire.Batch)]
+    assert [sample.probabilities.tolist() for sample in samples] == [[1 / 17] * 4 if asks else []] * 2
+
+
+def test_priorities_are_set_in_the_order_in_which_they_came(peers):
+    peers.hello(b"a")
+    for sequence in range(3):
+        peers.insert(b"a", sequence)
+    peers.subscribe(b"l", follows=False)
+    peers.demand(b"l", 0, 1)
+    peers.heard(b"l")
+    for keys, priorities in (([3, 4, 5, 6], [2, 2, 0, 7]), ([4, 5, 4, 6], [3, 9, 5, 0]), ([6, 7], [8, 4])):
+        update = np.array(keys).tobytes(), np.array(priorities, np.float32).tobytes()
+        peers.say("learner", b"l", wire.UpdatePriorities(0, *update))
+    peers.service.advance()
+    powers = peers.service.replay.tables[TABLE]._index.get_rows(np.array([0]))[0]
+    assert powers == pytest.approx(np.array([1, 1, 1, 2, 5, 0, 0, 4]) ** 0.6)
 
 
 def test_batches_of_several_tables_come_in_turn_each_numbered(spec):
@@ -226,6 +278,7 @@ def test_a_key_that_is_not_held_is_ignored_and_counted(spec, keys):
     peers.subscribe(b"l")
     update = wire.UpdatePriorities(0, np.array(keys).tobytes(), np.ones(2, np.float32).tobytes())
     peers.say("learner", b"l", update)
+    peers.service.advance()
     assert peers.service.statistics(0.0)["table/transitions/stale_priorities"] == 1
     peers.service.replay.tables["transitions"].check_valid()
 

@@ -55,15 +55,63 @@ def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, cont
     def batch(request, next_number):
         by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
         keys = np.arange(4)
-        by_hand.say(
-            wire.Batch(0, 0, next_number, keys.tobytes(), np.ones(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0)
-        )
+        by_hand.say(wire.Batch(0, 0, next_number, keys.tobytes(), np.ones(4, "f4").tobytes(), 1.0))
         events = [client.poll(500), client.poll(500)]
         assert isinstance(events[0], LogStart)
         return events[1]
 
     assert batch(hear(by_hand, client, wire.Subscribe).request, next_number=1) is None  # an Append was lost before it
     assert isinstance(batch(hear(by_hand, client, wire.Subscribe).request, next_number=0), LogBatch)
+    client.close()
+
+
+def test_a_learner_asks_and_tells_of_several_batches_at_once(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    assert hear(by_hand, client, wire.Demand).batches == (8,)
+    for index in range(8):
+        by_hand.say(wire.Batch(0, index, 0, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+    priorities = np.ones(4)
+    for index in range(8):
+        assert isinstance(client.poll(500), LogBatch)
+        priorities[:] = index  # the learner uses the memory again
+        client.update_priorities(np.arange(4), priorities)
+        client.batch_used()
+    sent = [m for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities | wire.Demand)]
+    updates, demands = sent[0::2], sent[1::2]
+    assert [demand.batches for demand in demands] == [(12,), (16,)]
+    for first, update in zip((0, 4), updates, strict=True):
+        assert wire.array_from(update.keys, np.int64).tolist() == [0, 1, 2, 3] * 4
+        assert (
+            wire.array_from(update.priorities, np.float32).tolist()
+            == np.repeat(np.arange(first, first + 4), 4).tolist()
+        )
+    for count in (wire.MAX_BATCH, 1):  # both do not fit into one message
+        client.update_priorities(np.zeros(count), np.ones(count))
+    client.close()
+    assert [len(m.keys) for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities)] == [8 * wire.MAX_BATCH, 8]
+
+
+def test_priorities_do_not_wait_for_a_demand_that_does_not_come(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    assert isinstance(client.poll(500), LogStart)
+    client.update_priorities(np.arange(4), np.ones(4))
+    assert hear(by_hand, client, wire.UpdatePriorities).keys == np.arange(4).tobytes()
+    client.close()
+
+
+def test_the_last_inserts_are_acknowledged_because_the_client_asks(by_hand, spec, header, context):
+    client = InsertClient(by_hand.endpoint, "actor", spec, 2, context=context)
+    hear(by_hand, client, wire.Hello)
+    by_hand.say(wire.Welcome((0, 1), 2, 0, 6, ""))
+    client.insert(header(0), block_of(spec, 0), 10)
+    assert not client.flush(0.2)
+    assert [type(m) for m in by_hand.heard()] == [wire.Insert, wire.Heartbeat]
+    by_hand.say(wire.Acknowledge(1, 7, 2, ""))
+    assert client.flush(10)
     client.close()
 
 

@@ -161,7 +161,7 @@ class ByHand:
         return self.answer(wire.Append(number), wire.encode(insert_of(b"actor", number)), b"block")
 
     def batch(self, index, next_number):
-        arrays = np.zeros(4, np.int64), np.ones(4), np.ones(4, np.float32)
+        arrays = np.zeros(4, np.int64), np.ones(4, np.float32)
         return self.answer(wire.Batch(0, index, next_number, *(array.tobytes() for array in arrays), 1.0))
 
 
@@ -251,7 +251,7 @@ def test_a_batch_of_another_size_is_dropped_and_another_one_demanded(by_hand, ca
     wait_for(lambda: by_hand.has_asked(1), 10, "the subscription")
     by_hand.subscribed(1)
     for index, size in enumerate((3, 5, 0)):
-        arrays = np.zeros(size, np.int64), np.ones(size), np.ones(size, np.float32)
+        arrays = np.zeros(size, np.int64), np.ones(size, np.float32)
         assert by_hand.answer(wire.Batch(0, index, 0, *(array.tobytes() for array in arrays), 1.0)) is None
         assert f"{size} keys" in caplog.text
     assert isinstance(by_hand.batch(3, 0), LogBatch)

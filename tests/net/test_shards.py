@@ -35,6 +35,7 @@ def test_shards_are_read_as_one(start_server, spec, header, context):
         client.update_priorities(TABLE, np.array([0, 1, 2, 4]), np.array([1.0, 50.0, 1.0, 50.0]))
 
         def is_told():
+            client.shards[1].has_batch(TABLE)  # keeps the client going
             return b.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] > 40
 
         wait_for(is_told, 10, "priorities at the second shard")

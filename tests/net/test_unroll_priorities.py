@@ -47,8 +47,12 @@ def test_unrolls_are_inserted_sampled_fetched_and_given_priorities(start_server,
             for name, array in slow_arrays(unroll).items():
                 assert np.array_equal(slow_arrays(found[i].unroll)[name], array), name
         reader.update_priorities("unrolls", np.array([2, 3]), np.array([5.0, 9.0]))
+
+        def is_told():
+            return reader.statistics(10).metrics["table/unrolls/priority_quantile_90"] == pytest.approx(5)
+
+        wait_for(is_told, 10, "the new priority")
         metrics = server.service.statistics
-        wait_for(lambda: metrics(0)["table/unrolls/priority_quantile_90"] == pytest.approx(5), 10, "the new priority")
         assert (metrics(0)["table/unrolls/inserted"], metrics(0)["transitions_inserted"]) == (6, 48)
         assert set(reader.sample("unrolls", 10).keys.tolist()) == {2}  # 3 was 0, and cannot be drawn
         actor.close()

@@ -27,7 +27,7 @@ FROM_REPLAY = [
     wire.Acknowledge(4, 20, 2, ""),
     wire.Subscribed(1, "log", 3, True, SPEC, 100, 3, (0, 7), ("transitions", "unrolls")),
     wire.Append(3),
-    wire.Batch(1, 0, 3, b"\0" * 8, b"\0" * 8, b"\0" * 4, 1.0),
+    wire.Batch(1, 0, 3, b"\0" * 8, b"\0" * 4, 1.0, b"\0" * 8),
     wire.Waiting(1, "actors"),
     wire.Standing(7, (1, 2), ("", "actors")),
     wire.Fetched(4, 7, True),
@@ -119,9 +119,9 @@ def test_arrays_of_odd_length_are_malformed():
     with pytest.raises(WireError, match="7 bytes"):
         wire.array_from(b"1234567", np.int64)
     with pytest.raises(WireError, match="differ"):
-        wire.Batch(0, 0, 3, b"\0" * 16, b"\0" * 8, b"\0" * 4, 1.0).sample()
+        wire.Batch(0, 0, 3, b"\0" * 16, b"\0" * 4, 1.0, b"\0" * 8).sample()
     with pytest.raises(WireError, match="no array"):
-        wire.Batch(0, 0, 3, b"\0" * 8, b"\0" * 9, b"\0" * 4, 1.0).sample()
+        wire.Batch(0, 0, 3, b"\0" * 8, b"\0" * 4, 1.0, b"\0" * 9).sample()
 
 
 @settings(max_examples=500, deadline=None)

@@ -241,9 +241,9 @@ class FullDisk:
     """Takes so many writes, then half of one, and nothing any more."""
 
     def __init__(self, monkeypatch, num_writes=0):
-        self.num_writes = num_writes
-        self.write = os.write
+        self.num_writes, self.write = num_writes, os.write
         monkeypatch.setattr("os.write", self)
+        monkeypatch.setattr("os.writev", lambda descriptor, pieces: self(descriptor, b"".join(pieces)))
 
     def __call__(self, descriptor, data):
         self.num_writes -= 1

@@ -46,6 +46,19 @@ def test_a_queue_waits_for_its_start_once_and_then_gives_all_that_is_there(seed)
     assert limiter.may_insert()
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_so_many_batches_may_be_sampled_one_after_the_other(seed):
+    rng = np.random.default_rng(seed)
+    rate, size = rng.choice([0.0, 0.3, 1.0, 7.7]), int(rng.integers(1, 20))
+    limiter = Limiter(rate, 20, rng.choice([1.0, 40.5]), inserted=int(rng.integers(15, 60)))
+    count = limiter.num_batches(size, 10)
+    assert limiter.sampled == 0
+    for _ in range(count):
+        assert limiter.may_sample(size)
+        limiter.sampled += size
+    assert count == 10 or not limiter.may_sample(size)
+
+
 @pytest.mark.parametrize("numbers", [(-1.0, 1, 1.0), (1.0, 0, 1.0), (1.0, 1, 0.0)])
 def test_numbers_that_cannot_work_are_refused(numbers):
     with pytest.raises(ValueError, match="needed"):

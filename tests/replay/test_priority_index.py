@@ -14,8 +14,8 @@ class Chosen:
     def __init__(self, draws):
         self.draws = draws
 
-    def random(self, size):
-        assert len(self.draws) == size
+    def random(self, shape):
+        assert self.draws.shape == shape
         return self.draws
 
 
@@ -34,14 +34,14 @@ class SlowIndex:
         for row, column, value in zip(rows, columns, values, strict=True):
             self.values[row * self.row_size + column] = value
 
-    def sample(self, batch_size, rng):
+    def sample(self, num_batches, batch_size, rng):
         total = sum(self.values)
+        running = np.cumsum(self.values)
         places = []
-        for i, u in enumerate(rng.random(batch_size)):
-            mass = min((i + u) * total / batch_size, np.nextafter(total, 0))
-            running = np.cumsum(self.values)
-            places.append(next(place for place, reached in enumerate(running) if mass < reached))
-        return places, [self.values[place] / total for place in places]
+        for draws in rng.random((num_batches, batch_size)):
+            masses = [min((i + u) * total / batch_size, np.nextafter(total, 0)) for i, u in enumerate(draws)]
+            places.append([next(n for n, reached in enumerate(running) if mass < reached) for mass in masses])
+        return places, [[self.values[place] / total for place in batch] for batch in places]
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,26 +72,42 @@ def test_equals_the_slow_twin_under_random_operations(data):
         everywhere = np.divmod(np.arange(num_rows * size), size)
         assert fast.get(*everywhere).tolist() == slow.values
         if fast.total() > 0:
-            draws = np.random.default_rng(data.draw(st.integers(0, 1000))).random(16)
+            shape = data.draw(st.sampled_from([(1, 16), (2, 8), (16, 1)]))
+            draws = np.random.default_rng(data.draw(st.integers(0, 1000))).random(shape)
             borders = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.5, ALMOST_ONE]), min_size=16, max_size=16)))
-            for chosen in (Chosen(draws), Chosen(borders)):
-                rows, columns, probabilities = fast.sample(16, chosen)
-                places, slow_probabilities = slow.sample(16, chosen)
+            for chosen in (Chosen(draws), Chosen(borders.reshape(shape))):
+                rows, columns, probabilities = fast.sample(*shape, chosen)
+                places, slow_probabilities = slow.sample(*shape, chosen)
                 assert (rows * size + columns).tolist() == places
                 assert probabilities.tolist() == slow_probabilities
 
 
-def test_frequencies_are_in_proportion():
+@pytest.mark.parametrize("num_batches", [1, 8])
+def test_frequencies_are_in_proportion(num_batches):
     rng = np.random.default_rng(0)
     index = PriorityIndex(70, 3)
     values = rng.exponential(size=(70, 3)) * (rng.random((70, 3)) < 0.7)
     index.set_rows(np.arange(70), values)
-    draws = [rows * 3 + columns for rows, columns, _ in (index.sample(512, rng) for _ in range(400))]
-    frequencies = np.bincount(np.concatenate(draws), minlength=210) / (400 * 512)
+    draws = [
+        rows * 3 + columns
+        for rows, columns, _ in (index.sample(num_batches, 512, rng) for _ in range(400 // num_batches))
+    ]
+    frequencies = np.bincount(np.concatenate(draws).ravel(), minlength=210) / (400 * 512)
     expected = values.ravel() / values.sum()
     assert (frequencies[expected == 0] == 0).all()
     assert np.abs(frequencies - expected).max() < 0.002
     assert frequencies[expected > 0] == pytest.approx(expected[expected > 0], rel=0.25, abs=5e-4)
+
+
+def test_batches_drawn_together_are_those_drawn_one_after_the_other():
+    rng = np.random.default_rng(3)
+    index = PriorityIndex(500, 7)
+    index.set_rows(np.arange(500), rng.exponential(size=(500, 7)))
+    together = index.sample(5, 32, np.random.default_rng(4))
+    one_by_one = np.random.default_rng(4)
+    for i in range(5):
+        alone = index.sample(1, 32, one_by_one)
+        assert all((many[i] == one[0]).all() for many, one in zip(together, alone, strict=True))
 
 
 def test_rounding_never_picks_an_empty_place():
@@ -101,7 +117,7 @@ def test_rounding_never_picks_an_empty_place():
         values = rng.random(5) * 10.0 ** rng.integers(-12, 12, 5) * (rng.random(5) < 0.3)
         index.set_rows(rng.integers(0, 137, 1), values[None])
         if index.total() > 0:
-            rows, columns, probabilities = index.sample(64, rng)
+            rows, columns, probabilities = index.sample(2, 32, rng)
             assert (probabilities > 0).all() and (index.get(rows, columns) > 0).all()
 
 
@@ -127,7 +143,7 @@ def test_a_draw_at_the_border_of_a_group_falls_into_a_place_that_exists(seed):
     index.set_rows(np.arange(64 * 40), values)
     assert index.total() > 0
     for draw in borders_of(index):
-        rows, columns, _ = index.sample(1, Chosen(np.array([draw])))
+        rows, columns, _ = index.sample(1, 1, Chosen(np.array([[draw]])))
         assert index.get(rows, columns) > 0
 
 
@@ -140,4 +156,4 @@ def test_a_copy_of_rows_does_not_follow_the_index():
 
 def test_nothing_to_sample_is_an_error():
     with pytest.raises(ValueError, match="zero"):
-        PriorityIndex(4, 4).sample(2, np.random.default_rng(0))
+        PriorityIndex(4, 4).sample(1, 2, np.random.default_rng(0))

@@ -87,9 +87,8 @@ class SlowReplay:
             self.first += 1
 
     def update(self, keys, priorities):
-        before = dict(self.powers)
         for key, priority in zip(keys, priorities, strict=True):
-            if before.get(key, 0) > 0:
+            if self.powers.get(key, 0) > 0:
                 self.powers[key] = self.power(priority)
 
     def may_sample(self, table, batch_size):
@@ -183,11 +182,15 @@ class Machine:
         assert self.fast.insert(entries, priorities, np.array([sent.valid for sent in unrolls])) == first
         self.slow.insert(unrolls)
 
-    def sample(self, table, batch_size):
-        may = self.fast.why_no_sample(table, batch_size) == ""
-        assert may == self.slow.may_sample(table, batch_size)
-        if may:
-            self.slow.take(table, self.fast.sample(table, batch_size))
+    def sample(self, table, batch_size, most):
+        """Draws up to `most` batches. The twin takes each as if it was drawn alone; none is drawn past an eviction."""
+        assert (self.fast.why_no_sample(table, batch_size) == "") == self.slow.may_sample(table, batch_size)
+        samples = self.fast.samples(table, batch_size, most)
+        for sample in samples:
+            assert self.slow.may_sample(table, batch_size)
+            self.slow.take(table, sample)
+        is_evicted = bool(samples) and self.slow.num_batches % PERIOD == 0
+        assert len(samples) == most or is_evicted or not self.slow.may_sample(table, batch_size)
 
     def update(self, keys, priorities):
         self.fast.tables["transitions"].update_priorities(np.array(keys), np.array(priorities, np.float32))
@@ -254,10 +257,10 @@ def step(machine, rng):
         case "insert":
             machine.insert([random_unroll(rng, machine.slow.p) for _ in range(rng.choice([1, 1, 2, 5, 30]))])
         case "sample":
-            machine.sample(rng.choice(list(machine.fast.tables)), rng.randrange(1, 9))
+            machine.sample(rng.choice(list(machine.fast.tables)), rng.randrange(1, 9), rng.choice([1, 1, 2, 4]))
         case "update":
             end = machine.slow.end * machine.slow.p
-            keys = rng.sample(range(end - 40, end + 10), 8)
+            keys = rng.choices(range(end - 40, end + 10), k=8)
             machine.update(keys, rng.choices(PRIORITIES, k=8))
         case "write":
             machine.write()
