@@ -132,8 +132,9 @@ class ImpalaLearner:
         )
         self._learning_rate = torch.tensor(update.learning_rate, device=device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
-        self._optimizer = make_optimizer(update, self._network, RMSPROP_DECAY, centered=False, rate=self._learning_rate)
         self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
+        parameters, rate = self._gradient.parameters, self._learning_rate
+        self._optimizer = make_optimizer(update, parameters, RMSPROP_DECAY, centered=False, rate=rate)
 
     @property
     def gradient(self) -> Tensor:
@@ -185,14 +186,11 @@ class ImpalaLearner:
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept
         rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
-        mean_loss = loss.detach() / count.masked_fill(count == 0, 1)
-        return Outcome({}, {"loss": mean_loss} | metrics, rows)
+        return Outcome({}, {"loss": loss.detach() / count.masked_fill(count == 0, 1)} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""
-        norm = self._gradient.clip(self._update.max_gradient_norm)
-        step_where_finite(self._optimizer, norm)
-        return {"gradient_norm": norm}
+        return {"gradient_norm": step_where_finite(self._optimizer, self._gradient, self._update.max_gradient_norm)}
 
     def is_refresh_due(self, num_updates: int) -> bool:
         return False
@@ -205,7 +203,7 @@ class ImpalaLearner:
 
     def learning_tensors(self) -> dict[str, Tensor]:
         schedules = {"learning_rate": self._learning_rate, "entropy_cost": self._entropy_cost}
-        return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._network)
+        return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._gradient)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""
