@@ -132,6 +132,8 @@ class UpdateConfig:
     """Adam, or RMSProp."""
     learning_rate: float = 0.00025
     """Step size."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear: it falls to 0 over --total-frames, where they are given."""
     optimizer_epsilon: float = 1e-5
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
     max_gradient_norm: float = 40.0
@@ -186,8 +188,7 @@ class WireConfig:
     metrics_port: int = 52002
     """Learner's port for the metrics of all roles."""
     shards: Annotated[int, Range(1, 64)] = 1
-    """Replay servers, each with its part of the experience and of the actors. Shard s has the ports --actor-port + 2 s
-    and --batch-port + 2 s."""
+    """Replay servers, each with its part of experience and actors; shard s has --actor-port and --batch-port + 2 s."""
     meeting_port: int = 52003
     """Port of the first learner's host where several learners meet."""
     patience_seconds: float = 600.0
@@ -226,8 +227,7 @@ class LearningConfig:
     """Learner processes on this host, started by torchrun. Each follows its part of the --shards and learns from its
     part of every batch; they add their gradients up."""
     learner_devices: str = ""
-    """Devices of several learners, such as cuda:0,cuda:1; by default each has a GPU of its own, or all compute on the
-    CPU where there is none."""
+    """Devices of several learners, such as cuda:0,cuda:1; by default a GPU each, or the CPU where there is none."""
     learner_threads: int = 1
     """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
     memory_gb: Annotated[float, Range(0)] = 0.0
@@ -238,6 +238,8 @@ class LearningConfig:
     """Updates between publications of the parameters (Ape-X codes)."""
     publish_period_seconds: Annotated[float, Range(0)] = 0.2
     """Least seconds between publications: a fast learner makes many updates in that time."""
+    publish_megabytes_per_second: Annotated[float, Range(0)] = 250.0
+    """Most that all actor hosts together are sent (a fifth of 10 Gbit/s): with many, publications are rarer; 0: any."""
     checkpoint_period_seconds: float = 60.0
     """Seconds between checkpoints."""
     keep_checkpoints: Annotated[int, Range(0)] = 0

@@ -17,7 +17,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from apexrl.agents.contract import Transitions, Want
-from apexrl.agents.families import family_of, usual_agent
+from apexrl.agents.families import family_of
 from apexrl.config import (
     DEFAULT_AGENT,
     ActorCommand,
@@ -32,6 +32,7 @@ from apexrl.config import (
 )
 from apexrl.errors import ConfigError
 from apexrl.help import HELP, show_help
+from apexrl.presets import usual_agent
 from apexrl.tables import part_of, tables_of
 from apexrl.types import StreamSpec
 

@@ -205,7 +205,7 @@ def keep_freed_memory() -> None:
     """Makes glibc keep the freed memory of tensors for later ones instead of returning it to the kernel.
 
     A batch of screens has some megabytes. Fresh pages for each of its tensors cost as much as the arithmetic (measured:
-    docs/benchmarks.md). Without glibc the function does nothing.
+    docs/log/learner.md). Without glibc the function does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt

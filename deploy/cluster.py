@@ -23,6 +23,10 @@ RANGES = {
 """The ranges that the validations in variables.tf allow."""
 LEARNER_GPUS = (1, 2, 4, 8)
 """The values that variables.tf allows."""
+LEARNER_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en")
+"""Families of whole NVIDIA GPUs that the open driver of the image drives, as images.tf lists them."""
+NEWEST = "latest"
+"""The image_version that follows new images."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,9 @@ PRICES = Path(__file__).resolve().parent / "prices.json"
 IMAGE = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
 FRAMES = 200_000_000
 HOURS_A_MONTH = 730
+JOURNAL_MEGABYTES_PER_SECOND = 125
+"""Throughput of the journal's volume beyond that which a volume has anyway (replay.tf)."""
+FURTHER = ("public_ipv4_hour", "gp3_gib_month", "gp3_mbps_month")
 CERTAIN = ("catalog", "multiple")
 
 
@@ -37,7 +40,7 @@ def read_prices(path: Path) -> dict[str, Any]:
     try:
         prices = json.loads(path.read_text(encoding="utf-8"))
         listed = [price for entry in prices["instances"].values() for key, price in entry.items() if key != "vcpus"]
-        unknown = {price[-1] for price in [*listed, prices["public_ipv4_hour"], prices["gp3_gib_month"]]}
+        unknown = {price[-1] for price in [*listed, *(prices[name] for name in FURTHER)]}
         unknown -= set(prices["sources"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise DeployError(f"{path} is not a table of prices: {error!r}") from error
@@ -69,9 +72,10 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
         rows.append(Row(f"{role}: 1 x {name}", price, price, price, is_certain))
     rows.append(_actors(cluster, prices))
     gibibytes = cluster.replay_volume_gib + cluster.learner_volume_gib
-    gibibytes += cluster.actor_hosts * read_defaults(IMAGE)["cpu_volume_gib"]  # an actor's disk is its image
+    gibibytes += (1 + cluster.actor_hosts) * read_defaults(IMAGE)["cpu_volume_gib"]  # their own disk is their image
     per_month, source = prices["gp3_gib_month"]
-    disks = gibibytes * per_month / HOURS_A_MONTH
+    per_megabyte, _ = prices["gp3_mbps_month"]
+    disks = (gibibytes * per_month + JOURNAL_MEGABYTES_PER_SECOND * per_megabyte) / HOURS_A_MONTH
     rows.append(Row(f"volumes: {gibibytes} GiB gp3", disks, disks, disks, source in CERTAIN))
     per_hour, source = prices["public_ipv4_hour"]
     count = 2 + cluster.actor_hosts
@@ -123,7 +127,10 @@ def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | 
         lines.append(f"{cluster.region} is not in the table: its prices differ")
     if not frames_per_second:
         lines.append("for the price of 200M frames: --frames-per-second, as measured on such a cluster")
-    lines.append("not counted: S3, CloudWatch logs, the images' snapshots, traffic out of the region")
+    journal = cluster.replay_volume_gib * prices["gp3_gib_month"][0]
+    journal += JOURNAL_MEGABYTES_PER_SECOND * prices["gp3_mbps_month"][0]
+    lines.append(f"after the time limit, until terraform destroy: the journal's volume, {journal:.2f} a month")
+    lines.append("not counted: S3, CloudWatch logs and alarms, the images' snapshots, traffic out of the region")
     return lines
 
 

@@ -1,45 +1,28 @@
 """`python deploy/preflight.py`: asks AWS whether `terraform apply` can work, before it costs anything.
 
-It reads the same variables as Terraform (see cluster.py), changes nothing, and reads no key. Every line says PASS or
-FAIL. A FAIL comes with its cure, and makes the exit status 1.
+It reads the same variables as Terraform (see cluster.py), and reads no key. Every line says PASS or FAIL. A FAIL comes
+with its cure, and makes the exit status 1. With --only-account it asks for nothing that the steps before `terraform
+apply` make: bucket, images, keys. It changes nothing, unless --request-quotas tells it to ask AWS for higher quotas.
 """
 
-import functools
 import ipaddress
-import math
-import re
 import sys
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tyro
 from aws import AwsError, client, code_of, explain
-from cluster import Cluster, ClusterFlags, read_cluster
+from cluster import LEARNER_FAMILIES, NEWEST, Cluster, ClusterFlags, read_cluster
+from findings import IMAGE_ROLES, Line, describe_types, images_of
 from keys import key_names, stored_keys
+from quotas import VPCS, allowed_quota, check_quotas
 from tfvars import DeployError
 
-ON_DEMAND, SPOT, GPU, GPU_P, VPCS = "L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-417A185B", "L-F678F1CE"
-QUOTA_NAMES = {
-    ON_DEMAND: "vCPUs of on-demand standard instances",
-    SPOT: "vCPUs of spot standard instances",
-    GPU: "vCPUs of on-demand G and VT instances",
-    GPU_P: "vCPUs of on-demand P instances",
-}
-STANDARD_FAMILIES = frozenset(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"))
-GPU_FAMILIES = {"g": GPU, "gr": GPU, "vt": GPU, "p": GPU_P}
-IMAGE_ROLES = {"cpu": "replay and actors", "gpu": "learner"}
+PLAN_REGION = "us-east-1"
+"""Where AWS answers about the account's plan, whatever the cluster's region."""
 WIDEST_PREFIX = 16
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
-
-
-class Line(NamedTuple):
-    """The finding of one check. With a cure it is a failure."""
-
-    name: str
-    finding: str
-    cure: str = ""
 
 
 def check_credentials(cluster: Cluster) -> Iterator[Line]:
@@ -55,6 +38,21 @@ def check_region(cluster: Cluster) -> Iterator[Line]:
         yield Line("region", f"{cluster.region} is not enabled", "enable it in the console: Account, AWS Regions")
     else:
         yield Line("region", cluster.region)
+
+
+def check_plan(cluster: Cluster) -> Iterator[Line]:
+    """Checks whether the account may start more than the smallest instances: those of AWS's free plan may not."""
+    try:
+        plan = client("freetier", PLAN_REGION).get_account_plan_state()["accountPlanType"]
+    except AwsError as error:
+        if code_of(error) != "ResourceNotFoundException":
+            raise
+        plan = "PAID"  # accounts from before July 2025, and those of an organization, have no plan
+    if plan == "FREE":
+        cure = "aws freetier upgrade-account-plan --account-plan-type PAID --region us-east-1 (the credits stay)"
+        yield Line("plan", "the account is on AWS's free plan, which starts none of these instance types", cure)
+    else:
+        yield Line("plan", "not AWS's free plan")
 
 
 def check_bucket(cluster: Cluster) -> Iterator[Line]:
@@ -79,14 +77,6 @@ def check_bucket(cluster: Cluster) -> Iterator[Line]:
         yield Line("bucket", bucket)
 
 
-@functools.cache
-def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Returns EC2's descriptions of the cluster's instance types by name, without those that EC2 does not know."""
-    filters = [{"Name": "instance-type", "Values": list(cluster.instance_types)}]
-    answer = client("ec2", cluster.region).describe_instance_types(Filters=filters)
-    return {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
-
-
 def check_types(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the instance types fit their roles."""
     names = cluster.instance_types
@@ -105,6 +95,8 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
             problem = "cannot stand in a cluster placement group, where replay and learner are"
         elif name == cluster.learner_instance_type and not _nvidia_gpus(entry):
             problem = "has no NVIDIA GPU, the learner needs one"
+        elif name == cluster.learner_instance_type and name.partition(".")[0] not in LEARNER_FAMILIES:
+            problem = f"has no whole GPU that the image's driver drives; {', '.join(LEARNER_FAMILIES)} have"
         elif name == cluster.learner_instance_type and _nvidia_gpus(entry) < cluster.learner_gpus:
             problem = f"has fewer GPUs ({_nvidia_gpus(entry)}) than learner_gpus ({cluster.learner_gpus})"
         elif name in cluster.actor_instance_types and _workers(cluster, entry) < cluster.shards:
@@ -115,7 +107,9 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
     if good:
         yield Line("instance types", ", ".join(names))
         count = _nvidia_gpus(found[cluster.learner_instance_type])
-        yield Line("GPUs", f"{cluster.learner_gpus} of {count} in a {cluster.learner_instance_type} learn")
+        idle = count - cluster.learner_gpus
+        told = f"; {idle} do nothing and cost the same: learner_gpus = {count} uses all" if idle else ""
+        yield Line("GPUs", f"{cluster.learner_gpus} of {count} in a {cluster.learner_instance_type} learn{told}")
 
 
 def _nvidia_gpus(entry: dict[str, Any]) -> int:
@@ -161,112 +155,26 @@ def check_zone(cluster: Cluster) -> Iterator[Line]:
         yield Line("zone", chosen or f"{everywhere[0]} (all types are in {', '.join(everywhere)})")
 
 
-def quota_of(instance_type: str, spot: bool) -> str:
-    """Returns the code of the vCPU quota that an instance counts against; empty when this script knows none."""
-    family = re.match(r"[a-z]+", instance_type)
-    name = family[0] if family else ""
-    if name in STANDARD_FAMILIES:
-        return SPOT if spot else ON_DEMAND
-    return "" if spot else GPU_FAMILIES.get(name, "")
-
-
-def check_quotas(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether the account may start so many vCPUs in addition to those that run already."""
-    used = _vcpus_in_use(cluster)
-    for code, needed in _vcpus_wanted(cluster).items():
-        if code not in QUOTA_NAMES:
-            cure = "look for its quota in the console (Service Quotas, Amazon EC2), or choose types of other families"
-            yield Line("quota", f"not checked: this script knows no quota of {code}", cure)
-            continue
-        limit = _allowed(cluster, "ec2", code)
-        finding = f"{QUOTA_NAMES[code]}: {needed} wanted, {used[code]} in use, {limit:g} allowed"
-        cure = ""
-        if needed + used[code] > limit:
-            cure = (
-                f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-                f"--desired-value {math.ceil(needed + used[code])} --region {cluster.region} (hours to days)"
-            )
-        yield Line("quota", finding, cure)
-
-
-def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
-    """Counts the cluster's vCPUs by quota, or by instance type where this script knows no quota.
-
-    The group may start hosts of any of its types. So each quota that one of them counts against has to be enough.
-    """
-    vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
-    wanted: Counter[str] = Counter()
-    for types, hosts, spot in (
-        ((cluster.replay_instance_type,), 1, False),
-        ((cluster.learner_instance_type,), 1, False),
-        (cluster.actor_instance_types, cluster.actor_on_demand_hosts, False),
-        (cluster.actor_instance_types, cluster.spot_hosts, True),
-    ):
-        largest: Counter[str] = Counter()
-        for name in types if hosts else ():
-            code = quota_of(name, spot) or f"{name}{' on spot' if spot else ''}"
-            largest[code] = max(largest[code], hosts * vcpus.get(name, 0))
-        wanted += largest
-    return wanted
-
-
-def _allowed(cluster: Cluster, service: str, code: str) -> float:
-    """Returns a quota of the account, or AWS's default when the account has none of its own."""
-    quotas = client("service-quotas", cluster.region)
-    try:
-        return float(quotas.get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"])
-    except AwsError as error:
-        if code_of(error) != "NoSuchResourceException":
-            raise
-    return float(quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"])
-
-
-def _vcpus_in_use(cluster: Cluster) -> Counter[str]:
-    """Counts the vCPUs of the account's other instances by quota."""
-    states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    running: Counter[tuple[str, bool]] = Counter()
-    ec2 = client("ec2", cluster.region)
-    for page in ec2.get_paginator("describe_instances").paginate(Filters=states):
-        for instance in (instance for group in page["Reservations"] for instance in group["Instances"]):
-            tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
-            if (tags.get("Project"), tags.get("Cluster")) != ("apexrl", cluster.name):
-                running[instance["InstanceType"], instance.get("InstanceLifecycle") == "spot"] += 1
-    names = sorted({name for name, _ in running})
-    vcpus: dict[str, int] = {}
-    for start in range(0, len(names), 100):
-        for entry in ec2.describe_instance_types(InstanceTypes=names[start : start + 100])["InstanceTypes"]:
-            vcpus[entry["InstanceType"]] = entry["VCpuInfo"]["DefaultVCpus"]
-    used: Counter[str] = Counter()
-    for (name, spot), count in running.items():
-        used[quota_of(name, spot)] += count * vcpus[name]
-    return used
-
-
 def check_network(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether there is room for one more VPC."""
+    """Checks whether there is room for one more VPC, and a default one while images have to be built."""
     vpcs = client("ec2", cluster.region).describe_vpcs()["Vpcs"]
     is_there = any({"Key": "Cluster", "Value": cluster.name} in vpc.get("Tags", []) for vpc in vpcs)
-    allowed = _allowed(cluster, "vpc", VPCS)
+    allowed = allowed_quota(cluster, "vpc", VPCS)
     finding = f"{len(vpcs)} in use, {allowed:g} allowed" + (", this cluster's among them" if is_there else "")
     cure = "" if is_there or len(vpcs) < allowed else "delete one that nobody uses, or ask for a higher quota"
     yield Line("VPCs", finding, cure)
+    if not all(images_of(cluster).values()) and not any(vpc.get("IsDefault") for vpc in vpcs):
+        cure = f"aws ec2 create-default-vpc --region {cluster.region}, or packer build -var subnet_id=..."
+        yield Line("VPCs", "there is no default VPC, in which Packer builds the images", cure)
 
 
 def check_images(cluster: Cluster) -> Iterator[Line]:
     """Checks whether both images exist in one version."""
-    images = client("ec2", cluster.region).describe_images(
-        Owners=["self"], Filters=[{"Name": "tag:Project", "Values": ["apexrl"]}]
-    )["Images"]
     versions = {}
-    for role, hosts in IMAGE_ROLES.items():
-        found = []
-        for image in images:
-            tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
-            right_version = cluster.image_version in ("", tags.get("Version"))
-            if tags.get("Role") == role and right_version and image["State"] == "available":
-                found.append((image["CreationDate"], tags.get("Version", "unknown"), image["ImageId"]))
+    for role, found in images_of(cluster).items():
+        hosts = IMAGE_ROLES[role]
         if not found:
-            which = f" of version {cluster.image_version}" if cluster.image_version else ""
+            which = f" of version {cluster.image_version}" if cluster.image_version not in ("", NEWEST) else ""
             cure = f"packer build in deploy/packer, in {cluster.region} (deploy/README.md), or another image_version"
             yield Line("image", f"none for {hosts} (role {role}){which}", cure)
             continue
@@ -292,16 +200,17 @@ def check_keys(cluster: Cluster) -> Iterator[Line]:
         yield Line("keys", f"{len(stored)} under /apexrl/{cluster.name}/keys")
 
 
-def check_spot_role(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether EC2 has its role for spot instances. Without it a group of actors stays empty."""
-    if not cluster.spot_hosts:
-        return
-    path = "/aws-service-role/spot.amazonaws.com/"
-    if client("iam", cluster.region).list_roles(PathPrefix=path)["Roles"]:
-        yield Line("spot", f"{cluster.spot_hosts} hosts; the account has EC2's role for spot instances")
-    else:
-        cure = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
-        yield Line("spot", "the account lacks EC2's role for spot instances", cure)
+def check_roles(cluster: Cluster) -> Iterator[Line]:
+    """Checks whether AWS has its roles for groups, alarms that reboot, and spot instances."""
+    wanted = {"autoscaling": "groups of instances", "events": "alarms that reboot a host"}
+    wanted |= {"spot": "spot instances"} if cluster.spot_hosts else {}
+    for service, purpose in wanted.items():
+        path = f"/aws-service-role/{service}.amazonaws.com/"
+        if client("iam", cluster.region).list_roles(PathPrefix=path)["Roles"]:
+            yield Line("role", f"AWS has its role for {purpose}")
+        else:
+            cure = f"aws iam create-service-linked-role --aws-service-name {service}.amazonaws.com"
+            yield Line("role", f"the account lacks AWS's role for {purpose}", cure)
 
 
 def check_addresses(cluster: Cluster, address: str) -> Iterator[Line]:
@@ -337,25 +246,27 @@ def _public_address() -> str:
 
 Check = Callable[[Cluster], Iterator[Line]]
 FIRST: tuple[tuple[str, Check], ...] = (("credentials", check_credentials), ("region", check_region))
-FURTHER: tuple[tuple[str, Check], ...] = (
-    ("bucket", check_bucket),
+ACCOUNT: tuple[tuple[str, Check], ...] = (
+    ("plan", check_plan),
     ("instance types", check_types),
     ("zone", check_zone),
-    ("quotas", check_quotas),
     ("VPCs", check_network),
-    ("images", check_images),
-    ("keys", check_keys),
-    ("spot", check_spot_role),
+    ("roles", check_roles),
 )
+"""About the account, whatever was made in it."""
+PREPARED: tuple[tuple[str, Check], ...] = (("bucket", check_bucket), ("images", check_images), ("keys", check_keys))
+"""About all that has to be there before `terraform apply`."""
 
 
-def run_checks(cluster: Cluster, address: str) -> bool:
-    """Prints a line for each finding; returns whether all passed."""
+def run_checks(cluster: Cluster, address: str, only_account: bool = False, request_quotas: bool = False) -> bool:
+    """Prints a line for each finding; returns whether all passed. `main` describes the arguments."""
     if not all(_passes(name, check, cluster) for name, check in FIRST):  # stops at the first failure
         print("      the rest can only be asked when that passes")
         return False
+    quotas = ("quotas", lambda cluster: check_quotas(cluster, request_quotas))
     last = ("address", lambda cluster: check_addresses(cluster, address))
-    return all([_passes(name, check, cluster) for name, check in (*FURTHER, last)])  # runs all of them
+    checks = (*ACCOUNT, quotas, last) if only_account else (*ACCOUNT, quotas, *PREPARED, last)
+    return all([_passes(name, check, cluster) for name, check in checks])  # runs all of them
 
 
 def _passes(name: str, check: Check, cluster: Cluster) -> bool:
@@ -373,22 +284,30 @@ def _passes(name: str, check: Check, cluster: Cluster) -> bool:
     return passes
 
 
-def main(flags: tyro.conf.OmitArgPrefixes[ClusterFlags], address: str = "") -> int:
+def main(
+    flags: tyro.conf.OmitArgPrefixes[ClusterFlags],
+    address: str = "",
+    only_account: bool = False,
+    request_quotas: bool = False,
+) -> int:
     """Asks AWS whether `terraform apply` can work.
 
     Args:
       flags: The description of the cluster.
       address: This machine's public IPv4 address. If needed and not given, checkip.amazonaws.com is asked for it.
+      only_account: Leave out bucket, images and keys: for an account in which nothing was made yet.
+      request_quotas: Ask AWS for each quota that is too low. This is the only change that the script makes.
     """
     try:
         cluster = read_cluster(flags)
         if not cluster.region:
             raise DeployError("variable region is not given: give --region, or region in a var-file")
-        passed = run_checks(cluster, address)
+        passed = run_checks(cluster, address, only_account, request_quotas)
     except DeployError as error:
         print(f"cannot look: {error}", file=sys.stderr)
         return 1
-    print("ready for terraform apply" if passed else "not ready: see the lines with FAIL")
+    ready = "the account is ready" if only_account else "ready for terraform apply"
+    print(ready if passed else "not ready: see the lines with FAIL")
     return 0 if passed else 1
 
 

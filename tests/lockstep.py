@@ -21,7 +21,9 @@ from apexrl.networks.parameters import Identity, Parameters, ParametersHeader, d
 CPU = torch.device("cpu")
 TABLE = "transitions"
 ALGORITHM = ApexAlgorithm(unroll_starts=8)
-UPDATE = ApexUpdate(16, "adam", 1e-3, 1e-5, 40.0, 20, TABLE)
+UPDATE = ApexUpdate(
+    16, "adam", 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=20, table=TABLE
+)
 NETWORK = DuelingConfig(channels=(4, 4, 4), hidden_size=16)
 VIEW = Transitions(ALGORITHM.n_steps, ALGORITHM.gamma)
 NUM_ENVS = 4

@@ -15,7 +15,7 @@ from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, TransitionBatch
 from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 from apexrl.agents.gradient import Gradient
-from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
+from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
 from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, n_step_targets
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.config import DuelingConfig, from_text
@@ -98,7 +98,8 @@ class ApexLearner:
         return self._gradient.buffer
 
     def schedule(self, frames: int, share: float) -> None:
-        """Does nothing: no number of Ape-X changes during a run."""
+        """Sets the learning rate."""
+        schedule_rate(self._optimizer, self._update, share)
 
     @torch.no_grad()
     def ahead(self, batches: Batches) -> tuple[Tensor, Tensor]:

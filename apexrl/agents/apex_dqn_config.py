@@ -55,13 +55,13 @@ TWO_CORES: Preset = {
     "network": {"channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 400_000, "min_size_to_sample": 15_000, "samples_per_insert": 2.5},
 }
-"""Tuned on Pong with two CPU cores (docs/benchmarks.md)."""
+"""Tuned on Pong with two CPU cores (docs/log/pong.md)."""
 
 SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},
     "network": {"channels": (16, 32, 32), "hidden_size": 128},
     "replay": {"capacity": 100_000, "min_size_to_sample": 2_000, "samples_per_insert": 8.0},
-    "acting": {"environments_per_worker": 8, "environment_groups": 1},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 10.0},
 }
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""

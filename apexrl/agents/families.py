@@ -5,19 +5,11 @@ from typing import cast
 
 from apexrl.agents import apex_dqn_config, impala_config
 from apexrl.agents.contract import Family, Implementation
-from apexrl.config import DEFAULT_AGENT
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own
 
-STOCHASTIC = frozenset({"Corridor-v0"})
-"""Environments whose best policy without a memory is random: no greedy algorithm solves them."""
 FAMILIES: dict[str, Family] = {"apex-dqn": apex_dqn_config.FAMILY, "impala": impala_config.FAMILY}
 """By the name that --agent takes. A module of your own may add to it: --agent module:name imports it first."""
-
-
-def usual_agent(env: str) -> str:
-    """Returns the name of the algorithm that trains on an environment unless told otherwise."""
-    return "impala" if env in STOCHASTIC else DEFAULT_AGENT
 
 
 def family_of(name: str) -> Family:

@@ -15,7 +15,7 @@ from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Ou
 from apexrl.agents.gradient import Gradient
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of, wants
 from apexrl.agents.mix import parts_of
-from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, step_where_finite
+from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
 from apexrl.agents.replay_states import ReplayStates
 from apexrl.agents.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
@@ -130,11 +130,9 @@ class ImpalaLearner:
         self._replay_states = ReplayStates(
             self._parts, wants(algorithm, update), update.replay_state, lstm_size_of(spec), device
         )
-        self._learning_rate = torch.tensor(update.learning_rate, device=device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
         self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
-        parameters, rate = self._gradient.parameters, self._learning_rate
-        self._optimizer = make_optimizer(update, parameters, RMSPROP_DECAY, centered=False, rate=rate)
+        self._optimizer = make_optimizer(update, self._gradient.parameters, RMSPROP_DECAY, centered=False)
 
     @property
     def gradient(self) -> Tensor:
@@ -143,7 +141,7 @@ class ImpalaLearner:
     def schedule(self, frames: int, share: float) -> None:
         """Sets the learning rate and the weight of the entropy."""
         update = self._update
-        self._learning_rate.fill_(update.learning_rate * (1 - share))
+        schedule_rate(self._optimizer, update, share)
         passed = min(frames / update.entropy_frames, 1.0) if update.entropy_frames else 0.0
         self._entropy_cost.fill_(update.entropy_cost + passed * (update.entropy_cost_end - update.entropy_cost))
 
@@ -202,7 +200,7 @@ class ImpalaLearner:
         return self._network.state_dict()
 
     def learning_tensors(self) -> dict[str, Tensor]:
-        schedules = {"learning_rate": self._learning_rate, "entropy_cost": self._entropy_cost}
+        schedules = {"entropy_cost": self._entropy_cost}
         return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._gradient)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:

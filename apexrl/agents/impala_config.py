@@ -44,7 +44,9 @@ class ImpalaUpdate(UpdateConfig):
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
     learning_rate: float = 0.0006
-    """Step size (IMPALA). It falls linearly to 0 over --total-frames, where they are given."""
+    """Step size (IMPALA)."""
+    learning_rate_schedule: Literal["constant", "linear"] = "linear"
+    """constant, or linear: it falls to 0 over --total-frames, where they are given (IMPALA)."""
     optimizer_epsilon: float = 0.01
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root (IMPALA)."""
     reduction: Literal["sum", "mean"] = "sum"
@@ -88,7 +90,7 @@ TWO_CORES: Preset = {
     "learning": {"publish_period_updates": 1, "prefetch_batches": 2},
     "acting": {"parameter_period_frames": 80},  # an unroll
 }  # fmt: skip
-"""For games of Atari on two CPU cores: run i of docs/benchmarks.md."""
+"""For games of Atari on two CPU cores: run i of docs/log/pong.md."""
 
 SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4, "entropy_cost": 0.01},

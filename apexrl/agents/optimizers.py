@@ -75,7 +75,6 @@ def make_optimizer(
     parameters: Tensor,
     decay: float = DECAY,
     centered: bool = True,
-    rate: Tensor | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step.
 
@@ -83,7 +82,6 @@ def make_optimizer(
       parameters: [P], those of `Gradient`.
       decay: of RMSProp's averages; Adam has its own.
       centered: whether RMSProp divides by the root of the variance, or of the mean square; Adam takes neither.
-      rate: scalar on the device, which may change; the configuration's learning rate when None.
     """
     optimizer: torch.optim.Optimizer
     if config.optimizer == "rmsprop":
@@ -93,9 +91,16 @@ def make_optimizer(
         optimizer = torch.optim.Adam([parameters], config.learning_rate, eps=epsilon, fused=True, capturable=on_gpu)
         # As Adam makes it itself in its first step, which a captured graph would repeat each time.
         optimizer.state[parameters] = _zero_slots(parameters, ("exp_avg", "exp_avg_sq"))
-    if rate is not None:
-        optimizer.param_groups[0]["lr"] = rate  # Adam's constructor would read its value
+    if config.learning_rate_schedule != "constant":  # each step reads it anew; Adam's constructor would read its value
+        optimizer.param_groups[0]["lr"] = torch.tensor(config.learning_rate, device=parameters.device)
     return optimizer
+
+
+def schedule_rate(optimizer: torch.optim.Optimizer, config: UpdateConfig, share: float) -> None:
+    """Sets the learning rate for a share 0 to 1 of a run, where it follows a schedule."""
+    rate = optimizer.param_groups[0]["lr"]
+    if isinstance(rate, Tensor):
+        rate.fill_(config.learning_rate * (1 - share))
 
 
 def step_where_finite(optimizer: torch.optim.Optimizer, gradient: Gradient, max_norm: float) -> Tensor:

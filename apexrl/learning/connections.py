@@ -45,13 +45,15 @@ class Logs:
 class Connections(Logs):
     """Owns two servers besides, which run in threads of their own: the connections of the first learner."""
 
-    def __init__(self, wires: WireConfig):
+    def __init__(self, wires: WireConfig, publish_megabytes_per_second: float = 0.0):
         """Binds the ports.
 
         Raises: ConfigError when a port cannot be had.
         """
         super().__init__(wires)
-        self._publisher = ParameterPublisher(wires.bind_host, wires.parameter_port, self._keyring)
+        self._publisher = ParameterPublisher(
+            wires.bind_host, wires.parameter_port, self._keyring, bytes_per_second=1e6 * publish_megabytes_per_second
+        )
         self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
 
     def start(self, stop: Stop) -> None:

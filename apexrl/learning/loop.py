@@ -74,7 +74,8 @@ class LearnerLoop:
         self._results = Results(fifo_tables(self._family, command))
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
-        self._connections = Connections(command.wires) if self._team.is_first else None
+        bound = command.learning.publish_megabytes_per_second
+        self._connections = Connections(command.wires, bound) if self._team.is_first else None
         self._others = None if self._team.is_first else OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
         self._waits_for, self._said_late = "", 0.0

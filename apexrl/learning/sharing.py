@@ -5,8 +5,10 @@ import dataclasses
 import msgspec
 import numpy as np
 
+from apexrl.agents.contract import Unrolls
 from apexrl.config import LearnerCommand, WireConfig
 from apexrl.errors import ConfigError
+from apexrl.flags import wants_of
 from apexrl.learning.replicas import Replicas
 from apexrl.learning.team import Team
 from apexrl.networks.checkpoint import Checkpoint
@@ -24,12 +26,18 @@ class Beginning(msgspec.Struct, frozen=True):
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
     """Returns the command of one of several learners: its part of the batch.
 
-    Raises: ConfigError when the batch cannot be divided.
+    Raises: ConfigError when the batch cannot be divided, or one learner would walk through several shards.
     """
     size = command.update.batch_size
     if size % num_learners:
         raise ConfigError(f"--batch-size {size} is not to be divided among {num_learners} learners: give a multiple")
-    return dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
+    share = dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
+    walks = any(isinstance(want.view, Unrolls) and want.view.walks for want in wants_of(share))
+    if walks and command.wires.shards > num_learners:
+        raise ConfigError(
+            "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"
+        )
+    return share
 
 
 def shards_of(wires: WireConfig, team: Team) -> range:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ACTORS = 4096
 MAX_STREAMS_PER_ACTOR = 4096
-MAX_SLOTS = 65_536
+MAX_SLOTS = 262_144
 REMEMBERED_ACTORS = 65_536
 JOURNAL_FAULT = "journal"
 

@@ -30,6 +30,11 @@ class Leases:
     def give_back(self, slots: tuple[int, ...]) -> None:
         """Frees slots. The ladder then ends behind the highest slot that is still leased."""
         self._held.difference_update(slots)
-        self.ladder_size = max(self._held, default=-1) + 1
-        self._free = [slot for slot in {*self._free, *slots} if slot < self.ladder_size]
-        heapq.heapify(self._free)
+        end = self.ladder_size
+        while self.ladder_size and self.ladder_size - 1 not in self._held:
+            self.ladder_size -= 1
+        for slot in slots:
+            heapq.heappush(self._free, slot)
+        if self.ladder_size < end:
+            self._free = [slot for slot in self._free if slot < self.ladder_size]
+            heapq.heapify(self._free)

@@ -1,7 +1,8 @@
 """The parameter channel: from the learner to all actors and evaluators; the newest value wins.
 
 A subscriber keeps only the newest message in its socket (CONFLATE). Once a second it says that it is there. The
-publisher sends each value once to each connection that it has heard of. It stores nothing of a peer's messages.
+publisher sends each value once to each connection that it has heard of. It stores nothing of a peer's messages. With
+many subscribers it sends fewer values, so that the learner's network has room for the rest.
 """
 
 import contextlib
@@ -31,9 +32,18 @@ WARNING_SECONDS = 10.0
 class ParameterPublisher:
     """Publishes encoded parameters. Its owner runs `run` in a thread, and only that thread uses the socket."""
 
-    def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keyring: Keyring | None = None,
+        context: zmq.Context | None = None,
+        bytes_per_second: float = 0.0,
+    ):
         """Binds the port; with a keyring only actors may subscribe.
 
+        Args:
+          bytes_per_second: the most that all subscribers together are sent, on average; 0: no bound.
         Raises: ConfigError when the port cannot be bound.
         """
         context = context or zmq.Context.instance()
@@ -46,6 +56,7 @@ class ParameterPublisher:
         self._last: bytes | None = None
         self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False
+        self._bytes_per_second = bytes_per_second
         self._closed = threading.Event()
 
     def publish(self, encoded: bytes) -> None:
@@ -62,11 +73,18 @@ class ParameterPublisher:
         while not self._closed.is_set():
             self._hear()
             last, now = self._last, time.monotonic()
-            if last is not value or now >= began + REPEAT_SECONDS:
+            is_new = last is not value and now >= began + self._round_seconds(value)
+            if is_new or now >= began + REPEAT_SECONDS:
                 number, value, began = number + 1, last, now
             if value is not None:
                 self._send(number, value)
         self._socket.close()
+
+    def _round_seconds(self, value: bytes | None) -> float:
+        """Returns the least time from sending a value to all subscribers to sending the next one."""
+        if value is None or not self._bytes_per_second:
+            return 0.0
+        return len(value) * len(self._told) / self._bytes_per_second
 
     def _hear(self) -> None:
         """Waits a moment for messages of subscribers, and adds the new ones."""

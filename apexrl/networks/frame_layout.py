@@ -2,7 +2,7 @@
 
 Gray screens lie in blocks of 4x4 pixels. An 8x8 convolution with stride 4 over a screen is a 2x2 convolution with
 stride 1 over its blocks: the same sums, in an order that CPUs and tensor cores like better (measured:
-docs/benchmarks.md). All other frames lie in memory as the environment gives them. Pure functions of tensors.
+docs/log/learner.md). All other frames lie in memory as the environment gives them. Pure functions of tensors.
 """
 
 import dataclasses

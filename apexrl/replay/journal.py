@@ -139,6 +139,8 @@ def identity_of(directory: Path) -> LogIdentity:
         if header is not None:
             check_format(header.format, directory)
             return LogIdentity(FORMAT, header.log, (), header.spec)
+    if shards := sorted(path.name for path in directory.glob("shard-*")):
+        raise ConfigError(f"{directory} holds the journals of {len(shards)} shards: give one, {directory / shards[0]}")
     raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
 
 

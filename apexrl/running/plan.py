@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from apexrl.agents.contract import Family, Unrolls, Want
-from apexrl.agents.families import STOCHASTIC, family_of, implementation
+from apexrl.agents.contract import Family, Want
+from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
@@ -31,6 +31,7 @@ from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.memory import free_memory_bytes
+from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.device_look import look_at
@@ -38,6 +39,7 @@ from apexrl.runs import new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
 
+STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is random: no greedy one solves these
 SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
@@ -53,7 +55,7 @@ SMOKE: Mapping[str, Mapping[str, Any]] = {
     "replay": {"capacity": 20_000, "min_size_to_sample": 2_000, "samples_per_insert": 1.0},
     "evaluation": {"episodes": 2, "evaluation_period_seconds": 10.0},
 }
-SMOKE_SECONDS = 60.0
+SMOKE_SECONDS = 20.0  # after the first frame, at least
 
 
 class Machine(NamedTuple):
@@ -83,6 +85,7 @@ class Plan(NamedTuple):
     command: RunCommand
     spec: StreamSpec
     machine: Machine
+    known: Sequence[str] = ()  # the flags for its environment in presets.toml, where it began with them
 
 
 def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str] | None = None) -> Plan:
@@ -120,7 +123,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     implementation(family).check_network(command.network, stream)
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
-    return Plan(command, stream, machine)
+    return Plan(command, stream, machine, () if saved is not None else _known_flags(asked))
 
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec) -> RunCommand:
@@ -129,6 +132,7 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
     command = dataclasses.replace(with_preset(default_command(RunCommand, asked.agent), preset), env=asked.env)
     if not asked.reproducible:  # there the sizes are the same on every machine
         command = with_sections(command, _sizes(machine, environment))
+    command = parse_onto(command, _known_flags(asked))
     if asked.from_journal:
         journal = Path(asked.from_journal)
         command = with_sections(
@@ -189,6 +193,11 @@ def _reachable(wires: WireConfig) -> WireConfig:
     return dataclasses.replace(wires, replay_host=host, learner_host=host)
 
 
+def _known_flags(asked: RunCommand) -> list[str]:
+    """Returns the flags of `presets.toml` that a run begins with: of one with actors that asked for no preset."""
+    return flags_for(asked.env.env, asked.agent) if asked.preset == "auto" and asked.has_actors else []
+
+
 def _fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
     if environment.frame_size <= SMALL_FRAME_SIZE:
         return "small"
@@ -227,12 +236,6 @@ def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunC
         acting = dataclasses.replace(acting, num_workers=wires.shards)
     command = dataclasses.replace(command, wires=wires, acting=acting)
     share = share_of(learner_command(command), num_learners)
-    wants = wants_of(share)
-    walks = any(isinstance(want.view, Unrolls) and want.view.walks for want in wants)
-    if walks and wires.shards > num_learners:
-        raise ConfigError(
-            "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"
-        )
     check_together(dataclasses.replace(command, update=share.update, replay=part_of(command.replay, wires.shards)))
     devices_of(command.learning, num_learners)
     return command
@@ -340,7 +343,7 @@ def _described(name: str, table: TableConfig) -> str:
 
 def describe(plan: Plan) -> list[tuple[str, str]]:
     """Returns the plan for a person to read, as names and values."""
-    command, spec, machine = plan
+    command, spec, machine, known = plan
     acting, replay, update, wires = command.acting, command.replay, command.update, command.wires
     store = UnrollStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
     on_device = machine.device.type == "cuda" and store + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
@@ -359,14 +362,16 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
+    is_falling = update.learning_rate_schedule == "linear" and command.learning.total_frames
+    falling = f" falling to 0 over {command.learning.total_frames:,} frames" if is_falling else ""
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", environment),
         ("agent", command.agent),
-        ("preset", command.preset),
+        ("preset", command.preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", sampling),
-        ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}"),
+        ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}{falling}"),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
     ]  # fmt: skip
     if wires.shards > 1:

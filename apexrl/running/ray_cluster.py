@@ -98,6 +98,7 @@ class Driver:
         Raises: ConfigError when the run cannot work on the cluster.
         """
         self._connect()
+        self._await_namesake(stop)
         try:
             place = self._reserve(stop)
             if place is None:
@@ -125,9 +126,22 @@ class Driver:
             )  # fmt: skip
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(f"--ray-address {address}: no Ray cluster answers ({error})") from error
-        with contextlib.suppress(ValueError):
-            ray.get_actor(REGISTRY)
-            raise ConfigError(f"--ray-namespace {self._run}: a run of that name goes on here; give another")
+
+    def _await_namesake(self, stop: Stop) -> None:
+        """Waits until a run of the same name has ended whose driver is gone.
+
+        Raises: ConfigError when its driver is there, or it does not end in time.
+        """
+        started, last = time.monotonic(), -1.0
+        while not stop.is_set() and (silence := _driver_silence()) is not None:
+            if silence < last:
+                raise ConfigError(f"--ray-namespace {self._run}: a run of that name goes on here; give another")
+            if last < 0:
+                self._print(f"there is a run {self._run} already: waits for its end, if its driver is gone")
+            if time.monotonic() - started > PATIENCE_SECONDS + END_SECONDS:
+                raise ConfigError(f"--ray-namespace {self._run}: a run of that name does not end; give another")
+            last = silence
+            stop.wait(POLL_SECONDS)
 
     def _reserve(self, stop: Stop) -> Any:
         """Returns the placement group of replay and learner; None when a signal came first.
@@ -346,6 +360,18 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+
+
+def _driver_silence() -> float | None:
+    """Returns the seconds since the driver of this namespace's run asked last, inf while it ends; None without one."""
+    try:
+        registry: Any = ray.get_actor(REGISTRY)
+        silence: float = ray.get(registry.silence.remote(), timeout=END_SECONDS)
+    except ValueError:
+        return None
+    except ray.exceptions.RayError:
+        return math.inf
+    return silence
 
 
 def in_place(place: Any, bundle: int) -> PlacementGroupSchedulingStrategy:

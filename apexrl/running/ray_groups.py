@@ -122,6 +122,10 @@ class Registry:
         self._is_ending |= ends
         return self._living()
 
+    def silence(self) -> float:
+        """Returns the seconds since the driver asked last."""
+        return time.monotonic() - self._driver_seen
+
     def forget(self, group: str) -> None:
         """Forgets a group whose node is gone."""
         self._reports.pop(group, None)

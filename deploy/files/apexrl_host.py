@@ -6,16 +6,20 @@ keys      fetches the CURVE keys of this host's role from the Parameter Store in
 restore   fetches the run so far from S3 into an empty run directory
 sync      uploads changed files of the run directory to S3
 spot      waits for the notice that AWS takes the spot instance back, then stops the actors
+journal   finds the volume of the journal and makes its file system, then leaves a link to its device
+finish    ends the cluster, when its learner has done all that it was asked for
+deadline  prints the deadline of the cluster, as the Parameter Store has it
 limit     waits for the deadline of the cluster, then powers the host off
 logs      writes the configuration of the CloudWatch agent
 
 All settings come from the environment (role.env). An error ends the program with status 1 and a line that says what to
-do. The unit then starts it again. `limit` must work when nothing else does: only keys, restore and sync import boto3.
+do. The unit then starts it again. `limit` must work when nothing else does: only what talks to AWS imports boto3.
 """
 
 import datetime
 import logging
 import os
+import pwd
 import shlex
 import subprocess
 import sys
@@ -31,23 +35,30 @@ logger = logging.getLogger("apexrl_host")
 
 SPOT_PERIOD_SECONDS = 5.0
 LIMIT_PERIOD_SECONDS = 10.0
+DEADLINE_PERIOD_SECONDS = 60.0
+DEADLINE_PATIENCE_SECONDS = 60.0
 NO_DEADLINE_SECONDS = 3600.0
 POWEROFF_SECONDS = 300.0
 METADATA_SECONDS = 2.0
 TOKEN_SECONDS = 21600
+ATTACH_SECONDS = 120.0
+DISK_SECONDS = 600.0
+BLANK_BYTES = 1 << 20
+FIXED_STATUS = 1  # of e2fsck: it has mended the file system
+DEVICES = Path("/dev/disk/by-id")
+VOLUME = r"vol-[0-9a-f]+"
 AGENT_CONFIG = Path(__file__).with_name("cloudwatch-agent.json")
 
 
-def deadline() -> datetime.datetime:
-    """Returns the time at which the host has to be off.
+def as_time(text: str) -> datetime.datetime:
+    """Returns a deadline as the Parameter Store holds it.
 
-    Raises: HostError when APEXRL_DEADLINE is not a time like 2026-01-02T03:04:05Z.
+    Raises: HostError when it is not a time like 2026-01-02T03:04:05Z.
     """
-    text = variable("APEXRL_DEADLINE")
     try:
         return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
     except ValueError as error:
-        raise HostError(f"APEXRL_DEADLINE={text!r}: a time like 2026-01-02T03:04:05Z was expected") from error
+        raise HostError(f"the deadline is {text!r}: a time like 2026-01-02T03:04:05Z was expected") from error
 
 
 def shards() -> int:
@@ -61,15 +72,18 @@ def shards() -> int:
 def check() -> None:
     """Raises HostError when role.env differs from the form that Terraform writes."""
     host_role = role()
-    deadline()
     variable("APEXRL_CLUSTER", r"[a-z0-9-]+")
     variable("AWS_DEFAULT_REGION")
-    variable("APEXRL_KEYS_PATH", r"(/[A-Za-z0-9_.-]+)+")
+    for name in ("APEXRL_KEYS_PATH", "APEXRL_DEADLINE"):
+        variable(name, r"(/[A-Za-z0-9_.-]+)+")
+    if host_role in ("replay", "learner"):
+        variable("APEXRL_RUN", r"[A-Za-z0-9][A-Za-z0-9._-]*")
     if host_role == "replay":
         shards()
+        variable("APEXRL_JOURNAL_VOLUME", VOLUME)
     if host_role == "learner":
         variable("APEXRL_BUCKET", r"[a-z0-9.-]+")
-        variable("APEXRL_RUN", r"[A-Za-z0-9._-]+")
+        variable("APEXRL_GROUP")
     for name in ("APEXRL_FLAGS", "APEXRL_EVALUATOR_FLAGS"):
         try:
             shlex.split(os.environ.get(name, ""))
@@ -135,21 +149,77 @@ def spot() -> None:
         time.sleep(SPOT_PERIOD_SECONDS)
 
 
-def limit() -> None:
-    """Powers the host off at the deadline. A host without a readable deadline gets an hour from its start."""
-    try:
-        end = deadline()
-    except HostError as error:
-        started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        end = datetime.datetime.fromtimestamp(started + NO_DEADLINE_SECONDS, datetime.UTC)
-        logger.error("%s", error)
-    logger.info("this host is powered off at %s", end.isoformat())
-    while datetime.datetime.now(datetime.UTC) < end:
+def limit(directory: Path) -> None:
+    """Powers the host off at the cluster's deadline, which it asks for every minute and keeps in the directory.
+
+    Without an answer the last one counts. A host that never got one has an hour from its start.
+    """
+    told, asked, end = None, 0.0, datetime.datetime.now(datetime.UTC)
+    while True:
+        now = datetime.datetime.now(datetime.UTC)
+        if now >= end or time.monotonic() >= asked + DEADLINE_PERIOD_SECONDS:
+            asked, end = time.monotonic(), _newest_deadline(directory / "deadline")
+        if end != told:
+            logger.info("this host is powered off at %s", end.isoformat())
+            told = end
         left = (end - datetime.datetime.now(datetime.UTC)).total_seconds()
-        time.sleep(min(max(left, 0.0), LIMIT_PERIOD_SECONDS))  # in short steps, because the clock may be set meanwhile
+        if left <= 0:
+            break
+        time.sleep(min(left, LIMIT_PERIOD_SECONDS))  # in short steps, because the clock may be set meanwhile
     logger.warning("the time of the cluster is up: powering off")
     subprocess.run(["systemctl", "poweroff"], check=True, timeout=60)
     time.sleep(POWEROFF_SECONDS)  # the shutdown stops this process; if it does not, the unit asks again
+
+
+def _newest_deadline(kept: Path) -> datetime.datetime:
+    """Returns the deadline by the Parameter Store, else the last one, else an hour from the start of the host."""
+    # A process of its own: whatever becomes of it, this one goes on.
+    command = [sys.executable, str(Path(__file__).resolve()), "deadline"]
+    try:
+        answer = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_PATIENCE_SECONDS, check=True
+        ).stdout.strip()
+        end = as_time(answer)
+        temporary = kept.with_suffix(".tmp")
+        temporary.write_text(answer)
+        temporary.replace(kept)
+        return end
+    except (HostError, OSError, subprocess.SubprocessError) as error:
+        logger.error("the deadline is not known: %s", error)
+    try:
+        return as_time(kept.read_text())
+    except (HostError, OSError):
+        started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return datetime.datetime.fromtimestamp(started + NO_DEADLINE_SECONDS, datetime.UTC)
+
+
+def journal(link: Path) -> None:
+    """Finds the volume of the journal, which is attached once the host runs, and checks or makes its file system.
+
+    Raises: HostError when the volume is not attached in time, or its file system is beyond repair.
+    """
+    volume = variable("APEXRL_JOURNAL_VOLUME", VOLUME)
+    device = DEVICES / f"nvme-Amazon_Elastic_Block_Store_{volume.replace('-', '')}"
+    end = time.monotonic() + ATTACH_SECONDS
+    while not device.exists():
+        if time.monotonic() >= end:
+            raise HostError(f"{volume} is not attached to this host: terraform apply attaches it")
+        time.sleep(1.0)
+    with device.open("rb") as file:
+        is_blank = not any(file.read(BLANK_BYTES))
+    if is_blank:
+        user = pwd.getpwnam("apexrl")
+        _run("mkfs.ext4", "-q", "-m", "0", "-E", f"root_owner={user.pw_uid}:{user.pw_gid}", str(device))
+    elif _run("e2fsck", "-f", "-p", str(device), check=False) > FIXED_STATUS:
+        raise HostError(f"{device} is damaged: `e2fsck {device}` asks how to mend it")
+    _run("resize2fs", str(device))  # the volume may have grown
+    link.unlink(missing_ok=True)
+    link.symlink_to(device)
+    logger.info("the journal is on %s%s", volume, ", which was blank" if is_blank else "")
+
+
+def _run(*command: str, check: bool = True) -> int:
+    return subprocess.run(command, check=check, timeout=DISK_SECONDS).returncode
 
 
 def logs(path: Path) -> None:
@@ -163,14 +233,20 @@ def logs(path: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Runs one command of the command line; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    plain: dict[str, Callable[[], None]] = {"check": check, "start": start, "spot": spot, "limit": limit}
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells each time where its credentials are from
+    plain: dict[str, Callable[[], None]] = {"check": check, "start": start, "spot": spot}
+    with_path: dict[str, Callable[[Path], None]] = {"limit": limit, "journal": journal, "logs": logs}
     try:
         match arguments:
             case [name] if name in plain:
                 plain[name]()
-            case ["logs", path]:
-                logs(Path(path))
-            case ["keys" | "restore" | "sync" as name, path]:
+            case [name, path] if name in with_path:
+                with_path[name](Path(path))
+            case ["deadline"]:
+                import apexrl_store  # noqa: PLC0415 - see above
+
+                apexrl_store.deadline()
+            case ["keys" | "restore" | "sync" | "finish" as name, path]:
                 import apexrl_store  # noqa: PLC0415 - see above
 
                 getattr(apexrl_store, name)(Path(path))

@@ -4,11 +4,14 @@ boto3 finds region, endpoint and credentials itself, in the environment and the 
 """
 
 import contextlib
+import datetime
 import fcntl
+import itertools
 import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +20,7 @@ from typing import Any
 
 import boto3
 from boto3.exceptions import Boto3Error
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from host_environment import HostError, role, variable
 
@@ -29,6 +33,7 @@ PUBLIC = ("replay", "learner", "actor")
 PATIENCE_SECONDS = 120.0
 RETRY_SECONDS = 5.0
 LOCK_SECONDS = 120.0
+QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
 
 def until_it_works(attempt: Callable[[], None], patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -151,6 +156,47 @@ class Uploaded:
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self._states))
         temporary.replace(self._path)
+
+
+def deadline() -> None:
+    """Prints the deadline of the cluster.
+
+    Raises: HostError when the Parameter Store does not tell it.
+    """
+    try:
+        answer = boto3.client("ssm", config=QUICKLY).get_parameter(Name=variable("APEXRL_DEADLINE"))
+    except AWS_ERRORS as error:
+        raise HostError(str(error)) from error
+    print(answer["Parameter"]["Value"])
+
+
+def finish(run_dir: Path) -> None:
+    """Ends the cluster when its run has reached its end: no more actor hosts, and a deadline that is now.
+
+    Raises: HostError when something was not done; then the cluster stays, and the unit tries again.
+    """
+    if not _is_complete(run_dir):
+        logger.info("the learner has stopped before the end of its run: the cluster stays")
+        return
+    sync(run_dir)
+    group, now = variable("APEXRL_GROUP"), datetime.datetime.now(datetime.UTC)
+    try:
+        boto3.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
+        boto3.client("ssm").put_parameter(
+            Name=variable("APEXRL_DEADLINE"), Value=f"{now:%Y-%m-%dT%H:%M:%SZ}", Type="String", Overwrite=True
+        )
+    except AWS_ERRORS as error:
+        raise HostError(str(error)) from error
+    logger.info("the run is complete: all hosts power off within two minutes")
+
+
+def _is_complete(run_dir: Path) -> bool:
+    """Returns whether the run has made the updates or frames that the learner's flags ask for."""
+    words = shlex.split(variable("APEXRL_FLAGS"))
+    wanted = dict(itertools.pairwise(words))
+    status = json.loads((run_dir / "status.json").read_text())
+    made = {"--total-frames": status["frames"], "--total-updates": status["counters"]["updates"]}
+    return any(0 < int(wanted.get(flag, "0")) <= count for flag, count in made.items())
 
 
 def _state(path: Path) -> str:

@@ -7,6 +7,8 @@
 # Lines that end with "packer >= 1.7" are unknown to older versions.
 
 locals {
+  instance_profile = var.instance_profile != "" ? var.instance_profile : "apexrl-${var.region}-image-build"
+
   built_at = formatdate("YYYYMMDDhhmmss", timestamp())
   root     = "${path.root}/../.."
   release  = "${local.root}/build/release"
@@ -33,25 +35,14 @@ source "amazon-ebs" "base" {
   ssh_interface = var.ssh_interface
   ssh_host      = var.ssh_host
   ssh_port      = var.ssh_port
-  ssh_timeout   = "10m"
+  # An agent of Session Manager that starts before its role is known everywhere sleeps for half an hour.
+  ssh_timeout = "40m"
   # Without this Packer would open port 22 to the whole internet for the build.
   temporary_security_group_source_cidrs = var.ssh_cidrs
 
-  # What Session Manager's agent needs, in a role that lives as long as the build.
-  temporary_iam_instance_profile_policy_document {
-    Version = "2012-10-17"
-    Statement {
-      Effect = "Allow"
-      Action = [
-        "ssm:UpdateInstanceInformation",
-        "ssmmessages:CreateControlChannel",
-        "ssmmessages:CreateDataChannel",
-        "ssmmessages:OpenControlChannel",
-        "ssmmessages:OpenDataChannel",
-      ]
-      Resource = ["*"]
-    }
-  }
+  # Made by deploy/terraform/bootstrap: a profile as old as the build itself is not known everywhere in time.
+  iam_instance_profile = local.instance_profile
+  user_data_file       = "${local.root}/deploy/files/session_agent.sh"
 
   imds_support = "v2.0"                      # packer >= 1.7
   metadata_options {                         # packer >= 1.7
@@ -60,14 +51,10 @@ source "amazon-ebs" "base" {
     http_put_response_hop_limit = 1          # packer >= 1.7
   }                                          # packer >= 1.7
 
-  encrypt_boot = true
-  kms_key_id   = var.kms_key_id
-
-  # Packer tags its temporary IAM profile with these too, and IAM refuses the parentheses in a base image's name.
   run_tags        = { Project = "apexrl", Version = var.version, Name = "apexrl image build" }
   run_volume_tags = { Project = "apexrl", Version = var.version, Name = "apexrl image build" }
 
-  # The encrypted copy of a large image may take longer than the half hour that is Packer's own patience.
+  # The snapshot of a large image may take longer than the half hour that is Packer's own patience.
   aws_polling {         # packer >= 1.7
     delay_seconds = 30  # packer >= 1.7
     max_attempts  = 240 # packer >= 1.7
@@ -84,16 +71,7 @@ build {
     tags            = merge(local.tags, { Name = "apexrl-cpu-${var.version}", Role = "cpu" })
     snapshot_tags   = merge(local.tags, { Name = "apexrl-cpu-${var.version}", Role = "cpu" })
 
-    source_ami_filter {
-      filters = {
-        name                = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"
-        architecture        = "x86_64"
-        root-device-type    = "ebs"
-        virtualization-type = "hvm"
-      }
-      owners      = ["099720109477"] # Canonical
-      most_recent = true
-    }
+    source_ami = local.base_images.cpu
 
     launch_block_device_mappings {
       device_name           = "/dev/sda1"
@@ -102,6 +80,7 @@ build {
       iops                  = 3000
       throughput            = 125
       encrypted             = true
+      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }
@@ -114,16 +93,7 @@ build {
     snapshot_tags   = merge(local.tags, { Name = "apexrl-gpu-${var.version}", Role = "gpu" })
 
     # NVIDIA's driver is in it; CUDA itself comes with torch's wheels.
-    source_ami_filter {
-      filters = {
-        name                = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) *"
-        architecture        = "x86_64"
-        root-device-type    = "ebs"
-        virtualization-type = "hvm"
-      }
-      owners      = ["898082745236"] # AWS Deep Learning AMIs
-      most_recent = true
-    }
+    source_ami = local.base_images.gpu
 
     launch_block_device_mappings {
       device_name           = "/dev/sda1"
@@ -132,6 +102,7 @@ build {
       iops                  = 3000
       throughput            = 125
       encrypted             = true
+      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }

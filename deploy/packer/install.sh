@@ -9,6 +9,19 @@ export DEBIAN_FRONTEND=noninteractive
 readonly home=/opt/apexrl
 readonly lock=$home/deploy/packer/requirements-$APEXRL_IMAGE.txt
 
+readonly oldest_driver=580 # of NVIDIA: the first for CUDA 13, which torch brings
+
+check_driver() {
+  # The base image is the newest one and torch is pinned: they may drift apart. This needs no GPU.
+  [ "$APEXRL_IMAGE" = gpu ] || return 0
+  local driver
+  driver=$(modinfo --field version nvidia) || { echo "install.sh: the base image has no NVIDIA driver" >&2; exit 1; }
+  [ "${driver%%.*}" -ge "$oldest_driver" ] || {
+    echo "install.sh: NVIDIA's driver is $driver, torch needs $oldest_driver or newer: take a newer base image" >&2
+    exit 1
+  }
+}
+
 install_packages() {
   # A host lives for days at most and is replaced by one of a newer image. Upgrades at work would restart its services,
   # and a new kernel would leave the NVIDIA driver behind. Session Manager's agent is a snap: its refresh would cut off
@@ -45,7 +58,7 @@ install_release() {
 }
 
 install_units() {
-  install -m 0644 -t /etc/systemd/system "$home"/deploy/files/systemd/*.{service,target,timer}
+  install -m 0644 -t /etc/systemd/system "$home"/deploy/files/systemd/*.{mount,service,target,timer}
   cp -r "$home"/deploy/files/systemd/apexrl-.service.d /etc/systemd/system/
   ln -s apexrl-.service.d /etc/systemd/system/apexrl-@.service.d # systemd looks there for apexrl-NAME@INSTANCE.service
   install -m 0644 "$home/deploy/files/rsyslog.conf" /etc/rsyslog.d/10-apexrl.conf
@@ -53,6 +66,7 @@ install_units() {
   systemctl enable apexrl.target
 }
 
+check_driver
 install_packages
 install_release
 install_units

@@ -53,6 +53,12 @@ variable "kms_key_id" {
   description = "KMS key that encrypts the images; empty: the account's default key for EBS. A key of your own has to let AWSServiceRoleForAutoScaling use it, or no actor host starts."
 }
 
+variable "instance_profile" {
+  type        = string
+  default     = ""
+  description = "Instance profile of the build instance; empty: the one that deploy/terraform/bootstrap makes in the region, apexrl-REGION-image-build."
+}
+
 variable "subnet_id" {
   type        = string
   default     = ""

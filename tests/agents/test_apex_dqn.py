@@ -46,7 +46,7 @@ def test_same_seed_same_parameters(env):
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_save_restore_continue_equals_never_stopping(tmp_path, optimizer):
     _, batches = train("Catch-v0", 50, seed=0)
-    update = ApexUpdate(16, optimizer, 1e-3, 1e-5, 40.0, 7)
+    update = ApexUpdate(16, optimizer, 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=7)
 
     def fresh():
         torch.manual_seed(9)
@@ -124,7 +124,10 @@ def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_transition_without_finite_errors_changes_nothing(optimizer):
     _, draws = train("CartPole-v1", 30, seed=0)
-    learner = make_updater(CARTPOLE, ApexUpdate(16, optimizer, 1e-3, 1e-5, 40.0, 7))
+    learner = make_updater(
+        CARTPOLE,
+        ApexUpdate(16, optimizer, 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=7),
+    )
     learner.update(draws[0])
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     sample = draws[-1].samples[TABLE]
@@ -147,7 +150,7 @@ def test_values_computed_ahead_change_nothing(make_unroll):
     rng = np.random.default_rng(3)
     weights = np.ones(16, np.float32)
     batches = [draw_of(store, rng.integers(0, 48, 16), weights) for _ in range(20)]
-    update = ApexUpdate(16, "adam", 1e-3, 1e-5, 40.0, target_period_updates=3)
+    update = ApexUpdate(16, "adam", 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=3)
 
     def fresh():
         torch.manual_seed(9)

@@ -11,7 +11,7 @@ import torch
 
 from apexrl.agents import optimizers
 from apexrl.agents.apex_dqn_config import ApexUpdate
-from apexrl.agents.optimizers import DECAY, RMSProp, make_optimizer
+from apexrl.agents.optimizers import DECAY, RMSProp, make_optimizer, schedule_rate
 from tests.learning.test_updater import OnDevice
 from tests.system.processes import ROOT
 
@@ -54,10 +54,11 @@ def by_optax(kind, tmp_path_factory):
     return np.load(target)
 
 
-def stepped(gradients, kind, rate=None):
+def stepped(gradients, kind, schedule="constant"):
     """The sum of the steps of our optimizer."""
     parameter = torch.nn.Parameter(torch.zeros(gradients.shape[1:]))
-    optimizer = make_optimizer(PAPER, parameter, DECAYS[kind], kind == "centered", rate)
+    config = dataclasses.replace(PAPER, learning_rate_schedule=schedule)
+    optimizer = make_optimizer(config, parameter, DECAYS[kind], kind == "centered")
     for gradient in gradients:
         parameter.grad = torch.from_numpy(gradient)
         optimizer.step()
@@ -82,7 +83,7 @@ def test_rmsprop_has_epsilon_inside_the_root(by_optax, kind, scale):
     tolerance = 1e-5 * RATE * np.abs(gradients / np.sqrt(scale**2 + EPSILON)).sum(axis=0).max()
     np.testing.assert_allclose(found, exact(gradients, kind), rtol=0, atol=tolerance)
     np.testing.assert_allclose(found, by_optax[f"scale {scale}"], rtol=0, atol=tolerance)
-    np.testing.assert_allclose(found, stepped(gradients, kind, torch.tensor(RATE)), rtol=0, atol=tolerance)
+    np.testing.assert_allclose(found, stepped(gradients, kind, "linear"), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("value", CONSTANTS)
@@ -103,10 +104,10 @@ def test_the_papers_numbers_are_those_of_the_configuration():
     assert optimizer.param_groups[0]["alpha"] == 0.95
 
 
-def make_named(name, parameters, rate=None, **changed):
+def make_named(name, parameters, **changed):
     """The optimizer of a kind, with some numbers of its configuration changed."""
     config, arguments = KINDS[name]
-    return make_optimizer(dataclasses.replace(config, **changed), parameters, **arguments, rate=rate)
+    return make_optimizer(dataclasses.replace(config, **changed), parameters, **arguments)
 
 
 SLOTS = {"adam": ["exp_avg", "exp_avg_sq"], "rmsprop": ["square_avg", "grad_avg"], "plain rmsprop": ["square_avg"]}
@@ -178,11 +179,11 @@ def test_pieces_are_moved_as_the_whole(name, monkeypatch):
         assert all(map(torch.equal, tensors_of(*whole), tensors_of(*pieces)))
 
 
-@pytest.mark.parametrize("has_rate", [False, True])
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_step_needs_nothing_of_the_host(name, has_rate):
+def test_a_step_needs_nothing_of_the_host(name, schedule):
     meta = torch.device("meta")
-    optimizer = make_named(name, flat(device=meta), rate=torch.zeros((), device=meta) if has_rate else None)
+    optimizer = make_named(name, flat(device=meta), learning_rate_schedule=schedule)
     optimizer.found_inf = optimizer.grad_scale = torch.ones((), device=meta)
     with OnDevice():
         optimizer.step()
@@ -191,10 +192,12 @@ def test_a_step_needs_nothing_of_the_host(name, has_rate):
 @pytest.mark.parametrize("name", KINDS)
 def test_each_step_reads_the_rate_anew(name):
     """A step is proportional to its rate; the averages do not depend on it."""
-    rate, (parameters, twins) = torch.tensor(0.0), (flat(), flat())
-    changing, still = make_named(name, parameters, rate=rate), make_named(name, twins, learning_rate=1.0)
+    config, (parameters, twins) = dataclasses.replace(KINDS[name][0], learning_rate=1.0), (flat(), flat())
+    changing = make_named(name, parameters, learning_rate=1.0, learning_rate_schedule="linear")
+    still = make_named(name, twins, learning_rate=1.0)
     for t, value in enumerate((0.5, 0.0, 0.25)):
-        rate.fill_(value)
+        schedule_rate(changing, config, 1 - value)
+        schedule_rate(still, config, 1 - value)
         before = [numbers.detach().clone() for numbers in (parameters, twins)]
         for numbers, optimizer in ((parameters, changing), (twins, still)):
             numbers.grad = torch.randn(7, generator=torch.Generator().manual_seed(t))

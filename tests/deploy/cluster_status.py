@@ -1,14 +1,17 @@
 """The state of a running cluster: what its learner writes, and waiting for it."""
 
+import datetime
 import re
 import subprocess
 import sys
+from typing import Any
 
 from apexrl.learning.status_file import Status, read_status
 from apexrl.networks.checkpoint import Counters
 from tests.deploy.machine import Machine, wait_until
 from tests.deploy.moto_process import REGION, Aws
 from tests.deploy.running_cluster import RunningCluster
+from tests.deploy.terraform import resources
 from tests.system.processes import ROOT
 
 RUN_DIR = "var/lib/apexrl/run"
@@ -18,6 +21,13 @@ def store_keys(aws: Aws, name: str, *flags: str) -> None:
     """Makes the keys of a cluster, as a user does."""
     command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", name, "--region", REGION, *flags]
     subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
+
+
+def put_deadline(aws: Aws, state: dict[str, Any], when: datetime.datetime | None = None) -> None:
+    """Stores a deadline where the hosts of a state read it, by default that of the state."""
+    parameter = resources(state)["aws_ssm_parameter.deadline"]
+    value = f"{when:%Y-%m-%dT%H:%M:%SZ}" if when else parameter["value"]
+    aws.client("ssm").put_parameter(Name=parameter["name"], Value=value, Type=parameter["type"], Overwrite=True)
 
 
 def status(running: RunningCluster) -> Status:

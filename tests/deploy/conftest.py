@@ -11,6 +11,7 @@ import pytest
 
 from tests.deploy import rootfs, site
 from tests.deploy.cluster_status import store_keys
+from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa: F401 - fixtures
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.needed import require_packages

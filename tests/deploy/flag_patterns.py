@@ -2,7 +2,8 @@
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of this file only, with values that match its
 regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster itself
-sets (addresses, ports, shards, directories, keys), and one whose value needs quotes.
+sets (addresses, ports, shards, directories, keys), and one whose value needs quotes. limits.json, written beside it,
+holds the numbers of actors and environments that a replay server takes, and the environments of each preset.
 """
 
 import dataclasses
@@ -11,11 +12,14 @@ import typing
 from typing import Any
 
 from apexrl.agents.families import FAMILIES
-from apexrl.config import ActingConfig, EnvConfig, EvaluationConfig, LearningConfig, ReplayConfig
-from apexrl.flags import range_of
+from apexrl.config import ActingConfig, ActorCommand, EnvConfig, EvaluationConfig, LearningConfig, ReplayConfig
+from apexrl.flags import parse, range_of
+from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
 from tests.system.processes import ROOT
 
 FLAGS_FILE = ROOT / "deploy" / "terraform" / "cluster" / "flags.json"
+LIMITS_FILE = FLAGS_FILE.with_name("limits.json")
+PRESETS = ("paper", "two-cores", "small")
 ROLES = ("agent", "replay", "learner", "actor", "evaluator")
 SET_BY_THE_CLUSTER = {
     *("env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"),
@@ -81,6 +85,20 @@ def text_of_all() -> str:
     return json.dumps({agent: make_patterns(agent) for agent in agents()}, indent=2) + "\n"
 
 
+def text_of_limits() -> str:
+    """Returns the content of limits.json."""
+    environments = {
+        agent: {
+            preset: parse(ActorCommand, ["--agent", agent, "--preset", preset]).acting.environments_per_worker
+            for preset in PRESETS
+        }
+        for agent in agents()
+    }
+    limits = {"actors": MAX_ACTORS, "environments": MAX_SLOTS, "environments_per_worker": environments}
+    return json.dumps(limits, indent=2) + "\n"
+
+
 if __name__ == "__main__":
     FLAGS_FILE.write_text(text_of_all())
-    print(FLAGS_FILE)
+    LIMITS_FILE.write_text(text_of_limits())
+    print(FLAGS_FILE, LIMITS_FILE)

@@ -1,7 +1,6 @@
 """Hosts of a cluster: machines of a built image, started by user-data as Terraform's, with AWS as moto plays it."""
 
 import contextlib
-import datetime
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from tests.deploy.moto_process import Aws
 
 CLUSTER = "test"
 KEYS_PATH = f"/apexrl/{CLUSTER}/keys"
+VOLUME = "vol-0123456789abcdef0"
 BUCKET, RUN = "test-results", "first"
 USER_DATA = """#cloud-config
 write_files:
@@ -29,7 +29,6 @@ _hosts = itertools.count(2)
 
 def role_env(aws: Aws, role: str, **further: str) -> dict[str, str]:
     """Returns what user-data writes to role.env, and where this AWS is."""
-    deadline = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     names = ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     return {
         "APEXRL_ROLE": role,
@@ -38,7 +37,9 @@ def role_env(aws: Aws, role: str, **further: str) -> dict[str, str]:
         "APEXRL_BUCKET": BUCKET,
         "APEXRL_RUN": RUN,
         "APEXRL_SHARDS": "1",
-        "APEXRL_DEADLINE": f"{deadline:%Y-%m-%dT%H:%M:%SZ}",
+        "APEXRL_DEADLINE": f"/apexrl/{CLUSTER}/deadline",
+        "APEXRL_GROUP": f"{CLUSTER}-actor",
+        "APEXRL_JOURNAL_VOLUME": VOLUME,
         **{name: aws.environment[name] for name in names},
         **further,
     }

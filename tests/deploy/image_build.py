@@ -5,6 +5,8 @@ It differs from a build in AWS:
 * wheels, Ubuntu's packages and the agent come from this machine
 * debootstrap makes the base image of both
 * Packer connects to the instance's private address, as moto has no Session Manager
+* the base images are named by their ids, as moto has none of the parameters that name them
+* the driver of the gpu image is a number that modinfo tells
 """
 
 import contextlib
@@ -60,6 +62,8 @@ BUILDER = {
     "AWS_ACCESS_KEY_ID": "AKIATHEBUILDERSOWNID",
     "AWS_SECRET_ACCESS_KEY": "the/builders+own/secret+key/for+the/test",
 }
+PROFILE = "apexrl-us-east-1-image-build"
+DRIVER = "580.95.05"
 TORCH = {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
 
 
@@ -71,7 +75,7 @@ class Instance:
     public_key: str
     volumes: list[dict[str, Any]]
     open_to: list[dict[str, Any]]
-    policy: dict[str, Any]
+    profile: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +170,8 @@ def for_this_packer(repository: Path) -> None:
         return
     folder = repository / "deploy/packer"
     (folder / "plugins.pkr.hcl").unlink()
+    names = "".join(f'    {image} = "{base[0]}"\n' for image, base in BASES.items())
+    (folder / "bases.pkr.hcl").write_text(f"locals {{\n  base_images = {{\n{names}  }}\n}}\n")
     template = folder / "apexrl.pkr.hcl"
     lines = template.read_text().splitlines(keepends=True)
     template.write_text("".join(line for line in lines if not line.rstrip().endswith("# packer >= 1.7")))
@@ -216,7 +222,7 @@ class Instances:
     """Plays EC2's part for the instances that moto has: each gets a machine with its address and its key."""
 
     def __init__(self, aws: Aws, directory: Path, address: str, proxy: str, binds: dict[Path, str]):
-        self._ec2, self._iam = aws.client("ec2"), aws.client("iam")
+        self._ec2 = aws.client("ec2")
         self._directory = directory
         self._address = address
         self._proxy = proxy
@@ -251,6 +257,7 @@ class Instances:
         for name, text in self._site(image).items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
+            (root / name).chmod(0o755)
         namespace = self._stack.enter_context(network(instance["PrivateIpAddress"], self._address))
         log = self._directory / f"{image}.console"
         self.machines[image] = self._stack.enter_context(booted(root, namespace, log, self._binds))
@@ -259,9 +266,6 @@ class Instances:
     def _describe(self, instance: dict[str, Any], public_key: str) -> Instance:
         volumes = [{"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]}]
         groups = [group["GroupId"] for group in instance["SecurityGroups"]]
-        profile = instance["IamInstanceProfile"]["Arn"].rsplit("/", 1)[1]
-        role = self._iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"][0]["RoleName"]
-        (policy,) = self._iam.list_role_policies(RoleName=role)["PolicyNames"]
         return Instance(
             instance,
             public_key,
@@ -271,7 +275,7 @@ class Instances:
                 for group in self._ec2.describe_security_groups(GroupIds=groups)["SecurityGroups"]
                 for rule in group["IpPermissions"]
             ],
-            self._iam.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"],
+            instance["IamInstanceProfile"]["Arn"].rsplit("/", 1)[1],
         )
 
     def _site(self, image: str) -> dict[str, str]:
@@ -279,6 +283,7 @@ class Instances:
             "etc/apt/apt.conf.d/99test": f'Acquire::http::Proxy "{self._proxy}";\n',
             "etc/cloud/cloud.cfg.d/99-test.cfg": "apt: {preserve_sources_list: true}\n",
             "etc/pip.conf": f"[global]\nno-index = true\nfind-links = /mnt/wheels /mnt/torch/{image}\n",
+            "usr/local/sbin/modinfo": f"#!/bin/sh\necho {DRIVER}\n",
             "etc/ssh/sshd_config.d/test.conf": "PubkeyAcceptedAlgorithms +ssh-rsa\n",  # all that Packer 1.6 can
         }
 
@@ -354,6 +359,7 @@ def built(directory: Path) -> Iterator[Build]:
         amis = str(write_amis(directory / "amis.json"))
         aws = stack.enter_context(moto_server(directory / "moto.log", MOTO_AMIS_PATH=amis))
         binds = {wheels: "/mnt/wheels", directory / "torch": "/mnt/torch"}
+        aws.client("iam").create_instance_profile(InstanceProfileName=PROFILE)
         instances = Instances(aws, directory / "machines", address, proxy, binds)
         stack.callback(instances.close)
         output = run_packer(repository, aws, proxy, instances, directory / "packer.log")

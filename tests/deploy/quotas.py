@@ -1,27 +1,56 @@
-"""Service Quotas as AWS answers it: moto knows no quota of EC2. Two requests of the JSON protocol over HTTP."""
+"""Service Quotas and the account's plan as AWS answers them, which moto does not: the JSON protocol over HTTP."""
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-NOT_FOUND = {"__type": "NoSuchResourceException", "Message": "no such quota"}
+NOT_FOUND = {"__type": "ResourceNotFoundException", "Message": "no plan"}
+NO_QUOTA = {"__type": "NoSuchResourceException", "Message": "no such quota"}
+
+
+@dataclasses.dataclass
+class Account:
+    """The quotas of an account by code, AWS's defaults for the others, and what it has asked for."""
+
+    applied: dict[str, float]
+    defaults: dict[str, float]
+    plan: str = ""  # FREE, PAID, or empty for an account without a plan
+    requested: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    endpoint: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Returns the variables that send the requests here."""
+        return {f"AWS_ENDPOINT_URL_{service}": self.endpoint for service in ("SERVICE_QUOTAS", "FREETIER")}
+
+    def answer(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a request; one with `__type` is an error."""
+        if operation == "GetAccountPlanState":
+            return {"accountId": "123456789012", "accountPlanType": self.plan} if self.plan else NOT_FOUND
+        code = body["QuotaCode"]
+        if operation == "ListRequestedServiceQuotaChangeHistoryByQuota":
+            return {"RequestedQuotas": [one for one in self.requested if one["QuotaCode"] == code]}
+        if operation == "RequestServiceQuotaIncrease":
+            self.requested.append({"QuotaCode": code, "DesiredValue": body["DesiredValue"], "Status": "PENDING"})
+            return {"RequestedQuota": self.requested[-1]}
+        values = {"GetServiceQuota": self.applied, "GetAWSDefaultServiceQuota": self.defaults}[operation]
+        return {"Quota": {"QuotaCode": code, "Value": values[code]}} if code in values else NO_QUOTA
 
 
 @contextlib.contextmanager
-def quota_server(applied: dict[str, float], defaults: dict[str, float]) -> Iterator[str]:
-    """Serves quotas by code: those that the account has, and AWS's defaults; yields the endpoint."""
+def serving(account: Account) -> Iterator[Account]:
+    """Serves an account; its `environment` tells where."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            operation = self.headers["X-Amz-Target"].partition(".")[2]
-            values = {"GetServiceQuota": applied, "GetAWSDefaultServiceQuota": defaults}[operation]
-            value = values.get(body["QuotaCode"])
-            answer = NOT_FOUND if value is None else {"Quota": {"QuotaCode": body["QuotaCode"], "Value": value}}
+            answer = account.answer(self.headers["X-Amz-Target"].partition(".")[2], body)
             content = json.dumps(answer).encode()
-            self.send_response(400 if value is None else 200)
+            self.send_response(400 if "__type" in answer else 200)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -31,10 +60,11 @@ def quota_server(applied: dict[str, float], defaults: dict[str, float]) -> Itera
             """Keeps the output of the tests clean."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    account.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield account
     finally:
         server.shutdown()
         server.server_close()

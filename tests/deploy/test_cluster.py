@@ -16,11 +16,21 @@ from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import LATEST, load_checkpoint
 from apexrl.runs import CURVE_FILE
 from tests.deploy import rootfs
-from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, status, store_keys, updates, wait_for
+from tests.deploy.cluster_status import (
+    RUN_DIR,
+    continued_from,
+    figure,
+    put_deadline,
+    status,
+    store_keys,
+    updates,
+    wait_for,
+)  # fmt: skip
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.hosts import interpreter
 from tests.deploy.running_cluster import RunningCluster, role_of
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data
+from tests.deploy.volume import blank_volume
 from tests.deploy.vpc import OUTSIDE, vpc
 
 # The first time, a root file system is made and packages are downloaded.
@@ -111,9 +121,14 @@ def running(build, cloud, state, address, tmp_path_factory):
     directory = tmp_path_factory.mktemp("cluster")
     layers = {name: image.layers for name, image in build.images.items()}
     cidr = resources(state)["aws_vpc.this"]["cidr_block"]
-    with vpc(cidr, address, cloud, rootfs.base()) as network, network.plugged(OUTSIDE, OPERATOR):
+    put_deadline(cloud, state)
+    with (
+        vpc(cidr, address, cloud, rootfs.base()) as network,
+        network.plugged(OUTSIDE, OPERATOR),
+        blank_volume(directory, resources(state)["aws_ebs_volume.journal"]["id"]) as volume,
+    ):
         network.permit(state)
-        cluster = RunningCluster(state, network, layers, interpreter(directory), directory / "hosts")
+        cluster = RunningCluster(state, network, layers, interpreter(directory) | volume, directory / "hosts")
         try:
             cluster.start("replay", "learner", "actor0", "actor1")
             yield cluster
@@ -279,9 +294,26 @@ def test_a_replay_that_is_killed_has_its_journal(running):
     replay = running.hosts["replay"]
     before, size = updates(running), figure(running, "replay/size")
     replay.run("kill", "-KILL", replay.show("apexrl-replay@0.service", "MainPID"))
-    found = lambda: re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay.journal("apexrl-replay@0"))  # noqa: E731
-    wait_for(running, found)
-    assert int(found()[0]) >= 0.9 * size > 0
+    wait_for(running, lambda: recovered(replay))
+    assert recovered(replay)[0] >= 0.9 * size > 0
+    wait_for_training(running, before)
+
+
+def recovered(replay) -> list[int]:
+    """The transitions that each start of a replay host's server has found in the journal."""
+    said = replay.journal("apexrl-replay@0")
+    return [int(count) for count in re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", said)]
+
+
+def test_a_replay_host_that_vanishes_is_replaced_and_has_its_journal(running):
+    """The volume is attached to the new host; what the old one had on its own disk is lost."""
+    before, size = updates(running), figure(running, "replay/size")
+    running.vanish("replay")
+    running.start("replay")
+    replay = running.hosts["replay"]
+    wait_for(running, lambda: recovered(replay))
+    assert recovered(replay)[0] >= 0.9 * size > 0
+    assert "which was blank" not in replay.journal("apexrl-journal")
     wait_for_training(running, before)
 
 
@@ -313,13 +345,12 @@ def test_new_keys_are_taken_by_a_running_cluster(running, cloud):
 
 
 def test_at_the_time_limit_all_hosts_are_off_and_the_last_checkpoint_is_in_s3(running, state, cloud, tmp_path):
-    planned = datetime.datetime.fromisoformat(role_environment(user_data(state)["replay"])["APEXRL_DEADLINE"])
+    planned = datetime.datetime.fromisoformat(resources(state)["aws_ssm_parameter.deadline"]["value"])
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
+    put_deadline(cloud, state, soon)
     for host in running.hosts.values():
         assert f"this host is powered off at {planned.isoformat()}" in host.journal("apexrl-limit")
-        edit = f"s/^APEXRL_DEADLINE=.*/APEXRL_DEADLINE={soon:%Y-%m-%dT%H:%M:%SZ}/"
-        host.run("sed", "-i", edit, "/etc/apexrl/role.env")
-        host.run("systemctl", "restart", "apexrl-limit.service")
+        host.run("systemctl", "restart", "apexrl-limit.service")  # else it would look within a minute
     before = updates(running)
     for host in running.hosts.values():
         host.wait_for_poweroff(90)

@@ -1,6 +1,6 @@
 """A cluster on this machine whose learner host has two learners, and its replay host two shards.
 
-The tests are in order: all of them work on one cluster, which the last one leaves running.
+The tests are in order: all of them work on one cluster, which the last one ends.
 """
 
 import re
@@ -10,10 +10,11 @@ import pytest
 
 from apexrl.networks.checkpoint import LATEST, load_checkpoint
 from tests.deploy import rootfs
-from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, updates, wait_for
+from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, put_deadline, updates, wait_for
 from tests.deploy.hosts import interpreter
 from tests.deploy.running_cluster import RunningCluster
-from tests.deploy.terraform import BUCKET
+from tests.deploy.terraform import BUCKET, resources
+from tests.deploy.volume import blank_volume
 from tests.deploy.vpc import vpc
 
 # The first time, a root file system is made and packages are downloaded.
@@ -43,11 +44,15 @@ SHARDS = range(2)
 def running(build, cloud, cluster, address, tmp_path_factory):
     """Replay, learner and an actor host."""
     state = cluster.copy(tmp_path_factory.mktemp("plan")).apply(VARIABLES)
+    put_deadline(cloud, state)
     directory = tmp_path_factory.mktemp("cluster")
     layers = {name: image.layers for name, image in build.images.items()}
-    with vpc(CIDR, address, cloud, rootfs.base()) as network:
+    with (
+        vpc(CIDR, address, cloud, rootfs.base()) as network,
+        blank_volume(directory, resources(state)["aws_ebs_volume.journal"]["id"]) as volume,
+    ):
         network.permit(state)
-        hosts = RunningCluster(state, network, layers, interpreter(directory), directory / "hosts")
+        hosts = RunningCluster(state, network, layers, interpreter(directory) | volume, directory / "hosts")
         try:
             hosts.start("replay", "learner", "actor0")
             yield hosts
@@ -80,7 +85,7 @@ def test_two_learners_learn_from_two_shards(running):
     replay, learner = running.hosts["replay"], running.hosts["learner"]
     for shard in SHARDS:
         assert replay.show(f"apexrl-replay@{shard}.service", "ActiveState") == "active"
-        assert any((replay.root / f"var/lib/apexrl/journal/shard-{shard}").iterdir())
+        assert replay.run("ls", f"/var/lib/apexrl/journal/run-1/shard-{shard}").stdout.strip()
     said = learner.journal("apexrl-learner")
     assert all(f"learner {rank} of 2; gradients by gloo" in said for rank in SHARDS), said
     wait_for(running, lambda: figure(running, "replay/actors") > 0)
@@ -131,3 +136,25 @@ def test_learners_that_are_stopped_leave_their_last_checkpoint_in_s3(running, cl
     cloud.client("s3").download_file(BUCKET, f"{NAME}/run-1/checkpoints/{LATEST}", str(tmp_path / LATEST))
     stored = load_checkpoint(tmp_path / LATEST).header.counters.updates
     assert stored == load_checkpoint(learner.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates >= before
+    learner.wait_for_state("apexrl-finish.service", "inactive")
+    assert "the cluster stays" in learner.journal("apexrl-finish")
+
+
+def test_learners_that_finish_their_run_end_the_cluster(running, cloud):
+    """They find that they have made enough updates already."""
+    ec2, autoscaling = cloud.client("ec2"), cloud.client("autoscaling")
+    name = f"{NAME}-actor"
+    image = ec2.register_image(Name="cpu")["ImageId"]
+    ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData={"ImageId": image})
+    autoscaling.create_auto_scaling_group(
+        AutoScalingGroupName=name, MinSize=0, MaxSize=1, DesiredCapacity=0, AvailabilityZones=["us-east-1a"],
+        LaunchTemplate={"LaunchTemplateName": name},
+    )  # fmt: skip
+    learner = running.hosts["learner"]
+    learner.run("sed", "-i", "s/^APEXRL_FLAGS=.*/& --total-updates 1/", "/etc/apexrl/role.env")
+    learner.run("systemctl", "start", "apexrl-learner.service")
+    wait_for(running, lambda: "the run is complete" in learner.journal("apexrl-finish"))
+    for host in running.hosts.values():
+        host.run("systemctl", "restart", "apexrl-limit.service", check=False)  # else it would look within a minute
+    for host in running.hosts.values():
+        host.wait_for_poweroff(90)

@@ -48,8 +48,8 @@ def test_rows_and_sums_are_those_of_the_table(cost):
     low = 2 * on_demand + 5 * min(first["spot"][0], second["spot"][0])
     high = 2 * on_demand + 5 * max(first["spot"][1], second["spot"][1])
     assert columns(result.stdout, "actors: 7 x c7i.8xlarge") == pytest.approx((7 * on_demand, low, high), abs=0.005)
-    disks = (100 + 200 + 7 * 16) * PRICES["gp3_gib_month"][0] / 730
-    assert columns(result.stdout, "volumes: 412 GiB") == pytest.approx((disks,) * 3, abs=0.005)
+    disks = (100 + 200 + 8 * 16) * PRICES["gp3_gib_month"][0] / 730 + 125 * PRICES["gp3_mbps_month"][0] / 730
+    assert columns(result.stdout, "volumes: 428 GiB") == pytest.approx((disks,) * 3, abs=0.005)
     fixed = prices["r7i.4xlarge"]["on_demand"][0] + prices["g6.2xlarge"]["on_demand"][0]
     fixed += disks + 9 * PRICES["public_ipv4_hour"][0]
     total = (fixed + 7 * on_demand, fixed + low, fixed + high)

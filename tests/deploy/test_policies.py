@@ -9,6 +9,8 @@ import pytest
 from tests.deploy.policies import allows, as_list, matches, statements
 from tests.deploy.terraform import BUCKET, resources
 
+DEADLINE = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/deadline"
+GROUPS = "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:1b-2c:autoScalingGroupName"
 KEYS = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/keys"
 LOGS = "arn:aws:logs:us-east-1:123456789012:log-group:/apexrl/apexrl"
 STORE = f"arn:aws:s3:::{BUCKET}"
@@ -28,15 +30,16 @@ LOGGING = [
     ("logs:DescribeLogStreams", LOGS),
 ]
 PUBLIC = [(action, f"{KEYS}/{role}.public") for role in ROLES for action in ("ssm:GetParameter", "ssm:GetParameters")]
-COMMON = [*SESSION, *LOGGING, *PUBLIC]
+COMMON = [*SESSION, *LOGGING, *PUBLIC, ("ssm:GetParameter", DEADLINE)]
 RESULTS = [
     ("s3:GetObject", f"{STORE}/apexrl/run-1/checkpoints/latest.safetensors"),
     ("s3:PutObject", f"{STORE}/apexrl/run-1/tensorboard/events"),
     ("s3:AbortMultipartUpload", f"{STORE}/apexrl/run-1/checkpoints/latest.safetensors"),
 ]
+FINISH = [("ssm:PutParameter", DEADLINE), ("autoscaling:SetDesiredCapacity", f"{GROUPS}/apexrl-actor")]
 MAY = {
     "replay": [*COMMON, ("ssm:GetParameter", f"{KEYS}/replay.secret"), ("ssm:GetParameter", f"{KEYS}/actor.secret")],
-    "learner": [*COMMON, ("ssm:GetParameter", f"{KEYS}/learner.secret"), *RESULTS],
+    "learner": [*COMMON, ("ssm:GetParameter", f"{KEYS}/learner.secret"), *RESULTS, *FINISH],
     "actor": [*COMMON, ("ssm:GetParameter", f"{KEYS}/actor.secret")],
 }
 NOBODY_MAY = [
@@ -63,7 +66,9 @@ NOBODY_MAY = [
     ("ec2:RunInstances", "*"),
     ("iam:PassRole", "*"),
     ("sts:AssumeRole", "arn:aws:iam::123456789012:role/other"),
-    ("autoscaling:SetDesiredCapacity", "*"),
+    ("autoscaling:SetDesiredCapacity", f"{GROUPS}/another-actor"),
+    ("autoscaling:UpdateAutoScalingGroup", f"{GROUPS}/apexrl-actor"),
+    ("ssm:PutParameter", DEADLINE.replace("apexrl/apexrl", "apexrl/another")),
     ("kms:Decrypt", "*"),
     ("secretsmanager:GetSecretValue", "*"),
 ]

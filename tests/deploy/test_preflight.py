@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from tests.deploy.quotas import quota_server
+from tests.deploy.quotas import Account, serving
 from tests.deploy.rounds import rounds
 from tests.system.processes import ROOT
 
@@ -34,6 +34,12 @@ def make_image(aws, role, version):
     return image
 
 
+def make_roles(aws):
+    """The roles that AWS makes for itself when somebody uses its services, in the console or by a command."""
+    for service in ("autoscaling", "events", "spot"):
+        aws.client("iam").create_service_linked_role(AWSServiceName=f"{service}.amazonaws.com")
+
+
 @pytest.fixture
 def ready(aws):
     """An account in which the cluster `catch` can be applied."""
@@ -41,7 +47,7 @@ def ready(aws):
     images = {role: make_image(aws, role, "1.2.3") for role in ("cpu", "gpu")}
     for name in KEYS:
         aws.client("ssm").put_parameter(Name=name, Value=f"the value of {name}", Type="SecureString")
-    aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
+    make_roles(aws)
     return images
 
 
@@ -49,18 +55,18 @@ def ready(aws):
 def preflight(run_script):
     """Runs the script with FLAGS; returns the status, the lines by verdict, and the cures."""
 
-    def run(changes=None, quotas=QUOTAS, extra=(), **environment):
+    def run(changes=None, quotas=QUOTAS, extra=(), account=None, **environment):
         flags = [word for name, value in (FLAGS | (changes or {})).items() for word in (name, *value.split()) if value]
-        with quota_server(quotas, {"L-F678F1CE": 5.0}) as endpoint:
-            settings = {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint} | environment
-            result = run_script("preflight.py", *flags, *extra, **settings)
+        with serving(account or Account(quotas, {"L-F678F1CE": 5.0})) as answering:
+            result = run_script("preflight.py", *flags, *extra, **(answering.environment | environment))
         assert result.stderr == "", result.stderr
         verdicts = {"PASS": [], "FAIL": []}
         for verdict, line in re.findall(r"^(PASS|FAIL)  (.*)$", result.stdout, re.MULTILINE):
             verdicts[verdict].append(line)
         cures = re.findall(r"^      cure: (.*)$", result.stdout, re.MULTILINE)
         assert len(cures) == len(verdicts["FAIL"]), "every failure has a cure"
-        assert (result.returncode == 0) == (not cures) == ("ready for terraform apply" in result.stdout)
+        ready = "the account is ready" if "--only-account" in extra else "ready for terraform apply"
+        assert (result.returncode == 0) == (not cures) == (ready in result.stdout)
         return result.returncode, verdicts, cures
 
     return run
@@ -71,8 +77,8 @@ def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
     assert status == 0
     names = [line.partition(":")[0] for line in verdicts["PASS"]]
     assert names == [
-        *("credentials", "region", "bucket", "instance types", "GPUs", "zone", "quota", "quota", "quota"),
-        *("VPCs", "image", "image", "keys", "spot", "address"),
+        *("credentials", "region", "plan", "instance types", "GPUs", "zone", "VPCs", "role", "role", "role"),
+        *("quota", "quota", "quota", "bucket", "image", "image", "keys", "address"),
     ]
     text = "\n".join(verdicts["PASS"])
     assert "account 123456789012" in text
@@ -126,11 +132,55 @@ def test_without_credentials_it_asks_nothing_else(preflight):
 def test_an_empty_account_fails_with_the_commands_that_cure_it(aws, preflight):
     _, verdicts, cures = preflight()
     failed = [line.partition(":")[0] for line in verdicts["FAIL"]]
-    assert failed == ["bucket", "image", "image", "keys", "spot"]
-    assert "does not exist" in verdicts["FAIL"][0] and "terraform/bootstrap" in cures[0]
-    assert "packer build" in cures[1]
-    assert cures[3] == "python deploy/keys.py --cluster catch --region us-east-1"
-    assert cures[4] == "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+    assert failed == ["role", "role", "role", "bucket", "image", "image", "keys"]
+    assert cures[:3] == [
+        f"aws iam create-service-linked-role --aws-service-name {service}.amazonaws.com"
+        for service in ("autoscaling", "events", "spot")
+    ]
+    assert "does not exist" in verdicts["FAIL"][3] and "terraform/bootstrap" in cures[3]
+    assert "packer build" in cures[4]
+    assert cures[6] == "python deploy/keys.py --cluster catch --region us-east-1"
+
+
+def test_an_account_is_asked_about_before_anything_is_made_in_it(aws, preflight):
+    """Before bootstrap, keys and images: of these it says nothing."""
+    few = {"L-1216C47A": 5.0, "L-34B43A08": 5.0, "L-DB2E81BA": 0.0}
+    small = {"--results-bucket": "", "--replay-instance-type": "m6i.xlarge", "--use-placement-group": "False"}
+    account = Account(few, {"L-F678F1CE": 5.0}, plan="FREE")
+    _, verdicts, cures = preflight(small, extra=["--only-account"], account=account)
+    assert [line.partition(":")[0] for line in verdicts["FAIL"]] == ["plan", *["role"] * 3, *["quota"] * 3]
+    assert "the account is on AWS's free plan" in verdicts["FAIL"][0]
+    assert cures[0].startswith("aws freetier upgrade-account-plan --account-plan-type PAID")
+    assert "standard instances: 8 wanted, 0 in use, 5 allowed" in verdicts["FAIL"][4], "the builds; the replay has 4"
+
+    make_roles(aws)
+    account.plan, account.applied = "PAID", QUOTAS
+    assert preflight(small, extra=["--only-account"], account=account)[0] == 0
+
+
+def test_images_that_have_to_be_built_need_a_default_network(ready, preflight, aws):
+    ec2 = aws.client("ec2")
+    [default] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    for subnet in ec2.describe_subnets()["Subnets"]:
+        ec2.delete_subnet(SubnetId=subnet["SubnetId"])
+    ec2.delete_vpc(VpcId=default["VpcId"])
+    assert preflight()[0] == 0
+    _, verdicts, cures = preflight({"--image-version": "9.9.9"})
+    assert "VPCs: there is no default VPC, in which Packer builds the images" in verdicts["FAIL"]
+    assert cures[0] == "aws ec2 create-default-vpc --region us-east-1, or packer build -var subnet_id=..."
+
+
+def test_quotas_are_asked_for_when_told_to_and_once(ready, preflight):
+    account = Account(QUOTAS | {"L-DB2E81BA": 0.0}, {"L-F678F1CE": 5.0})
+    _, _, cures = preflight(account=account)
+    assert cures[0].startswith("aws service-quotas request-service-quota-increase ") and not account.requested
+    _, _, cures = preflight(account=account, extra=["--request-quotas"])
+    assert account.requested == [{"QuotaCode": "L-DB2E81BA", "DesiredValue": 16.0, "Status": "PENDING"}]
+    assert cures == ["wait until AWS has answered (16 asked for, PENDING; hours to days)"]
+    assert preflight(account=account, extra=["--request-quotas"])[2] == cures and len(account.requested) == 1
+    account.requested[0]["Status"] = "DENIED"
+    preflight(account=account, extra=["--request-quotas"])
+    assert len(account.requested) == 2
 
 
 WRONG = [
@@ -139,6 +189,12 @@ WRONG = [
     ("--replay-instance-type", "t3.2xlarge", "cannot stand in a cluster placement group", "replay_instance_type"),
     ("--actor-instance-types", "c7i.8xlarge c7g.8xlarge", "c7g.8xlarge is not x86_64", "actor_instance_types"),
     ("--learner-instance-type", "c7i.4xlarge", "has no NVIDIA GPU", "learner_instance_type"),
+    (
+        "--learner-instance-type",
+        "p3dn.24xlarge",
+        "no whole GPU that the image's driver drives",
+        "learner_instance_type",
+    ),
     ("--image-version", "9.9.9", "none for learner (role gpu) of version 9.9.9", "image_version"),
     ("--cluster", "pong", "missing: /apexrl/pong/keys/replay.public", "keys.py --cluster pong"),
     ("--actor-hosts", "5", "160 wanted, 0 in use, 128 allowed", "--quota-code L-34B43A08 --desired-value 160"),
@@ -252,7 +308,7 @@ def test_a_full_region_has_no_room_for_a_vpc(ready, preflight, aws):
 def test_no_spot_hosts_need_no_spot_role(ready, aws, preflight):
     _, verdicts, _ = preflight({"--actor-on-demand-hosts": "2"}, QUOTAS | {"L-34B43A08": 0.0})
     text = "\n".join(verdicts["PASS"])
-    assert "spot" not in text and "on-demand standard instances: 80 wanted" in text
+    assert "for spot" not in text and "spot standard" not in text and "on-demand standard instances: 80 wanted" in text
 
 
 def test_var_files_say_the_same_as_flags(ready, preflight, tmp_path):
@@ -279,8 +335,8 @@ def test_unreadable_variables_are_told_apart(run_script, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "examples").glob("*.tfvars")), ids=lambda path: path.stem)
 def test_the_examples_name_types_that_one_zone_offers(aws, run_script, path):
-    with quota_server(dict.fromkeys(QUOTAS, 1000.0), {"L-F678F1CE": 5.0}) as endpoint:
-        settings = {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": endpoint}
-        result = run_script("preflight.py", "--var-file", str(path), "--region", "us-east-1", **settings)
+    with serving(Account(dict.fromkeys(QUOTAS, 1000.0), {"L-F678F1CE": 5.0})) as account:
+        flags = ("--var-file", str(path), "--region", "us-east-1")
+        result = run_script("preflight.py", *flags, **account.environment)
     for name in ("instance types", "zone", "quota"):
         assert f"PASS  {name}: " in result.stdout and f"FAIL  {name}" not in result.stdout, result.stdout

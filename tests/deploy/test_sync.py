@@ -1,72 +1,17 @@
 """deploy/files/apexrl_host.py as the units start it: a process, against S3 and the Parameter Store over HTTP."""
 
-import datetime
 import fcntl
 import os
 import stat
-import time
 
 import pytest
 
 from apexrl.net.keyring import Keyring, public_keys
+from tests.deploy.host_commands import BUCKET, PREFIX
 from tests.deploy.imds import NOTICE, metadata_service
-from tests.system.processes import ROOT, Process, updates_of, wait_for
+from tests.system.processes import Process, updates_of, wait_for
 
-HOST = ROOT / "deploy" / "files" / "apexrl_host.py"
-BUCKET = "apexrl-results"
-PREFIX = "catch/run-1/"
 LARGE_BYTES = 20 * 1024 * 1024  # more than one part of an upload
-
-
-@pytest.fixture
-def bucket(aws):
-    """The results bucket, empty; it keeps versions, as bootstrap makes it."""
-    s3 = aws.client("s3")
-    s3.create_bucket(Bucket=BUCKET)
-    s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
-    return s3
-
-
-@pytest.fixture
-def start(aws, tmp_path):
-    """Starts a command on a host of a role, with the environment that its role.env would give; ends it in the end."""
-    started = []
-
-    def begin(command, *arguments, role="learner", **environment):
-        role_env = {
-            **{"APEXRL_ROLE": role, "APEXRL_CLUSTER": "catch", "APEXRL_KEYS_PATH": "/apexrl/catch/keys"},
-            **{"APEXRL_DEADLINE": "2100-01-01T00:00:00Z", "APEXRL_BUCKET": BUCKET, "APEXRL_RUN": "run-1"},
-        }
-        log = tmp_path / f"{command}-{len(started)}.txt"
-        process = Process([HOST, command, *arguments], log, aws.environment | role_env | environment)
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.__exit__()
-
-
-@pytest.fixture
-def finish(start):
-    """Runs a command to its end; returns the status and what it said."""
-
-    def run(command, *arguments, **settings):
-        process = start(command, *arguments, **settings)
-        return process.popen.wait(60), process.text()
-
-    return run
-
-
-@pytest.fixture
-def systemctl(tmp_path):
-    """A systemctl that only notes what it was asked, and when; returns its notes and the PATH that finds it."""
-    notes = tmp_path / "systemctl.txt"
-    program = tmp_path / "bin" / "systemctl"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$(date -u +%s) $*" >>{notes}\n')
-    program.chmod(0o755)
-    return notes, f"{program.parent}:{os.environ['PATH']}"
 
 
 def make_run(directory):
@@ -285,25 +230,3 @@ def test_a_metadata_service_that_is_away_is_asked_again(start, systemctl, free_p
     process = start("spot", role="actor", AWS_EC2_METADATA_SERVICE_ENDPOINT=endpoint, PATH=path)
     wait_for(lambda: "does not answer" in process.text(), 30, "the problem")
     assert process.popen.poll() is None and not notes.exists()
-
-
-def test_the_host_is_powered_off_at_the_deadline_and_not_before(start, systemctl):
-    notes, path = systemctl
-    deadline = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + datetime.timedelta(seconds=5)
-    start("limit", role="replay", APEXRL_DEADLINE=deadline.strftime("%Y-%m-%dT%H:%M:%SZ"), PATH=path)
-    when, what = wait_for(lambda: notes.exists() and notes.read_text(), 60, "the end").split(maxsplit=1)
-    assert what == "poweroff\n" and int(when) >= deadline.timestamp()
-
-
-@pytest.mark.parametrize("text", ["", "tomorrow", "2026-01-02 03:04:05"])
-def test_a_deadline_that_cannot_be_read_is_told_and_the_host_ends_an_hour_after_its_start(
-    start, systemctl, tmp_path, text
-):
-    notes, path = systemctl
-    up_seconds = 3600 - 3
-    (tmp_path / "sitecustomize.py").write_text(f"import time\ntime.clock_gettime = lambda clock: {up_seconds}\n")
-    asked = time.time()
-    process = start("limit", role="actor", APEXRL_DEADLINE=text, PATH=path, PYTHONPATH=str(tmp_path))
-    when, what = wait_for(lambda: notes.exists() and notes.read_text(), 60, "the end").split(maxsplit=1)
-    assert what == "poweroff\n" and int(when) >= int(asked) + 3
-    assert "APEXRL_DEADLINE" in process.text()

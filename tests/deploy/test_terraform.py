@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
-from tests.deploy.terraform import BUCKET, Workspace, copy_of, resources
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {
@@ -105,10 +105,9 @@ def test_what_bootstrap_prints_is_what_the_cluster_wants(applied_bootstrap, clus
 
 def test_new_flags_replace_only_the_hosts_of_their_role(applied_cluster, tmp_path):
     workspace = applied_cluster.copy(tmp_path)
-    learner_limit, replay_limit = (f"aws_scheduler_schedule.{role}_limit" for role in ("learner", "replay"))
     changed = {
-        "learner_flags": {"aws_instance.learner": ["delete", "create"], learner_limit: ["update"]},
-        "replay_flags": {"aws_instance.replay": ["delete", "create"], replay_limit: ["update"]},
+        "learner_flags": of_a_new_host("learner"),
+        "replay_flags": of_a_new_host("replay") | {"aws_volume_attachment.journal": ["delete", "create"]},
         "actor_flags": {"aws_launch_template.actor": ["update"], "aws_autoscaling_group.actor": ["update"]},
         "actor_hosts": {"aws_autoscaling_group.actor": ["update"]},
     }
@@ -119,9 +118,81 @@ def test_new_flags_replace_only_the_hosts_of_their_role(applied_cluster, tmp_pat
         "actor_hosts": 12,
     }
     for name, expected in changed.items():
-        plan = workspace.planned(GIVEN | {name: values[name]})
-        actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
-        assert {address: what for address, what in actions.items() if what != ["no-op"]} == expected, name
+        assert changes(workspace, GIVEN | {name: values[name]}) == expected, name
+
+
+def changes(workspace: Workspace, variables: dict) -> dict[str, list[str]]:
+    """Returns the actions of a plan by address, of all resources that change."""
+    plan = workspace.planned(variables)
+    actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
+    return {address: what for address, what in actions.items() if what not in (["no-op"], ["read"])}
+
+
+def of_a_new_host(role: str) -> dict[str, list[str]]:
+    """Returns the changes of a plan that replaces a host: those of all that knows its number."""
+    told = (f"aws_scheduler_schedule.{role}_limit", f'aws_cloudwatch_metric_alarm.hangs["{role}"]')
+    return {f"aws_instance.{role}": ["delete", "create"]} | {address: ["update"] for address in told}
+
+
+def test_more_time_replaces_no_host(applied_cluster, tmp_path):
+    limits = ("autoscaling_schedule.limit", "scheduler_schedule.learner_limit", "scheduler_schedule.replay_limit")
+    expected = {f"aws_{name}": ["update"] for name in (*limits, "ssm_parameter.deadline")}
+    expected["terraform_data.deadline"] = ["delete", "create"]
+    assert changes(applied_cluster.copy(tmp_path), GIVEN | {"max_hours": 48}) == expected
+
+
+def test_a_lost_replay_host_gets_its_journal_again(applied_cluster, applied, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
+    for address in ("aws_instance.replay", "aws_volume_attachment.journal"):  # both are gone when a host is
+        workspace.must("state", "rm", address)
+    planned = changes(workspace, GIVEN)
+    created = {address for address, what in planned.items() if what == ["create"]}
+    assert created == {"aws_instance.replay", "aws_volume_attachment.journal"}
+    assert planned.keys() - created == of_a_new_host("replay").keys() - created
+    found = resources(workspace.apply(GIVEN))
+    journal = resources(applied)["aws_ebs_volume.journal"]["id"]
+    attachment = found["aws_volume_attachment.journal"]
+    assert attachment["volume_id"] == found["aws_ebs_volume.journal"]["id"] == journal
+    assert attachment["instance_id"] == found["aws_instance.replay"]["id"]
+    assert attachment["stop_instance_before_detaching"]
+    assert workspace.run("plan", "-input=false", "-detailed-exitcode").returncode == 0
+
+
+def test_new_images_wait_until_they_are_asked_for(applied_cluster, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
+    path = workspace.directory / "terraform.tfstate"
+    state = path.read_text()
+    for newer, older in (("c100", "c090"), ("a100", "a090"), ("1.0.0", "0.9.0")):
+        assert newer in state
+        state = state.replace(newer, older)
+    path.write_text(state)  # as if the cluster had been started before version 1.0.0 was built
+    assert changes(workspace, GIVEN) == {}
+    # Other flags replace a host, by one of the same image.
+    planned = workspace.planned(GIVEN | {"learner_flags": {"batch_size": 256}})
+    assert resources(planned)["aws_instance.learner"]["ami"] == "ami-0000000000000a090"
+    for version in ("latest", "1.0.0"):
+        planned = changes(workspace, GIVEN | {"image_version": version})
+        assert planned["aws_instance.learner"] == planned["aws_instance.replay"] == ["delete", "create"], version
+    assert changes(workspace, GIVEN | {"image_version": "0.9.0"}).keys() == {"terraform_data.images"}
+    workspace.apply(GIVEN | {"image_version": "latest"})
+    assert changes(workspace, GIVEN).keys() == {"terraform_data.images"}, "the same images: nothing is replaced"
+    assert workspace.must("output", "-raw", "image_version") == "1.0.0"
+
+
+def test_an_image_of_a_cluster_that_is_gone_is_told(applied_cluster, tmp_path):
+    workspace = applied_cluster.copy(tmp_path)
+    path = workspace.directory / "terraform.tfstate"
+    path.write_text(path.read_text().replace("ami-0000000000000c100", "ami-0000000000000c080"))
+    refused = workspace.plan(GIVEN)
+    assert refused.returncode == 1 and "which the cluster was started with, are gone from us-east-1" in refused.stderr
+    assert 'set image_version to one that is there, or to "latest"' in refused.stderr
+
+
+def test_actor_hosts_wait_for_replay_and_learner():
+    """Where EC2 has no GPU to give, nothing is started that would only cost."""
+    text = (TERRAFORM / "cluster" / "actors.tf").read_text()
+    named = set(re.findall(r"[\w.]+", text.rpartition("depends_on")[2]))
+    assert {"aws_instance.replay", "aws_instance.learner"} <= named
 
 
 def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
@@ -133,6 +204,7 @@ def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
     deadline = datetime.datetime.fromisoformat(found["terraform_data.deadline"]["output"])
     assert datetime.timedelta(0) <= deadline - before.replace(microsecond=0) - datetime.timedelta(hours=5)
     assert deadline - datetime.datetime.now(datetime.UTC) <= datetime.timedelta(hours=5)
+    assert datetime.datetime.fromisoformat(found["aws_ssm_parameter.deadline"]["value"]) == deadline
     schedule = found["aws_autoscaling_schedule.limit"]
     assert datetime.datetime.fromisoformat(schedule["start_time"]) == deadline
     assert (schedule["min_size"], schedule["max_size"], schedule["desired_capacity"]) == (0, 0, 0)

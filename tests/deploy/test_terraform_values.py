@@ -25,6 +25,7 @@ FREE = {
     ),
     *("route_table_ids", "vpc_security_group_ids", "security_groups", "vpc_zone_identifier", "availability_zone"),
     *("iam_instance_profile", "placement_group", "ami", "image_id", "device_name", "autoscaling_group_name"),
+    *("volume_id", "instance_id", "InstanceId", "alarm_name", "alarm_description"),
     *("scheduled_action_name", "limit_amount", "subscriber_email_addresses", "filter", "owners", "group_name"),
 }
 """Arguments whose text is a name, an address, an identifier or prose; all others have to stand in `VALUES`."""
@@ -71,10 +72,12 @@ def planted() -> list[list[tuple[str, str, str, str]]]:
     """Returns the mistakes in rounds of at most one a file. A first one might hide a second.
 
     Those in policies and in the time limit are alone. Nothing is looked at before its dependencies are right: hosts
-    depend on the policies, and the limit depends on hosts.
+    depend on the policies, and the limit depends on hosts. The group of actor hosts depends on replay and learner.
     """
     alone = [[mistake] for mistake in PLANTED if mistake[0] in ("iam.tf", "guard.tf")]
-    return alone + rounds([mistake for mistake in PLANTED if [mistake] not in alone])
+    actors = [mistake for mistake in PLANTED if mistake[0] == "actors.tf"]
+    others = [mistake for mistake in PLANTED if [mistake] not in alone and mistake not in actors]
+    return alone + rounds(actors) + rounds(others)
 
 
 @pytest.mark.parametrize("mistakes", planted())
@@ -143,10 +146,13 @@ def test_disks_are_encrypted_and_go_with_their_host(applied):
     [mapping] = found["aws_launch_template.actor"]["block_device_mappings"]
     [disk] = mapping["ebs"]
     assert [(one["volume_type"], one["volume_size"]) for one in [*disks, disk]] == [
-        ("gp3", 100),
+        ("gp3", 16),
         ("gp3", 200),
         ("gp3", 16),
     ]
+    journal = found["aws_ebs_volume.journal"]
+    assert (journal["type"], journal["size"], journal["encrypted"], journal["throughput"]) == ("gp3", 100, True, 250)
+    assert journal["availability_zone"] == found["aws_subnet.this"]["availability_zone"]
     assert all(one["encrypted"] in (True, "true") for one in [*disks, disk])
     assert all(one["delete_on_termination"] in (True, "true") for one in [*disks, disk])
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import typing
 from typing import Any
 
@@ -12,20 +13,21 @@ from apexrl import flags
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from tests.deploy import flag_patterns
 from tests.deploy.rounds import rounds
-from tests.deploy.terraform import BUCKET, Workspace, role_environment, user_data, variable_names
+from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data, variable_names
 from tests.system.processes import ROOT
 
 WRONG: list[tuple[str, Any, str]] = [
     ("name", "Apex RL", "such as apexrl"),
     ("region", "virginia", "such as us-east-1"),
     ("tags", {"Role": "mine"}, "choose other names"),
+    ("tags", {"AWS:mine": "x"}, "must not begin with aws:"),
     ("env", "Pong; rm -rf /", "such as PongNoFrameskip-v4"),
     ("preset", "auto", "paper, two-cores or small"),
     ("seed", -1, "0 to 4294967295"),
     ("run", "../x", "letters, digits"),
     ("results_bucket", None, "cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"),
     ("results_bucket", "A_bucket", "terraform -chdir=deploy/terraform/bootstrap output -raw"),
-    ("image_version", "a b", "leave it out for the newest"),
+    ("image_version", "a b", "leave it out to keep the first"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
     ("learner_hosts", 2, "docs/learners.md"),
@@ -81,8 +83,12 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
         ("replay_instance_type", "t3.micro", "use_placement_group = false"),
         ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
         ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
-        ("replay_volume_gib", 10, "the cpu image's 16 GiB"),
         ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
+    ],
+    [("learner_instance_type", "p3dn.24xlarge", "no whole GPU that the image's driver drives: choose one of g4dn, g5")],
+    [
+        ("actor_hosts", 129, "4128 actors for each replay server, which takes 4096"),
+        ("environments_per_worker", 64, "264192 environments for each replay server, which takes 262144"),
     ],
 ]
 """Values of another type, or wrong beside another variable's or beside what AWS has; one plan for a list."""
@@ -152,6 +158,29 @@ def test_more_hosts_than_addresses_are_refused(cluster):
 def test_what_terraform_knows_of_flags_is_what_the_code_has():
     written = flag_patterns.FLAGS_FILE.read_text()
     assert written == flag_patterns.text_of_all(), "python -m tests.deploy.flag_patterns writes it anew"
+    limits = flag_patterns.LIMITS_FILE.read_text()
+    assert limits == flag_patterns.text_of_limits(), "python -m tests.deploy.flag_patterns writes it anew"
+
+
+def test_more_replay_servers_take_more_actors(cluster):
+    """As many as one takes pass, and no more; with two servers twice as many."""
+    given = {"results_bucket": BUCKET, "environments_per_worker": 64}
+    assert cluster.plan(given | {"actor_hosts": 128}).returncode == 0
+    assert cluster.plan(given | {"actor_hosts": 200, "replay_shards": 2}).returncode == 0
+
+
+def test_scripts_and_terraform_name_the_same_families_of_gpus(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "deploy")
+    from cluster import LEARNER_FAMILIES
+
+    text = (ROOT / "deploy/terraform/cluster/images.tf").read_text()
+    assert json.loads(re.search(r"learner_families = (\[.*\])", text)[1]) == list(LEARNER_FAMILIES)
+
+
+def test_gpus_that_nobody_uses_are_told(cluster):
+    result = cluster.plan({"results_bucket": BUCKET, "learner_instance_type": "g6.12xlarge"})
+    assert result.returncode == 0
+    assert "has 4 GPUs, which all cost, and learner_gpus is 1" in " ".join(result.stdout.split()), result.stdout
 
 
 def values_of(command) -> dict[str, Any]:
@@ -266,6 +295,9 @@ def test_role_environment_is_what_a_host_needs(apply_cluster):
     for role, environment in found.items():
         assert shared.items() <= environment.items()
         assert environment["APEXRL_ROLE"] == role
-        assert environment["APEXRL_DEADLINE"].endswith("Z")
+        assert environment["APEXRL_DEADLINE"] == "/apexrl/second-cluster-of-20/deadline"
     assert (found["learner"]["APEXRL_BUCKET"], found["learner"]["APEXRL_RUN"]) == (BUCKET, "pong-2")
+    assert found["learner"]["APEXRL_GROUP"] == resources(state)["aws_autoscaling_group.actor"]["name"]
+    assert found["replay"]["APEXRL_JOURNAL_VOLUME"] == resources(state)["aws_ebs_volume.journal"]["id"]
+    assert found["replay"]["APEXRL_RUN"] == "pong-2"
     assert "APEXRL_BUCKET" not in found["actor"] and "APEXRL_BUCKET" not in found["replay"]

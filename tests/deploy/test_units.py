@@ -1,6 +1,7 @@
 """The units, started for real: each host is a machine of the image that Packer built."""
 
 import contextlib
+import datetime
 import json
 import re
 import shlex
@@ -18,10 +19,11 @@ from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net.keyring import ROLES, load_keyring, make_keys
 from apexrl.net.replay_client import ReplayClient
 from tests.deploy import rootfs, site
-from tests.deploy.hosts import BUCKET, CLUSTER, RUN, host, interpreter, put_keys, role_env
+from tests.deploy.hosts import BUCKET, CLUSTER, RUN, VOLUME, host, interpreter, put_keys, role_env
 from tests.deploy.imds import NOTICE, metadata_service
 from tests.deploy.machine import wait_until
 from tests.deploy.moto_process import Aws, moto_server
+from tests.deploy.volume import blank_volume
 from tests.system.processes import ROOT
 
 UNITS = ROOT / "deploy/files/systemd"
@@ -46,8 +48,11 @@ def aws_server(address, tmp_path_factory):
 
 @pytest.fixture
 def cloud(aws_server):
-    """AWS with nothing in it."""
+    """AWS with nothing in it but a deadline: these machines take the hours of this computer for their own."""
     aws_server.reset()
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    name, value = role_env(aws_server, "none")["APEXRL_DEADLINE"], f"{end:%Y-%m-%dT%H:%M:%SZ}"
+    aws_server.client("ssm").put_parameter(Name=name, Value=value, Type="String")
     return aws_server
 
 
@@ -103,7 +108,8 @@ def test_a_permanent_error_is_not_tried_again(unit):
     [
         ({}, ""),
         ({"APEXRL_ROLE": "replays"}, "APEXRL_ROLE='replays' in /etc/apexrl/role.env"),
-        ({"APEXRL_DEADLINE": "tomorrow"}, "a time like 2026-01-02T03:04:05Z was expected"),
+        ({"APEXRL_DEADLINE": "tomorrow"}, "APEXRL_DEADLINE='tomorrow' in /etc/apexrl/role.env"),
+        ({"APEXRL_ROLE": "replay", "APEXRL_JOURNAL_VOLUME": "/dev/sdf"}, "APEXRL_JOURNAL_VOLUME='/dev/sdf' in"),
         ({"APEXRL_BUCKET": ""}, "APEXRL_BUCKET='' in /etc/apexrl/role.env"),
         ({"APEXRL_KEYS_PATH": "apexrl keys"}, "APEXRL_KEYS_PATH='apexrl keys'"),
         ({"APEXRL_ROLE": "replay", "APEXRL_SHARDS": "0"}, "APEXRL_SHARDS='0' in /etc/apexrl/role.env"),
@@ -134,7 +140,7 @@ def test_a_device_file_is_made_for_each_gpu(tmp_path, num_gpus):
     assert asked == ["-c 0", "-u -c 0", *(f"-c {number}" for number in range(num_gpus))]
 
 
-def test_systemd_finds_nothing_wrong_with_the_units(request, address, tmp_path):
+def test_systemd_finds_nothing_wrong_with_the_units(request, cloud, address, tmp_path):
     """Anything that systemd-analyze says is a mistake: a wrong key is no error to it. It is the host's own."""
     try:
         layers = request.getfixturevalue("build").images["cpu"].layers
@@ -142,7 +148,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(request, address, tmp_path):
         pytest.skip(f"systemd-analyze has not verified the units, as there is no image: {reason}")
     names = sorted(path.name for path in UNITS.iterdir() if path.is_file())
     assert len(names) > 10
-    variables = role_env(Aws("http://127.0.0.1:1"), "none")
+    variables = role_env(cloud, "none")
     with host(layers, variables, tmp_path / "host", address) as machine:
         result = machine.run("systemd-analyze", "verify", "--man=no", *names)
     assert not result.stdout + result.stderr, result.stdout + result.stderr
@@ -153,7 +159,10 @@ def test_a_replay_host(build, cloud, address, tmp_path):
     flags = "--preset small --bind-host 0.0.0.0 --learner-host 127.0.0.1 --shards 2"
     variables = role_env(cloud, "replay", APEXRL_FLAGS=flags, APEXRL_SHARDS="2")
     shards = [f"apexrl-replay@{shard}.service" for shard in range(2)]
-    with host(build.images["cpu"].layers, variables, tmp_path / "host", address) as machine:
+    with (
+        blank_volume(tmp_path, VOLUME) as binds,
+        host(build.images["cpu"].layers, variables, tmp_path / "host", address, binds) as machine,
+    ):
         # Nothing that boots waits for keys that nobody has made yet.
         assert "status: done" in machine.run("cloud-init", "status", "--wait", check=False).stdout
         machine.wait_for_state("apexrl-keys.service", "activating")
@@ -209,7 +218,7 @@ def check_replay(machine, shard, keys, tmp_path):
     assert machine.run("stat", "-c", "%U", f"/proc/{pid}").stdout.strip() == "apexrl"
     status = dict(line.split(":", 1) for line in machine.run("cat", f"/proc/{pid}/status").stdout.splitlines())
     assert status["NoNewPrivs"].strip() == "1" and int(status["CapEff"], 16) == 0
-    assert machine.run("ls", f"/var/lib/apexrl/journal/shard-{shard}").stdout.strip()
+    assert machine.run("ls", f"/var/lib/apexrl/journal/{RUN}/shard-{shard}").stdout.strip()
 
 
 def check_logs(machine):

@@ -37,7 +37,9 @@ CASES = {
 def make_learner(family, optimizer):
     torch.manual_seed(3)
     if family == "apex":
-        update = ApexUpdate(BATCH, optimizer, 1e-3, 1e-5, CLIP, target_period_updates=7)
+        update = ApexUpdate(
+            BATCH, optimizer, 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=CLIP, target_period_updates=7
+        )
         return ApexLearner(ApexAlgorithm(), DuelingConfig((4, 4, 4), 16), update, VECTORS, CPU)
     reduction = family.split("-")[1]
     mix = impala_parts.LASER if family.startswith("laser") else ("queue=1",)

@@ -27,14 +27,15 @@ class Replica:
     """Gives batches, and ends the learner after some."""
 
     def __init__(self, stop, num_batches):
-        self.stop, self.left, self.sent, self.waits_for, self.counted = stop, num_batches, [], "", LogPosition()
+        self.stop, self.left, self.sent, self.waits_for = stop, num_batches, [], ""
+        self.counted = {0: LogPosition()}
         self.params_versions: list[int] = []
         self.num_undecodable = 0
         self.selection_metrics: dict[str, float] = {}
 
     @property
     def transitions(self):
-        return self.counted.transitions
+        return self.counted[0].transitions
 
     def of(self, draw):
         return self
@@ -151,7 +152,7 @@ class GrowingReplica(Replica):
 
     def next_draw(self, timeout_seconds):
         draw = super().next_draw(timeout_seconds)
-        self.counted = LogPosition("log", 0, 50 * ((11 - self.left) // 2))
+        self.counted = {0: LogPosition("log", 0, 50 * ((11 - self.left) // 2))}
         keys = np.zeros(1, np.int64)
         return draw and Draw(5, {TABLE: Gathered(keys, None)}, {TABLE: keys})
 

@@ -40,6 +40,13 @@ def test_each_learner_has_its_part_of_batch_and_shards():
         shards_of(wires, Seen(0, 3))
 
 
+def test_a_learner_walks_through_one_shard():
+    command = parse(LearnerCommand, ["--agent", "impala", "--lstm", "--mix", "uniform=1", "--shards", "2"])
+    assert share_of(command, 2).update.batch_size * 2 == command.update.batch_size
+    with pytest.raises(ConfigError, match="--replay-state walk follows one shard"):
+        share_of(command, 1)
+
+
 def test_a_shard_has_ports_and_a_part_of_the_experience_of_its_own():
     wires = WireConfig(actor_port=100, batch_port=101, shards=3)
     assert [(w.actor_port, w.batch_port) for w in map(wires.of_shard, range(3))] == [(100, 101), (102, 103), (104, 105)]

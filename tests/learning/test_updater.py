@@ -41,7 +41,11 @@ class World:
         torch.manual_seed(7)
         self.make_unroll, self.spec, self.device = make_unroll, spec, device
         self.device_stream = device_stream or DeviceStream(device)
-        self.updater = make_updater(spec, ApexUpdate(SIZE, optimizer, 1e-3, 1e-5, 40.0, 7), self.device_stream)
+        self.updater = make_updater(
+            spec,
+            ApexUpdate(SIZE, optimizer, 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=7),
+            self.device_stream,
+        )
         self.store = UnrollStore(spec, RING, [want(SIZE)], store_device or device, 8, self.device_stream)
         self.rng = np.random.default_rng(3)
         for number in range(RING):

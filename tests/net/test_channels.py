@@ -66,6 +66,27 @@ def newest(subscriber):
     return parameters is not None and parameters.header.params_version
 
 
+def test_a_publisher_with_a_bound_sends_fewer_values(spec):
+    """The time from one value to the next grows with the values' size and with the subscribers."""
+    publisher = ParameterPublisher("127.0.0.1", 0, bytes_per_second=1.0)
+    thread = threading.Thread(target=publisher.run)
+    thread.start()
+    try:
+        early = ParameterSubscriber(publisher.endpoint)
+        publisher.publish(make_parameters(spec, 1))
+        assert wait_for(lambda: newest(early), 10, "the first value") == 1
+        publisher.publish(make_parameters(spec, 2))
+        late = ParameterSubscriber(publisher.endpoint)
+        assert wait_for(lambda: newest(late), 10, "a value") == 1, "the next one has to wait for minutes"
+        seconds = publisher._round_seconds(b"x" * 1000)
+        assert seconds == 2 * 1000, "two subscribers"
+        early.close()
+        late.close()
+    finally:
+        publisher.close()
+        thread.join(50)
+
+
 def test_a_late_subscriber_gets_the_last_value_and_a_slow_one_the_newest(publisher, spec):
     early = ParameterSubscriber(publisher.endpoint)
     for version in range(1, 6):

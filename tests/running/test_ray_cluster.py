@@ -64,6 +64,8 @@ def test_nodes_come_and_go(nodes, tmp_path):
     run = tmp_path / "run"
     with nodes.driver(*SHORT, "--run-dir", run, name="come-and-go") as driver:
         until(driver, shows_more(driver), 60, "updates")
+        with nodes.driver(*SHORT, "--run-dir", run, name="namesake") as namesake:
+            assert namesake.popen.wait(100) == 2 and "a run of that name goes on here" in namesake.text()
         (replay_node,) = nodes.where("replay.py")
         (actor_node,) = {"one", "three"} - {replay_node}
         assert nodes.where("learner.py") == ["two"]
@@ -98,8 +100,6 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     with nodes.driver(*SHORT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
         until(driver, shows_more(driver), 60, "updates")
         driver.kill()
-        wait_for(lambda: not nodes.where("learner.py"), 60, "the end without a driver")
-    wait_for(lambda: not nodes.where("replay.py"), 10, "the end of the replay")
     with nodes.driver("--resume", run, *SHORT[-2:], name="resumed", on=nodes.where("raylet")[-1]) as driver:
         until(driver, shows_more(driver), 60, "updates of the resumed run")
         assert "continuing" in driver.text()

@@ -22,7 +22,8 @@ from apexrl.running.run_directory import latest_path
 from tests.system.processes import launch, read_json, updates_of, wait_for
 
 PAUSE_SECONDS = (4.0, 15.0)
-FLAGS = ("--env", "CartPole-v1", "--num-learners", 2, "--num-workers", 4, "--capacity", 2_000_000, "--no-evaluator")
+FLAGS = ("--env", "CartPole-v1", "--preset", "small", "--num-learners", 2, "--num-workers", 4)
+FLAGS += ("--capacity", 2_000_000, "--no-evaluator")
 LIMITS = ("--checkpoint-period-seconds", 5, "--max-restarts", 1000)
 
 

@@ -18,7 +18,7 @@ from tests.system.processes import Process, launch, read_json, updates_of, wait_
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 
 FAMILIES = {
-    "apex-dqn": ("--env", "CartPole-v1", "--agent", "apex-dqn"),
+    "apex-dqn": ("--env", "CartPole-v1", "--agent", "apex-dqn", "--preset", "small"),
     "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
 }
 

@@ -46,14 +46,14 @@ def run(tmp_path, ports, name, *flags):
 
 @pytest.mark.parametrize("family", [CATCH, LASER, COUNTING])
 def test_one_seed_gives_one_network_bit_for_bit(tmp_path, free_ports, family):
-    flags = [*family, "--total-updates", 300, "--evaluation-period-updates", 100]
+    flags = [*family, "--total-updates", 120, "--evaluation-period-updates", 40]
     first, again, other = (
         run(tmp_path, free_ports(4), name, *flags, "--seed", seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
     assert digest(first) == digest(again) != digest(other)
     assert digest(first, "best") == digest(again, "best")
     assert curve(first) == curve(again)
-    assert [row[1] for row in curve(first)] == ["updates", "0", "100", "200", "300"]
+    assert [row[1] for row in curve(first)] == ["updates", "0", "40", "80", "120"]
 
 
 def test_a_stopped_run_is_the_beginning_of_a_longer_one_and_evaluations_change_nothing(tmp_path, free_ports):

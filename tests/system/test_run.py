@@ -24,7 +24,7 @@ SUMMARY_FIELDS = {
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 MIXED = ("--agent", "impala", "--env", "Catch-v0", "--preset", "small", "--distance", "l2", "--mix", "queue=1/4",
          "elite-1@500=1/4", "attentive@500=1/4", "uniform@500=1/4")  # fmt: skip
-CARTPOLE = ("--env", "CartPole-v1", "--evaluation-period-seconds", "5")
+CARTPOLE = ("--env", "CartPole-v1", "--preset", "small", "--evaluation-period-seconds", "5")
 MIX, LSTM = ("--mix", "queue=1/4", "uniform=3/4"), ("--lstm", "--lstm-size", "32")
 CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", *MIX, *LSTM)
 

@@ -8,6 +8,11 @@ output "state_bucket" {
   value       = aws_s3_bucket.this["state"].bucket
 }
 
+output "image_build_profile" {
+  description = "Instance profile of the instances that build images; Packer's variable instance_profile, where the name is another."
+  value       = aws_iam_instance_profile.image_build.name
+}
+
 output "cluster_backend" {
   description = "terraform -chdir=deploy/terraform/bootstrap output -raw cluster_backend > deploy/terraform/cluster/backend.hcl"
   value       = <<-EOT

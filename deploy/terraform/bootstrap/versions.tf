@@ -1,4 +1,5 @@
-# What has to outlive every cluster: the bucket of Terraform's state, the bucket of results, and an alarm about money.
+# What has to outlive every cluster: the bucket of Terraform's state, the bucket of results, the role of image builds,
+# and an alarm about money.
 # Its own state stays in this directory, because the bucket for states is made here. Lost, nothing is broken: import it.
 terraform {
   required_version = ">= 1.11, < 2.0"

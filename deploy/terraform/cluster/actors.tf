@@ -52,7 +52,7 @@ resource "aws_launch_template" "actor" {
 }
 
 resource "aws_autoscaling_group" "actor" {
-  name                      = "${var.name}-actor"
+  name                      = local.actor_group
   min_size                  = 0
   max_size                  = var.actor_hosts
   desired_capacity          = var.actor_hosts
@@ -107,8 +107,10 @@ resource "aws_autoscaling_group" "actor" {
     }
   }
 
+  # After replay and learner: where EC2 has no GPU to give, no actor host costs anything.
   depends_on = [
-    aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
+    aws_instance.replay, aws_instance.learner,
+    aws_iam_role_policy.deadline, aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
     aws_vpc_security_group_egress_rule.aws, aws_ec2_subnet_cidr_reservation.fixed,
   ]
 }

@@ -1,6 +1,7 @@
 # The time limit. Three things end the spending, so that no single one has to work:
 # hosts power themselves off (which terminates them), the group of actor hosts is scaled to zero by AWS, and ten minutes
 # later AWS terminates replay and learner if they are still there, for example because their system hangs.
+# A finished learner ends the spending, too: it scales the group to zero and sets the hosts' deadline to now.
 
 resource "terraform_data" "deadline" {
   # The time of the first apply counts: ignoring later values keeps plans without drift.
@@ -15,6 +16,15 @@ resource "terraform_data" "deadline" {
       error_message = "The time limit of max_hours passed at ${self.output}. `terraform -chdir=deploy/terraform/cluster destroy` ends the cluster; `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.deadline` starts it again, and the learner goes on with its checkpoint."
     }
   }
+}
+
+# The hosts read it every minute: another time limit replaces no host.
+resource "aws_ssm_parameter" "deadline" {
+  #checkov:skip=CKV2_AWS_34:The value is a time, which everybody may know; hosts would need the right to decrypt it.
+  name        = local.deadline_name
+  description = "When the hosts of the cluster ${var.name} power themselves off"
+  type        = "String"
+  value       = terraform_data.deadline.output
 }
 
 resource "aws_autoscaling_schedule" "limit" {
@@ -111,4 +121,21 @@ resource "aws_iam_role_policy" "limit" {
       } }
     }]
   })
+}
+
+# A host whose kernel hangs is started again; its units start by themselves, and its files are still there.
+resource "aws_cloudwatch_metric_alarm" "hangs" {
+  for_each = { replay = aws_instance.replay.id, learner = aws_instance.learner.id }
+
+  alarm_name          = "${var.name}-${each.key}-hangs"
+  alarm_description   = "Reboots the ${each.key} host of the cluster ${var.name} after three minutes without a sign of life"
+  namespace           = "AWS/EC2"
+  metric_name         = "StatusCheckFailed_Instance"
+  dimensions          = { InstanceId = each.value }
+  statistic           = "Maximum"
+  comparison_operator = "GreaterThanOrEqualToThreshold"
+  threshold           = 1
+  period              = 60
+  evaluation_periods  = 3
+  alarm_actions       = ["arn:${local.partition}:automate:${var.region}:ec2:reboot"]
 }

@@ -4,9 +4,10 @@
 # so that an actor host could read the keys of the learner. `session` is the part of it that Session Manager needs.
 
 locals {
-  key_arn   = "arn:${local.partition}:ssm:${var.region}:${local.account}:parameter${local.key_path}"
-  log_arn   = "arn:${local.partition}:logs:${var.region}:${local.account}:log-group:${local.log_group}"
-  store_arn = "arn:${local.partition}:s3:::${var.results_bucket}"
+  key_arn      = "arn:${local.partition}:ssm:${var.region}:${local.account}:parameter${local.key_path}"
+  deadline_arn = "arn:${local.partition}:ssm:${var.region}:${local.account}:parameter${local.deadline_name}"
+  log_arn      = "arn:${local.partition}:logs:${var.region}:${local.account}:log-group:${local.log_group}"
+  store_arn    = "arn:${local.partition}:s3:::${var.results_bucket}"
 
   # The evaluator runs on the replay host and is an actor to the learner.
   secrets = { replay = ["replay", "actor"], learner = ["learner"], actor = ["actor"] }
@@ -41,6 +42,27 @@ locals {
       )
     }]
   }
+  deadline_statements = [{
+    Sid      = "Deadline"
+    Effect   = "Allow"
+    Action   = ["ssm:GetParameter"]
+    Resource = [local.deadline_arn]
+  }]
+  # A learner at the end of its run ends the cluster. The schedules of guard.tf end it anyway when its time is over.
+  finish_statements = [
+    {
+      Sid      = "SetDeadline"
+      Effect   = "Allow"
+      Action   = ["ssm:PutParameter"]
+      Resource = [local.deadline_arn]
+    },
+    {
+      Sid      = "EndActors"
+      Effect   = "Allow"
+      Action   = ["autoscaling:SetDesiredCapacity"]
+      Resource = ["arn:${local.partition}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.actor_group}"]
+    },
+  ]
   result_statements = [
     {
       Sid      = "Results"
@@ -100,6 +122,20 @@ resource "aws_iam_role_policy" "keys" {
   name   = "keys"
   role   = aws_iam_role.host[each.key].id
   policy = jsonencode({ Version = "2012-10-17", Statement = local.key_statements[each.key] })
+}
+
+resource "aws_iam_role_policy" "deadline" {
+  for_each = local.secrets
+
+  name   = "deadline"
+  role   = aws_iam_role.host[each.key].id
+  policy = jsonencode({ Version = "2012-10-17", Statement = local.deadline_statements })
+}
+
+resource "aws_iam_role_policy" "finish" {
+  name   = "finish"
+  role   = aws_iam_role.host["learner"].id
+  policy = jsonencode({ Version = "2012-10-17", Statement = local.finish_statements })
 }
 
 resource "aws_iam_role_policy" "results" {

@@ -62,7 +62,7 @@ data "aws_ami_ids" "role" {
 
   filter {
     name   = "tag:Version"
-    values = [var.image_version != null ? var.image_version : "*"]
+    values = [local.asked_version]
   }
 
   filter {
@@ -73,7 +73,7 @@ data "aws_ami_ids" "role" {
   lifecycle {
     postcondition {
       condition     = length(self.ids) > 0
-      error_message = "There is no image with the tags Project=${local.project}, Role=${each.key}, Version=${var.image_version != null ? var.image_version : "(any)"} in ${var.region}. Build it with `packer build` in deploy/packer, or choose another image_version or region."
+      error_message = "There is no image with the tags Project=${local.project}, Role=${each.key}, Version=${local.asked_version} in ${var.region}. Build it with `packer build` in deploy/packer, or choose another image_version or region."
     }
   }
 }
@@ -98,18 +98,50 @@ data "aws_ami" "role" {
 
 # `try`, because `terraform destroy` evaluates this too, and has to work when the images are gone.
 locals {
-  image_id     = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].id, "none") }
-  image_disk   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].root_device_name, "none") }
-  version_of   = { for role in ["cpu", "gpu"] : role => try(data.aws_ami.role[role].tags["Version"], "none") }
-  architecture = try(data.aws_ami.role["cpu"].architecture, "none")
-
-  # GiB of an image's own disk, which a host's disk cannot be smaller than.
-  image_gib = {
-    for role in ["cpu", "gpu"] : role => max(1, try([
+  asked_version = var.image_version == null || var.image_version == "latest" ? "*" : var.image_version
+  newest_images = { for role in ["cpu", "gpu"] : role => {
+    id           = try(data.aws_ami.role[role].id, "none")
+    version      = try(data.aws_ami.role[role].tags["Version"], "none")
+    architecture = try(data.aws_ami.role[role].architecture, "none")
+    disk         = try(data.aws_ami.role[role].root_device_name, "none")
+    # GiB of the image's own disk, which a host's disk cannot be smaller than.
+    gib = max(1, try([
       for device in data.aws_ami.role[role].block_device_mappings : tonumber(device.ebs["volume_size"])
-      if device.device_name == local.image_disk[role]
+      if device.device_name == data.aws_ami.role[role].root_device_name
     ], [])...)
+  } }
+}
+
+# The images are chosen once: one that somebody builds for a test must not replace the hosts of a run at the next apply.
+# Of this resource `input` is used, never `output`: that is unknown in the plan of each change, and an image that is
+# unknown replaces its hosts.
+resource "terraform_data" "images" {
+  input            = local.newest_images
+  triggers_replace = var.image_version == "latest" ? join(" ", [for role, image in local.newest_images : image.id]) : var.image_version
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.input.cpu.version == self.input.gpu.version
+      error_message = "The newest images are of different versions (cpu ${self.input.cpu.version}, gpu ${self.input.gpu.version}), and hosts must not mix them: build both at one version, or set image_version to one that both have."
+    }
+
+    postcondition {
+      condition     = alltrue([for role, image in self.input : contains(data.aws_ami_ids.role[role].ids, image.id)])
+      error_message = "The images of version ${self.input.cpu.version}, which the cluster was started with, are gone from ${var.region}: set image_version to one that is there, or to \"latest\"."
+    }
   }
+}
+
+locals {
+  image_id     = { for role, image in terraform_data.images.input : role => image.id }
+  image_disk   = { for role, image in terraform_data.images.input : role => image.disk }
+  image_gib    = { for role, image in terraform_data.images.input : role => image.gib }
+  architecture = terraform_data.images.input.cpu.architecture
+
+  # Whole GPUs, for which NVIDIA has an open driver. Not p3 (V100), nor g6f and gr6f (slices of a GPU).
+  learner_families = ["g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en"]
 
   facts_of = { for type in local.instance_types : type => {
     architectures = try(data.aws_ec2_instance_type.this[type].supported_architectures, [])
@@ -118,6 +150,13 @@ locals {
     gpus          = try(sum([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.count]), 0)
     gpu_makers    = try([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.manufacturer], [])
   } }
+  # What a replay server takes, made from the code (tests/deploy/flag_patterns.py), and what one would get at most: each
+  # process of a host is a server's, in turn.
+  limits       = jsondecode(file("${path.module}/limits.json"))
+  workers_of   = { for type in var.actor_instance_types : type => var.actor_workers_per_host > 0 ? var.actor_workers_per_host : local.facts_of[type].vcpus }
+  shard_actors = var.actor_hosts * ceil(max(values(local.workers_of)...) / local.shards)
+  environments = coalesce(var.environments_per_worker, try(local.limits.environments_per_worker[var.agent][var.preset], 1))
+
   types_of_few_vcpus          = [for type in var.actor_instance_types : type if local.facts_of[type].vcpus < local.shards]
   types_of_other_architecture = sort([for type, facts in local.facts_of : type if !contains(facts.architectures, local.architecture)])
 }
@@ -142,11 +181,6 @@ resource "terraform_data" "zone" {
     }
 
     precondition {
-      condition     = local.version_of.cpu == local.version_of.gpu
-      error_message = "The newest images are of different versions (cpu ${local.version_of.cpu}, gpu ${local.version_of.gpu}), and hosts must not mix them: build both at one version, or set image_version to one that both have."
-    }
-
-    precondition {
       condition     = length(local.types_of_other_architecture) == 0
       error_message = "The images are ${local.architecture}, which ${join(", ", local.types_of_other_architecture)} cannot run: change replay_instance_type, learner_instance_type or actor_instance_types (Graviton types have a g after the generation's number)."
     }
@@ -154,6 +188,11 @@ resource "terraform_data" "zone" {
     precondition {
       condition     = contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
       error_message = "learner_instance_type ${var.learner_instance_type} has no NVIDIA GPU: choose a g or p type, such as g6.4xlarge."
+    }
+
+    precondition {
+      condition     = contains(local.learner_families, split(".", var.learner_instance_type)[0]) || !contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
+      error_message = "learner_instance_type ${var.learner_instance_type} has no whole GPU that the image's driver drives: choose one of ${join(", ", local.learner_families)}, such as g6.4xlarge."
     }
 
     precondition {
@@ -172,13 +211,18 @@ resource "terraform_data" "zone" {
     }
 
     precondition {
-      condition     = !var.use_placement_group || alltrue([for type in [var.replay_instance_type, var.learner_instance_type] : contains(local.facts_of[type].strategies, "cluster")])
-      error_message = "replay_instance_type ${var.replay_instance_type} or learner_instance_type ${var.learner_instance_type} cannot be in a cluster placement group: choose others, or set use_placement_group = false."
+      condition     = local.shard_actors <= local.limits.actors
+      error_message = "actor_hosts ${var.actor_hosts} of ${max(values(local.workers_of)...)} processes are ${local.shard_actors} actors for each replay server, which takes ${local.limits.actors}: give fewer hosts, fewer actor_workers_per_host, or more replay_shards."
     }
 
     precondition {
-      condition     = var.replay_volume_gib >= local.image_gib.cpu
-      error_message = "replay_volume_gib ${var.replay_volume_gib} is less than the cpu image's ${local.image_gib.cpu} GiB: give at least that."
+      condition     = local.shard_actors * local.environments <= local.limits.environments
+      error_message = "environments_per_worker ${local.environments} of ${local.shard_actors} actors are ${local.shard_actors * local.environments} environments for each replay server, which takes ${local.limits.environments}: give fewer, fewer actor_hosts, or more replay_shards."
+    }
+
+    precondition {
+      condition     = !var.use_placement_group || alltrue([for type in [var.replay_instance_type, var.learner_instance_type] : contains(local.facts_of[type].strategies, "cluster")])
+      error_message = "replay_instance_type ${var.replay_instance_type} or learner_instance_type ${var.learner_instance_type} cannot be in a cluster placement group: choose others, or set use_placement_group = false."
     }
 
     precondition {
@@ -190,6 +234,13 @@ resource "terraform_data" "zone" {
       condition     = data.aws_s3_bucket.results.bucket_region == var.region
       error_message = "results_bucket ${data.aws_s3_bucket.results.bucket} is in ${data.aws_s3_bucket.results.bucket_region}, the cluster in ${var.region}: use the region of deploy/terraform/bootstrap, or apply that in ${var.region}."
     }
+  }
+}
+
+check "gpus" {
+  assert {
+    condition     = local.facts_of[var.learner_instance_type].gpus <= var.learner_gpus
+    error_message = "learner_instance_type ${var.learner_instance_type} has ${local.facts_of[var.learner_instance_type].gpus} GPUs, which all cost, and learner_gpus is ${var.learner_gpus}: raise it, or choose a smaller type."
   }
 }
 

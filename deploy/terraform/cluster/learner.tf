@@ -34,7 +34,8 @@ resource "aws_instance" "learner" {
 
   # Destroyed before these: its last upload still needs its rights and its way to S3.
   depends_on = [
-    aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.results, aws_iam_role_policy.session,
+    aws_iam_role_policy.deadline, aws_iam_role_policy.finish, aws_iam_role_policy.keys, aws_iam_role_policy.logs,
+    aws_iam_role_policy.results, aws_iam_role_policy.session,
     aws_route_table_association.this, aws_vpc_endpoint.s3, aws_vpc_security_group_egress_rule.aws,
   ]
 }

@@ -10,6 +10,8 @@ locals {
   learner_address = cidrhost(var.vpc_cidr, 11)
 
   key_path      = "/${local.project}/${var.name}/keys"
+  deadline_name = "/${local.project}/${var.name}/deadline"
+  actor_group   = "${var.name}-actor"
   log_group     = "/${local.project}/${var.name}"
   bucket_prefix = "${var.name}/"
 
@@ -33,13 +35,15 @@ locals {
   shared_environment = {
     APEXRL_CLUSTER     = var.name
     APEXRL_KEYS_PATH   = local.key_path
-    APEXRL_DEADLINE    = terraform_data.deadline.output
+    APEXRL_DEADLINE    = aws_ssm_parameter.deadline.name
     AWS_DEFAULT_REGION = var.region
   }
   role_environment = {
     replay = merge(local.shared_environment, {
       APEXRL_ROLE            = "replay"
+      APEXRL_RUN             = var.run
       APEXRL_SHARDS          = local.shards
+      APEXRL_JOURNAL_VOLUME  = aws_ebs_volume.journal.id
       APEXRL_FLAGS           = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.replay}"
       APEXRL_EVALUATOR_FLAGS = "${local.shared_flags} --env ${var.env}${local.further_flags.evaluator}"
     })
@@ -48,6 +52,7 @@ locals {
       APEXRL_FLAGS  = "${local.shared_flags} --num-learners ${var.learner_gpus} --device cuda --bind-host 0.0.0.0${local.further_flags.learner}" # never a slow learner at a GPU's price
       APEXRL_BUCKET = var.results_bucket
       APEXRL_RUN    = var.run
+      APEXRL_GROUP  = local.actor_group
     })
     actor = merge(local.shared_environment, {
       APEXRL_ROLE  = "actor"

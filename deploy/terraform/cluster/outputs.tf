@@ -38,10 +38,10 @@ output "deadline" {
 
 output "image_version" {
   description = "Version of the images that the hosts run."
-  value       = local.version_of.cpu
+  value       = terraform_data.images.input.cpu.version
 }
 
 output "actor_processes" {
   description = "Actor processes when all hosts are of the first of actor_instance_types."
-  value       = var.actor_hosts * (var.actor_workers_per_host > 0 ? var.actor_workers_per_host : data.aws_ec2_instance_type.this[var.actor_instance_types[0]].default_vcpus)
+  value       = var.actor_hosts * local.workers_of[var.actor_instance_types[0]]
 }

@@ -5,6 +5,27 @@ resource "aws_placement_group" "this" {
   strategy = "cluster"
 }
 
+# The journal of experience outlives its host: it is attached again to the next one, whatever that was replaced for.
+resource "aws_ebs_volume" "journal" {
+  #checkov:skip=CKV_AWS_189:EBS encrypts with the account's own key; a KMS key costs a dollar a month, and experience is no secret.
+  availability_zone = aws_subnet.this.availability_zone
+  type              = "gp3"
+  size              = var.replay_volume_gib
+  throughput        = 250 # MB/s: the server writes while it serves
+  encrypted         = true
+
+  tags = { Name = "${var.name}-journal", Role = "replay" }
+}
+
+resource "aws_volume_attachment" "journal" {
+  device_name = "/dev/sdf" # on the host it has the name of an NVMe device, and the volume's id for its serial number
+  volume_id   = aws_ebs_volume.journal.id
+  instance_id = aws_instance.replay.id
+
+  # The server then closes its journal, and nothing is on the way to the disk.
+  stop_instance_before_detaching = true
+}
+
 resource "aws_instance" "replay" {
   #checkov:skip=CKV_AWS_88:A public address is the cheapest way out to SSM, S3 and CloudWatch; no group lets anything in to it.
   #checkov:skip=CKV_AWS_126:Detailed monitoring costs money; the roles report their own figures every few seconds.
@@ -32,7 +53,7 @@ resource "aws_instance" "replay" {
 
   root_block_device {
     volume_type           = "gp3"
-    volume_size           = var.replay_volume_gib
+    volume_size           = local.image_gib.cpu
     encrypted             = true
     delete_on_termination = true
     tags                  = { Name = "${var.name}-replay", Role = "replay" } # beside the provider's default tags
@@ -42,7 +63,7 @@ resource "aws_instance" "replay" {
 
   # A host that starts before it may read its keys would only wait for them.
   depends_on = [
-    aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
+    aws_iam_role_policy.deadline, aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
     aws_vpc_security_group_egress_rule.aws,
   ]
 }

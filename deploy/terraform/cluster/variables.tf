@@ -43,6 +43,11 @@ variable "tags" {
     condition     = length(setintersection(keys(var.tags), ["Project", "Cluster", "Role", "Name", "ManagedBy"])) == 0
     error_message = "tags must not hold Project, Cluster, Role, Name or ManagedBy: those are set here; choose other names."
   }
+
+  validation {
+    condition     = alltrue([for name, value in var.tags : !startswith(lower(name), "aws:")])
+    error_message = "tags must not begin with aws: because AWS keeps such names for itself; choose other names."
+  }
 }
 
 # What is trained.
@@ -96,7 +101,7 @@ variable "seed" {
 }
 
 variable "run" {
-  description = "Name of the run in the bucket. A learner goes on with the checkpoint that it finds under this name: give another name to begin anew."
+  description = "Name of the run in the bucket and in the journal. Learner and replay go on with what they find under this name: give another name to begin anew."
   type        = string
   default     = "run-1"
   nullable    = false
@@ -121,13 +126,13 @@ variable "results_bucket" {
 # Hosts.
 
 variable "image_version" {
-  description = "Tag Version of the images. null: the newest; then a new image replaces the hosts at the next apply."
+  description = "Tag Version of the images. null: the newest when this is first applied, kept from then on; \"latest\": the newest at each apply. Other images replace the hosts."
   type        = string
   default     = null
 
   validation {
     condition     = var.image_version == null || can(regex("^[A-Za-z0-9][A-Za-z0-9_.+-]*$", var.image_version))
-    error_message = "image_version has to be the tag Version of an image that was built with Packer; leave it out for the newest."
+    error_message = "image_version has to be the tag Version of an image that was built with Packer, or \"latest\"; leave it out to keep the first."
   }
 }
 
@@ -276,7 +281,7 @@ variable "environments_per_worker" {
 }
 
 variable "replay_volume_gib" {
-  description = "GiB of the replay host's disk: system, and the journal of experience."
+  description = "GiB of the volume with the journal of experience, which outlives the replay host. It can grow, not shrink."
   type        = number
   default     = 100
   nullable    = false
@@ -338,7 +343,7 @@ variable "operator_cidrs" {
 }
 
 variable "max_hours" {
-  description = "Hours after which everything that costs by the hour is ended, counted from the first apply. A change counts anew, and replaces the hosts; the learner goes on with its checkpoint."
+  description = "Hours after which everything that costs by the hour is ended, counted from the first apply. A change counts anew. Hosts read it within a minute; none is replaced."
   type        = number
   default     = 24
   nullable    = false

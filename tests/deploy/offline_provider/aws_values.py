@@ -64,6 +64,15 @@ VALUES: dict[str, dict[str, Rule]] = {
         ),
         "mixed_instances_policy.launch_template.override.instance_type": Shape("ec2", "InstanceType"),
     },
+    "aws_ebs_volume": {"type": Shape("ec2", "VolumeType")},
+    "aws_ssm_parameter": {"name": Shape("ssm", "PSParameterName"), "type": Shape("ssm", "ParameterType")},
+    "aws_cloudwatch_metric_alarm": {
+        "comparison_operator": Shape("cloudwatch", "ComparisonOperator"),
+        "statistic": Shape("cloudwatch", "Statistic"),
+        "namespace": ("AWS/EC2",),
+        "metric_name": ("StatusCheckFailed_Instance",),
+        "alarm_actions": re.compile(r"arn:aws:automate:[a-z0-9-]+:ec2:(reboot|recover|stop|terminate)"),
+    },
     "aws_ec2_subnet_cidr_reservation": {"reservation_type": Shape("ec2", "SubnetCidrReservationType")},
     "aws_autoscaling_schedule": {"start_time": UTC_TIME},
     "aws_scheduler_schedule": {

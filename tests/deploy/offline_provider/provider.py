@@ -16,9 +16,10 @@ UNKNOWN = msgpack.ExtType(0, b"\x00")
 NESTING = {"single": 1, "list": 2, "set": 3, "map": 4}
 NAMED = {  # types whose id is the name that they were given
     *("aws_autoscaling_group", "aws_autoscaling_schedule", "aws_cloudwatch_log_group", "aws_iam_instance_profile"),
-    *("aws_iam_role", "aws_placement_group", "aws_scheduler_schedule"),
+    *("aws_iam_role", "aws_placement_group", "aws_scheduler_schedule", "aws_ssm_parameter"),
 }
 PREFIXES = {
+    "aws_ebs_volume": "vol-",
     "aws_instance": "i-",
     "aws_internet_gateway": "igw-",
     "aws_launch_template": "lt-",
@@ -37,6 +38,9 @@ ARNS = {
 }
 REPLACED_BY: dict[str, tuple[str, ...]] = {
     "aws_instance": ("ami", "subnet_id", "private_ip", "placement_group", "associate_public_ip_address", "user_data"),
+    "aws_ebs_volume": ("availability_zone", "encrypted"),
+    "aws_volume_attachment": ("device_name", "instance_id", "volume_id"),
+    "aws_ssm_parameter": ("name",),
     "aws_subnet": ("cidr_block", "availability_zone", "vpc_id"),
     "aws_vpc": ("cidr_block",),
     "aws_security_group": ("name", "description", "vpc_id"),

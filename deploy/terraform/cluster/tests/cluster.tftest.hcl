@@ -141,6 +141,16 @@ run "a_type_that_is_not_offered" {
   expect_failures = [data.aws_ec2_instance_type_offerings.zones]
 }
 
+run "more_actors_than_the_server_takes" {
+  command = plan
+
+  variables {
+    actor_hosts = 129
+  }
+
+  expect_failures = [terraform_data.zone]
+}
+
 run "more_learners_than_gpus" {
   command = plan
 

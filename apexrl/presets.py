@@ -1,0 +1,27 @@
+"""The flags that are known to train an environment: `presets.toml` beside this module. Loads no torch."""
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from apexrl.config import DEFAULT_AGENT
+
+FILE = Path(__file__).with_suffix(".toml")
+
+
+@functools.cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Returns the file's tables by environment: the algorithm as `agent`, and flags without their dashes."""
+    return tomllib.loads(FILE.read_text())
+
+
+def usual_agent(env: str) -> str:
+    """Returns the name of the algorithm that trains on an environment unless told otherwise."""
+    return str(presets().get(env, {}).get("agent", DEFAULT_AGENT))
+
+
+def flags_for(env: str, agent: str) -> list[str]:
+    """Returns the flags that an algorithm trains on an environment with: none where it is not the usual one."""
+    numbers = presets().get(env, {}) if agent == usual_agent(env) else {}
+    return [word for name, value in numbers.items() if name != "agent" for word in (f"--{name}", str(value))]

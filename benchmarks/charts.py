@@ -1,0 +1,136 @@
+"""Draws the two charts of docs/benchmarks.md from docs/results: `python -m benchmarks.charts [DIRECTORY]`."""
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from apexrl.tools.picture import Line, Panel, picture_of
+from apexrl.tools.run_results import read_curve
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+OURS = "apexrl"
+COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
+GAMES = ("Pong", "Breakout", "Seaquest", "noise")
+PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
+CURVES = {"pong-two-cores": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
+
+
+class Bars(NamedTuple):
+    """One pair of axes with bars: a group of bars for each work, a colour for each system."""
+
+    title: str
+    values: Mapping[str, Mapping[str, float]]  # by system, then by group
+
+
+def speeds() -> list[Bars]:
+    """Returns the speeds of ours and of others; larger is better."""
+    rows = read("replay")["side_by_side"]["rows"]
+    found = {(row["peer"], row["game"], row["work"]): row for row in rows}
+
+    def replay(title: str, work: str, metric: str) -> Bars:
+        own = "insert, compressing" if work == "insert" else work  # the others' clients make their chunks, too
+        works = {peer: own if peer == "ours" else work for peer in PEERS}
+        values = {
+            name: {game: found[peer, game, works[peer]][metric] for game in GAMES} for peer, name in PEERS.items()
+        }
+        return Bars(title, values)
+
+    loops = of_best(
+        "agent_steps_per_cpu_second",
+        (row for row in read("actor")["measurements"] if row["kind"] == "loop" and row["game"] == "Pong"),
+    )
+    actor = {
+        f"{OURS}, Nature's network": loops["ours, Nature's size"], "SB3 DQN, 8 envs": loops["SB3 DQN, 8 envs"],
+        "SB3 DQN, 1 env": loops["SB3 DQN, 1 env"], "CleanRL's style": loops["CleanRL's style"],
+    }  # fmt: skip
+    updates = [row for row in read("learner")["rows"] if row["batch_size"] == 512]
+    learner = {
+        f"{OURS}, Nature's network": rate(updates, kind="ours", preset="paper"),
+        "SB3 DQN": rate(updates, kind="sb3"), "plain float32": rate(updates, kind="eager", preset="paper"),
+    }  # fmt: skip
+    whole = of_best("frames_per_second", read("end-to-end")["measurements"])
+    system = {
+        OURS: whole["ours"], f"{OURS}, Nature's network": whole["ours, Nature's size"],
+        f"{OURS}, SB3's replay ratio": whole["ours, 8 samples, Nature's size, 512"], "SB3 DQN": whole["SB3 DQN, 1 env"],
+    }  # fmt: skip
+    return [
+        replay("replay service: insert, transitions/s", "insert", "transitions_per_second"),
+        replay("replay service: sample, batches of 512/s", "sample", "batches_per_second"),
+        replay("replay service: insert while sampling, transitions/s", "together", "transitions_per_second"),
+        Bars("actor on Pong: steps per CPU-second", {name: {"": value} for name, value in actor.items()}),
+        Bars("learner, batch 512: samples per CPU-second", {name: {"": value} for name, value in learner.items()}),
+        Bars("whole system on Pong: frames/s", {name: {"": value} for name, value in system.items()}),
+    ]
+
+
+def read(name: str) -> Any:
+    """Returns the raw figures of a benchmark."""
+    return json.loads((RESULTS / f"{name}-benchmark.json").read_text())
+
+
+def of_best(metric: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the median of each system over its repeats, at its better number of threads."""
+    repeats: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        repeats.setdefault(row["system"], {}).setdefault(row["threads"], []).append(row[metric])
+    return {system: max(map(statistics.median, by_threads.values())) for system, by_threads in repeats.items()}
+
+
+def rate(rows: Iterable[Mapping[str, Any]], **wanted: str) -> float:
+    """Returns the samples per CPU-second of a kind of update, at its better number of threads."""
+    return max(row["samples_per_cpu_second"] for row in rows if wanted.items() <= row.items())
+
+
+def draw(axes: Axes, bars: Bars) -> None:
+    """Draws one pair of axes: a label for each group, or where there is one group, for each system."""
+    groups = list(next(iter(bars.values.values())))
+    height = 0.8 / len(bars.values)
+    for i, (system, values) in enumerate(bars.values.items()):
+        positions = [group + i * height for group in range(len(groups))]
+        thickness = height if len(groups) > 1 else 0.7 * height
+        drawn = axes.barh(positions, list(values.values()), thickness, color=COLOURS.get(system.split(",")[0], "C7"))
+        axes.bar_label(drawn, [f" {value:,.0f}" for value in values.values()], fontsize=8)
+    ticks = [group + height for group in range(len(groups))]
+    if len(groups) == 1:
+        ticks, groups = [i * height for i in range(len(bars.values))], list(bars.values)
+    axes.set_yticks(ticks, groups)
+    axes.invert_yaxis()
+    axes.set_title(bars.title, fontsize=9, loc="left")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.tick_params(labelsize=8)
+    axes.margins(x=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_speeds(path: Path) -> None:
+    """Writes the chart of the speeds."""
+    figure = Figure(figsize=(9.5, 8.5))
+    grid = figure.subplots(3, 2)
+    for axes, bars in zip(grid.flat, speeds(), strict=True):
+        draw(axes, bars)
+    figure.legend([grid[0, 0].containers[i] for i in range(3)], PEERS.values(), ncols=3, fontsize=9, loc="upper center")
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
+    figure.savefig(path, dpi=100)
+
+
+def draw_curves(path: Path) -> None:
+    """Writes the chart of the learning curves: mean return over minutes, and over frames."""
+    panels = [Panel("", "minutes", []), Panel("", "frames", [])]
+    for name, label in CURVES.items():
+        curve = read_curve(RESULTS / f"{name}.csv")
+        for panel, positions in zip(panels, (curve.seconds / 60, curve.frames), strict=True):
+            panel.lines.append(Line(label, positions, curve.returns, curve.worst, curve.best))
+    path.write_bytes(picture_of([panels], "evaluation return: mean, worst to best game"))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    draw_speeds(folder / "speeds.png")
+    draw_curves(folder / "curves.png")

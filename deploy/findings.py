@@ -1,0 +1,40 @@
+"""A finding of preflight.py, and the questions to AWS whose answers several of its checks need."""
+
+import functools
+from typing import Any, NamedTuple
+
+from aws import client
+from cluster import NEWEST, Cluster
+
+IMAGE_ROLES = {"cpu": "replay and actors", "gpu": "learner"}
+
+
+class Line(NamedTuple):
+    """The finding of one check. With a cure it is a failure."""
+
+    name: str
+    finding: str
+    cure: str = ""
+
+
+@functools.cache
+def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Returns EC2's descriptions of the cluster's instance types by name, without those that EC2 does not know."""
+    filters = [{"Name": "instance-type", "Values": list(cluster.instance_types)}]
+    answer = client("ec2", cluster.region).describe_instance_types(Filters=filters)
+    return {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
+
+
+@functools.cache
+def images_of(cluster: Cluster) -> dict[str, list[tuple[str, str, str]]]:
+    """Returns the images by role: the creation date, the version and the id of each that the cluster may use."""
+    images = client("ec2", cluster.region).describe_images(
+        Owners=["self"], Filters=[{"Name": "tag:Project", "Values": ["apexrl"]}]
+    )["Images"]
+    found: dict[str, list[tuple[str, str, str]]] = {role: [] for role in IMAGE_ROLES}
+    for image in images:
+        tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
+        right_version = cluster.image_version in ("", NEWEST, tags.get("Version"))
+        if tags.get("Role") in found and right_version and image["State"] == "available":
+            found[tags["Role"]].append((image["CreationDate"], tags.get("Version", "unknown"), image["ImageId"]))
+    return found

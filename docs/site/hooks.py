@@ -1,0 +1,105 @@
+"""The parts of the site that are no files of docs/: lists made from the code, pages and linked files of the repository.
+
+A link of a page is one of the repository, as GitHub shows it. Here it becomes one of the site.
+"""
+
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import reference  # noqa: E402 - it lies beside this file
+
+PAGES = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "deploy/README.md": "clusters.md",
+    "docs/site/site.css": "site.css",
+}
+"""By path in the repository, the paths in the site of files from outside the site's own."""
+LISTS = {"flags.md": reference.flags, "metrics.md": reference.metrics}
+"""By place in the site, the lists that pages end with."""
+CODE = {
+    ".py": "python",
+    ".sbatch": "bash",
+    ".sh": "bash",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+    ".tf": "hcl",
+    "": "text",
+}
+"""By suffix, the language of files that are shown as a page of code."""
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
+LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are no files of docs/."""
+    for path, uri in PAGES.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    linked = {path for file in files.documentation_pages() for path in links_of(path_of(file.src_uri), file)}
+    for path in sorted(linked):
+        if is_code(path):
+            code = f"```` {{.{CODE[Path(path).suffix]}}}\n{(ROOT / path).read_text()}````\n"
+            files.append(File.generated(config, uri_of(path), content=f"{UNSEARCHED}# {path}\n{code}"))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Adds the list of a page, and turns links to files of the repository into links to pages of the site."""
+    here = path_of(page.file.src_uri)
+
+    def replaced(found: re.Match[str]) -> str:
+        path = target_of(here, found[0])
+        if not (ROOT / path).exists():
+            return found[0]  # mkdocs names it
+        return posixpath.relpath(uri_of(path), posixpath.dirname(page.file.src_uri) or ".")
+
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # it has one entry
+    make_list = LISTS.get(page.file.src_uri, str)
+    return LINK.sub(replaced, markdown) + make_list()
+
+
+def links_of(path: str, file: File) -> Iterator[str]:
+    """Yields the paths that a page links to."""
+    for link in LINK.findall(file.content_string):
+        yield target_of(path, link)
+
+
+def target_of(path: str, link: str) -> str:
+    """Returns the path of a link's target in the repository."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+
+
+def is_code(path: str) -> bool:
+    """Returns whether a file is shown as a page of code: programs, and others that are no files of the site."""
+    suffix, is_page = Path(path).suffix, path in PAGES
+    return (
+        not is_page
+        and (ROOT / path).is_file()
+        and (suffix == ".py" or (not path.startswith("docs/") and suffix in CODE))
+    )
+
+
+def uri_of(path: str) -> str:
+    """Returns the place of a file of the repository in the site."""
+    if path in PAGES:
+        return PAGES[path]
+    return f"source/{path}.md" if is_code(path) else path.removeprefix("docs/")
+
+
+def path_of(uri: str) -> str:
+    """Returns the path in the repository of a page of the site."""
+    return next((path for path, other in PAGES.items() if other == uri), f"docs/{uri}")

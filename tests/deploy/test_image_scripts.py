@@ -1,0 +1,79 @@
+"""The parts of an image build that need no build: its base images, its driver, its role, its connection."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from tests.deploy.image_build import BASES, DRIVER, PROFILE
+from tests.deploy.terraform import resources
+from tests.system.processes import ROOT
+
+PACKER = ROOT / "deploy/packer"
+
+
+def programs(directory, **lines: str) -> str:
+    """Makes programs of the shell; returns the PATH that finds them first."""
+    for name, line in lines.items():
+        (directory / name).write_text(f"#!/bin/sh\n{line}\n")
+        (directory / name).chmod(0o755)
+    return f"{directory}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    "driver, status, message",
+    [
+        ("570.172.08", 1, "NVIDIA's driver is 570.172.08, torch needs 580 or newer: take a newer base image"),
+        ("", 1, "the base image has no NVIDIA driver"),
+        (DRIVER, 7, ""),
+        ("1000.1", 7, ""),
+    ],
+)
+def test_a_base_image_with_an_old_driver_ends_the_build(tmp_path, driver, status, message):
+    """Before anything is installed: systemctl comes next, and ends this test."""
+    path = programs(tmp_path, modinfo=f"echo {driver}; [ -n '{driver}' ]", systemctl="exit 7")
+    variables = {"APEXRL_VERSION": "v1", "APEXRL_IMAGE": "gpu", "APEXRL_RELEASE": "x", "PATH": path}
+    command = ["bash", PACKER / "install.sh"]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == status and message in result.stderr, result.stderr
+
+
+def test_base_images_are_those_that_their_makers_publish():
+    """Packer 1.6 cannot read this file: it is read as Terraform's language."""
+    hcl2 = pytest.importorskip("hcl2", reason="pip install -r requirements-deploy.txt")
+    text = (PACKER / "bases.pkr.hcl").read_text()
+    assert hcl2.loads(text).keys() >= {"data", "locals"}
+    assert re.findall(r'^  name   = "(.*)"$', text, re.MULTILINE) == [
+        "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+        "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+    ]
+    template = (PACKER / "apexrl.pkr.hcl").read_text()
+    for image in BASES:
+        assert f"data.amazon-parameterstore.{image}.value" in text
+        assert template.count(f"source_ami = local.base_images.{image}\n") == 1
+
+
+def test_the_profile_of_a_build_is_the_one_that_bootstrap_makes(applied_bootstrap):
+    """And it may do all that Session Manager's agent does, and nothing else."""
+    found = resources(applied_bootstrap.state())
+    assert found["aws_iam_instance_profile.image_build"]["name"] == PROFILE
+    [statement] = json.loads(found["aws_iam_role_policy.image_build"]["policy"])["Statement"]
+    assert all(action.startswith(("ssm:Update", "ssmmessages:")) for action in statement["Action"])
+
+
+def test_an_unconnected_agent_of_session_manager_is_restarted(tmp_path):
+    """And left alone once it is connected, as a restart would end the build's session."""
+    unit = "snap.amazon-ssm-agent.amazon-ssm-agent.service"
+    restart = f'echo "$2" >>{tmp_path}/restarted; [ "$(wc -l <{tmp_path}/restarted)" -lt 3 ] || touch {tmp_path}/there'
+    path = programs(
+        tmp_path,
+        ss=f"if [ -e {tmp_path}/there ]; then echo 'users:((\"ssm-agent-worke\",pid=1))'; fi",
+        systemctl=f'if [ "$1" = restart ]; then {restart}; else echo "{unit} enabled"; fi',
+    )
+    variables = {"PATH": path, "SESSION_AGENT_SECONDS": "0"}
+    for _ in range(2):
+        script = ROOT / "deploy/files/session_agent.sh"
+        result = subprocess.run([script], env=variables, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 0 and "is connected" in result.stdout, result.stderr
+        assert (tmp_path / "restarted").read_text().split() == [unit] * 3

@@ -1,0 +1,35 @@
+"""Each table of presets.toml is a run that can be planned, whatever the machine, and the command line wins over it."""
+
+import pytest
+
+from apexrl.config import RunCommand
+from apexrl.flags import agent_of, default_command, parse_onto
+from apexrl.presets import flags_for, presets, usual_agent
+from apexrl.running.plan import describe, make_plan
+
+
+def planned(*arguments):
+    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments)
+
+
+@pytest.mark.parametrize("env", presets())
+def test_each_table_is_a_plan(env):
+    plan = planned("--env", env)
+    known = flags_for(env, plan.command.agent)
+    assert plan.command.agent == usual_agent(env) and list(plan.known) == known
+    assert parse_onto(plan.command, known) == plan.command  # all of them hold
+    assert dict(describe(plan))["preset"].count("presets.toml") == bool(known)
+
+
+def test_a_preset_an_agent_and_flags_of_ones_own_win():
+    frames = int(presets()["CartPole-v1"]["total-frames"])
+    assert planned("--env", "CartPole-v1").command.learning.total_frames == frames
+    assert planned("--env", "CartPole-v1", "--total-frames", "5k").command.learning.total_frames == 5_000
+    other = {"apex-dqn": "impala", "impala": "apex-dqn"}[usual_agent("CartPole-v1")]
+    for flags in (["--preset", "small"], ["--agent", other]):
+        plan = planned("--env", "CartPole-v1", *flags)
+        assert plan.command.learning.total_frames == 0 and not plan.known
+
+
+def test_an_unknown_environment_has_no_numbers():
+    assert flags_for("Nobody-v0", "apex-dqn") == [] and usual_agent("Nobody-v0") == "apex-dqn"
