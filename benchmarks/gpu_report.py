@@ -4,7 +4,7 @@ It needs only the standard library (torch for `machine`), so that it can list mi
   missing                prints the requirements of requirements.txt that this interpreter does not have
   wanted WHEELS          prints the wheels in a directory that have to be installed
   machine FILE           writes the machine and its software, as JSON
-  tests XML FILE         writes the outcome of pytest, as JSON
+  tests XML FILE         writes the outcome of pytest, as JSON; fails when no test ran, or one was skipped
   faster OUT_DIR         prints the device, cpu or cuda, whose inference gave more frames while learning
   summary OUT_DIR        prints all figures and goals
 """
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ MODULES = {"opencv-python-headless": "cv2", "pyzmq": "zmq", "ale-py": "ale_py"}
 KEPT = re.compile(r"(torch|nvidia|triton|cuda)", re.IGNORECASE)
 NOT_NEEDED = {"tensorboard"}  # these runs start no TensorBoard
 FRAMES_A_STEP = 4
+SHOWN_KERNELS = 15
 GOAL_ENV = "PongNoFrameskip-v4"
 GOAL_UPDATES, GOAL_BATCH = 1000, 512
 GOAL_FRAMES, GOAL_FRAMES_UPDATES = 120_000, 19
@@ -60,16 +62,19 @@ def machine() -> dict[str, Any]:
     """Returns the machine and its software."""
     import torch
 
-    cpu = re.search(r"Model name:\s*(.+)", _output("lscpu"))
+    processor = dict(re.findall(r"^(.+?):\s*(.+)$", _output("lscpu"), re.MULTILINE))
     query = "--query-gpu=name,driver_version,memory.total"
     return {
         "gpu": _output("nvidia-smi", query, "--format=csv,noheader") or "none",
-        "cpu": cpu[1] if cpu else platform.processor(),
+        "cpu": processor.get("Model name", platform.processor()),
         "cores": len(os.sched_getaffinity(0)),
+        "threads_per_core": processor.get("Thread(s) per core", "unknown"),
         "memory_gigabytes": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
+        "cudnn": torch.backends.cudnn.version() or "none",
+        "has_mps": shutil.which("nvidia-cuda-mps-control") is not None,
         "revision": _output("git", "describe", "--always", "--dirty") or "unknown",
         "date": time.strftime("%Y-%m-%d"),
     }
@@ -84,10 +89,17 @@ def _output(*command: str) -> str:
 
 
 def outcome_of(xml: Path) -> dict[str, int]:
-    """Returns the numbers of passed and skipped tests."""
+    """Returns the numbers of passed and skipped tests.
+
+    Raises: SystemExit when no test has run on the GPU, or one was skipped.
+    """
     suites = list(ElementTree.parse(xml).getroot().iter("testsuite"))
     counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "skipped", "failures")}
-    return {"passed": counts["tests"] - counts["skipped"] - counts["failures"], **counts}
+    if not counts["tests"] or counts["skipped"]:
+        sys.exit(
+            f"{counts['skipped']} of {counts['tests']} tests were skipped: none may be on a GPU, and some must run"
+        )
+    return {"passed": counts["tests"] - counts["failures"], **counts}
 
 
 def read_parts(directory: Path) -> dict[str, Any]:
@@ -113,6 +125,9 @@ def figures(parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from ((name, str(value)) for name, value in parts["machine"].items())
     if "tests" in parts:
         yield "tests that need the GPU", ", ".join(f"{count} {name}" for name, count in parts["tests"].items())
+    for name in ("smoke", "ceilings", "cores"):
+        yield from ((f"{name}: {what}", f"{value:,.6g}") for what, value in parts.get(name, {}).items())
+    yield from profile_figures(parts.get("profile", {}))
     for row in (row for name in ("learner", "gather") for row in parts.get(name, {}).get("rows", [])):
         what = f"{row['kind']}, batch {row['batch_size']}"
         if "failed" in row:
@@ -129,6 +144,18 @@ def figures(parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, part in runs_of(parts).items():
         updates = f"{part['updates_per_second']:,.1f} updates/s of {part['batch_size']}"
         yield name, f"{part['frames_per_second']:,.0f} frames/s and {updates} over {part['measured_seconds']:.0f} s"
+        roles = (f"{role} {cores:.2f}" for role, cores in part.get("cores_by_role", {}).items())
+        yield f"{name}: cores in use", ", ".join(roles)
+
+
+def profile_figures(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the seconds of an update, and its first kernels by time, with their number in an update."""
+    for name, value in part.items():
+        if not isinstance(value, list):
+            yield f"profile: {name}", f"{value:,.6g}"
+            continue
+        for row in value[:SHOWN_KERNELS]:
+            yield f"profile: {name}", f"{1e6 * row['seconds']:9.1f} us {row['count']:6.1f} x {row['name'][:70]}"
 
 
 def goals(parts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

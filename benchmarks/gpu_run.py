@@ -6,6 +6,8 @@ launcher to the report that has the evaluation.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
 import math
 import shutil
@@ -35,6 +37,7 @@ class Report(NamedTuple):
 
     written: float  # modification time of the file, in seconds
     status: Status
+    cpu_seconds: dict[str, float]  # that each role has taken up to then
 
 
 def watch(launcher: subprocess.Popen[bytes], directory: Path, deadline: float, until: float | None) -> list[Report]:
@@ -47,10 +50,32 @@ def watch(launcher: subprocess.Popen[bytes], directory: Path, deadline: float, u
             continue
         written = (directory / STATUS_FILE).stat().st_mtime
         if not reports or written > reports[-1].written:
-            reports.append(Report(written, status))
+            reports.append(Report(written, status, cpu_seconds_of(psutil.Process(launcher.pid))))
         if until is not None and _best(reports[-1]) >= until:
             break
     return reports
+
+
+def cpu_seconds_of(launcher: psutil.Process) -> dict[str, float]:
+    """Returns the CPU seconds of the launcher and of each role, its own processes included; of those that run."""
+    seconds: dict[str, float] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        seconds["launch"] = _cpu_seconds(launcher)
+        for child in launcher.children():
+            name, family = role_of(child.cmdline()), [child, *child.children(recursive=True)]
+            seconds[name] = seconds.get(name, 0.0) + sum(map(_cpu_seconds, family))
+    return seconds
+
+
+def role_of(command: list[str]) -> str:
+    """Returns the name of the script or module that a command line runs."""
+    scripts = [word for before, word in itertools.pairwise(command) if before == "-m" or word.endswith(".py")]
+    return scripts[0].removesuffix(".py").replace("/", ".").split(".")[-1] if scripts else "others"
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def figures_of(reports: list[Report], started: float, until: float | None) -> dict[str, Any]:
@@ -83,9 +108,11 @@ def _best(report: Report) -> float:
     return -math.inf if best is None else best
 
 
-def _rates(first: Report, last: Report) -> dict[str, float]:
+def _rates(first: Report, last: Report) -> dict[str, Any]:
     elapsed = last.written - first.written
+    spent = {role: seconds - first.cpu_seconds.get(role, 0.0) for role, seconds in last.cpu_seconds.items()}
     return {
+        "cores_by_role": {role: seconds / elapsed for role, seconds in spent.items()},
         "frames_per_second": (last.status.frames - first.status.frames) / elapsed,
         "updates_per_second": (last.status.counters.updates - first.status.counters.updates) / elapsed,
         "measured_seconds": elapsed,

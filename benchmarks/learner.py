@@ -213,15 +213,16 @@ def main(options: Options) -> None:
     frames = make(options.directory, "Pong", options.steps)
     settings = settings_of(options)
     runs: dict[Setting, list[Row]] = {setting: [] for setting in settings}
+    machine, basis = machine_of(options), "samples_per_cpu_second" if options.device == "cpu" else "samples_per_second"
+    rows: list[Row] = []
     for _ in range(options.repeats):
         for setting in settings:
             runs[setting].append(measure(setting, frames, options))
-    basis = "samples_per_cpu_second" if options.device == "cpu" else "samples_per_second"
-    rows = with_ratios([row_of(setting, runs[setting]) for setting in settings], basis)
-    print(f"{machine_of(options)}; ratios of {basis}")
+            rows = with_ratios([row_of(setting, runs[setting]) for setting in settings if runs[setting]], basis)
+            if options.json:  # after each measurement: a limit loses no figure
+                Path(options.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    print(f"{machine}; ratios of {basis}")
     print(table(rows), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps({"machine": machine_of(options), "rows": rows}, indent=1))
     if any("failed" in row for row in rows):
         sys.exit("some settings failed: see the table and the JSON file")
 

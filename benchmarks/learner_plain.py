@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from apexrl.agents.contract import TransitionBatch
 from apexrl.agents.mix import parts_of
-from apexrl.agents.optimizers import make_optimizer
+from apexrl.agents.optimizers import DECAY
 from apexrl.config import LearnerCommand
 from apexrl.losses.value_learning import double_q_errors, huber
 from apexrl.networks.dueling import make_network
@@ -18,13 +19,19 @@ from benchmarks.peers.plain_vtrace import PlainLearner, PlainNetwork, Rollouts
 
 
 class EagerLearner:
-    """The plain step of Ape-X: the network, loss and optimizer of ours."""
+    """The plain step of Ape-X: the network and loss of ours, and torch's optimizers."""
 
     def __init__(self, command: LearnerCommand, spec: StreamSpec, device: torch.device):
         self._config = command.update
         self._online = make_network(spec, command.network).to(device).to(memory_format=torch.channels_last)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
-        self._optimizer = make_optimizer(command.update, self._online)
+        update, parameters = command.update, self._online.parameters()
+        numbers: dict[str, Any] = {"lr": update.learning_rate, "eps": update.optimizer_epsilon}
+        self._optimizer: torch.optim.Optimizer
+        if update.optimizer == "rmsprop":
+            self._optimizer = torch.optim.RMSprop(parameters, alpha=DECAY, centered=True, **numbers)
+        else:
+            self._optimizer = torch.optim.Adam(parameters, fused=True, **numbers)
 
     def update(self, batch: TransitionBatch) -> np.ndarray:
         """Takes one optimizer step; returns |TD|."""

@@ -25,6 +25,10 @@ TOGETHER = {
 }
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With `--numprocesses` a process takes whole files, and those together that share a slow preparation."""

@@ -69,7 +69,7 @@ def draw_of(store, keys, weights):
 def results(pending):
     """Returns the priorities of the only table, and the metrics."""
     priorities, metrics = pending.result()
-    return priorities[TABLE], metrics
+    return priorities[TABLE], metrics | pending.row_metrics()
 
 
 def train(env: str, num_updates: int, seed: int) -> tuple[Updater, list[Draw]]:

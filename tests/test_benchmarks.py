@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import subprocess
+import sys
 
 import msgspec
 import numpy as np
@@ -26,7 +28,7 @@ from tests.system.processes import ROOT
 
 def report(seconds: float, frames: int, updates: int, best: float | None = None) -> gpu_run.Report:
     counters = Counters(updates=updates, logs=(LogPosition(transitions=frames // 4),), best_evaluation_return=best)
-    return gpu_run.Report(1000.0 + seconds, Status("Pong", frames, counters, {}, ""))
+    return gpu_run.Report(1000.0 + seconds, Status("Pong", frames, counters, {}, ""), {"learner": 2 * seconds})
 
 
 def test_rates_of_a_run_begin_when_its_updates_have_settled():
@@ -34,6 +36,7 @@ def test_rates_of_a_run_begin_when_its_updates_have_settled():
     found = gpu_run.figures_of(reports, 1000.0, 18)
     assert found["frames_per_second"] == pytest.approx(4000)
     assert found["updates_per_second"] == pytest.approx(20)
+    assert found["cores_by_role"] == {"learner": pytest.approx(2)}
     assert found["return_reached_after_seconds"] == pytest.approx(25)
     assert gpu_run.figures_of(reports, 1000.0, 19)["return_reached_after_seconds"] is None
     with pytest.raises(ValueError, match="1 of them with updates going on"):
@@ -41,6 +44,37 @@ def test_rates_of_a_run_begin_when_its_updates_have_settled():
     early = gpu_run.figures_of([*reports[:2], report(11, 80_000, 15, 18.0)], 1000.0, 18)
     assert early["return_reached_after_seconds"] == pytest.approx(11)
     assert "updates_per_second" not in early
+
+
+@pytest.mark.parametrize(
+    ("command", "role"),
+    [
+        (["python", "-P", "/x/learner.py", "--device", "cuda"], "learner"),
+        (["python", "-P", "-m", "apexrl.running.tensorboard"], "tensorboard"),
+        (["bash"], "others"),
+    ],
+)
+def test_the_time_of_a_process_counts_for_its_role(command, role):
+    assert gpu_run.role_of(command) == role
+
+
+def test_every_case_that_needs_a_gpu_is_selected_for_it():
+    """`benchmarks/gpu.sh` selects by the marker; a skipped case, or none, is no result."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "gpu", "-p", "no:cacheprovider"]
+    found = subprocess.run(
+        [*command, "tests/learning/test_updater.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    cases = [line for line in found.stdout.splitlines() if "::" in line]
+    assert len(cases) > 10 and all("cuda" in case for case in cases)
+    assert any("test_a_graph_gives_the_numbers_of_the_plain_update" in case for case in cases)
+
+
+@pytest.mark.parametrize(("tests", "skipped"), [(0, 0), (9, 1)])
+def test_gpu_tests_that_did_not_run_are_no_success(tmp_path, tests, skipped):
+    path = tmp_path / "tests.xml"
+    path.write_text(f'<testsuites><testsuite tests="{tests}" skipped="{skipped}" failures="0"/></testsuites>')
+    with pytest.raises(SystemExit, match="none may be"):
+        gpu_report.outcome_of(path)
 
 
 def run(frames: float, updates: float, batch_size: int = 512, env: str = "PongNoFrameskip-v4") -> dict[str, object]:

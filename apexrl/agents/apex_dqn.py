@@ -16,7 +16,7 @@ from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Ou
 from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 from apexrl.agents.gradient import Gradient
 from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
-from apexrl.losses.value_learning import double_q_errors, huber, n_step_targets
+from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, n_step_targets
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.config import DuelingConfig, from_text
 from apexrl.networks.device import autocast_for
@@ -90,8 +90,8 @@ class ApexLearner:
         self._precision = autocast_for(device, spec)
         self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._target = copy.deepcopy(self._online).requires_grad_(False)
-        self._optimizer = make_optimizer(update, self._online)
         self._gradient = Gradient(self._online, is_mean=True)
+        self._optimizer = make_optimizer(update, self._gradient.parameters)
 
     @property
     def gradient(self) -> Tensor:
@@ -122,18 +122,17 @@ class ApexLearner:
             q_tm1 = self._online.values(self._online.prepare(batch.observation)).float()
             q_online_t, q_target_t = beside()
         targets = batch.n_step_return, batch.discount, q_target_t, q_online_t
-        errors = double_q_errors(q_tm1, batch.action, *targets, rescaling=self._algorithm.value_rescaling)
-        loss = (batch.weight * huber(errors)).sum()
-        self._gradient.compute(loss, len(errors))
-        magnitude = errors.detach().abs()
-        metrics = {"loss": loss.detach() / len(errors)} | _metrics(magnitude, q_tm1.detach(), batch.weight)
+        q_values = q_tm1.detach()
+        errors = double_q_errors(q_values, batch.action, *targets, rescaling=self._algorithm.value_rescaling)
+        self._gradient.compute(q_tm1, len(errors), huber_gradient(q_values, batch.action, errors, batch.weight))
+        magnitude = errors.abs()
+        metrics = {"loss": (batch.weight * huber(errors)).mean(), "td_error": magnitude,
+                   "q_mean": q_values, "q_max": q_values, "importance_weight": batch.weight.mean()}  # fmt: skip
         return Outcome({self._update.table: magnitude + SMALLEST_PRIORITY}, metrics)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""
-        norm = self._gradient.clip(self._update.max_gradient_norm)
-        step_where_finite(self._optimizer, norm)
-        return {"gradient_norm": norm}
+        return {"gradient_norm": step_where_finite(self._optimizer, self._gradient, self._update.max_gradient_norm)}
 
     def is_refresh_due(self, num_updates: int) -> bool:
         return num_updates % self._update.target_period_updates == 0
@@ -148,24 +147,12 @@ class ApexLearner:
 
     def learning_tensors(self) -> dict[str, Tensor]:
         target = {f"target.{name}": tensor for name, tensor in self._target.state_dict().items()}
-        return target | optimizer_tensors(self._optimizer, self._online)
+        return target | optimizer_tensors(self._optimizer, self._gradient)
 
     def _batch(self, batches: Batches) -> TransitionBatch:
         batch = batches[self._update.table]
         assert isinstance(batch, TransitionBatch)
         return batch
-
-
-def _metrics(magnitude: Tensor, q_tm1: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Returns means over the real rows of a batch; rows of weight 0 only fill it."""
-    real = weight > 0
-    share = real / real.sum()
-    return {
-        "td_error": (share * magnitude).sum(),
-        "q_mean": (share * q_tm1.mean(dim=1)).sum(),
-        "q_max": q_tm1.amax(dim=1).masked_fill(~real, -torch.inf).max(),
-        "importance_weight": weight.mean(),
-    }
 
 
 def check_network(network: DuelingConfig, spec: StreamSpec) -> None:

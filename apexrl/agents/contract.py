@@ -155,7 +155,10 @@ class Outcome(NamedTuple):
     """The results of an update, as tensors that may still be on their way."""
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
-    metrics: "dict[str, Tensor]"  # scalars, always the same names; probability_NAME of an action is shown to people
+    metrics: "dict[str, Tensor]"
+    """Always the same names; probability_NAME of an action is shown to people. Scalars; or, where one table is wanted,
+    numbers [B] or [B, n] of its rows. The host reduces those when they are reported: to their mean over the rows that
+    do not only fill the batch, or to their greatest where the name ends in _max."""
     rows: "Mapping[str, Mapping[str, Tensor]]" = MappingProxyType({})
     """By table and name: results [B] or [B, n] of each unroll, that selection and metrics use. `distance` and `feature`
     say how far an unroll is from the policy, `rejected_share` which share of it the trust region rejects."""

@@ -1,45 +1,62 @@
-"""The gradient of a network in one buffer: several learners add theirs up, then all of them divide, clip and step."""
+"""The parameters of a network in one buffer, and their gradient in another.
+
+Several learners add their gradients up as one tensor, and an optimizer moves all parameters as one.
+"""
 
 import torch
 from torch import Tensor, nn
 
+LINE = 16  # numbers: every parameter begins at a multiple, where a processor's and a GPU's vectors begin
+LEAST_COUNT = 1e-9  # a batch of which nothing counts has a gradient of zeros
+
 
 class Gradient:
-    """The gradients of summed losses, of all parameters of a network. Each parameter's `grad` is a view of the buffer.
+    """The gradients of summed losses, of all parameters of a network.
 
     `buffer` is [P + 1] float32: P gradients, and the number that divides them where a loss is a mean. So the buffers of
-    the parts of a batch add up to that of the batch, whatever the sizes of the parts are.
+    the parts of a batch add up to that of the batch, whatever the sizes of the parts are. `parameters` is [P]: the
+    network's own, which move into it. Each of them, and its `grad`, is a view. Zeros between them stay zeros.
     """
 
     def __init__(self, network: nn.Module, is_mean: bool):
-        """Makes the buffer beside the parameters, which have to stay where they are.
+        """Makes the buffers beside the parameters; later the network may not be moved or converted.
 
         Args:
           is_mean: whether the loss is a mean, or a sum.
         """
-        parameters = list(network.parameters())
-        device = parameters[0].device
-        self._is_mean = is_mean
-        self.buffer = torch.zeros(sum(parameter.numel() for parameter in parameters) + 1, device=device)
+        own = list(network.parameters())
+        self._own, self._is_mean = own, is_mean
+        self._starts = [0]
+        for parameter in own:
+            self._starts.append(self._starts[-1] + -(-parameter.numel() // LINE) * LINE)
+        self.buffer = own[0].new_zeros(self._starts[-1] + 1).detach()
         self._gradients, self._count = self.buffer[:-1], self.buffer[-1]
-        start = 0
-        for parameter in parameters:
-            parameter.grad = self._gradients.as_strided(parameter.shape, parameter.stride(), start)
-            start += parameter.numel()
+        self.parameters = nn.Parameter(torch.zeros_like(self._gradients))
+        self.parameters.grad = self._gradients
+        self._views = self.split(self._gradients)
+        for parameter, place, view in zip(own, self.split(self.parameters.detach()), self._views, strict=True):
+            parameter.data = place.copy_(parameter.detach())
+            parameter.grad = view
 
-    def compute(self, loss: Tensor, count: Tensor | float) -> None:
-        """Puts the gradient of a summed loss into the buffer, and the number of terms that a mean divides it by."""
-        self._gradients.zero_()
-        loss.backward()
+    def split(self, numbers: Tensor) -> list[Tensor]:
+        """Returns the parts of numbers [P] that belong to each parameter, in its shape; views of them."""
+        starts = zip(self._own, self._starts, strict=False)
+        return [numbers.as_strided(p.shape, p.stride(), numbers.storage_offset() + start) for p, start in starts]
+
+    def compute(self, outputs: Tensor, count: Tensor | float, output_gradient: Tensor | None = None) -> None:
+        """Puts the gradient of a summed loss into the buffer, and the number of terms that a mean divides it by.
+
+        Args:
+          outputs: the loss; or other numbers, with `output_gradient`, the loss's gradient by them.
+        """
+        gradients = torch.autograd.grad(outputs, self._own, output_gradient, materialize_grads=True)
+        torch._foreach_copy_(self._views, gradients)
         self._count.fill_(count)
 
     @torch.no_grad()
-    def clip(self, max_norm: float) -> Tensor:
-        """Divides the gradients where the loss is a mean, and scales them down to a norm; returns the norm before."""
+    def clipping(self, max_norm: float) -> tuple[Tensor, Tensor]:
+        """Returns the gradient's norm, and the number that it is to be divided by: so its norm is at most that."""
         norm = torch.linalg.vector_norm(self._gradients)
-        scale = torch.ones_like(norm)
-        if self._is_mean:
-            scale = 1 / self._count.masked_fill(self._count == 0, 1)
-            norm = norm * scale
-        self._gradients.mul_(scale * (max_norm / (norm + 1e-6)).clamp(max=1))
-        return norm
+        count = self._count.clamp(min=LEAST_COUNT) if self._is_mean else 1.0
+        norm = norm / count
+        return norm, count * ((norm + 1e-6) / max_norm).clamp(min=1)

@@ -131,8 +131,8 @@ class ImpalaLearner:
             self._parts, wants(algorithm, update), update.replay_state, lstm_size_of(spec), device
         )
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
-        self._optimizer = make_optimizer(update, self._network, RMSPROP_DECAY, centered=False)
         self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
+        self._optimizer = make_optimizer(update, self._gradient.parameters, RMSPROP_DECAY, centered=False)
 
     @property
     def gradient(self) -> Tensor:
@@ -184,14 +184,11 @@ class ImpalaLearner:
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept
         rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
-        mean_loss = loss.detach() / count.masked_fill(count == 0, 1)
-        return Outcome({}, {"loss": mean_loss} | metrics, rows)
+        return Outcome({}, {"loss": loss.detach() / count.masked_fill(count == 0, 1)} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""
-        norm = self._gradient.clip(self._update.max_gradient_norm)
-        step_where_finite(self._optimizer, norm)
-        return {"gradient_norm": norm}
+        return {"gradient_norm": step_where_finite(self._optimizer, self._gradient, self._update.max_gradient_norm)}
 
     def is_refresh_due(self, num_updates: int) -> bool:
         return False
@@ -204,7 +201,7 @@ class ImpalaLearner:
 
     def learning_tensors(self) -> dict[str, Tensor]:
         schedules = {"entropy_cost": self._entropy_cost}
-        return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._network)
+        return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._gradient)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""

@@ -1,19 +1,20 @@
-"""The learner's optimizers: their state is made beforehand, and nothing in a step waits for a device.
+"""The learner's optimizers: they move all parameters as one, and nothing in a step waits for a device.
 
-Both obey an attribute `found_inf`, a float32 scalar on the device: where it is 1, a step changes no parameter and no
-state, not even by a gradient that is not finite. The learning rate may be a tensor on the device: a captured graph
-repeats a step, so a rate that changes is filled into that tensor.
+Both obey two attributes, float32 scalars on the device. `grad_scale` divides the gradient. `found_inf` is 1 where a
+step changes no parameter and no state, not even by a gradient that is not finite. The learning rate may be a tensor on
+the device: a captured graph repeats a step, so a rate that changes is filled into that tensor.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from apexrl.agents.gradient import Gradient
 from apexrl.config import UpdateConfig
 
 DECAY = 0.95  # the decay of RMSProp's averages
+PIECE = 65_536  # numbers: a processor's cache holds this much of a gradient, its averages and parameters
 
 
 class RMSProp(torch.optim.Optimizer):
@@ -27,82 +28,71 @@ class RMSProp(torch.optim.Optimizer):
     arXiv:1308.0850, equations 38 to 41. All averages begin at 0, as in optax; TensorFlow's E[g^2] begins at 1.
     """
 
+    grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, alpha: float, eps: float, centered: bool):
-        """Makes the averages, which decay by `alpha` in a step, for each parameter."""
-        super().__init__(parameters, {"lr": lr, "alpha": alpha, "eps": eps, "centered": centered})
-        averages = ("square_avg", "grad_avg") if centered else ("square_avg",)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = _zero_slots(parameter, averages)
+    def __init__(self, parameters: Tensor, lr: float, alpha: float, eps: float, centered: bool):
+        """Makes the averages of parameters [P], which decay by `alpha` in a step."""
+        super().__init__([parameters], {"lr": lr, "alpha": alpha, "eps": eps, "centered": centered})
+        self.state[parameters] = _zero_slots(parameters, ("square_avg", "grad_avg") if centered else ("square_avg",))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every parameter that has a gradient; takes no closure."""
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._move(parameters, [parameter.grad for parameter in parameters], group)
+        """Moves the parameters by their gradient, which it scales in place; takes no closure."""
+        (group,) = self.param_groups
+        (parameters,) = group["params"]
+        step, *averages = self.state[parameters].values()
+        lost = torch.zeros_like(step) if self.found_inf is None else self.found_inf
+        scale = torch.ones_like(step) if self.grad_scale is None else self.grad_scale
+        factor = (1 / scale).masked_fill_(lost > 0, 0)
+        decay = torch.full_like(step, group["alpha"]).masked_fill_(lost > 0, 1)
+        step.add_(1 - lost)
+        # On a CPU one piece after the other: it stays in the cache from the first operation to the last.
+        size = PIECE if parameters.device.type == "cpu" else len(parameters)
+        tensors = (parameters, parameters.grad, *averages)
+        for own, gradient, *means in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+            gradient.mul_(factor).nan_to_num_(0.0)  # 0 times infinity, where the gradient is lost
+            self._move(group, decay, own, gradient, *means)
 
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
-        decays, ones = ([number] * len(parameters) for number in (group["alpha"], 1.0))
-        if self.found_inf is not None:
-            is_lost = self.found_inf > 0
-            ones = [1 - self.found_inf] * len(parameters)
-            decays = [torch.full_like(self.found_inf, group["alpha"]).masked_fill_(is_lost, 1)] * len(parameters)
-            for gradient in gradients:
-                gradient.masked_fill_(is_lost, 0)
-        torch._foreach_add_(self._slots(parameters, "step"), ones)
-        squares = self._slots(parameters, "square_avg")
-        torch._foreach_mul_(squares, decays)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
+    def _move(
+        self, group: dict[str, Any], decay: Tensor, parameters: Tensor, gradient: Tensor, square: Tensor, *mean: Tensor
+    ) -> None:
+        """Moves a piece of the parameters, and its means of the squared gradient and of the gradient."""
+        share = 1 - group["alpha"]
+        variance = square.mul_(decay).addcmul_(gradient, gradient, value=share)
         if group["centered"]:
-            means = self._slots(parameters, "grad_avg")
-            torch._foreach_mul_(means, decays)
-            torch._foreach_add_(means, gradients, alpha=1 - group["alpha"])
-            roots = torch._foreach_addcmul(squares, means, means, -1)
-            torch._foreach_clamp_min_(roots, 0)
-            torch._foreach_add_(roots, group["eps"])
-        else:
-            roots = torch._foreach_add(squares, group["eps"])
-        torch._foreach_sqrt_(roots)
+            mean[0].mul_(decay).add_(gradient, alpha=share)
+            variance = torch.addcmul(square, mean[0], mean[0], value=-1).clamp_min_(0)
+        inverse_roots = variance.add(group["eps"]).rsqrt_()
         if isinstance(group["lr"], Tensor):
-            moves = torch._foreach_div(gradients, roots)
-            torch._foreach_mul_(moves, group["lr"])
-            torch._foreach_sub_(parameters, moves)
+            parameters.sub_(inverse_roots.mul_(gradient).mul_(group["lr"]))
         else:
-            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
-
-    def _slots(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        return [self.state[parameter][name] for parameter in parameters]
+            parameters.addcmul_(gradient, inverse_roots, value=-group["lr"])
 
 
 def make_optimizer(
     config: UpdateConfig,
-    network: nn.Module,
+    parameters: Tensor,
     decay: float = DECAY,
     centered: bool = True,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step.
 
     Args:
+      parameters: [P], those of `Gradient`.
       decay: of RMSProp's averages; Adam has its own.
       centered: whether RMSProp divides by the root of the variance, or of the mean square; Adam takes neither.
     """
-    parameters = list(network.parameters())
     optimizer: torch.optim.Optimizer
     if config.optimizer == "rmsprop":
         optimizer = RMSProp(parameters, config.learning_rate, decay, config.optimizer_epsilon, centered)
     else:
-        on_gpu = parameters[0].device.type == "cuda"
-        epsilon = config.optimizer_epsilon
-        optimizer = torch.optim.Adam(parameters, config.learning_rate, eps=epsilon, fused=True, capturable=on_gpu)
-        for parameter in parameters:
-            # As Adam makes it itself in its first step, which a captured graph would repeat each time.
-            optimizer.state[parameter] = _zero_slots(parameter, ("exp_avg", "exp_avg_sq"))
+        on_gpu, epsilon = parameters.device.type == "cuda", config.optimizer_epsilon
+        optimizer = torch.optim.Adam([parameters], config.learning_rate, eps=epsilon, fused=True, capturable=on_gpu)
+        # As Adam makes it itself in its first step, which a captured graph would repeat each time.
+        optimizer.state[parameters] = _zero_slots(parameters, ("exp_avg", "exp_avg_sq"))
     if config.learning_rate_schedule != "constant":  # each step reads it anew; Adam's constructor would read its value
-        optimizer.param_groups[0]["lr"] = torch.tensor(config.learning_rate, device=parameters[0].device)
+        optimizer.param_groups[0]["lr"] = torch.tensor(config.learning_rate, device=parameters.device)
     return optimizer
 
 
@@ -113,21 +103,27 @@ def schedule_rate(optimizer: torch.optim.Optimizer, config: UpdateConfig, share:
         rate.fill_(config.learning_rate * (1 - share))
 
 
-def step_where_finite(optimizer: torch.optim.Optimizer, gradient_norm: Tensor) -> None:
-    """Takes a step that changes nothing when the gradient's norm is not finite: the batch is at fault."""
-    optimizer.found_inf = (~gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
+def step_where_finite(optimizer: torch.optim.Optimizer, gradient: Gradient, max_norm: float) -> Tensor:
+    """Takes a step by the clipped gradient; returns the gradient's norm before.
+
+    A gradient whose norm is not finite changes nothing: the batch is at fault.
+    """
+    norm, divisor = gradient.clipping(max_norm)
+    optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+    optimizer.found_inf = (~(norm < torch.inf)).float()  # type: ignore[attr-defined]
     optimizer.step()
+    return norm
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, gradient: Gradient) -> dict[str, Tensor]:
     """Returns the optimizer's state by names that are the same in every process: `optimizer.INDEX.NAME`."""
-    return {
-        f"optimizer.{index}.{name}": tensor
-        for index, parameter in enumerate(network.parameters())
-        for name, tensor in optimizer.state[parameter].items()
-    }
+    step, *averages = optimizer.state[gradient.parameters].items()
+    tensors = {"optimizer.step": step[1]}
+    for name, average in averages:
+        tensors |= {f"optimizer.{index}.{name}": part for index, part in enumerate(gradient.split(average))}
+    return tensors
 
 
-def _zero_slots(parameter: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
-    zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in names}
-    return {"step": torch.zeros((), device=parameter.device), **zeros}
+def _zero_slots(parameters: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    zeros = {name: torch.zeros_like(parameters, requires_grad=False) for name in names}
+    return {"step": torch.zeros((), device=parameters.device), **zeros}

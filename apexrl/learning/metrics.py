@@ -7,7 +7,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -52,12 +52,13 @@ class UpdateMetrics:
 
     def __init__(self) -> None:
         self._newest: dict[str, float] = {}
+        self._of_rows: Callable[[], dict[str, float]] = dict
         # Seconds and probabilities of recent updates.
         self._recent: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=MAX_PROBABILITIES)
 
-    def add(self, metrics: dict[str, float]) -> None:
-        """Takes the metrics of the newest update: always the same names."""
-        self._newest, now = metrics, time.monotonic()
+    def add(self, metrics: dict[str, float], of_rows: Callable[[], dict[str, float]] = dict) -> None:
+        """Takes the metrics of the newest update: always the same names; `of_rows` returns more when it is asked."""
+        self._newest, self._of_rows, now = metrics, of_rows, time.monotonic()
         probabilities = {name: value for name, value in metrics.items() if name.startswith(PROBABILITY)}
         if probabilities:
             self._recent.append((now, probabilities))
@@ -68,7 +69,7 @@ class UpdateMetrics:
         """Returns the newest metrics, each `probability_*` as its mean over the last PROBABILITY_SECONDS of updates."""
         names = self._recent[-1][1] if self._recent else ()
         means = {name: float(np.mean([values[name] for _, values in self._recent])) for name in names}
-        return self._newest | means
+        return self._newest | self._of_rows() | means
 
 
 class VersionLags:

@@ -36,7 +36,7 @@ class Results:
         Raises: ApexError when the network has diverged.
         """
         priorities, metrics = pending.result()
-        self._update_metrics.add(metrics)
+        self._update_metrics.add(metrics, pending.row_metrics)
         self._soundness.check(priorities, metrics, updater)
         for table, values in priorities.items():
             keys = pending.keys[table]

@@ -48,15 +48,6 @@ class RowLayout:
         place = row[column.start : column.start + column.words].view(np.uint8)[: column.num_bytes].view(column.dtype)
         place.reshape(values.shape)[...] = values
 
-    def entry(self, rows: Tensor, name: str, slot: Tensor, position: Tensor) -> Tensor:
-        """Returns the entries [B, *shape] at positions [B] of a column, whose entries are whole words."""
-        column = self.columns[name]
-        size = math.prod(column.shape)
-        if size == 1:
-            return rows[slot, position + column.start].view(getattr(torch, column.dtype)).view(len(slot), *column.shape)
-        words = column.start + position[:, None] * size + torch.arange(size, device=rows.device)
-        return rows[slot[:, None], words].view(getattr(torch, column.dtype)).view(len(slot), *column.shape)
-
     def whole(self, rows: Tensor, name: str) -> Tensor:
         """Returns a column [B, entries, *shape] of gathered rows [B, words]."""
         column = self.columns[name]

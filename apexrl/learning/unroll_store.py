@@ -1,12 +1,13 @@
 """The learner's decoded replica of the experience log: unrolls in a ring, batches gathered by key.
 
-Each unroll is decoded once, into the ring position number % ring_unrolls; its n-step windows are computed then. A batch
-is gathered from keys alone. One thread applies. Where the ring lies on a GPU, batches are gathered there as part of the
-update, by the thread that updates: it holds the device stream while it checks the keys and launches the update, and the
-applying thread holds it while it marks a position and copies into it.
+Each unroll is decoded once, into the ring position number % ring_unrolls; the records of its transitions are written
+then. A batch is gathered from keys alone. One thread applies. Where the ring lies on a GPU, batches are gathered there
+as part of the update, by the thread that updates: it holds the device stream while it checks the keys and launches the
+update, and the applying thread holds it while it marks a position and copies into it.
 """
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from apexrl.agents.contract import Batch, TransitionBatch, Transitions, UnrollBa
 from apexrl.errors import ConfigError
 from apexrl.learning.draw import Gathered, SampledKeys, fill
 from apexrl.learning.row import WORD_BYTES, RowLayout
-from apexrl.losses.windows import n_step_windows
+from apexrl.learning.transition_records import OBSERVATIONS, TransitionRecords
 from apexrl.networks.device_stream import DeviceStream, Staging, wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import frame_ages, gather_stacks
@@ -34,10 +35,14 @@ class Slot(NamedTuple):
     number: int
     frames: np.ndarray  # [F, *frame], to be written
     row: np.ndarray  # [words] int32
+    records: np.ndarray  # [K, words] int32, of its transitions
 
 
 class UnrollStore:
-    """A ring of decoded unrolls. An unroll takes F frames and a row; memory is touched only as the ring fills."""
+    """A ring of decoded unrolls. Memory is touched only as the ring fills.
+
+    An unroll takes F frames; a row where whole unrolls are wanted; and K records where transitions are.
+    """
 
     def __init__(
         self,
@@ -67,17 +72,14 @@ class UnrollStore:
         self._wants = {want.table: want for want in wants}
         self._frame_layout = FrameLayout.of(spec)
         self._row_layout = row_layout(spec, wants)
-        self._transitions = next((w.view for w in wants if isinstance(w.view, Transitions)), None)
+        self._transition_records = transition_records(spec, wants)
         self._numbers = np.full(ring_unrolls, -1, np.int64)
         self._zero_frame = ring_unrolls * spec.unroll_frames
         with self._device_stream.exclusive():
             self._allocate()
         self._staging = self._make_staging() if device.type == "cuda" else None
         # Batches are gathered into a few buffers in turn: fresh memory for each would cost more than the copy.
-        self._buffers = {
-            want.table: collections.deque[Tensor](maxlen=num_batches * (1 if isinstance(want.view, Unrolls) else 2))
-            for want in wants
-        }
+        self._buffers = {want.table: collections.deque[Tensor](maxlen=num_batches) for want in wants}
 
     def _allocate(self) -> None:
         spec, device = self.spec, self.device
@@ -91,22 +93,26 @@ class UnrollStore:
         self._frames[self._zero_frame] = 0
         # Zeros: a row that was never written may be gathered, and has to point inside the ring.
         self._rows = torch.zeros((self.ring_unrolls, self._row_layout.words), dtype=torch.int32, device=device)
+        records = self.ring_unrolls, *_records_shape(spec, self._transition_records)
+        self._records = torch.zeros(records, dtype=torch.int32, device=device)  # [ring, K, words]
         self._backwards = torch.arange(spec.stacked_frames - 1, -1, -1, device=device)  # [H]
         self._times = torch.arange(spec.unroll_steps + 1, device=device)
 
     def _make_staging(self) -> Staging:
         frames = (self.spec.unroll_frames, self._frames.shape[1]), self._frames.dtype
-        return Staging(self._device_stream, STAGED_UNROLLS, frames, ((self._rows.shape[1],), torch.int32))
+        words = ((memory.shape[1:], torch.int32) for memory in (self._rows, self._records))
+        return Staging(self._device_stream, STAGED_UNROLLS, frames, *words)
 
     @property
     def num_bytes(self) -> int:
         """Bytes allocated on the device."""
-        return self._frames.nbytes + self._rows.nbytes
+        return self._frames.nbytes + self._rows.nbytes + self._records.nbytes
 
     @staticmethod
     def bytes_needed(spec: StreamSpec, ring_unrolls: int, wants: Sequence[Want]) -> int:
         """Returns the bytes that a full store takes."""
-        return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + WORD_BYTES * row_layout(spec, wants).words)
+        words = row_layout(spec, wants).words + math.prod(_records_shape(spec, transition_records(spec, wants)))
+        return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + WORD_BYTES * words)
 
     def numbers(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns [B] int64: the numbers of the unrolls of a table's keys."""
@@ -132,7 +138,7 @@ class UnrollStore:
         with self._device_stream.exclusive():
             self.clear(self.generation + 1)
             wait(self._device_stream.event())
-            self._frames = self._rows = torch.empty(0)
+            self._frames = self._rows = self._records = torch.empty(0)
             self._staging = None
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -147,11 +153,11 @@ class UnrollStore:
         with self._device_stream.exclusive():
             self._numbers[position] = -1
         if self._staging is None:
-            frames, row = self._frames[self._frames_of(position)], self._rows[position]
+            frames, row, records = self._place_of(position)
         else:
-            frames, row = self._staging.next_piece()
+            frames, row, records = self._staging.next_piece()
         shaped = frames.numpy().view(spec.frame_dtype).reshape(spec.unroll_frames, *spec.frame_shape)
-        return Slot(number, shaped, row.numpy())
+        return Slot(number, shaped, row.numpy(), records.numpy())
 
     def commit(self, slot: Slot, unroll: Unroll, previous: int = -1) -> None:
         """Stores an unroll in place of the one that is ring_unrolls older; its frames may lie in the slot.
@@ -161,21 +167,21 @@ class UnrollStore:
         """
         if unroll.frames is not slot.frames:
             np.copyto(slot.frames, unroll.frames)
-        self._fill(slot.row, unroll)
-        if "number" in self._row_layout.columns:
-            self._row_layout.write(slot.row, "number", np.array(slot.number))
-            self._row_layout.write(slot.row, "previous", np.array(previous))
         position = slot.number % self.ring_unrolls
-        place = self._frames[self._frames_of(position)]
+        self._fill(slot.row, unroll, slot.number, previous)
+        if self._transition_records is not None:
+            first_frame = position * self.spec.unroll_frames
+            self._transition_records.write(slot.records, unroll, first_frame, self._zero_frame)
+        place = self._place_of(position)
         with self._device_stream.exclusive():
             if self._staging is not None:
-                staged_frames, staged_row = self._staging.next_piece()
-                place.copy_(staged_frames, non_blocking=True)
-                self._rows[position].copy_(staged_row, non_blocking=True)
+                for there, staged in zip(place, self._staging.next_piece(), strict=True):
+                    there.copy_(staged, non_blocking=True)
                 self._staging.sent()
             if self._frame_layout.in_blocks:  # once here instead of in every batch
-                screens = place.view(torch.uint8).view(-1, *self.spec.frame_shape)
-                place.copy_(self._frame_layout.store(screens).flatten(1).view(place.dtype))
+                frames = place[0]
+                screens = frames.view(torch.uint8).view(-1, *self.spec.frame_shape)
+                frames.copy_(self._frame_layout.store(screens).flatten(1).view(frames.dtype))
             self._numbers[position] = slot.number
 
     def sample(self, table: str, keys: np.ndarray, weights: np.ndarray) -> SampledKeys | Gathered | None:
@@ -214,19 +220,16 @@ class UnrollStore:
         return self._transition_batch(table, key, weight, reuses_memory)
 
     def _transition_batch(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> TransitionBatch:
-        spec, entry = self.spec, self._row_layout.entry
-        slot = (key // spec.unroll_starts) % self.ring_unrolls
-        start = key % spec.unroll_starts
-        memory = [self._buffer(table, len(key)) if reuses_memory else None for _ in range(2)]
-        action = entry(self._rows, "action", slot, start)
-        return TransitionBatch(
-            self._stacks(slot, start, memory[0]),
-            action.long() if spec.num_actions else action,
-            entry(self._rows, "n_step_return", slot, start),
-            entry(self._rows, "n_step_discount", slot, start),
-            self._stacks(slot, start + entry(self._rows, "offset", slot, start), memory[1]),
-            weight,
-        )
+        spec, layout = self.spec, self._transition_records
+        assert layout is not None
+        records = self._records.flatten(0, 1)
+        columns = layout.columns(records.index_select(0, key % len(records)))
+        memory = self._buffer(table, OBSERVATIONS * len(key)) if reuses_memory else None
+        frames = torch.index_select(self._frames, 0, columns.frame_numbers, out=memory)
+        stacks = frames.view(OBSERVATIONS, len(key), spec.stacked_frames, -1)
+        observation, next_observation = self._frame_layout.as_frames(stacks)
+        action = columns.action.long() if spec.num_actions else columns.action
+        return TransitionBatch(observation, action, columns.n_step_return, columns.discount, next_observation, weight)
 
     def _unrolls(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> UnrollBatch:
         """Returns whole unrolls, time first."""
@@ -234,20 +237,21 @@ class UnrollStore:
         assert isinstance(view, Unrolls)
         for _ in range(view.burn_in_unrolls):
             key, weight = self._with_previous(key, weight, size)
-        spec, size = self.spec, len(key)
+        spec = self.spec
         slot = key % self.ring_unrolls
         rows = self._rows.index_select(0, slot)
         columns = {name: self._row_layout.whole(rows, name).transpose(0, 1) for name in self._row_layout.columns}
-        times = self._times.repeat_interleave(size)
-        memory = self._buffer(table, len(times)) if reuses_memory else None
-        stacks = self._stacks(slot.repeat(len(self._times)), times, memory)
+        newest = slot * spec.unroll_frames + self._times[:, None] + spec.stacked_frames - 1
+        memory = self._buffer(table, newest.numel()) if reuses_memory else None
+        ages = columns["age"]
+        stacks = gather_stacks(self._frames, newest, ages, self._zero_frame, self._backwards, memory)
         extras = {field.name: columns[f"extra.{field.name}"] for field in spec.extras}
         extras |= {field.name: extras[field.name][0] for field in spec.extras if field.at == "first"}
         if view.walks:
             extras |= {name: columns[name][0] for name in NUMBERS}
         action = columns["action"]
         return UnrollBatch(
-            stacks.unflatten(0, (len(self._times), size)),
+            self._frame_layout.as_frames(stacks),
             action.long() if spec.num_actions else action,
             columns["reward"],
             columns["discount"],
@@ -264,34 +268,27 @@ class UnrollStore:
         is_held = self._row_layout.whole(there, "number")[:, 0] == previous
         return torch.cat([torch.where(is_held, previous, earliest), key]), torch.cat([is_held.float(), weight])
 
-    def _stacks(self, slot: Tensor, position: Tensor, memory: Tensor | None) -> Tensor:
-        """Returns the observations [B, H, *stored] at positions of unrolls."""
-        spec = self.spec
-        newest = slot * spec.unroll_frames + position + spec.stacked_frames - 1
-        ages = self._row_layout.entry(self._rows, "age", slot, position)
-        stacks = gather_stacks(self._frames, newest, ages, self._zero_frame, self._backwards, memory)
-        return self._frame_layout.as_frames(stacks)
+    def _place_of(self, position: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the frames, the row and the records of a ring position."""
+        return self._frames[self._frames_of(position)], self._rows[position], self._records[position]
 
     def _frames_of(self, position: int) -> slice:
         return slice(position * self.spec.unroll_frames, (position + 1) * self.spec.unroll_frames)
 
-    def _fill(self, row: np.ndarray, unroll: Unroll) -> None:
-        """Writes the columns of an unroll."""
-        layout, spec = self._row_layout, self.spec
+    def _fill(self, row: np.ndarray, unroll: Unroll, number: int, previous: int) -> None:
+        """Writes those columns of an unroll that its row has."""
         values = {
-            "age": frame_ages(unroll.starts, spec.stacked_frames),
-            "action": unroll.actions[: layout.columns["action"].entries],
+            "number": np.array(number),
+            "previous": np.array(previous),
+            "age": frame_ages(unroll.starts, self.spec.stacked_frames),
+            "action": unroll.actions,
+            "reward": unroll.rewards,
+            "discount": unroll.discounts,
+            "start": unroll.starts,
         }
-        if self._transitions is not None:
-            gamma, n_steps = self._transitions.gamma, self._transitions.n_steps
-            windows = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, gamma, n_steps)
-            starts = spec.unroll_starts
-            values |= dict(zip(WINDOWS, (window[:starts] for window in windows), strict=True))
-        if "reward" in layout.columns:
-            values |= {"reward": unroll.rewards, "discount": unroll.discounts, "start": unroll.starts}
-            values |= {f"extra.{name}": array for name, array in unroll.extras.items()}
-        for name, array in values.items():
-            layout.write(row, name, array)
+        values |= {f"extra.{name}": array for name, array in unroll.extras.items()}
+        for name in self._row_layout.columns:
+            self._row_layout.write(row, name, values[name])
 
     def _buffer(self, table: str, num_observations: int) -> Tensor:
         """Returns the oldest buffer of a table, or a new one while there are few or when it is too small."""
@@ -309,36 +306,40 @@ class UnrollStore:
 
 
 NUMBERS = ("number", "previous")  # of an unroll, and of the one before it in its stream
-WINDOWS = {"n_step_return": "float32", "n_step_discount": "float32", "offset": "int32"}
 
 
 def row_layout(spec: StreamSpec, wants: Sequence[Want]) -> RowLayout:
-    """Returns the columns that the batches of some wants need.
-
-    Raises: ConfigError when they ask for two kinds of transitions, or for windows longer than unrolls overlap.
-    """
-    transitions = {want.view for want in wants if isinstance(want.view, Transitions)}
-    has_unrolls = any(isinstance(want.view, Unrolls) for want in wants)
+    """Returns the columns that batches of whole unrolls need; none where no such batch is wanted."""
+    views = [want.view for want in wants if isinstance(want.view, Unrolls)]
     layout = RowLayout()
-    if any(isinstance(want.view, Unrolls) and want.view != Unrolls() for want in wants):
+    if any(view != Unrolls() for view in views):
         for name in NUMBERS:  # the first columns: a torch view of int64 needs an even position
             layout.add(name, 1, "int64")
-    for view in transitions:
-        if len(transitions) > 1 or view.n_steps > spec.overlap_steps:
-            raise ConfigError(
-                f"transitions of {view.n_steps} steps do not fit unrolls that overlap by {spec.overlap_steps}, "
-                f"or differ from others that are wanted: {sorted(transitions)}"
-            )
-        for name, dtype in WINDOWS.items():
-            layout.add(name, spec.unroll_starts, dtype)
-    action_entries = spec.unroll_steps if has_unrolls else spec.unroll_starts
-    layout.add("action", action_entries, spec.action.dtype, spec.action.shape)
-    layout.add("age", spec.unroll_steps + 1, "int32")
-    if has_unrolls:
-        for field in spec.fields[1:]:
+    if views:
+        layout.add("age", spec.unroll_steps + 1, "int32")
+        for field in spec.fields:
             name = f"extra.{field.name}" if field in spec.extras else field.name
             layout.add(name, spec.num_entries(field), field.dtype, field.shape)
     return layout
+
+
+def transition_records(spec: StreamSpec, wants: Sequence[Want]) -> TransitionRecords | None:
+    """Returns the records that batches of transitions need; None where no such batch is wanted.
+
+    Raises: ConfigError when wants ask for two kinds of transitions, or for windows longer than unrolls overlap.
+    """
+    views = {want.view for want in wants if isinstance(want.view, Transitions)}
+    for view in views:
+        if len(views) > 1 or view.n_steps > spec.overlap_steps:
+            raise ConfigError(
+                f"transitions of {view.n_steps} steps do not fit unrolls that overlap by {spec.overlap_steps}, "
+                f"or differ from others that are wanted: {sorted(views)}"
+            )
+    return TransitionRecords(spec, views.pop()) if views else None
+
+
+def _records_shape(spec: StreamSpec, records: TransitionRecords | None) -> tuple[int, int]:
+    return spec.unroll_starts, 0 if records is None else records.words
 
 
 def _frame_bytes(spec: StreamSpec) -> int:

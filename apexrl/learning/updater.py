@@ -29,12 +29,12 @@ class Pending(NamedTuple):
     keys: dict[str, np.ndarray]  # [M] keys of the rows that were updated from, by table
     sizes: dict[str, int]  # B of the tables that get priorities, in the order of `values`
     values: Tensor  # [all priorities, results of rows, metrics] float32 in host memory
-    names: tuple[str, ...]  # names of the metrics
+    metric_shapes: dict[str, tuple[int, ...]]  # by name, in the order of `values`; () for a scalar
     event: Event
     row_shapes: RowShapes = MappingProxyType({})
 
     def result(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Returns the new priorities [M] by table, and the metrics of the update; waits for them if need be.
+        """Returns the new priorities [M] by table, and the metrics that are scalars; waits for them if need be.
 
         Raises: ApexError when the device does not get there in time.
         """
@@ -44,7 +44,22 @@ class Pending(NamedTuple):
         for table, size in self.sizes.items():
             priorities[table] = values[start : start + len(self.keys[table])]
             start += size
-        return priorities, dict(zip(self.names, values[len(values) - len(self.names) :].tolist(), strict=True))
+        return priorities, {name: float(found) for name, found in self._metrics().items() if not found.shape}
+
+    def row_metrics(self) -> dict[str, float]:
+        """Returns the metrics of rows, over those that were updated from; call `result` first."""
+        metrics = {name: found for name, found in self._metrics().items() if found.shape}
+        count = len(next(iter(self.keys.values()))) if metrics else 0
+        return {name: float(found[:count].max() if name.endswith("_max") else found[:count].mean())
+                for name, found in metrics.items()}  # fmt: skip
+
+    def _metrics(self) -> dict[str, np.ndarray]:
+        metrics, end = {}, len(self.values)
+        for name, shape in reversed(self.metric_shapes.items()):
+            start = end - math.prod(shape)
+            metrics[name] = self.values.numpy()[start:end].reshape(shape)
+            end = start
+        return metrics
 
     def rows(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the results [M, ...] of the rows that were updated from, by table and name; call `result` first."""
@@ -74,7 +89,7 @@ class Updater:
         self._is_eager = not on_gpu
         self._sizes: dict[str, int] = {}  # as the last update gave its priorities
         self._row_shapes: RowShapes = {}  # and its results of rows
-        self._names: tuple[str, ...] = ()  # and its metrics
+        self._metric_shapes: dict[str, tuple[int, ...]] = {}  # and its metrics
         self._frames = -1  # that the learner was told last
         self._scale = 1.0  # of our gradients beside those of the others
         self._work = Work(self._gradients, None if self._team.size == 1 else self._add_up, self._apply)
@@ -189,13 +204,16 @@ class Updater:
         self._row_shapes = {
             table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()
         }
-        self._names = tuple(metrics)
+        self._metric_shapes = {name: metric.shape for name, metric in metrics.items()}
+        rows = [rows for named in outcome.rows.values() for rows in named.values()]
         with torch.no_grad():
-            rows = [rows.float().flatten() for named in outcome.rows.values() for rows in named.values()]
-            return torch.cat([*outcome.priorities.values(), *rows, torch.stack([m.float() for m in metrics.values()])])
+            return torch.cat([
+                tensor.float().flatten() for tensor in (*outcome.priorities.values(), *rows, *metrics.values())
+            ])  # fmt: skip
 
     def _pending(self, keys: dict[str, np.ndarray], values: Tensor) -> Pending:
-        return Pending(keys, self._sizes, values, self._names, self._device_stream.event(), self._row_shapes)
+        event = self._device_stream.event()
+        return Pending(keys, self._sizes, values, self._metric_shapes, event, self._row_shapes)
 
     def _forget(self) -> None:
         if self._side is not None:

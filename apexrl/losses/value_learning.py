@@ -69,6 +69,20 @@ def double_q_errors(
 
 def huber(errors: Tensor, threshold: float = 1.0) -> Tensor:
     """Returns the Huber loss of each error: quadratic inside the threshold, linear outside."""
-    magnitude = errors.abs()
-    quadratic = magnitude.clamp(max=threshold)
-    return 0.5 * quadratic * quadratic + threshold * (magnitude - quadratic)
+    clipped = errors.clamp(-threshold, threshold)
+    return clipped * (errors - 0.5 * clipped)
+
+
+def huber_gradient(q_tm1: Tensor, action_tm1: Tensor, errors: Tensor, weight: Tensor, threshold: float = 1.0) -> Tensor:
+    """Returns [B, A]: the gradient of the sum of weight * huber(errors) by the online values `q_tm1`.
+
+    A row's error is its target minus Q(s, a) of the action taken, so its derivative by Q(s, a) is -1, and by the other
+    values 0. The derivative of the Huber loss is the error, clipped at the threshold. The chain rule gives
+
+        -weight * clip(error, -threshold, threshold)   at the action taken, 0 elsewhere.
+
+    Args:
+      action_tm1: [B] int64 actions taken; errors: [B] as `double_q_errors` gives them; weight: [B].
+    """
+    slopes = -weight * errors.clamp(-threshold, threshold)
+    return torch.zeros_like(q_tm1).scatter_(1, action_tm1.unsqueeze(1), slopes.unsqueeze(1))

@@ -5,7 +5,7 @@ began after it; a frame that is not visible is zeros. So the first observation o
 
 Two forms of the rule:
 * `FrameStack` applies it as frames come: an actor forgets all older frames where an episode begins.
-* `gather_stacks` applies it afterwards: a learner looks frames up by position. `frame_ages` counts the visible ones.
+* `frame_ages` and `frame_numbers` apply it afterwards: a learner looks frames up by position.
 """
 
 import numpy as np
@@ -75,3 +75,17 @@ def frame_ages(starts: np.ndarray, stacked_frames: int) -> np.ndarray:
     position = np.arange(len(starts))
     latest_start = np.maximum.accumulate(np.where(starts, position, -stacked_frames))
     return np.minimum(position - latest_start, stacked_frames - 1)
+
+
+def frame_numbers(starts: np.ndarray, stacked_frames: int, first_frame: int, zero_frame: int) -> np.ndarray:
+    """Returns the numbers [T + 1, H] of the frames that each observation of an unroll shows, oldest first.
+
+    Args:
+      starts: [T + 1] bool, whether the newest frame of an observation begins an episode.
+      first_frame: number of the unroll's first frame; the others follow it.
+      zero_frame: number of a frame of zeros, which is shown in the place of a hidden one.
+    """
+    backwards = np.arange(stacked_frames - 1, -1, -1)
+    newest = first_frame + stacked_frames - 1 + np.arange(len(starts))
+    is_hidden = backwards > frame_ages(starts, stacked_frames)[:, None]
+    return np.where(is_hidden, zero_frame, newest[:, None] - backwards)

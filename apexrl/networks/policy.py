@@ -5,8 +5,10 @@ one call is one captured CUDA graph, waited for without spinning.
 """
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,6 +103,15 @@ class Policy:
         size = self._fast.memory_size
         return torch.zeros(num_envs, size, pin_memory=self.device.type == "cuda") if size else None
 
+    @functools.cached_property
+    def capture_place(self) -> tuple[torch.cuda.Stream, Any]:
+        """The stream on which all calls are captured, and the memory pool that their graphs share.
+
+        A library takes memory for each stream, and a graph for each pool. One graph at a time is replayed, and copies
+        its values out.
+        """
+        return torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+
     def _use(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._fast = copy.deepcopy(self._exact)
@@ -193,7 +204,7 @@ class _CapturedCalls:
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Records the work for the current ring position, after a warm-up that leaves the stack as it was."""
         before = self._stack.ring.clone()
-        side = torch.cuda.Stream(self.policy.device)
+        side, pool = self.policy.capture_place
         side.wait_stream(torch.cuda.current_stream(self.policy.device))
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -202,7 +213,7 @@ class _CapturedCalls:
         self._stack.ring.copy_(before)
         torch.cuda.synchronize(self.policy.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
             self._work()
         return graph
 

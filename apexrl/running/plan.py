@@ -31,10 +31,10 @@ from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import num_cores
 from apexrl.memory import free_memory_bytes
-from apexrl.networks.device import choose_device
 from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
+from apexrl.running.device_look import look_at
 from apexrl.runs import new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -43,6 +43,7 @@ STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is r
 SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
+CONTEXT_BYTES = 1.2e9  # on a GPU, of a process that computes there: libraries, a network, graphs
 SHARE_OF_MEMORY = 0.85
 
 STREAM_SETTINGS = ("env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack")  # of the environment
@@ -71,9 +72,9 @@ class Machine(NamedTuple):
 
         Raises: ConfigError when the device cannot be used.
         """
-        chosen = choose_device(device)
+        chosen, on_gpu = look_at(device)
         free = free_memory_bytes(memory_gb)
-        gpu = torch.cuda.mem_get_info(chosen)[0] if chosen.type == "cuda" else free
+        gpu = on_gpu if chosen.type == "cuda" else free
         cores = num_cores()
         return cls(cores, free, chosen, gpu)
 
@@ -100,7 +101,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
         _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
     machine = Machine.here("cpu" if asked.reproducible else asked.learning.device, asked.learning.memory_gb)
-    choose_device(asked.actor_device)
+    if asked.actor_device != asked.learning.device:
+        look_at(asked.actor_device)
     envs = make_environment(asked.env, 1)
     environment = make_spec(asked.env, envs)
     envs.close()
@@ -245,7 +247,9 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
     Raises: ConfigError when it does not fit.
     """
     replay = command.replay
-    largest = largest_capacity(machine, spec, wants_of(command), command.acting.num_workers)
+    num_workers = command.acting.num_workers
+    contexts = num_workers if command.has_actors and command.actor_device != "cpu" else 0
+    largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts)
     if replay.capacity > largest:
         is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
         if is_asked_for or largest < replay.min_size_to_sample:
@@ -260,17 +264,23 @@ def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: St
     return dataclasses.replace(command, replay=replay)
 
 
-def largest_capacity(machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int) -> int:
+def largest_capacity(
+    machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int, num_contexts: int = 0
+) -> int:
     """Returns how many transitions fit this machine beside its processes.
 
     Frames that do not fit the GPU lie in host memory: whichever holds more is the bound.
+
+    Args:
+      num_contexts: actors that compute on the learner's GPU.
     """
     per_transition = UnrollStore.bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
     host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
     in_host_memory = host / (per_transition + SERVER_BYTES_PER_TRANSITION)
     if machine.device.type == "cpu":
         return int(in_host_memory)
-    on_device = (SHARE_OF_MEMORY * machine.device_memory_bytes - DEVICE_RESERVE_BYTES) / per_transition
+    taken = DEVICE_RESERVE_BYTES + CONTEXT_BYTES * num_contexts
+    on_device = (SHARE_OF_MEMORY * machine.device_memory_bytes - taken) / per_transition
     return int(max(in_host_memory, min(on_device, host / SERVER_BYTES_PER_TRANSITION)))
 
 

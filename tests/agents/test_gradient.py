@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from apexrl.agents.gradient import Gradient
+from apexrl.agents.gradient import LINE, Gradient
 
 
 def network():
@@ -25,14 +25,50 @@ def test_the_clipped_gradient_is_torchs(is_mean, most):
     gradient = Gradient(ours, is_mean)
     for _ in range(2):  # what was there before does not count
         gradient.compute(losses(ours, slice(None)).sum(), 8)
-    norm = gradient.clip(most)
+    norm, divisor = gradient.clipping(most)
     found = losses(plain, slice(None))
     (found.mean() if is_mean else found.sum()).backward()
     expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), most)
     assert norm.item() == pytest.approx(expected.item(), rel=1e-5)
     for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
         assert own.grad.stride() == own.stride() and own.grad.data_ptr() >= gradient.buffer.data_ptr()
-        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(own.grad / divisor, other.grad, rtol=1e-4, atol=1e-8)
+
+
+def test_a_networks_parameters_and_gradients_are_views_of_two_buffers():
+    ours, plain = network(), network()
+    gradient = Gradient(ours, is_mean=False)
+    gradient.compute(losses(ours, slice(None)).sum(), 8)
+    losses(plain, slice(None)).sum().backward()
+    assert gradient.parameters.grad.data_ptr() == gradient.buffer.data_ptr()
+    for numbers in (gradient.parameters.detach(), gradient.parameters.grad):
+        assert len(numbers) % LINE == 0
+        numbers.mul_(3)
+    parts = zip(gradient.split(gradient.parameters), ours.parameters(), plain.parameters(), strict=True)
+    for part, own, other in parts:
+        assert part.data_ptr() == own.data_ptr() and part.data_ptr() % (4 * LINE) == ours[0].weight.data_ptr() % (
+            4 * LINE
+        )
+        assert own.stride() == other.stride() and torch.equal(own, 3 * other)
+        torch.testing.assert_close(own.grad, 3 * other.grad)
+
+
+def test_a_gradient_by_outputs_is_that_of_the_loss():
+    ours, plain = network(), network()
+    rows = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(2))
+    weights = torch.rand(8, 2, generator=torch.Generator().manual_seed(3))
+    gradients = [Gradient(net, is_mean=True) for net in (ours, plain)]
+    gradients[0].compute(ours(rows), 8, weights)
+    gradients[1].compute((weights * plain(rows)).sum(), 8)
+    assert torch.equal(gradients[0].buffer, gradients[1].buffer)
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
+    net = network()
+    gradient = Gradient(net, is_mean=True)
+    gradient.buffer.fill_(7)
+    gradient.compute(net[0].weight.sum(), 8)
+    assert not net[0].bias.grad.any() and net[0].weight.grad.all()
 
 
 @pytest.mark.parametrize("is_mean", [True, False])
@@ -44,7 +80,9 @@ def test_the_buffers_of_unequal_parts_add_up_to_that_of_the_whole(is_mean):
     for gradient, part, rows in zip(gradients, parts, (slice(0, 3), slice(3, 8)), strict=True):
         gradient.compute(losses(part, rows).sum(), torch.tensor(float(rows.stop - rows.start)))
     gradients[0].buffer.add_(gradients[1].buffer)
-    assert gradients[0].clip(0.5).item() == pytest.approx(expected.clip(0.5).item(), rel=1e-5)
+    assert [one.item() for one in gradients[0].clipping(0.5)] == pytest.approx(
+        [one.item() for one in expected.clipping(0.5)], rel=1e-5
+    )
     for own, other in zip(parts[0].parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-7)
 
@@ -53,11 +91,12 @@ def test_a_batch_of_which_nothing_counts_has_no_gradient():
     net = network()
     gradient = Gradient(net, is_mean=True)
     gradient.compute(0 * losses(net, slice(None)).sum(), 0)
-    assert gradient.clip(1.0) == 0 and not gradient.buffer.any()
+    norm, divisor = gradient.clipping(1.0)
+    assert norm == 0 and divisor > 0 and not gradient.buffer.any()
 
 
 def test_a_gradient_that_is_not_finite_has_such_a_norm():
     net = network()
     gradient = Gradient(net, is_mean=True)
     gradient.compute(torch.inf * losses(net, slice(None)).sum(), 8)
-    assert not gradient.clip(1.0).isfinite()
+    assert not gradient.clipping(1.0)[0].isfinite()

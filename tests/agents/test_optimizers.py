@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.agents import optimizers
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.optimizers import DECAY, RMSProp, make_optimizer, schedule_rate
 from tests.learning.test_updater import OnDevice
@@ -56,10 +57,8 @@ def by_optax(kind, tmp_path_factory):
 def stepped(gradients, kind, schedule="constant"):
     """The sum of the steps of our optimizer."""
     parameter = torch.nn.Parameter(torch.zeros(gradients.shape[1:]))
-    network = torch.nn.ParameterList([parameter])
-    optimizer = make_optimizer(
-        dataclasses.replace(PAPER, learning_rate_schedule=schedule), network, DECAYS[kind], kind == "centered"
-    )
+    config = dataclasses.replace(PAPER, learning_rate_schedule=schedule)
+    optimizer = make_optimizer(config, parameter, DECAYS[kind], kind == "centered")
     for gradient in gradients:
         parameter.grad = torch.from_numpy(gradient)
         optimizer.step()
@@ -99,76 +98,93 @@ def test_a_constant_gradient_moves_a_weight_by_bounded_steps(by_optax, kind, val
 
 
 def test_the_papers_numbers_are_those_of_the_configuration():
-    optimizer = make_optimizer(PAPER, torch.nn.Linear(2, 2))
+    optimizer = make_optimizer(PAPER, torch.nn.Parameter(torch.zeros(6)))
     assert isinstance(optimizer, RMSProp) and optimizer.param_groups[0]["centered"]
     assert optimizer.param_groups[0]["lr"] == 6.25e-5 and optimizer.param_groups[0]["eps"] == 1.5e-7
     assert optimizer.param_groups[0]["alpha"] == 0.95
 
 
-def make_named(name, network, **changed):
+def make_named(name, parameters, **changed):
     """The optimizer of a kind, with some numbers of its configuration changed."""
     config, arguments = KINDS[name]
-    return make_optimizer(dataclasses.replace(config, **changed), network, **arguments)
+    return make_optimizer(dataclasses.replace(config, **changed), parameters, **arguments)
 
 
 SLOTS = {"adam": ["exp_avg", "exp_avg_sq"], "rmsprop": ["square_avg", "grad_avg"], "plain rmsprop": ["square_avg"]}
 
 
+def flat(size=7, device=None):
+    """Parameters [P], which have a gradient."""
+    parameters = torch.nn.Parameter(torch.linspace(-1, 1, size, device=device))
+    parameters.grad = torch.ones_like(parameters)
+    return parameters
+
+
+def tensors_of(parameters, optimizer):
+    return [parameters, *optimizer.state[parameters].values()]
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_state_is_made_with_the_optimizer_and_stays_where_it_is(name):
-    network = torch.nn.Linear(3, 2)
-    optimizer = make_named(name, network)
-    places = {key: value.data_ptr() for slots in optimizer.state.values() for key, value in slots.items()}
+    parameters = flat()
+    optimizer = make_named(name, parameters)
+    slots = optimizer.state[parameters]
+    places = {key: value.data_ptr() for key, value in slots.items()}
     assert list(places) == ["step", *SLOTS[name]]
     for _ in range(2):
-        network(torch.ones(3)).sum().backward()
         optimizer.step()
-    assert places == {key: value.data_ptr() for slots in optimizer.state.values() for key, value in slots.items()}
-    assert all(slots["step"] == 2 for slots in optimizer.state.values())
+    assert places == {key: value.data_ptr() for key, value in slots.items()}
+    assert slots["step"] == 2
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1.0])
 def test_a_step_with_found_inf_changes_nothing(name, bad):
-    def world():
-        torch.manual_seed(0)
-        network = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last))
-        optimizer = make_named(name, network, learning_rate=0.1)
-        return network, optimizer, torch.Generator().manual_seed(1)
-
-    def step(network, optimizer, rng, found_inf=None):
-        for parameter in network.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=rng)
-            if found_inf:
-                parameter.grad = torch.full_like(parameter, bad)
-        if found_inf is not None:
-            optimizer.found_inf = torch.tensor(float(found_inf))
-        optimizer.step()
-
-    def tensors(network, optimizer, _):
-        return [*network.parameters(), *(slot for slots in optimizer.state.values() for slot in slots.values())]
-
-    plain, guarded = world(), world()
+    plain, guarded = ((parameters, make_named(name, parameters, learning_rate=0.1)) for parameters in (flat(), flat()))
+    rng = torch.Generator().manual_seed(1)
     for t in range(6):
-        step(*plain)
-        step(*guarded, found_inf=False)
-        assert all(map(torch.equal, tensors(*plain), tensors(*guarded)))
-        before = [tensor.clone() for tensor in tensors(*guarded)]
+        gradient = torch.randn(7, generator=rng)
+        for (parameters, optimizer), found_inf in ((plain, None), (guarded, torch.tensor(0.0))):
+            parameters.grad, optimizer.found_inf = gradient.clone(), found_inf
+            optimizer.step()
+        assert all(map(torch.equal, tensors_of(*plain), tensors_of(*guarded)))
+        before = [tensor.clone() for tensor in tensors_of(*guarded)]
         if t % 2:
-            state = guarded[2].get_state()
-            step(*guarded, found_inf=True)
-            guarded[2].set_state(state)
-        assert all(map(torch.equal, before, tensors(*guarded)))
+            guarded[0].grad, guarded[1].found_inf = torch.full_like(guarded[0], bad), torch.tensor(1.0)
+            guarded[1].step()
+        assert all(map(torch.equal, before, tensors_of(*guarded)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_divides_the_gradient_by_its_scale(name):
+    plain, scaled = ((parameters, make_named(name, parameters, learning_rate=0.1)) for parameters in (flat(), flat()))
+    for t in range(5):
+        gradient = torch.randn(7, generator=torch.Generator().manual_seed(t))
+        plain[0].grad, scaled[0].grad = gradient / 8, gradient.clone()
+        scaled[1].grad_scale = torch.tensor(8.0)  # a power of two: exact
+        plain[1].step()
+        scaled[1].step()
+        assert all(map(torch.equal, tensors_of(*plain), tensors_of(*scaled)))
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "plain rmsprop"])
+def test_pieces_are_moved_as_the_whole(name, monkeypatch):
+    whole, pieces = ((parameters, make_named(name, parameters)) for parameters in (flat(1000), flat(1000)))
+    for t in range(5):
+        gradient = torch.randn(1000, generator=torch.Generator().manual_seed(t))
+        for size, (parameters, optimizer) in ((1000, whole), (96, pieces)):
+            monkeypatch.setattr(optimizers, "PIECE", size)
+            parameters.grad, optimizer.found_inf = gradient.clone(), torch.tensor(float(t == 3))
+            optimizer.step()
+        assert all(map(torch.equal, tensors_of(*whole), tensors_of(*pieces)))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_needs_nothing_of_the_host(name, schedule):
     meta = torch.device("meta")
-    network = torch.nn.Linear(3, 2, device=meta)
-    optimizer = make_named(name, network, learning_rate_schedule=schedule)
-    optimizer.found_inf = torch.zeros((), device=meta)
-    network(torch.ones(1, 3, device=meta)).sum().backward()
+    optimizer = make_named(name, flat(device=meta), learning_rate_schedule=schedule)
+    optimizer.found_inf = optimizer.grad_scale = torch.ones((), device=meta)
     with OnDevice():
         optimizer.step()
 
@@ -176,20 +192,16 @@ def test_a_step_needs_nothing_of_the_host(name, schedule):
 @pytest.mark.parametrize("name", KINDS)
 def test_each_step_reads_the_rate_anew(name):
     """A step is proportional to its rate; the averages do not depend on it."""
-    torch.manual_seed(0)
-    network, twin = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    config = dataclasses.replace(KINDS[name][0], learning_rate=1.0)
-    optimizer = make_named(name, network, learning_rate=1.0, learning_rate_schedule="linear")
-    still = make_named(name, twin, learning_rate=1.0)
-    for value in (0.5, 0.0, 0.25):
-        schedule_rate(optimizer, config, 1 - value)
+    config, (parameters, twins) = dataclasses.replace(KINDS[name][0], learning_rate=1.0), (flat(), flat())
+    changing = make_named(name, parameters, learning_rate=1.0, learning_rate_schedule="linear")
+    still = make_named(name, twins, learning_rate=1.0)
+    for t, value in enumerate((0.5, 0.0, 0.25)):
+        schedule_rate(changing, config, 1 - value)
         schedule_rate(still, config, 1 - value)
-        before, twins = ([p.detach().clone() for p in module.parameters()] for module in (network, twin))
-        for parameter, other in zip(network.parameters(), twin.parameters(), strict=True):
-            parameter.grad = torch.randn(parameter.shape)
-            other.grad = parameter.grad.clone()
-        optimizer.step()
-        still.step()
-        for old, new, was, now in zip(before, network.parameters(), twins, twin.parameters(), strict=True):
-            torch.testing.assert_close(new - old, value * (now - was), rtol=1e-4, atol=1e-6)
-            assert torch.equal(old, new) == (value == 0)
+        before = [numbers.detach().clone() for numbers in (parameters, twins)]
+        for numbers, optimizer in ((parameters, changing), (twins, still)):
+            numbers.grad = torch.randn(7, generator=torch.Generator().manual_seed(t))
+            optimizer.step()
+        move, unscaled = parameters.detach() - before[0], twins.detach() - before[1]
+        torch.testing.assert_close(move, value * unscaled, rtol=1e-4, atol=1e-6)
+        assert torch.equal(before[0], parameters.detach()) == (value == 0)

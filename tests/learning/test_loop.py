@@ -94,7 +94,7 @@ class Updater:
         priority = np.nan if self.unusable(self.num_updates) else self.num_updates
         values = torch.tensor([priority, 0.5, self.gradient_norm])
         keys = {TABLE: np.array([self.num_updates])}
-        return Pending(keys, {TABLE: 1}, values, ("loss", "gradient_norm"), self.device_stream.event())
+        return Pending(keys, {TABLE: 1}, values, {"loss": (), "gradient_norm": ()}, self.device_stream.event())
 
     def parameters(self):
         """On a CPU the network's own tensors, which the next update changes in place."""

@@ -105,6 +105,19 @@ def test_metrics_without_probabilities_are_not_kept(clock):
     assert found.values() == {"loss": 2.0} and not found._recent
 
 
+def test_metrics_of_rows_are_computed_when_they_are_asked_for():
+    asked = []
+
+    def of_rows():
+        asked.append(True)
+        return {"td_error": 2.0}
+
+    found = UpdateMetrics()
+    for loss in (3.0, 1.0):
+        found.add({"loss": loss}, of_rows)
+    assert not asked and found.values() == {"loss": 1.0, "td_error": 2.0} and asked == [True]
+
+
 def test_rejected_shares_are_means_by_age_of_replayed_rows():
     rejected, rng, slow = RejectedShares({"queue"}), np.random.default_rng(0), []
     for version in range(0, 20_000, 1000):

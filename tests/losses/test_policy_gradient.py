@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.agents.gradient import Gradient
 from apexrl.agents.optimizers import RMSProp
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import (
@@ -84,12 +85,13 @@ def updated(unrolls, reduction, make_optimizer, clip, steps=20):
     """The parameters of a linear policy and value after some updates."""
     model, inputs = linear_model(), random_inputs(unrolls)
     parameters = list(model.parameters())
-    optimizer = make_optimizer(parameters)
+    gradient = Gradient(model, is_mean=False)
+    optimizer = make_optimizer(gradient.parameters)
     for _ in range(steps):
         loss, targets = whole_loss(parameters, unrolls, inputs, reduction)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
+        gradient.compute(loss, 1)
+        norm, _ = gradient.clipping(clip)
+        torch.nn.utils.clip_grad_norm_(gradient.parameters, clip)
         optimizer.step()
     return torch.cat([p.detach().flatten() for p in parameters]), norm.item(), targets, inputs[-1]
 
@@ -99,7 +101,7 @@ def rmsprop(epsilon):
 
 
 def gradient_descent(rate):
-    return lambda parameters: torch.optim.SGD(parameters, rate)
+    return lambda parameters: torch.optim.SGD([parameters], rate)
 
 
 @pytest.mark.parametrize("kind", ["rmsprop", "gradient descent"])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.losses.value_learning import double_q_errors, huber, inverse_rescale, rescale
+from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, inverse_rescale, rescale
 
 
 def test_double_q_takes_the_online_choice_and_the_target_value():
@@ -42,3 +42,17 @@ def test_rescaling_and_its_inverse():
 
 def test_huber_is_quadratic_then_linear():
     assert huber(torch.tensor([0.0, 0.5, -0.5, 1.0, -3.0])).tolist() == pytest.approx([0, 0.125, 0.125, 0.5, 2.5])
+
+
+@pytest.mark.parametrize("threshold", [0.3, 1.0, 4.0])
+def test_the_gradient_in_closed_form_is_autograds(threshold):
+    rng = torch.Generator().manual_seed(0)
+    q_tm1 = (2 * torch.randn(512, 6, generator=rng)).requires_grad_()
+    action, weight = torch.randint(6, (512,), generator=rng), torch.rand(512, generator=rng)
+    targets = torch.randn(512, generator=rng), torch.full((512,), 0.97), *torch.randn(2, 512, 6, generator=rng)
+    errors = double_q_errors(q_tm1, action, *targets)
+    (weight * huber(errors, threshold)).sum().backward()
+    again = double_q_errors(q_tm1.detach(), action, *targets)
+    assert torch.equal(again, errors)
+    found = huber_gradient(q_tm1.detach(), action, again, weight, threshold)
+    torch.testing.assert_close(found, q_tm1.grad, rtol=2e-7, atol=1e-7)

@@ -13,12 +13,9 @@ from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.policy import Policy
 from apexrl.types import EnvironmentSpec
+from tests.devices import CPU, DEVICES
 from tests.networks.test_frame_stack import slow_stacks
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-]
 NUM_ACTIONS, NUM_ENVS, STEPS, SIZE = 5, 3, 12, 7
 SHALLOW = ActorCriticConfig("shallow", (4, 8, 8), 16)
 DEEP = dataclasses.replace(SHALLOW, torso="deep")
@@ -43,8 +40,8 @@ def spec_of(shape, stacked=4, actions=NUM_ACTIONS):
     return EnvironmentSpec("Shape-v0", shape, "uint8" if len(shape) > 1 else "float32", stacked, actions, 1)
 
 
-def policy_of(spec, config, network, device="cpu"):
-    return Policy(spec, lambda: make_network(spec, config), torch.device(device), network.state_dict())
+def policy_of(spec, config, network, device=CPU):
+    return Policy(spec, lambda: make_network(spec, config), device, network.state_dict())
 
 
 def stream(spec, seed=0):
@@ -104,7 +101,7 @@ def test_a_learners_pass_over_an_unroll_is_the_actors_steps(monkeypatch, config,
     with torch.no_grad():
         found = network.unroll(stored(spec, parts[2]), history_of(parts, first_state()))
     assert found.logits.shape == (STEPS, NUM_ENVS, NUM_ACTIONS) and found.values.shape == (STEPS, NUM_ENVS)
-    atol = 1e-5 if device == "cpu" else 1e-3
+    atol = 1e-5 if device == CPU else 1e-3
     assert torch.allclose(found.logits, logits, atol=atol) and torch.allclose(found.values, values, atol=atol)
     if config.lstm_size:
         assert found.state.shape == (NUM_ENVS, 2, SIZE)

@@ -5,6 +5,7 @@ import torch
 from apexrl.errors import ApexError
 from apexrl.networks import device_stream as device_streams
 from apexrl.networks.device_stream import DONE, Arrivals, DeviceStream, Staging, wait
+from tests.devices import GPU, NEEDS_GPU
 
 
 class Later:
@@ -80,11 +81,11 @@ def test_on_a_cpu_tensors_are_fetched_without_a_copy():
     assert fetched["a"] is tensors["a"] and event.query()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_tensors_are_fetched_as_they_were_at_their_turn():
-    device_stream = DeviceStream(torch.device("cuda"))
+@pytest.mark.parametrize("device", [pytest.param(GPU, marks=NEEDS_GPU)])
+def test_on_a_gpu_tensors_are_fetched_as_they_were_at_their_turn(device):
+    device_stream = DeviceStream(device)
     with device_stream.exclusive():
-        a = torch.zeros(10**7, device="cuda")
+        a = torch.zeros(10**7, device=device)
         fetched = []
         for _ in range(10):
             a += 1

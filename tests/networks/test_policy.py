@@ -13,14 +13,11 @@ from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.policy import Policy
 from apexrl.networks.torsos import FrameNetwork, make_torso
 from apexrl.types import EnvironmentSpec
+from tests.devices import CPU, DEVICES
 from tests.networks.test_frame_stack import slow_stacks
 
 CONFIG = DuelingConfig(channels=(8, 16, 16), hidden_size=32)
 NUM_ENVS = 5
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-]
 SHAPES = [((84, 84), 4), ((84, 84), 1), ((96, 96, 3), 2), ((40, 50), 3), ((10, 7), 4), ((3,), 2), ((), 1)]
 
 
@@ -28,8 +25,8 @@ def spec_of(shape, stacked=4):
     return EnvironmentSpec("Shape-v0", shape, "uint8" if len(shape) > 1 else "float32", stacked, 6, 1)
 
 
-def policy_of(spec, tensors, device="cpu", config=CONFIG):
-    return Policy(spec, lambda: make_network(spec, config), torch.device(device), tensors)
+def policy_of(spec, tensors, device=CPU, config=CONFIG):
+    return Policy(spec, lambda: make_network(spec, config), device, tensors)
 
 
 def stream(spec, num_steps, seed=0):
@@ -95,7 +92,7 @@ class PairNetwork(FrameNetwork):
 def test_a_policy_runs_any_network_over_stacks(shape, device):
     spec = spec_of(shape)
     network = PairNetwork(spec)
-    acting = Policy(spec, lambda: PairNetwork(spec), torch.device(device), network.state_dict())
+    acting = Policy(spec, lambda: PairNetwork(spec), device, network.state_dict())
     stack = acting.frame_stack(NUM_ENVS)
     for frames, starts, observations in stream(spec, 10):
         exact = exact_values(network, spec, observations)

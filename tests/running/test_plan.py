@@ -1,4 +1,6 @@
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from apexrl.flags import default_command, parse, parse_onto, to_flags, wants_of,
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.replay.replay import ring_unrolls
+from apexrl.running import device_look
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, describe, largest_capacity, make_plan
 from apexrl.running.ports import check_ports
@@ -23,14 +26,50 @@ GB = 10**9
 OWN = "tests.own_agent:own"
 
 
-def largest(device, host_gb, device_gb):
-    return largest_capacity(Machine(16, host_gb * GB, torch.device(device), device_gb * GB), SPEC, WANTS, 8)
+def largest(device, host_gb, device_gb, num_contexts=0):
+    machine = Machine(16, host_gb * GB, torch.device(device), device_gb * GB)
+    return largest_capacity(machine, SPEC, WANTS, 8, num_contexts)
 
 
 def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
     capacity = largest("cuda", 64, 140)
     needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
     assert needed == pytest.approx(0.85 * 140 * GB - 2 * GB, rel=0.01)
+
+
+def test_actors_that_compute_on_the_gpu_have_room_there():
+    capacity = largest("cuda", 16, 80, num_contexts=13)
+    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
+    assert needed == pytest.approx((0.85 * 80 - 2 - 13 * 1.2) * GB, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "err", "found"),
+    [
+        (0, "a line of a library\ncuda:1 79000000000\n", "", (torch.device("cuda:1"), 79 * GB)),
+        (1, "", "a warning\ndevice 'cuda:7' cannot be used: no such device\n", "device 'cuda:7' cannot be used"),
+    ],
+)
+def test_a_gpu_is_looked_at_by_another_process(monkeypatch, status, out, err, found):
+    """A context of the launcher's own would hold memory of the GPU for the whole run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", None)
+    done = subprocess.CompletedProcess([], status, out, err)
+    monkeypatch.setattr(device_look.subprocess, "run", lambda command, **_: done)
+    if status:
+        with pytest.raises(ConfigError, match=found):
+            device_look.look_at("cuda:7")
+    else:
+        assert device_look.look_at("auto") == found
+
+
+def test_the_process_that_looks_prints_the_device_and_its_free_memory():
+    looking = [sys.executable, "-m", device_look.MODULE]
+    seen, refused = (
+        subprocess.run([*looking, name], capture_output=True, text=True, check=False) for name in ("cpu", "gpu")
+    )
+    assert seen.stdout.split() == ["cpu", "0"]
+    assert refused.returncode == 1 and refused.stderr.startswith("device 'gpu' cannot be used")
 
 
 def test_the_host_is_the_bound_where_the_gpu_holds_less():

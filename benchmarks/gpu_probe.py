@@ -1,0 +1,268 @@
+"""Short measurements of one GPU, by part: `python -m benchmarks.gpu_probe PART --json FILE [--device cuda]`.
+
+  smoke     a captured update and an actor's captured policy beside the same on the CPU: fails when they differ
+  ceilings  bytes/s of a copy, operations/s of a product in bfloat16, seconds of a graph's smallest kernel
+  profile   one update of 512 for each optimizer: its time on the wall and on the device, and its kernels by time
+  cores     agent steps/s of environments alone, with one process and with more
+
+A file is written after each figure, so that a limit loses only the rest. `--device cpu` tries the program.
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apexrl.agents.contract import Learner, Observation
+from apexrl.agents.families import family_of, implementation
+from apexrl.config import EnvConfig, LearnerCommand
+from apexrl.environments.vector import make_environment, take_step
+from apexrl.flags import default_command, wants_of
+from apexrl.learning.draw import Draw, SampledKeys
+from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.updater import Updater
+from apexrl.networks.config import to_text
+from apexrl.networks.device_stream import DeviceStream, wait
+from apexrl.networks.parameters import Parameters, ParametersHeader
+from apexrl.types import Unroll
+from benchmarks.learner_work import PONG
+
+RING = 256  # unrolls in a store
+SMOKE_UPDATES, PROFILED_UPDATES, TIMED_UPDATES = 10, 30, 200
+GRAPH_NODES = 200
+MOST_KERNELS = 60
+ENVIRONMENTS, CORE_SECONDS = 32, 3.0
+TOLERANCE = 0.05  # bfloat16 and other sums make up to 2 %
+
+
+class World:
+    """A learner of the preset `paper` with a store of random unrolls, always from the same seed."""
+
+    def __init__(self, device: torch.device, optimizer: str = "rmsprop", batch_size: int = 512):
+        command = default_command(LearnerCommand)
+        update = dataclasses.replace(command.update, optimizer=optimizer, batch_size=batch_size)
+        command = dataclasses.replace(command, update=update)
+        self.spec = family_of(command.agent).stream(command.algorithm, PONG)
+        self.command, self.stream = command, DeviceStream(device)
+        first = self._learner(torch.device("cpu")).acting_tensors()  # a GPU has random numbers of its own
+        with self.stream.exclusive():
+            self.learner = self._learner(device)
+            for name, tensor in self.learner.acting_tensors().items():
+                tensor.copy_(first[name])
+            self.learner.refresh()
+        self.updater = Updater(self.learner, self.stream)
+        (self.want,) = wants_of(command)
+        self.store = UnrollStore(self.spec, RING, [self.want], device, 4, self.stream)
+        self.rng = np.random.default_rng(0)
+        unrolls = [self._unroll() for _ in range(8)]
+        for number in range(RING):
+            self.store.commit(self.store.begin(number), unrolls[number % len(unrolls)])
+
+    def _learner(self, device: torch.device) -> Learner:
+        torch.manual_seed(0)
+        sections = self.command.algorithm, self.command.network, self.command.update
+        return implementation(family_of(self.command.agent)).make_learner(*sections, self.spec, device)
+
+    def _unroll(self) -> Unroll:
+        spec, rng = self.spec, self.rng
+        frames = rng.integers(0, 256, (spec.unroll_frames, *spec.frame_shape), np.uint8)
+        actions = rng.integers(0, spec.num_actions, spec.unroll_steps).astype(np.int32)
+        rewards = rng.integers(-1, 2, spec.unroll_steps).astype(np.float32)
+        starts = np.zeros(spec.unroll_steps + 1, bool)
+        return Unroll(frames, actions, rewards, np.ones(spec.unroll_steps, np.float32), starts)
+
+    def draw(self) -> Draw:
+        """Returns uniform keys."""
+        keys = self.rng.integers(0, RING * self.spec.unroll_starts, self.want.batch_size)
+        weights = np.ones(len(keys), np.float32)
+        return Draw(0, {self.want.table: SampledKeys(self.store, self.want.table, 0, keys, weights)})
+
+    def priorities(self) -> np.ndarray:
+        """Makes an update, and returns its priorities when they are there."""
+        pending = self.updater.update(self.draw())
+        assert pending is not None, "the store holds all keys"
+        return pending.result()[0][self.want.table]
+
+    def run(self, count: int) -> float:
+        """Makes so many updates, four of them in flight; returns the seconds until the last is done."""
+        started, events = time.perf_counter(), []
+        for _ in range(count):
+            pending = self.updater.update(self.draw())
+            assert pending is not None, "the store holds all keys"
+            events.append(pending.event)
+            if len(events) > max(self.stream.depth, 1):
+                wait(events.pop(0))
+        for event in events:
+            wait(event)
+        return time.perf_counter() - started
+
+
+def smoke(device: torch.device) -> Iterator[tuple[str, Any]]:
+    """Yields figures of a first try.
+
+    Raises: RuntimeError when the device's numbers are not those of the CPU.
+    """
+    here, there = World(torch.device("cpu"), batch_size=64), World(device, batch_size=64)
+    started = time.perf_counter()
+    first = _distance(there.priorities(), here.priorities())
+    yield "first_update_seconds", time.perf_counter() - started
+    yield "first_priorities_distance", first
+    yield "ten_updates_seconds", there.run(SMOKE_UPDATES)
+    parameters = here.learner.acting_tensors()
+    header = ParametersHeader(1, here.spec, here.command.agent, to_text(here.command.network))
+    rng, values = np.random.default_rng(0), []
+    frames = rng.integers(0, 256, (2 * here.spec.stacked_frames, 16, 84, 84), np.uint8)
+    for where in (torch.device("cpu"), device):
+        family = implementation(family_of(here.command.agent))
+        actor = family.make_actor(here.command.algorithm, Parameters(header, parameters), where)
+        state = actor.initial_state(16)
+        for frame in frames:
+            observation = Observation(frame, np.zeros(16, bool), np.zeros(16, np.float32))
+            _, extras, state = actor.act(observation, np.zeros(16), state, rng)
+        values.append(extras["q_max"])
+    second = _distance(values[1], values[0])
+    yield "actor_values_distance", second
+    if not max(first, second) < TOLERANCE:
+        raise RuntimeError(f"on {device} an update differs by {first:.3f} and an actor by {second:.3f} from the CPU")
+
+
+def _distance(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def ceilings(device: torch.device) -> Iterator[tuple[str, float]]:
+    """Yields the limits of the hardware that an update comes near to."""
+    on_gpu = device.type == "cuda"
+    source = torch.zeros(2**31 if on_gpu else 2**24, dtype=torch.uint8, device=device)
+    place = torch.empty_like(source)
+    yield "copy_bytes_per_second", 2 * source.nbytes / _seconds(device, lambda: place.copy_(source))
+    size = 8192 if on_gpu else 256
+    matrix = torch.ones(size, size, dtype=torch.bfloat16, device=device)
+    yield "bfloat16_operations_per_second", 2 * size**3 / _seconds(device, lambda: matrix @ matrix)
+    numbers = torch.zeros(32, device=device)
+
+    def nodes() -> None:
+        for _ in range(GRAPH_NODES):
+            numbers.add_(1)
+
+    with DeviceStream(device).exclusive():
+        yield "seconds_of_a_small_kernel_launched", _seconds(device, nodes) / GRAPH_NODES
+    if on_gpu:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            nodes()
+        yield "seconds_of_a_small_kernel_in_a_graph", _seconds(device, graph.replay) / GRAPH_NODES
+
+
+def _seconds(device: torch.device, work: Callable[[], Any], repeats: int = 10) -> float:
+    """Returns the least seconds of one call."""
+    taken = []
+    for _ in range(repeats):
+        _finish(device)
+        started = time.perf_counter()
+        work()
+        _finish(device)
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def profile(device: torch.device, batch_size: int = 512) -> Iterator[tuple[str, Any]]:
+    """Yields for each optimizer the seconds of an update, and its kernels by time."""
+    for optimizer in ("rmsprop", "adam"):
+        world = World(device, optimizer, batch_size)
+        timed = TIMED_UPDATES if device.type == "cuda" else 3
+        started = time.perf_counter()
+        world.run(3)
+        yield f"{optimizer}_first_seconds", time.perf_counter() - started
+        yield f"{optimizer}_wall_seconds", world.run(timed) / timed
+        if device.type == "cuda":
+            yield f"{optimizer}_device_seconds", _device_seconds(world, timed)
+        profiled = PROFILED_UPDATES if device.type == "cuda" else 3
+        with torch.profiler.profile() as profiler:
+            world.run(profiled)
+        yield f"{optimizer}_kernels", kernels(profiler, profiled)
+        yield f"{optimizer}_memory_bytes", torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+def _device_seconds(world: World, count: int) -> float:
+    """Returns the device's time of an update, without the gaps in which it waits for Python."""
+    stream, graph = world.stream, world.updater._graph
+    assert graph is not None and stream.cuda is not None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with stream.exclusive():
+        begin.record(stream.cuda)
+        for _ in range(count):
+            for part in graph._graphs:
+                part.replay()
+        end.record(stream.cuda)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000 / count
+
+
+def kernels(profiler: torch.profiler.profile, updates: int) -> list[dict[str, Any]]:
+    """Returns the kernels, or the operations of a CPU, by their time in an update."""
+    found = []
+    for event in profiler.key_averages():
+        seconds = max(event.self_device_time_total, event.self_cpu_time_total if event.device_time_total == 0 else 0)
+        count = event.count / updates
+        found.append({"name": event.key[:120], "count": count, "seconds": seconds / 1e6 / updates})
+    return sorted(found, key=lambda row: -row["seconds"])[:MOST_KERNELS]
+
+
+def cores(device: torch.device) -> Iterator[tuple[str, float]]:
+    """Yields the agent steps/s of environments alone, by the number of processes."""
+    most = len(os.sched_getaffinity(0))
+    for count in sorted({1, max(most // 2, 1), most}):
+        with multiprocessing.get_context("spawn").Pool(count) as pool:
+            pool.map(_step, [0.1] * count, chunksize=1)  # the processes are there, and have loaded all they need
+            steps = sum(pool.map(_step, [CORE_SECONDS] * count, chunksize=1))
+        yield f"agent_steps_per_second_of_{count}_processes", steps
+
+
+def _step(seconds: float) -> float:
+    """Returns the agent steps/s of one process."""
+    environment = make_environment(EnvConfig(), ENVIRONMENTS)
+    environment.reset(0)
+    actions, count, started = np.zeros(ENVIRONMENTS, np.int64), 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        take_step(environment, actions)
+        count += ENVIRONMENTS
+    rate = count / (time.perf_counter() - started)
+    environment.close()
+    return rate
+
+
+PARTS: dict[str, Callable[[torch.device], Iterator[tuple[str, Any]]]] = {
+    "smoke": smoke, "ceilings": ceilings, "profile": profile, "cores": cores
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measures one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--json", type=Path, required=True, help="file for the figures")
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {}
+    for name, figure in PARTS[arguments.part](torch.device(arguments.device)):
+        found[name] = figure
+        arguments.json.write_text(json.dumps(found, indent=1))
+        print(name, figure if not isinstance(figure, list) else json.dumps(figure, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""CUDA graphs on a CPU: they record the operations of a call, and repeat them in the same memory, without its Python.
+
+Numbers that Python computed, branches that it took and tensors that it made anew stay as they were when the call was
+recorded, as in a real graph. Operations that a capture does not bear fail.
+"""
+
+import contextlib
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from apexrl.networks.device_stream import DONE, DeviceStream
+
+# They ask a device for a value or a size, or take pinned memory.
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "repeat_interleave.Tensor",
+    "equal.",
+    "pin_memory",
+)
+CALLS = ("Stream", "Event", "stream", "synchronize", "current_stream")  # of torch.cuda, that join no capture
+
+
+class FakeGraph(TorchDispatchMode):
+    """Stands for a `torch.cuda.CUDAGraph`, and for the context in which one is captured."""
+
+    def __init__(self, *_):
+        super().__init__()
+        self._operations = []
+        self._before = {}  # by address: storages that the call found, and copies of them
+        self._own = set()  # addresses of the graph's own memory
+        self._forbidden = contextlib.ExitStack()
+
+    def pool(self):
+        return self
+
+    def __enter__(self):
+        for name in CALLS:
+            refuse = mock.Mock(side_effect=AssertionError(f"torch.cuda.{name} in a capture"))
+            self._forbidden.enter_context(mock.patch.object(torch.cuda, name, refuse))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._forbidden.close()
+        for storage, content in self._before.values():  # a capture computes nothing
+            storage.copy_(content)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        assert not any(name in str(operation) for name in WAITING), f"{operation} in a capture"
+        is_mask = [tensor.dtype == torch.bool for tensor in _tensors(args[1:])]
+        assert "index" not in str(operation) or not any(is_mask), f"{operation} by a mask in a capture"
+        assert not kwargs.get("pin_memory"), f"{operation} takes pinned memory in a capture"
+        for tensor in _tensors((args, kwargs)):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._before and storage.data_ptr() not in self._own:
+                self._before[storage.data_ptr()] = storage, storage.clone()
+        results = operation(*args, **kwargs)
+        if not operation.is_view:
+            addresses = {tensor.untyped_storage().data_ptr() for tensor in _tensors(results)}
+            self._own |= addresses - self._before.keys()
+            self._operations.append((operation, args, kwargs, results))
+        return results
+
+    @torch.no_grad()
+    def replay(self):
+        for operation, args, kwargs, results in self._operations:
+            for place, value in zip(_tensors(results), _tensors(operation(*args, **kwargs)), strict=True):
+                if place.data_ptr() != value.data_ptr():
+                    place.copy_(value)
+
+
+class FakeDeviceStream(DeviceStream):
+    """A CPU that stands for a GPU: `UpdateGraph` captures and replays."""
+
+    def __init__(self):
+        super().__init__(torch.device("cpu"))
+        self.cuda = object()
+        self.num_captures = 0
+
+    @contextlib.contextmanager
+    def exclusive(self):
+        def capture(graph, *_, **__):
+            self.num_captures += 1
+            return graph
+
+        with self._lock, mock.patch.multiple(torch.cuda, CUDAGraph=FakeGraph, graph=capture):
+            yield
+
+    def event(self):
+        return DONE
+
+    def host_memory(self, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def pinned(self, tensor):
+        return tensor
+
+    def fetch(self, tensors):
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}, DONE
+
+
+def _tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,59 @@
+"""An actor's captured calls on a CPU: `tests.fake_graph` stands for CUDA."""
+
+import contextlib
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from apexrl.networks.device_stream import DONE
+from apexrl.networks.dueling import make_network
+from apexrl.networks.policy import _CapturedCalls
+from tests.fake_graph import FakeGraph
+from tests.networks.test_policy import CONFIG, NUM_ENVS, policy_of, spec_of, stream
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Puts fakes in the place of CUDA; returns the places of all captures, by stream and pool."""
+    places, empty = [], torch.empty
+
+    def capture(graph, pool, side, capture_error_mode):
+        places.append((side, pool))
+        return graph
+
+    def pageable(*sizes, pin_memory=False, **named):
+        return empty(*sizes, **named)
+
+    monkeypatch.setattr(torch, "empty", pageable)
+    monkeypatch.setattr(torch.Tensor, "any", lambda starts: True)  # on a GPU, a stack does not look whether one begins
+    names = ("Stream", "current_stream", "synchronize", "graph_pool_handle")
+    fakes = {name: mock.MagicMock(side_effect=lambda *_: mock.MagicMock()) for name in names}
+    event = mock.MagicMock(query=DONE.query)
+    with mock.patch.multiple(
+        torch.cuda, CUDAGraph=FakeGraph, graph=capture, Event=lambda: event, stream=contextlib.nullcontext, **fakes
+    ):
+        yield places
+
+
+@pytest.mark.parametrize("shape", [(84, 84), (10, 7), (3,)])
+def test_replayed_calls_give_the_values_of_plain_ones_at_every_ring_position(captures, shape):
+    spec = spec_of(shape)
+    tensors = make_network(spec, CONFIG).state_dict()
+    captured, plain = (policy_of(spec, tensors) for _ in range(2))
+    stacks = [captured.frame_stack(NUM_ENVS) for _ in range(2)]
+    calls = [_CapturedCalls(captured, stack) for stack in stacks]
+    references = [plain.frame_stack(NUM_ENVS) for _ in range(2)]
+    for step, inputs in enumerate(zip(stream(spec, 13), stream(spec, 13, seed=2), strict=True)):
+        if step == 9:  # the graphs see new parameters
+            tensors = make_network(spec, CONFIG).state_dict()
+            captured.load(tensors)
+            plain.load(tensors)
+        for (frames, starts, _), stack, call, reference in zip(inputs, stacks, calls, references, strict=True):
+            stack.advance()
+            assert np.array_equal(call(frames, starts, None), plain.values(frames, starts, reference))
+    assert len(captures) == 2 * spec.stacked_frames
+    assert len({(id(side), id(pool)) for side, pool in captures}) == 1, (
+        "a library keeps memory for each stream and pool"
+    )
