@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from apexrl.replay.segment import (
@@ -78,19 +78,28 @@ def test_a_cut_loses_only_what_lies_behind_it(records, position):
 
 
 @settings(max_examples=300, deadline=None)
+@example([(b"", b"apxU"), (b"", b"x")], len(pack_header(HEADER)) + 24, 3)  # its last bytes are the magic that follows
 @given(RECORDS, st.integers(0, 10**6), st.integers(0, 10**6))
 def test_bytes_cut_out_lose_only_the_records_they_belong_to(records, begin, length):
     pieces = pieces_of(records)
     data = b"".join(pieces)
     begin %= len(data)
-    end = min(begin + 1 + length % 60, len(data))
-    found = scan(data[:begin] + data[end:])
-    hit = {i for i, (first, last) in enumerate(bounds_of(pieces)) if first < end and begin < last}
-    # Equal bytes from both sides of the cut may make a whole record again.
-    not_hit = [entry for i, entry in enumerate(entries_of(records), 1) if i not in hit]
-    assert [entry for entry in found.entries if entry in not_hit] == not_hit
+    length = min(1 + length % 60, len(data) - begin)
+    left = data[:begin] + data[begin + length :]
+    found = scan(left)
     assert all(entry in entries_of(records) for entry in found.entries)
-    assert found.header == HEADER or 0 in hit
+    # Where bytes repeat, nobody can tell which of them are gone: a cut nearby leaves the same.
+    nearby = range(max(0, begin - length), begin + length + 1)
+    cuts = [cut for cut in nearby if data[:cut] + data[cut + length :] == left]
+    bounds = list(enumerate(bounds_of(pieces)))
+    hits = [{i for i, (first, end) in bounds if first < cut + length and cut < end} for cut in cuts]
+    assert any(not lost_beside(hit, found, entries_of(records)) for hit in hits)
+    assert found.header == HEADER or any(0 in hit for hit in hits)
+
+
+def lost_beside(hit, found, entries):
+    """The entries that were not found, but for those of the pieces that were hit; the header is piece 0."""
+    return [entry for i, entry in enumerate(entries, 1) if i not in hit and entry not in found.entries]
 
 
 @settings(max_examples=300, deadline=None)
