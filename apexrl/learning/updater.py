@@ -152,7 +152,7 @@ class Updater:
         if others:
             raise ConfigError(
                 f"the checkpoint is of another network or optimizer ({sorted(others)[:3]} differ): "
-                "go on with the flags with which it was begun, such as --optimizer"
+                "go on with the flags, such as --optimizer, and with the version of apexrl with which it was begun"
             )
         self._forget()
         with self._device_stream.exclusive(), torch.no_grad():
