@@ -21,7 +21,12 @@ def usual_agent(env: str) -> str:
     return str(presets().get(env, {}).get("agent", DEFAULT_AGENT))
 
 
-def flags_for(env: str, agent: str) -> list[str]:
-    """Returns the flags that an algorithm trains on an environment with: none where it is not the usual one."""
+def flags_for(env: str, agent: str, has_end: bool = False) -> list[str]:
+    """Returns the flags that an algorithm trains on an environment with: none where it is not the usual one.
+
+    Args:
+      has_end: the run is to end otherwise than after so many frames.
+    """
     numbers = presets().get(env, {}) if agent == usual_agent(env) else {}
-    return [word for name, value in numbers.items() if name != "agent" for word in (f"--{name}", str(value))]
+    left_out = {"agent", "total-frames"} if has_end else {"agent"}
+    return [word for name, value in numbers.items() if name not in left_out for word in (f"--{name}", str(value))]

@@ -1,7 +1,7 @@
 """The replay service with thousands of actors: `python -m benchmarks.connections [--actors N ...] [--out FILE.json]`.
 
-A few processes hold the connections, each with the insert client of an actor process. What they insert are unrolls of a
-real game, encoded before. With each number of actors three loads follow each other:
+A few processes hold the connections, each with the insert client of an actor process. They insert unrolls of a real
+game, encoded before. With each number of actors three loads follow each other:
 
   idle   all are connected and say once a second that they are there
   rate   they insert so many transitions a second together

@@ -3,7 +3,7 @@
 #
 # A call ends within ten minutes. Parts for which no time is left are named, and the same command goes on with them: two
 # calls are enough. Each part leaves OUT_DIR/PART.json and PART.log; a part whose JSON is there is not measured again. A
-# part that fails is named and the others go on; what it had measured is kept in PART.part. The exit status is 1 when a
+# part that fails is named and the others go on; its figures so far are kept in PART.part. The exit status is 1 when a
 # part failed, 3 when parts are left. The table is printed and left in OUT_DIR/summary.txt. After each part, everything
 # is in one archive, OUT_DIR.tgz. Nothing is fetched from a network.
 #
@@ -16,7 +16,7 @@
 #   LEARNER_SECONDS, ACTOR_SECONDS, SERVED_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer
 #   SLACK_SECONDS=60       longer limits for all parts, on a slow machine
 #   LEARNER_BATCHES="512", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the unroll store
-#   APEXRL_GPU_DEVICE=cpu  tries the script without a GPU; what it prints is then worth nothing
+#   APEXRL_GPU_DEVICE=cpu  tries the script without a GPU; its figures are then worth nothing
 set -uo pipefail
 [ $# -eq 1 ] || { echo "usage: bash benchmarks/gpu.sh OUT_DIR" >&2; exit 2; }
 mkdir -p "$1" || exit 2
@@ -146,7 +146,7 @@ with_mps() {
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
-# What is needed is here, or brought as wheels.
+# All packages are here, or brought as wheels.
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$python: Python 3.11 or newer is needed: PYTHON=..." >&2; exit 2; }
 if [ -n "${WHEELS:-}" ]; then
   site=$WHEELS/site-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

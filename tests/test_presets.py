@@ -25,6 +25,8 @@ def test_a_preset_an_agent_and_flags_of_ones_own_win():
     frames = int(presets()["CartPole-v1"]["total-frames"])
     assert planned("--env", "CartPole-v1").command.learning.total_frames == frames
     assert planned("--env", "CartPole-v1", "--total-frames", "5k").command.learning.total_frames == 5_000
+    for end in (["--max-seconds", "60"], ["--total-updates", "5"]):
+        assert planned("--env", "CartPole-v1", *end).command.learning.total_frames == 0
     other = {"apex-dqn": "impala", "impala": "apex-dqn"}[usual_agent("CartPole-v1")]
     for flags in (["--preset", "small"], ["--agent", other]):
         plan = planned("--env", "CartPole-v1", *flags)

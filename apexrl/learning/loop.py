@@ -13,11 +13,12 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, LearningConfig, OfflineCommand, ReplayConfig
+from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections, OtherConnections
 from apexrl.learning.draw import Draw
+from apexrl.learning.goal import is_complete, progress
 from apexrl.learning.guest_client import GuestClient
 from apexrl.learning.journal_client import JournalClient
 from apexrl.learning.metrics import episode_sums, returns_by_exploration
@@ -179,11 +180,11 @@ class LearnerLoop:
                 self._connections.accept(self._run, *(log.log for log in logs))
                 self._publish_soon(updater)
             self._arrivals.collect(0)
-            self._update(updater, replicas, record, spec, stop)
+            has_finished = self._update(updater, replicas, record, spec, stop)
             self._speak(updater, replicas, record, Standing(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())
             if record is not None:
-                if command.learning.final_evaluation_seconds and not stop.is_set():
+                if has_finished and command.learning.final_evaluation_seconds and not stop.is_set():
                     record.checkpoint(updater)
                     self._evaluate_last(updater, replicas, record, stop)
                 record.last_checkpoint(updater)
@@ -202,7 +203,8 @@ class LearnerLoop:
 
     def _update(
         self, updater: Updater, replicas: Replicas, record: RunRecord | None, spec: StreamSpec, stop: Stop
-    ) -> None:
+    ) -> bool:
+        """Updates until the run is complete, or a learner stops; returns whether it is complete."""
         learning, team = self._command.learning, self._team
         waiter = Waiter(self._command.wires.patience_seconds)
         now = time.monotonic()
@@ -228,7 +230,8 @@ class LearnerLoop:
                 )
             )
             so_far = progress(learning, sum(standing.transitions for standing in standings), spec)
-            if any(standing.stops for standing in standings) or is_complete(learning, updater.num_updates, so_far[1]):
+            has_finished = is_complete(learning, updater.num_updates, so_far[1])
+            if has_finished or any(standing.stops for standing in standings):
                 break
             others_go_on = may_update(standings)
             if others_go_on:
@@ -255,6 +258,7 @@ class LearnerLoop:
                 period = learning.checkpoint_period_seconds
                 next_checkpoint = now + (period if is_kept else min(period, RETRY_SECONDS))
         self._arrivals.collect(0)
+        return has_finished
 
     def _evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
         """Publishes the last parameters, and waits until they are evaluated, for a limited time."""
@@ -376,17 +380,6 @@ def make_updater(
     with device_stream.exclusive():
         learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
     return Updater(learner, device_stream, team)
-
-
-def progress(learning: LearningConfig, transitions: int, spec: StreamSpec) -> tuple[int, float]:
-    """Returns the environment frames so far, and their share of the total: 0 where the run has none."""
-    frames, total = transitions * spec.frames_per_step, learning.total_frames
-    return frames, min(frames / total, 1.0) if total else 0.0
-
-
-def is_complete(learning: LearningConfig, num_updates: int, share: float) -> bool:
-    """Returns whether a run has reached one of its totals: of updates, or of frames by their share."""
-    return share == 1 or bool(learning.total_updates and num_updates >= learning.total_updates)
 
 
 def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:

@@ -34,7 +34,7 @@ from apexrl.networks.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from apexrl.networks.parameters import Identity, decode_parameters
+from apexrl.networks.parameters import Identity, decode_parameters, halved
 from apexrl.runs import CURVE_FILE, CurvePoint
 from apexrl.types import LogPosition
 
@@ -205,15 +205,16 @@ class RunRecord:
     def checkpoint(self, updater: Updater) -> bool:
         """Writes everything that a later start needs; returns whether the disk took it.
 
-        Raises: ApexError when a value is not finite: the last checkpoint stays.
+        Raises: ApexError when a value is not finite, or beyond float16 where actors need it: the last checkpoint stays.
         """
         tensors = updater.state_dict()
-        if not all_finite(tensors):
+        header = CheckpointHeader(*self._identity, self.counters, self.run)
+        acting = Checkpoint(header, tensors).parameters().tensors
+        if not all_finite(tensors) or not all_finite(halved(acting)):  # nobody could act with it, or go on from it
             raise ApexError(
                 f"the network has diverged by update {updater.num_updates}: lower --learning-rate; "
                 "the run can go on from its last checkpoint (--resume)"
             )
-        header = CheckpointHeader(*self._identity, self.counters, self.run)
         tensors |= random_state()
         latest = self._directory / CHECKPOINTS / LATEST
         is_written = self._disk.tries(lambda: save_checkpoint(latest, header, tensors))

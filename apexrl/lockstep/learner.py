@@ -6,7 +6,8 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.config import LearnerCommand
-from apexrl.learning.loop import fifo_tables, is_complete, make_updater, progress
+from apexrl.learning.goal import is_complete, progress
+from apexrl.learning.loop import fifo_tables, make_updater
 from apexrl.learning.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.replica import Replica
 from apexrl.learning.results import Results, learner_metrics

@@ -163,7 +163,7 @@ class ActorSessions:
                 self._to_tell[item.peer] = None
 
     def acknowledge(self, replay: Replay) -> None:
-        """Tells actors where they stand: those whose inserts came, or all when the reason to wait changed."""
+        """Tells actors where they stand: who asked, half of whose window is stored, or all when the reason changed."""
         state = (self.waits_for(replay), self.leases.ladder_size)
         if state != self._told_all:
             self._told_all = state

@@ -74,8 +74,8 @@ class ParameterPublisher:
 
     def run(self) -> None:
         """Sends values to subscribers until `close` is called. This is the body of the thread."""
-        number, began = 0, 0.0  # the current round, its start and value
-        encode: Callable[[], bytes] | None = None
+        number, began = 0, 0.0  # the current round, and its start
+        encode: Callable[[], bytes] | None = None  # makes its value
         value = b""
         with contextlib.closing(self._socket):
             while not self._closed.is_set():
@@ -83,7 +83,7 @@ class ParameterPublisher:
                 last, now = self._last, time.monotonic()
                 if last is not None and last is not encode and now >= began + self._round_seconds(value):
                     number, encode, began, value = number + 1, last, now, last()
-                elif now >= began + REPEAT_SECONDS:
+                elif now >= began + max(REPEAT_SECONDS, self._round_seconds(value)):
                     number, began = number + 1, now
                 if encode is not None:
                     self._send(number, value)

@@ -7,7 +7,7 @@ class LogEntry(NamedTuple):
     """One unroll as its actor sent it."""
 
     message: bytes  # the encoded insert message, forwarded unchanged
-    block: bytes  # the compressed unroll; a large one may be a memoryview of where it was received
+    block: bytes  # the compressed unroll; of either, a large one may be a memoryview of where it was received
     transitions: int  # starts that are valid
     arrived_seconds: float  # by the server's monotonic clock
 

@@ -279,7 +279,8 @@ class Run:
                 while not stop.wait(WATCH_SECONDS):
                     finished = self._supervisor.watch()
                     display.update()
-                    if has_finished := bool(FINISHING.intersection(finished)) or self._waits_in_vain():
+                    in_vain = waits_in_vain(self._supervisor, self._directory)
+                    if has_finished := in_vain or bool(FINISHING.intersection(finished)):
                         break
                     if self._clock.is_over(self._counters()):
                         break
@@ -305,11 +306,6 @@ class Run:
     def _counters(self) -> Counters:
         status = read_status(self._directory)
         return status.counters if status is not None else Counters()
-
-    def _waits_in_vain(self) -> bool:
-        """Whether the learner waits for the last evaluation, and nobody will play it."""
-        evaluator, status = self._supervisor.children.get("evaluator"), read_status(self._directory)
-        return bool(evaluator and evaluator.is_given_up and status and status.waits_for == LAST_EVALUATION)
 
     def _start(self) -> None:
         """Starts all roles."""
@@ -362,6 +358,15 @@ def summarize(
         console.print(f"  {name:24} {value}")
 
 
+def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:
+    """Returns whether the learner waits for the last evaluation, and nobody will play it."""
+    evaluator = supervisor.children.get("evaluator")
+    if evaluator is None or not evaluator.is_given_up:
+        return False
+    status = read_status(directory)
+    return status is not None and status.waits_for == LAST_EVALUATION
+
+
 def say_unevaluated(console: Console, command: RunCommand) -> None:
     """Prints a line when the last network of a run that has reached its total was not evaluated, as it should be."""
     status, seconds = read_status(Path(command.run_dir)), command.learning.final_evaluation_seconds
@@ -369,7 +374,7 @@ def say_unevaluated(console: Console, command: RunCommand) -> None:
         return
     if status.metrics.get("evaluation/params_version") != status.counters.updates:
         console.print(
-            f"the last network was not evaluated within {seconds:g} s: --final-evaluation-seconds gives it more time, "
+            "the last network was not evaluated: --final-evaluation-seconds may give it more time, "
             "and logs/evaluator.log says how far it was",
             soft_wrap=True,
         )

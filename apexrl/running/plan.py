@@ -195,7 +195,9 @@ def _reachable(wires: WireConfig) -> WireConfig:
 
 def _known_flags(asked: RunCommand) -> list[str]:
     """Returns the flags of `presets.toml` that a run begins with: of one with actors that asked for no preset."""
-    return flags_for(asked.env.env, asked.agent) if asked.preset == "auto" and asked.has_actors else []
+    if asked.preset != "auto" or not asked.has_actors:
+        return []
+    return flags_for(asked.env.env, asked.agent, has_end=bool(asked.max_seconds or asked.learning.total_updates))
 
 
 def _fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:

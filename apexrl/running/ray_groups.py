@@ -36,6 +36,7 @@ from apexrl.running.launch import (
     start_role,
     start_trackers,
     summarize,
+    waits_in_vain,
 )
 from apexrl.running.ports import free_ports
 from apexrl.running.run_directory import CONFIG_FILE, journals_of, lock_run
@@ -231,7 +232,9 @@ class Group:
             self._end(reply.stage)
         elif not self._report.has_finished and all(name in reply.addresses for name in ADDRESSES):
             self._serve(reply.addresses)
-        if not self._report.stages_ended and FINISHING.intersection(self._supervisor.watch()):
+        if not self._report.stages_ended and (
+            FINISHING.intersection(self._supervisor.watch()) or waits_in_vain(self._supervisor, self._directory)
+        ):
             self._report = self._report._replace(has_finished=True)
 
     def _exchange(self) -> Reply | None:

@@ -14,8 +14,8 @@ import msgspec
 import psutil
 
 from apexrl import __version__
-from apexrl.config import ActorCommand, EnvConfig, RunCommand
-from apexrl.errors import ConfigError
+from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
+from apexrl.errors import ConfigError, WireError
 from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import actor_command, default_command
 from apexrl.learning.run_record import CHECKPOINTS, latest_checkpoint, numbered_checkpoints
@@ -89,11 +89,25 @@ def saved_command(directory: Path) -> tuple[RunCommand, list[str]]:
             f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
             "the start, and goes on when it is not stopped"
         )
-    learning = dataclasses.replace(command.learning, total_updates=0, total_frames=0)
+    learning = _with_open_totals(command.learning, latest_path(directory))
     command = dataclasses.replace(  # without the flags that hold for one start only
         command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False
     )
     return command, not_given
+
+
+def _with_open_totals(learning: LearningConfig, checkpoint: Path) -> LearningConfig:
+    """Returns the learner's numbers without the totals that its run has reached, by its checkpoint."""
+    try:
+        header = load_header(checkpoint)
+    except (OSError, WireError):  # `continued` tells a damaged one
+        return learning
+    frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
+    return dataclasses.replace(
+        learning,
+        total_frames=learning.total_frames if frames < learning.total_frames else 0,
+        total_updates=learning.total_updates if header.counters.updates < learning.total_updates else 0,
+    )
 
 
 def read_config(path: Path) -> tuple[RunCommand, list[str]]:

@@ -90,11 +90,12 @@ def test_results_without_a_checkpoint_are_not_begun_anew(tmp_path, agent, record
         latest_checkpoint(tmp_path)
 
 
-def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record):
+@pytest.mark.parametrize("value", [torch.nan, 1e6])  # the latter is no number of float16, which actors get
+def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record, value):
     record.checkpoint(agent)
     kept = (tmp_path / "checkpoints" / LATEST).read_bytes()
     for parameter in agent._learner._online.parameters():
-        parameter.data[..., 0] = torch.nan
+        parameter.data[..., 0] = value
         break
     with pytest.raises(ApexError, match="lower --learning-rate"):
         record.checkpoint(agent)

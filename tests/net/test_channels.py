@@ -87,6 +87,24 @@ def test_a_publisher_with_a_bound_sends_fewer_values(spec):
         thread.join(50)
 
 
+def test_a_repeat_does_not_hold_a_new_value_up(spec, monkeypatch):
+    """A round that lasts longer than the time to a repeat: the value that waits comes after the round."""
+    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
+    publisher = ParameterPublisher("127.0.0.1", 0, bytes_per_second=2.0 * len(make_parameters(spec, 1)))
+    thread = threading.Thread(target=publisher.run)
+    thread.start()
+    try:
+        subscriber = ParameterSubscriber(publisher.endpoint)
+        publisher.publish(make_parameters(spec, 1))
+        wait_for(lambda: newest(subscriber) == 1, 10, "the first value")
+        publisher.publish(make_parameters(spec, 2))
+        wait_for(lambda: newest(subscriber) == 2, 10, "the next value")
+        subscriber.close()
+    finally:
+        publisher.close()
+        thread.join(50)
+
+
 def test_a_late_subscriber_gets_the_last_value_and_a_slow_one_the_newest(publisher, spec):
     early = ParameterSubscriber(publisher.endpoint)
     for version in range(1, 6):

@@ -13,7 +13,7 @@ import torch
 from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
-from apexrl.flags import default_command, with_preset
+from apexrl.flags import default_command, with_preset, with_sections
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.run_directory import (
     CONFIG_FILE,
@@ -27,6 +27,7 @@ from apexrl.running.run_directory import (
     set_aside,
 )
 from apexrl.runs import CURVE_FILE
+from apexrl.types import LogPosition
 from tests.system.processes import ROOT
 
 
@@ -90,6 +91,21 @@ def test_a_configuration_comes_back_without_what_was_of_one_start_only(tmp_path,
     once = dataclasses.replace(command, max_seconds=3.0, smoke=True, from_scratch=True)
     save_config(once)
     assert saved_command(tmp_path) == (command, [])
+
+
+@pytest.mark.parametrize(("transitions", "updates", "left"), [(None, 0, (400, 9)), (50, 7, (400, 9)), (100, 7, (0, 9)),
+                                                             (50, 9, (400, 0))])  # fmt: skip
+def test_a_total_that_is_not_reached_yet_stays(tmp_path, spec, transitions, updates, left):
+    command = dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path))
+    save_config(with_sections(command, {"learning": {"total_frames": 400, "total_updates": 9}}))
+    if transitions is not None:
+        counters = Counters(updates=updates, logs=(LogPosition("log", 0, transitions),))
+        spec = msgspec.structs.replace(spec, frames_per_step=4)
+        save_checkpoint(
+            latest_path(tmp_path), CheckpointHeader(spec, "apex-dqn", "{}", counters), {"x": torch.zeros(2)}
+        )
+    learning = saved_command(tmp_path)[0].learning
+    assert (learning.total_frames, learning.total_updates) == left
 
 
 def test_the_names_that_a_configuration_does_not_give_are_told(tmp_path):
