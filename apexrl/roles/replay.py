@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apexrl.config import ReplayCommand
 from apexrl.flags import of_own_shard, parse
-from apexrl.lifecycle import CpuMeter, Stop, keep_freed_memory, resident_bytes, run_role
+from apexrl.lifecycle import CpuMeter, Stop, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
@@ -50,7 +50,6 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
 
 def main(stop: Stop) -> None:
     """Runs the server with the command line's configuration."""
-    keep_freed_memory()
     asyncio.run(serve(of_own_shard(parse(ReplayCommand)), stop))
 
 

@@ -128,7 +128,7 @@ def test_a_team_goes_on_when_one_of_its_parts_is_killed(tmp_path, free_ports, vi
     ],
 )
 def test_learners_that_cannot_share_are_refused_at_once(tmp_path, free_ports, flags, said):
-    with launch(tmp_path, free_ports(4), "--env", "CartPole-v1", *flags) as run:
+    with launch(tmp_path, free_ports(4), "--env", "CartPole-v1", "--preset", "small", *flags) as run:
         assert run.popen.wait(300) == PERMANENT_STATUS and said in " ".join(run.text().split()), run.text()
     assert not (tmp_path / "run").exists()
 
