@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -231,23 +230,6 @@ def test_nothing_starts_without_a_price(commands, monkeypatch):
         commands.up._ask(yes=True)
 
 
-def test_a_bucket_of_somebody_else_is_not_used(commands, monkeypatch):
-    import boto3
-    from botocore.stub import Stubber
-
-    s3 = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
-    monkeypatch.setattr(commands.up, "client", lambda *_: s3)
-    asked = {"Bucket": "results", "ExpectedBucketOwner": "123456789012"}
-    with Stubber(s3) as stub:
-        stub.add_response("head_bucket", {}, asked)
-        assert commands.up._bucket_is_ours("results", "us-east-1", "123456789012")
-        stub.add_client_error("head_bucket", "404", expected_params=asked)
-        assert not commands.up._bucket_is_ours("results", "us-east-1", "123456789012")
-        stub.add_client_error("head_bucket", "403", expected_params=asked)
-        with pytest.raises(commands.up.DeployError, match="the bucket results is not of account 123456789012"):
-            commands.up._bucket_is_ours("results", "us-east-1", "123456789012")
-
-
 def test_a_region_that_another_file_overrules_is_refused(commands, monkeypatch, tmp_path):
     described = tmp_path / "terraform.tfvars"
     monkeypatch.setattr(commands.up.place, "VARIABLES", described)
@@ -356,20 +338,6 @@ def test_outputs_that_are_not_there_yet_are_one_line(commands, monkeypatch):
     for command in (cluster_commands.watch, cluster_commands.logs):
         with pytest.raises(commands.up.DeployError, match="`up` has not come to its end"):
             command(SimpleNamespace(role="", since="10m"))
-
-
-def test_a_command_that_is_interrupted_leaves_no_timer(commands, monkeypatch):
-    steps = commands.steps
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.print", lambda *words, **_: interrupt() if words == ("a line\n",) else None)
-    with pytest.raises(KeyboardInterrupt):
-        steps.copy_output("echo", "a line", seconds=300.0)
-    for timer in (each for each in threading.enumerate() if isinstance(each, threading.Timer)):
-        timer.join(10.0)
-        assert not timer.is_alive()
 
 
 def test_each_failure_of_preflight_is_heard(commands, monkeypatch):
