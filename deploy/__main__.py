@@ -36,7 +36,9 @@ def _parser() -> Parser:
     up.add_argument("--request-quotas", action="store_true", help="ask AWS for the quotas that are too low")
     up.add_argument("--wait-minutes", type=int, default=30, metavar="N", help="longest wait for the first frames (30)")
     up.add_argument("--no-tunnel", action="store_true", help="do not open TensorBoard at the end")
-    up.add_argument("--yes", action="store_true", help="do not ask before something costs money")
+    up.add_argument(
+        "--yes", action="store_true", help="do not ask: neither about the price, nor before a cluster changes"
+    )
     command("status", "shows the cluster's hosts, its deadline, and how far it is")
     command("watch", "opens a tunnel to TensorBoard: http://127.0.0.1:6006")
     logs = command("logs", "follows the logs of all hosts, or of one role")
@@ -44,7 +46,7 @@ def _parser() -> Parser:
     logs.add_argument("--since", default="10m", metavar="TIME", help="how far back to begin (10m)")
     scale = command("scale", "changes the number of actor hosts")
     scale.add_argument("hosts", type=int, metavar="N")
-    down = command("down", "destroys the cluster; results, keys and images stay")
+    down = command("down", "destroys the cluster and its experience; results, keys and images stay")
     for each in (scale, down):
         each.add_argument("--yes", action="store_true", help="do not ask")
     cost = command("cost", "tells the price of a plan")

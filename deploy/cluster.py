@@ -1,6 +1,7 @@
 """The description of a cluster: Terraform's variables, from the places where Terraform looks for them.
 
-Later places win: defaults in variables.tf, TF_VAR_name, terraform.tfvars, *.auto.tfvars, --var-file, flags.
+Later places win: defaults in variables.tf, TF_VAR_name, terraform.tfvars, *.auto.tfvars, --var-file, flags. With --plan
+another file takes the place of terraform.tfvars.
 """
 
 import dataclasses
@@ -25,6 +26,8 @@ LEARNER_GPUS = (1, 2, 4, 8)
 """The values that variables.tf allows."""
 LEARNER_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en")
 """Families of whole NVIDIA GPUs that the open driver of the image drives, as images.tf lists them."""
+RELEASES = "releases"
+"""The directory of releases in the bucket, which no cluster can be called."""
 NEWEST = "latest"
 """The image_version that follows new images."""
 
@@ -35,6 +38,8 @@ class ClusterFlags:
 
     var_file: tuple[Path, ...] = ()
     """Files of variables, as for `terraform apply -var-file`."""
+    plan: Path | None = None
+    """A file to read in place of terraform.tfvars: a cluster that is not described yet."""
     cluster: str | None = None
     """Name of the cluster (variable `name`)."""
     region: str | None = None
@@ -120,17 +125,18 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
     Raises: DeployError when a file cannot be read, or a variable is unknown, has another type or is out of its range.
     """
     values = {name: value for file in DECLARING for name, value in read_defaults(CONFIGURATION / file).items()}
-    files = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
+    described = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
+    files = [flags.plan] if flags.plan else described
     files += sorted([*CONFIGURATION.glob("*.auto.tfvars"), *CONFIGURATION.glob("*.auto.tfvars.json")])
     given = _environment(values)
-    for path in [*(path for path in files if path.exists()), *flags.var_file]:
+    for path in [*(path for path in files if path == flags.plan or path.exists()), *flags.var_file]:
         for name, value in read_tfvars(path).items():
             if name not in values:
                 raise DeployError(f"{path}: there is no variable {name} in {CONFIGURATION}")
             given[name] = value
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
-        if field.name != "var_file" and value is not None:
+        if field.name not in ("var_file", "plan") and value is not None:
             given["name" if field.name == "cluster" else field.name] = value
     values |= {name: value for name, value in given.items() if value is not None}
     cluster = Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
@@ -141,7 +147,9 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
 
 
 def _check(cluster: Cluster) -> None:
-    """Raises DeployError when a number is out of the range that Terraform allows."""
+    """Raises DeployError when a variable is not as Terraform allows it."""
+    if cluster.name == RELEASES:
+        raise DeployError(f"variable name is {RELEASES}: there the bucket keeps the releases; choose another")
     for name, (least, most) in RANGES.items():
         if not least <= getattr(cluster, name) <= most:
             raise DeployError(f"variable {name} is {getattr(cluster, name)}: it has to be from {least} to {most}")

@@ -64,7 +64,8 @@ def check_bucket(cluster: Cluster) -> Iterator[Line]:
         yield Line("bucket", "variable results_bucket is not given", cure)
         return
     try:
-        answer = client("s3", cluster.region).head_bucket(Bucket=bucket)
+        owner = client("sts", cluster.region).get_caller_identity()["Account"]
+        answer = client("s3", cluster.region).head_bucket(Bucket=bucket, ExpectedBucketOwner=owner)
     except AwsError as error:
         problems = {"404": "does not exist", "403": "belongs to somebody else, or access to it is denied"}
         if code_of(error) not in problems:

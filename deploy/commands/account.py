@@ -17,7 +17,6 @@ MADE_LATER = ("bucket", "image", "release", "keys")
 """Findings of preflight.py that later steps of `up` cure."""
 FAIL = re.compile(r"^FAIL  ([^:\n]+): ((?:.|\n)*?)\n      cure: (.*)$", re.MULTILINE)  # texts of AWS have lines
 ROLE = re.compile(r"aws iam create-service-linked-role --aws-service-name [a-z]+\.amazonaws\.com")
-REQUEST = re.compile(r"aws service-quotas request-service-quota-increase( --[a-z-]+ [\w.-]+)+")
 
 
 class Failure(NamedTuple):
@@ -28,12 +27,12 @@ class Failure(NamedTuple):
     cure: str
 
 
-def failures(release: str = "") -> list[Failure]:
+def failures(release: str = "", request_quotas: bool = False) -> list[Failure]:
     """Runs preflight.py, for hosts that install a release if one is given, and returns its failures.
 
     Raises: StepError when it did not come to its end.
     """
-    given = ("--release", release) if release else ()
+    given = (*(("--release", release) if release else ()), *(("--request-quotas",) if request_quotas else ()))
     printed = copy_output("python", "deploy/preflight.py", *given, seconds=PREFLIGHT_SECONDS)
     if not re.search(r"^(ready for terraform apply|not ready: )", printed, re.MULTILINE):
         raise StepError("deploy/preflight.py did not come to its end; see above")
@@ -48,7 +47,7 @@ def check_account(release: str, request_quotas: bool) -> None:
       request_quotas: whether to ask AWS for quotas that are too low, and to wait some minutes for them.
     Raises: DeployError when something has to be changed first. StepError when AWS has not granted the quotas yet.
     """
-    blocking = _blocking(release)
+    blocking = _blocking(release, request_quotas)
     for failure in blocking:
         if found := ROLE.match(failure.cure):
             run(*shlex.split(found[0]), seconds=CURE_SECONDS)
@@ -59,9 +58,6 @@ def check_account(release: str, request_quotas: bool) -> None:
         return
     if not request_quotas:
         raise DeployError(f"{_text(blocking)}; or the same command with --request-quotas, which asks AWS")
-    for failure in blocking:
-        if found := REQUEST.match(failure.cure):
-            run(*shlex.split(found[0]), seconds=CURE_SECONDS)
     _wait_for_quotas(release)
 
 
@@ -85,8 +81,8 @@ def check_ready() -> None:
         raise DeployError(_text(found))
 
 
-def _blocking(release: str) -> list[Failure]:
-    return [failure for failure in failures(release) if failure.name not in MADE_LATER]
+def _blocking(release: str, request_quotas: bool = False) -> list[Failure]:
+    return [failure for failure in failures(release, request_quotas) if failure.name not in MADE_LATER]
 
 
 def _text(found: list[Failure]) -> str:

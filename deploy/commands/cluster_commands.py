@@ -17,23 +17,25 @@ SHORT_SECONDS = 30.0
 RETRY_SECONDS = 10.0
 
 
-def _outputs() -> dict[str, str]:
+def _outputs(*names: str) -> dict[str, str]:
     """Returns the outputs of the cluster that is up.
 
-    Raises: DeployError when none is.
+    Raises: DeployError when none is, or its start did not come to the outputs of these names.
     """
     require("terraform")
     place.described()
     found = place.outputs()
     if not found:
         raise DeployError("no cluster is up from here: `python -m deploy up` starts the one that is described")
+    if not set(names) <= found.keys():
+        raise DeployError("`up` has not come to its end: the same `up` goes on")
     return found
 
 
 def status(_: argparse.Namespace) -> None:
     """Prints the hosts, the deadline, the replay's summary and the results."""
-    cluster, found = place.described(), _outputs()
-    print(f"cluster   {cluster.name} in {cluster.region}; runs until {found['deadline']}")
+    cluster, found = place.described(), _outputs("results")
+    print(f"cluster   {cluster.name} in {cluster.region}; runs until {frames.deadline(cluster)}")
     for role, kind, state, zone, name in frames.hosts(cluster):
         print(f"{role:9} {kind}  {state}  {zone}  {name}")
     print(f"running   {frames.standing(cluster)}")
@@ -47,7 +49,7 @@ def watch(_: argparse.Namespace) -> None:
     Raises: StepError when it cannot be opened.
     """
     require("aws", "session-manager-plugin")
-    command = shlex.split(_outputs()["tensorboard_command"])
+    command = shlex.split(_outputs("tensorboard_command")["tensorboard_command"])
     print("\nTensorBoard: http://127.0.0.1:6006 (Ctrl-C closes the tunnel, and not the cluster)")
     deadline = time.monotonic() + TUNNEL_SECONDS
     while time.monotonic() < deadline:
@@ -67,7 +69,7 @@ def logs(chosen: argparse.Namespace) -> None:
     """
     require("aws")
     stream = ("--log-stream-name-prefix", f"{chosen.role}/") if chosen.role else ()
-    command = [*shlex.split(_outputs()["logs_command"]), "--since", chosen.since, *stream]
+    command = [*shlex.split(_outputs("logs_command")["logs_command"]), "--since", chosen.since, *stream]
     if run_until_interrupted(*command):
         raise StepError("the logs cannot be read: see above")
 
@@ -85,7 +87,7 @@ def scale(chosen: argparse.Namespace) -> None:
 
 
 def down(chosen: argparse.Namespace) -> None:
-    """Destroys the cluster. The bucket, the keys and the images stay.
+    """Destroys the cluster and the volume with its experience. The bucket, the keys and the images stay.
 
     Raises: StepError when `terraform destroy` fails.
     """
@@ -95,9 +97,10 @@ def down(chosen: argparse.Namespace) -> None:
     if not place.exists():
         print(f"{cluster.name}: nothing is up")
         return
+    print("\nThe experience goes, too: its volume is the cluster's. Results, keys and images stay.")
     run(*terraform(CLUSTER, "destroy", *_approval(chosen.yes)), seconds=APPLY_SECONDS)
-    print(f"{cluster.name}: no host costs any more. Results, keys and images stay: `up` goes on with the same run;")
-    print('"To leave nothing behind" in deploy/README.md removes them.')
+    print(f"{cluster.name}: no host and no volume costs any more. `up` goes on with the same run and an empty replay;")
+    print('"To leave nothing behind" in deploy/README.md removes results, keys and images.')
 
 
 def cost(chosen: argparse.Namespace) -> None:
@@ -105,7 +108,7 @@ def cost(chosen: argparse.Namespace) -> None:
 
     Raises: DeployError when there is no such plan; StepError when the table of prices lacks something.
     """
-    plan = ("--var-file", str(place.find_plan(chosen.plan))) if chosen.plan else ()
+    plan = ("--plan", str(place.find_plan(chosen.plan))) if chosen.plan else ()
     rates = {"--frames-per-second": chosen.frames_per_second, "--updates-per-second": chosen.updates_per_second}
     given = [word for flag, rate in rates.items() if rate is not None for word in (flag, f"{rate:g}")]
     if not chosen.plan:

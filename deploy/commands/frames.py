@@ -6,6 +6,7 @@ import time
 
 from aws import AwsError, client, code_of
 from cluster import Cluster
+from tfvars import DeployError
 
 from commands.steps import StepError
 
@@ -30,6 +31,20 @@ def newest_summary(cluster: Cluster) -> tuple[int, str]:
         if code_of(error) != "ResourceNotFoundException":
             raise
     return newest
+
+
+def deadline(cluster: Cluster) -> str:
+    """Returns when the hosts end, as they read it themselves: a learner that has finished its run sets it to now.
+
+    Raises: DeployError when there is none yet.
+    """
+    try:
+        found = client("ssm", cluster.region).get_parameter(Name=f"/apexrl/{cluster.name}/deadline")
+    except AwsError as error:
+        if code_of(error) != "ParameterNotFound":
+            raise
+        raise DeployError("`up` has not come to its end: the same `up` goes on") from error
+    return str(found["Parameter"]["Value"])
 
 
 def hosts(cluster: Cluster) -> list[tuple[str, str, str, str, str]]:
@@ -77,6 +92,7 @@ def wait_for_frames(cluster: Cluster, minutes: int) -> None:
             print(f"{text} (at most {minutes} minutes)", flush=True)
         time.sleep(POLL_SECONDS)
     raise StepError(
-        f"no frames within {minutes} minutes, and the hosts cost on: `python -m deploy logs` tells why, "
-        "`python -m deploy down` ends them"
+        f"no frames within {minutes} minutes, and the hosts cost on: `python -m deploy logs` tells why; where that "
+        f"is empty, `aws ec2 get-console-output --latest --output text --region {cluster.region} --instance-id ID` "
+        "shows how a host installs (`python -m deploy status` tells the ids); `python -m deploy down` ends them"
     )

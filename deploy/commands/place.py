@@ -13,12 +13,16 @@ from typing import Any
 from cluster import Cluster, ClusterFlags, read_cluster
 from tfvars import DeployError, read_tfvars
 
-from commands.steps import ROOT, must_read, read
+from commands.steps import ROOT, must_read, read, run
 
 EXAMPLES = ROOT / "deploy" / "examples"
 CLUSTER = "deploy/terraform/cluster"
 BOOTSTRAP = "deploy/terraform/bootstrap"
 VARIABLES = ROOT / CLUSTER / "terraform.tfvars"
+BACKEND = ROOT / CLUSTER / "backend.hcl"
+CHOICE = ROOT / CLUSTER / "software.auto.tfvars"
+"""What software.py has chosen for the cluster that is described."""
+INIT_SECONDS = 900.0
 NO_STATE = "No state file was found"
 
 
@@ -42,9 +46,25 @@ def find_plan(name: str) -> Path:
     raise DeployError(f"there is no plan {name}: {meant}deploy/examples has {', '.join(names)}; or give a file")
 
 
+def initialize() -> None:
+    """Runs `terraform init` with the state that backend.hcl names."""
+    configured = ("-backend-config=backend.hcl", "-reconfigure", "-input=false")
+    run(*terraform(CLUSTER, "init", *configured), seconds=INIT_SECONDS)
+
+
+def _has_state() -> bool:
+    """Returns whether Terraform can ask for its state here. Without .terraform, backend.hcl tells where it is."""
+    if (ROOT / CLUSTER / ".terraform").exists():
+        return True
+    if not BACKEND.exists():
+        return False
+    initialize()
+    return True
+
+
 def exists() -> bool:
     """Returns whether Terraform has made anything from here that it has not destroyed."""
-    if not (ROOT / CLUSTER / ".terraform").exists():
+    if not _has_state():
         return False
     listed = read(*terraform(CLUSTER, "state", "list"))
     if listed.returncode and NO_STATE not in listed.stderr:
@@ -78,6 +98,7 @@ def describe(plan: str) -> None:
         )
     VARIABLES.rename(VARIABLES.with_name(f"{held}.tfvars"))
     print(f"{CLUSTER}/terraform.tfvars was of {held}, and is now {CLUSTER}/{held}.tfvars")
+    CHOICE.unlink(missing_ok=True)  # another cluster begins with the commit that is checked out
     _copy(path)
 
 
@@ -103,7 +124,7 @@ def described() -> Cluster:
 
 def outputs() -> dict[str, Any]:
     """Returns the outputs of the cluster that is up, none where none is."""
-    if not (ROOT / CLUSTER / ".terraform").exists():
+    if not _has_state():
         return {}
     found = json.loads(must_read(*terraform(CLUSTER, "output", "-json")))
     return {name: entry["value"] for name, entry in found.items()}

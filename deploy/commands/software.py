@@ -6,12 +6,12 @@ from cluster import Cluster
 from preflight import check_images
 from tfvars import DeployError
 
+from commands.place import CHOICE
 from commands.steps import ROOT, must_read, run
 
 BUILD_SECONDS = 5400.0
 INIT_SECONDS = 900.0
 COPY_SECONDS = 600.0
-CHOICE = ROOT / "deploy" / "terraform" / "cluster" / "software.auto.tfvars"
 
 
 class Software(NamedTuple):

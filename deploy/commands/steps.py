@@ -44,7 +44,7 @@ def run(*command: str, seconds: float) -> None:
     _show(command)
     status = _finish(subprocess.Popen(_executable(command), cwd=ROOT, env=_environment()), seconds)
     if status:
-        raise StepError(f"`{shlex.join(command)}` ended with status {status}; see above. `up` goes on from here")
+        raise StepError(f"`{shlex.join(command)}` ended with status {status}; see above. The same command goes on")
 
 
 def run_until_interrupted(*command: str) -> int:
@@ -65,12 +65,14 @@ def copy_output(*command: str, seconds: float) -> str:
     end = threading.Timer(seconds, process.terminate)
     end.start()
     lines = []
-    with process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-    end.cancel()
+    try:
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line)
+    finally:
+        end.cancel()  # also after Ctrl-C: a timer that still runs would keep this process from its end
     return "".join(lines)
 
 

@@ -13,13 +13,11 @@ from tfvars import DeployError, read_tfvars
 
 from commands import account, frames, place, software
 from commands.cluster_commands import watch
-from commands.place import BOOTSTRAP, CLUSTER, terraform
-from commands.steps import ROOT, copy_output, must_read, require, run
+from commands.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
+from commands.steps import ROOT, must_read, require, run
 
-INIT_SECONDS = 900.0
 APPLY_SECONDS = 3600.0
 SCRIPT_SECONDS = 300.0
-BACKEND = ROOT / CLUSTER / "backend.hcl"
 BUCKETS = ROOT / CLUSTER / "bootstrap.auto.tfvars"
 MAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
@@ -35,18 +33,20 @@ def main(chosen: argparse.Namespace) -> None:
             raise DeployError(f"--email {email}: an address such as you@example.com was expected")
     place.describe(chosen.plan)
     cluster = place.described()
+    _check_region(cluster.region)
     number = client("sts", cluster.region).get_caller_identity()["Account"]
-    if not chosen.email and not _has_buckets():
+    if not chosen.email and not _has_buckets(number):
         raise DeployError("--email is missing: the alarm about money has to know where to write, at the first start")
     chosen_software = software.choose(cluster, chosen.images, chosen.upgrade)
     account.check_account(chosen_software.release, chosen.request_quotas)
     _ask(chosen.yes)
-    bootstrap(cluster.region, number, chosen.email)
+    bootstrap(cluster, number, chosen.email)
     cluster = place.described()  # the bucket is known now
+    initialize(cluster.name)
     make_keys(cluster)
     software.provide(chosen_software, cluster)
     account.check_ready()
-    apply(cluster.name)
+    apply(chosen.yes)
     frames.wait_for_frames(place.described(), chosen.wait_minutes)
     if chosen.no_tunnel:
         print("next: python -m deploy watch | status | logs | scale N | down")
@@ -63,12 +63,22 @@ def _programs(chosen: argparse.Namespace) -> list[str]:
     ]
 
 
+def _check_region(region: str) -> None:
+    """Raises DeployError when another file overrules the region of terraform.tfvars."""
+    wanted = read_tfvars(place.VARIABLES).get("region") or region
+    if wanted != region:
+        raise DeployError(
+            f"terraform.tfvars in {CLUSTER} asks for {wanted}, and a file that overrules it for {region}, where the "
+            "buckets are: change the one, or use another clone for the other region"
+        )
+
+
 def _ask(yes: bool) -> None:
     """Shows the price and asks whether to go on.
 
-    Raises: DeployError when the answer is no, or nobody can answer.
+    Raises: DeployError when the answer is no, or nobody can answer. StepError when there is no price.
     """
-    copy_output("python", "deploy/cost.py", seconds=SCRIPT_SECONDS)
+    run("python", "deploy/cost.py", seconds=SCRIPT_SECONDS)
     if yes:
         return
     if not sys.stdin.isatty():
@@ -77,45 +87,59 @@ def _ask(yes: bool) -> None:
         raise DeployError("not started, and nothing costs anything; change deploy/terraform/cluster/terraform.tfvars")
 
 
-def _has_buckets() -> bool:
+def _has_buckets(account_number: str) -> bool:
     """Returns whether the files that bootstrap leaves are there, and the bucket that they name."""
     if not BACKEND.exists() or not BUCKETS.exists():
         return False
     given = read_tfvars(BUCKETS)
-    return _bucket_is_ours(given["results_bucket"], given["region"])
+    return _bucket_is_ours(given["results_bucket"], given["region"], account_number)
 
 
-def _bucket_is_ours(bucket: str, region: str) -> bool:
+def _bucket_is_ours(bucket: str, region: str, account_number: str) -> bool:
+    """Returns whether a bucket is there.
+
+    Raises: DeployError when it is somebody else's: all accounts share the names, and ours can be guessed.
+    """
     try:
-        client("s3", region).head_bucket(Bucket=bucket)
+        client("s3", region).head_bucket(Bucket=bucket, ExpectedBucketOwner=account_number)
     except AwsError as error:
         if code_of(error) == "404":
             return False
+        if code_of(error) == "403":
+            raise DeployError(
+                f"the bucket {bucket} is not of account {account_number}, or access to it is denied: apply {BOOTSTRAP} "
+                "by hand with another `name`"
+            ) from error
         raise
     return True
 
 
-def bootstrap(region: str, account_number: str, emails: list[str]) -> None:
+def bootstrap(cluster: Cluster, account_number: str, emails: list[str]) -> None:
     """Makes the buckets and the alarm, and writes down where they are."""
-    if _has_buckets():
+    region = cluster.region
+    if _has_buckets(account_number):
         print("\nbuckets and alarm: there already")
         return
     names = {purpose: f"apexrl-{purpose}-{account_number}-{region}" for purpose in ("state", "results")}
     if not (ROOT / BOOTSTRAP / "terraform.tfstate").exists() and all(
-        _bucket_is_ours(name, region) for name in names.values()
+        _bucket_is_ours(name, region, account_number) for name in names.values()
     ):
         print("\nbuckets and alarm: made from another clone")
-        _write(BACKEND, f'bucket = "{names["state"]}"\nregion = "{region}"\n')
+        _write(BACKEND, f'bucket = "{names["state"]}"\nregion = "{region}"\n{_key(cluster.name)}')
         _write(BUCKETS, f'region         = "{region}"\nresults_bucket = "{names["results"]}"\n')
         return
     run(*terraform(BOOTSTRAP, "init", "-input=false"), seconds=INIT_SECONDS)
     listed = ",".join(f'"{email}"' for email in emails)
     given = ("-var", f"region={region}", "-var", f"budget_emails=[{listed}]")
     run(*terraform(BOOTSTRAP, "apply", "-input=false", "-auto-approve", *given), seconds=APPLY_SECONDS)
-    for name, path in (("cluster_backend", BACKEND), ("cluster_tfvars", BUCKETS)):
+    for name, path, rest in (("cluster_backend", BACKEND, _key(cluster.name)), ("cluster_tfvars", BUCKETS, "")):
         command = terraform(BOOTSTRAP, "output", "-raw", name)
         print(f"\n$ {' '.join(command)} > {path.relative_to(ROOT)}")
-        _write(path, must_read(*command))
+        _write(path, must_read(*command) + rest)
+
+
+def _key(name: str) -> str:
+    return f'key    = "cluster/{name}.tfstate"\n'
 
 
 def _write(path: Path, text: str) -> None:
@@ -137,22 +161,35 @@ def make_keys(cluster: Cluster) -> None:
     )
 
 
-def apply(name: str) -> None:
-    """Runs `terraform apply`. A cluster whose time was over starts again."""
-    initialize(name)
-    again = ("-replace=terraform_data.deadline",) if _is_over(place.outputs().get("deadline", "")) else ()
-    run(*terraform(CLUSTER, "apply", "-input=false", "-auto-approve", *again), seconds=APPLY_SECONDS)
-
-
 def initialize(name: str) -> None:
-    """Runs `terraform init`. Each cluster has a state of its own, unless an older one is up under the common key."""
-    key = f'key    = "cluster/{name}.tfstate"\n'
+    """Runs `terraform init`. Each cluster has a state of its own, unless an older one is up under the common key.
+
+    Raises: DeployError when the state is of another cluster, all of which `terraform apply` would replace.
+    """
     held = BACKEND.read_text(encoding="utf-8")
-    if not place.exists() and key not in held:
+    is_own = _key(name) in held
+    if not is_own and not place.exists():
         lines = [line for line in held.splitlines(keepends=True) if not line.startswith("key")]
-        _write(BACKEND, "".join(lines) + key)
-    configured = ("-backend-config=backend.hcl", "-reconfigure", "-input=false")
-    run(*terraform(CLUSTER, "init", *configured), seconds=INIT_SECONDS)
+        _write(BACKEND, "".join(lines) + _key(name))
+        is_own = True
+    place.initialize()
+    results = place.outputs().get("results", "")
+    if f"/{name}/" not in results and (results or not is_own):
+        raise DeployError(
+            f"a cluster of another name than {name} is up ({results or 'its start did not come to its end'}): "
+            "`python -m deploy down` destroys it; for a second one use another clone"
+        )
+
+
+def apply(yes: bool) -> None:
+    """Runs `terraform apply`, which asks before it changes a cluster that is up. One whose time was over starts again.
+
+    Args:
+      yes: Terraform does not ask.
+    """
+    again = ("-replace=terraform_data.deadline",) if _is_over(place.outputs().get("deadline", "")) else ()
+    approval = ("-input=false", "-auto-approve") if yes or not place.exists() else ()
+    run(*terraform(CLUSTER, "apply", *approval, *again), seconds=APPLY_SECONDS)
 
 
 def _is_over(deadline: str) -> bool:

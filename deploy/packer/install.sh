@@ -39,7 +39,8 @@ install_packages() {
 }
 
 install_release() {
-  id apexrl >/dev/null 2>&1 || useradd --system --home-dir /var/lib/apexrl --shell /usr/sbin/nologin apexrl
+  # A fixed number: the journal's volume outlives the image. Others are given from 100 upwards and from 999 downwards.
+  id apexrl >/dev/null 2>&1 || useradd --system --uid 650 --user-group --home-dir /var/lib/apexrl --shell /usr/sbin/nologin apexrl
   install -d -m 0755 "$home" /etc/apexrl
   install -d -m 0750 -o apexrl -g apexrl /var/lib/apexrl
   tar --extract --no-same-owner --file="$APEXRL_RELEASE" --directory="$home"

@@ -81,7 +81,10 @@ def _tag(resource: str, **tags: str) -> None:
 
 def _terraform(directory: Path, arguments: list[str]) -> int:
     is_bootstrap = directory.name == "bootstrap"
-    state = directory / ("terraform.tfstate" if is_bootstrap else ".terraform/fake.tfstate")
+    state = directory / ("terraform.tfstate" if is_bootstrap else "fake.tfstate")
+    if arguments[0] != "init" and not (directory / ".terraform").exists():
+        print("Backend initialization required", file=sys.stderr)
+        return 1
     match arguments:
         case ["init", *_]:
             (directory / ".terraform").mkdir(exist_ok=True)
@@ -130,6 +133,9 @@ def _cluster(directory: Path) -> None:
         {"timestamp": now - 1000, "message": SUMMARY.format("0")},
         {"timestamp": now, "message": SUMMARY.format("1,234")},
     ]
+    _client("ssm").put_parameter(
+        Name=f"/apexrl/{name}/deadline", Value=OUTPUTS["deadline"], Type="String", Overwrite=True
+    )
     _client("logs").put_log_events(**group, logStreamName=stream, logEvents=told)
 
 

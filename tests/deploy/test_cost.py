@@ -123,6 +123,7 @@ def test_what_terraform_refuses_has_no_price(cost, flags, finding):
 @pytest.mark.parametrize(
     ("flags", "finding"),
     [
+        (("--cluster", "releases"), "name is releases: there the bucket keeps the releases"),
         (("--learner-gpus", "3"), "learner_gpus is 3: it has to be 1, 2, 4 or 8"),
         (("--learner-gpus", "4", "--replay-shards", "6"), "it has to be a multiple of learner_gpus (4)"),
         (("--learner-gpus", "4", "--actor-workers-per-host", "3"), "it has to be 0, or at least 4"),

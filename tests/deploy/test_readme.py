@@ -19,7 +19,7 @@ def cost(deploy):
 
     def tell(example: str, *arguments: str) -> str:
         file = deploy / "examples" / f"{example}.tfvars"
-        command = [sys.executable, str(deploy / "cost.py"), "--var-file", str(file), *arguments]
+        command = [sys.executable, str(deploy / "cost.py"), "--plan", str(file), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     return tell

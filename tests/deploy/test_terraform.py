@@ -263,6 +263,12 @@ def test_the_zone_is_kept(applied_cluster, applied, tmp_path):
     assert "terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone" in refused.stderr
 
 
+def test_to_name_the_zone_that_the_cluster_is_in_replaces_nothing_in_it(applied_cluster, tmp_path):
+    planned = applied_cluster.copy(tmp_path).planned(GIVEN | {"availability_zone": "us-east-1a"})
+    changed = {change["address"] for change in planned["resource_changes"] if change["change"]["actions"] != ["no-op"]}
+    assert changed == {"terraform_data.zone"}
+
+
 def test_a_copy_leaves_out_what_belongs_to_a_users_cluster(tmp_path):
     users = [
         "deploy/.venv/bin/python.py",

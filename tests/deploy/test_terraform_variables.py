@@ -27,6 +27,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("run", "../x", "letters, digits"),
     ("results_bucket", None, "cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"),
     ("results_bucket", "A_bucket", "terraform -chdir=deploy/terraform/bootstrap output -raw"),
+    ("name", "releases", "there the bucket keeps the releases"),
     ("image_version", "a b", "leave it out to keep the first"),
     ("release", "a b", "leave it out to start from images"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),

@@ -79,8 +79,8 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         *roles,
         f"terraform {BOOTSTRAP} init -input=false",
         f"terraform {BOOTSTRAP} apply {given}".replace("'", ""),
-        f"aws s3 cp {release}",
         init,
+        f"aws s3 cp {release}",
         apply,
     ]
     assert "FAIL  release: there is no results bucket for releases/v1.2.tar yet" in printed
@@ -94,17 +94,16 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         f"terraform {BOOTSTRAP} apply {given}",
         f"terraform {BOOTSTRAP} output -raw cluster_backend > deploy/terraform/cluster/backend.hcl",
         f"terraform {BOOTSTRAP} output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars",
+        init,
         "python deploy/keys.py --cluster apexrl-smoke --region us-east-1",
         "bash deploy/packer/release.sh v1.2 build/release-v1.2.tar",
         f"aws s3 cp {release}",
         "echo 'release = \"v1.2\"' > deploy/terraform/cluster/software.auto.tfvars",
         "python deploy/preflight.py",
-        init,
         apply,
     ]
-    assert clone.said == f"up stopped: `{apply}` ended with status 1; see above. `up` goes on from here\n".replace(
-        "up stopped", "it fails\nup stopped"
-    )
+    stopped = f"up stopped: `{apply}` ended with status 1; see above. The same command goes on\n"
+    assert clone.said == f"it fails\n{stopped}"
     assert 'key    = "cluster/apexrl-smoke.tfstate"' in (clone.cluster / "backend.hcl").read_text()
 
     # The same command goes on: only the rest is done.
@@ -115,6 +114,13 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     printed, called = clone.run("status")
     assert not called and "runs until 2099-01-01T00:00:00Z" in printed and "1,234 transitions (1%)" in printed
     assert "replay 1 of 1, learner 1 of 1, actor 1 of 1" in printed
+
+    # A learner has finished its run, and Terraform's files are lost: backend.hcl tells where the state is.
+    ended = {"Name": "/apexrl/apexrl-smoke/deadline", "Value": "2026-11-22T10:00:00Z", "Type": "String"}
+    aws.client("ssm").put_parameter(**ended, Overwrite=True)
+    (clone.cluster / ".terraform").rmdir()
+    printed, called = clone.run("status")
+    assert called == [init] and "runs until 2026-11-22T10:00:00Z" in printed
 
     printed, called = clone.run("scale", "3", "--yes")
     assert called == [f"terraform {CLUSTER} apply -input=false -auto-approve"]
@@ -128,16 +134,29 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         f"{fake_tools.OUTPUTS['logs_command']} --since 1h --log-stream-name-prefix learner/"
     ]
 
-    # While it is up, no other cluster takes its place; afterwards one does, and its own description is kept.
+    check_no_other_takes_its_place(clone, init)
+
+
+def check_no_other_takes_its_place(clone, init):
+    """While it is up, no other cluster takes its place; afterwards one does, and its own description is kept."""
+    described = clone.cluster / "terraform.tfvars"
+    text = described.read_text()
+    described.write_text(text.replace('"apexrl-smoke"', '"other"'))
+    assert clone.run("up", "--yes", status=2)[1] == [init]
+    assert "a cluster of another name than other is up (s3://bucket/apexrl-smoke/run-1/)" in clone.said
+    described.write_text(text)
     clone.run("up", "192-actors", "--yes", status=2)
     assert "the cluster apexrl-smoke is up" in clone.said and clone.said.count("\n") == 1
-    assert clone.run("down", "--yes")[1] == [f"terraform {CLUSTER} destroy -input=false -auto-approve"]
+    printed, called = clone.run("down", "--yes")
+    assert called == [f"terraform {CLUSTER} destroy -input=false -auto-approve"]
+    assert "The experience goes, too" in printed
     printed, called = clone.run("down", "--yes")
     assert printed == "apexrl-smoke: nothing is up\n" and not called
     clone.run("status", status=2)
     assert "no cluster is up from here" in clone.said
     printed, _ = clone.run("up", "192-actors", "--yes", status=2)  # the quotas are too low for it
     assert (clone.cluster / "apexrl-smoke.tfvars").read_text().endswith("actor_hosts = 3\n")
+    assert not (clone.cluster / "software.auto.tfvars").exists()  # the new one begins with the commit of its day
     assert "vCPUs of on-demand G and VT instances: 16 wanted, 0 in use, 4 allowed" in clone.said
     assert "--request-quotas" in clone.said and clone.said.count("\n") == 1
 
@@ -146,12 +165,13 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
 def commands(monkeypatch):
     """The package of the commands; what it would run goes into a list."""
     monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import account, frames, software, steps, up
+    from commands import account, frames, place, software, steps, up
 
     ran = []
-    for module in (account, software, up):
+    for module in (account, place, software, up):
         monkeypatch.setattr(module, "run", lambda *command, seconds: ran.append(" ".join(command)))
-    return SimpleNamespace(account=account, frames=frames, software=software, steps=steps, up=up, ran=ran)
+    modules = {"account": account, "frames": frames, "place": place, "software": software, "steps": steps, "up": up}
+    return SimpleNamespace(**modules, ran=ran)
 
 
 def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(commands, monkeypatch, tmp_path):
@@ -189,7 +209,6 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
 
 
 def test_nothing_starts_without_a_yes(commands, monkeypatch):
-    monkeypatch.setattr(commands.up, "copy_output", lambda *_, seconds: "")
     commands.up._ask(yes=True)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
     with pytest.raises(commands.up.DeployError, match="nobody can answer here whether to start this: give --yes"):
@@ -199,6 +218,27 @@ def test_nothing_starts_without_a_yes(commands, monkeypatch):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
         with contextlib.nullcontext() if goes_on else pytest.raises(commands.up.DeployError, match="not started"):
             commands.up._ask(yes=False)
+    assert set(commands.ran) == {"python deploy/cost.py"}
+
+
+def test_nothing_starts_without_a_price(commands, monkeypatch):
+    def fails(*_, seconds):
+        raise commands.steps.StepError("ended with status 1")
+
+    monkeypatch.setattr(commands.up, "run", fails)
+    with pytest.raises(commands.steps.StepError):
+        commands.up._ask(yes=True)
+
+
+def test_a_region_that_another_file_overrules_is_refused(commands, monkeypatch, tmp_path):
+    described = tmp_path / "terraform.tfvars"
+    monkeypatch.setattr(commands.up.place, "VARIABLES", described)
+    described.write_text('name = "apexrl"\n')
+    commands.up._check_region("us-east-1")
+    described.write_text('region = "eu-west-1"\n')
+    commands.up._check_region("eu-west-1")
+    with pytest.raises(commands.up.DeployError, match="asks for eu-west-1, and a file that overrules it for us-east-1"):
+        commands.up._check_region("us-east-1")
 
 
 WRONG = [
@@ -230,6 +270,10 @@ def test_the_price_of_a_plan_is_told(clone):
     assert "apexrl-smoke: US dollars" in printed and "a learner of 100 updates/s of 512 takes 64,000" in printed
     clone.run("cost", "smoke", "--updates-per-second", "0", status=1)
     assert "--updates-per-second 0: a positive number is needed" in clone.said
+    alone, _ = clone.run("cost", "64-actors")
+    (clone.cluster / "terraform.tfvars").write_bytes((clone.directory / "deploy/examples/smoke.tfvars").read_bytes())
+    assert clone.run("cost", "64-actors")[0] == alone  # nothing of the cluster that is described
+    assert "apexrl-smoke: US dollars" in clone.run("cost")[0]
 
 
 def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
@@ -238,26 +282,62 @@ def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
     monkeypatch.setattr(frames, "newest_summary", lambda _: summaries.pop(0) if summaries else (0, ""))
     monkeypatch.setattr(frames, "standing", lambda _: "replay 1 of 1")
     monkeypatch.setattr(frames, "POLL_SECONDS", 0.0)
-    frames.wait_for_frames(None, minutes=1)
+    cluster = SimpleNamespace(region="us-east-1")
+    frames.wait_for_frames(cluster, minutes=1)
     assert capsys.readouterr().out == (
         "waiting for the first frames: hosts that run: replay 1 of 1 (at most 1 minutes)\n"
         "frames arrive: 64 transitions (0%); ...\n"
     )
     told = "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"
     with pytest.raises(commands.steps.StepError, match=told):
-        frames.wait_for_frames(None, minutes=0)
+        frames.wait_for_frames(cluster, minutes=0)
 
 
-def test_a_cluster_whose_time_is_over_starts_again(commands, monkeypatch):
+def test_terraform_asks_about_a_cluster_that_is_up_and_starts_one_whose_time_is_over(commands, monkeypatch):
     up = commands.up
-    monkeypatch.setattr(up, "initialize", lambda _: None)
-    for deadline, again in (
-        ("2099-01-01T00:00:00Z", ""),
-        ("2026-01-01T00:00:00Z", " -replace=terraform_data.deadline"),
+    for is_up, yes, deadline, arguments in (
+        (False, False, "", " -input=false -auto-approve"),
+        (True, True, "2099-01-01T00:00:00Z", " -input=false -auto-approve"),
+        (True, False, "2099-01-01T00:00:00Z", ""),
+        (True, False, "2026-01-01T00:00:00Z", " -replace=terraform_data.deadline"),
+        (True, True, "2026-01-01T00:00:00Z", " -input=false -auto-approve -replace=terraform_data.deadline"),
     ):
+        monkeypatch.setattr(up.place, "exists", lambda is_up=is_up: is_up)
         monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
-        up.apply("apexrl-smoke")
-        assert commands.ran.pop() == f"terraform {CLUSTER} apply -input=false -auto-approve{again}"
+        up.apply(yes)
+        assert commands.ran.pop() == f"terraform {CLUSTER} apply{arguments}"
+
+
+def test_only_the_state_of_the_same_cluster_is_gone_on_with(commands, monkeypatch, tmp_path):
+    up, held = commands.up, tmp_path / "backend.hcl"
+    monkeypatch.setattr(up, "BACKEND", held)
+    own, common = 'key    = "cluster/smoke.tfstate"\n', ""
+    for key, results, is_same in (
+        (common, "s3://results/smoke/run-1/", True),
+        (own, "s3://results/smoke/run-1/", True),
+        (own, "", True),  # its start, or its end, was interrupted
+        (common, "", False),
+        (common, "s3://results/other/run-1/", False),
+        (own, "s3://results/other/run-1/", False),
+    ):
+        held.write_text(key)
+        monkeypatch.setattr(up.place, "exists", lambda: True)
+        monkeypatch.setattr(up.place, "outputs", lambda results=results: {"results": results} if results else {})
+        told = pytest.raises(up.DeployError, match="a cluster of another name than smoke is up")
+        with contextlib.nullcontext() if is_same else told:
+            up.initialize("smoke")
+        assert held.read_text() == key
+
+
+def test_outputs_that_are_not_there_yet_are_one_line(commands, monkeypatch):
+    from commands import cluster_commands
+
+    monkeypatch.setattr(cluster_commands, "require", lambda *_: None)
+    monkeypatch.setattr(commands.place, "described", lambda: None)
+    monkeypatch.setattr(commands.place, "outputs", lambda: {"results": "s3://results/smoke/run-1/"})
+    for command in (cluster_commands.watch, cluster_commands.logs):
+        with pytest.raises(commands.up.DeployError, match="`up` has not come to its end"):
+            command(SimpleNamespace(role="", since="10m"))
 
 
 def test_each_failure_of_preflight_is_heard(commands, monkeypatch):
@@ -282,10 +362,16 @@ def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
     cure = f"{request} --desired-value 16 --region us-east-1"
     low = account.Failure("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
     answers, slept = [[low], [low], []], []
-    monkeypatch.setattr(account, "failures", lambda _: answers.pop(0) if len(answers) > 1 else answers[0])
+    asked = []
+
+    def failures(release, request_quotas):
+        asked.append(request_quotas)
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    monkeypatch.setattr(account, "failures", failures)
     monkeypatch.setattr(account.time, "sleep", slept.append)
     account.check_account("v1.2", request_quotas=True)
-    assert commands.ran == [cure] and slept == [60, 60]
+    assert asked == [True, False, False] and slept == [60, 60]
     other = account.Failure("zone", "no zone offers all types", "replace the rarest type")
     for failures, flags, told in (
         ([low, other], {"request_quotas": True}, r"^zone: no zone offers all types \(replace the rarest type\); then"),
@@ -294,7 +380,7 @@ def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
         answers[:] = [failures]
         with pytest.raises(commands.up.DeployError, match=told):
             account.check_account("v1.2", **flags)
-    assert len(commands.ran) == 1
+    assert not commands.ran
     answers[:] = [[low]]
     monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
     with pytest.raises(commands.steps.StepError, match="it writes when they are granted"):

@@ -166,8 +166,9 @@ locals {
   types_of_other_architecture = sort([for type, facts in local.facts_of : type if !contains(facts.architectures, local.architecture)])
 }
 
-# The zone is chosen once: a type that is offered in one more zone later must not move the cluster. Here is also asked
-# what has to be true of everything that was looked up, before anything is started.
+# The zone is chosen once: a type that is offered in one more zone later must not move the cluster. As of the images,
+# `input` is used and never `output`: a zone that is unknown would replace the journal's volume. Here is also asked what
+# has to be true of everything that was looked up, before anything is started.
 resource "terraform_data" "zone" {
   input            = local.zone
   triggers_replace = var.availability_zone

@@ -20,14 +20,14 @@ resource "aws_default_security_group" "nothing" {
 resource "aws_subnet" "this" {
   vpc_id            = aws_vpc.this.id
   cidr_block        = var.vpc_cidr
-  availability_zone = terraform_data.zone.output
+  availability_zone = terraform_data.zone.input
 
   tags = { Name = var.name }
 
   lifecycle {
     precondition {
-      condition     = contains(local.zones, terraform_data.zone.output)
-      error_message = "The cluster is in ${terraform_data.zone.output}, which does not offer ${join(", ", try(local.types_missing_in_zone[terraform_data.zone.output], ["anything"]))}. Change replay_instance_type, learner_instance_type or actor_instance_types; or `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone`, which makes all hosts anew in a zone that offers them."
+      condition     = contains(local.zones, terraform_data.zone.input)
+      error_message = "The cluster is in ${terraform_data.zone.input}, which does not offer ${join(", ", try(local.types_missing_in_zone[terraform_data.zone.input], ["anything"]))}. Change replay_instance_type, learner_instance_type or actor_instance_types; or `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone`, which makes all hosts anew in a zone that offers them."
     }
   }
 }

@@ -8,6 +8,11 @@ variable "name" {
     condition     = can(regex("^[a-z][a-z0-9-]{1,18}[a-z0-9]$", var.name))
     error_message = "name has to be 3 to 20 small letters, digits and dashes, beginning with a letter, such as apexrl."
   }
+
+  validation {
+    condition     = var.name != "releases"
+    error_message = "name must not be releases: there the bucket keeps the releases, and a learner may write to the directory of its cluster's name."
+  }
 }
 
 variable "region" {

@@ -1,0 +1,41 @@
+"""Steps of `python -m deploy`, each alone."""
+
+import threading
+
+import pytest
+
+from tests.system.processes import ROOT
+
+
+def test_a_bucket_of_somebody_else_is_not_used(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    import boto3
+    from botocore.stub import Stubber
+    from commands import up
+
+    s3 = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    monkeypatch.setattr(up, "client", lambda *_: s3)
+    asked = {"Bucket": "results", "ExpectedBucketOwner": "123456789012"}
+    with Stubber(s3) as stub:
+        stub.add_response("head_bucket", {}, asked)
+        assert up._bucket_is_ours("results", "us-east-1", "123456789012")
+        stub.add_client_error("head_bucket", "404", expected_params=asked)
+        assert not up._bucket_is_ours("results", "us-east-1", "123456789012")
+        stub.add_client_error("head_bucket", "403", expected_params=asked)
+        with pytest.raises(up.DeployError, match="the bucket results is not of account 123456789012"):
+            up._bucket_is_ours("results", "us-east-1", "123456789012")
+
+
+def test_a_command_that_is_interrupted_leaves_no_timer(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import steps
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.print", lambda *words, **_: interrupt() if words == ("a line\n",) else None)
+    with pytest.raises(KeyboardInterrupt):
+        steps.copy_output("echo", "a line", seconds=300.0)
+    for timer in (each for each in threading.enumerate() if isinstance(each, threading.Timer)):
+        timer.join(10.0)
+        assert not timer.is_alive()
