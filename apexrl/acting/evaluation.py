@@ -163,7 +163,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     keyring = load_keyring(wires.keys, "actor")
     subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), process_name(0), keyring)
-    due, played, meter = time.monotonic(), None, CpuMeter()
+    due, played, told, meter = time.monotonic(), None, None, CpuMeter()
 
     def report(scalars: dict[str, float]) -> None:
         metrics.report(scalars | {"system/evaluator_cores": meter.cores()})
@@ -175,6 +175,8 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 break
             parameters = _playable(encoded, evaluator, command.agent, subscriber, played)
             if parameters is None:
+                if told is not None and played is not None and played.is_last:
+                    metrics.evaluation(told)  # once more: the learner may have been away
                 continue
             started = time.monotonic()
             metrics.run = parameters.header.run
@@ -185,11 +187,10 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 continue
             if outcome is not None:
                 due, played = started + command.evaluation.evaluation_period_seconds, parameters.header
-                metrics.evaluation(
-                    msgspec.structs.replace(
-                        outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
-                    )
+                told = msgspec.structs.replace(
+                    outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
                 )
+                metrics.evaluation(told)
                 report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, describe(outcome))
     finally:

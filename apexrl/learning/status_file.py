@@ -21,8 +21,14 @@ class Status(msgspec.Struct, frozen=True):
     waits_for: str
 
 
-def read_status(directory: Path) -> Status | None:
-    """Returns the newest status of a run, None when there is none yet or it cannot be read."""
+def read_status(directory: Path, since: float = 0.0) -> Status | None:
+    """Returns the newest status of a run, None when there is none yet or it cannot be read.
+
+    Args:
+      since: seconds since 1970; an older status is of an earlier start.
+    """
+    path = directory / STATUS_FILE
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((directory / STATUS_FILE).read_bytes(), type=Status)
+        if path.stat().st_mtime >= since:
+            return msgspec.json.decode(path.read_bytes(), type=Status)
     return None

@@ -27,6 +27,7 @@ from apexrl.types import StreamSpec, Unroll
 
 DEVICE_RESERVE_BYTES = 2e9  # kept free on a GPU for networks, optimizer, an update and libraries
 STAGED_UNROLLS = 8  # on their way to a GPU
+MOST_FRAMES = 2**31 - 1  # of a ring: their numbers are int32
 
 
 class Slot(NamedTuple):
@@ -62,7 +63,7 @@ class UnrollStore:
             again.
           device_stream: the stream of the device that learns, which may be another one; that of `device` when None.
         Raises: torch.OutOfMemoryError or RuntimeError when the device cannot hold it; ConfigError when the wants
-          contradict each other.
+          contradict each other, or the ring has more frames than MOST_FRAMES.
         """
         self.spec = spec
         self.ring_unrolls = ring_unrolls
@@ -75,6 +76,8 @@ class UnrollStore:
         self._transition_records = transition_records(spec, wants)
         self._numbers = np.full(ring_unrolls, -1, np.int64)
         self._zero_frame = ring_unrolls * spec.unroll_frames
+        if self._zero_frame > MOST_FRAMES:
+            raise ConfigError(f"a ring of {self._zero_frame:,} frames is too large: give a smaller --capacity")
         with self._device_stream.exclusive():
             self._allocate()
         self._staging = self._make_staging() if device.type == "cuda" else None

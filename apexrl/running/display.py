@@ -144,7 +144,6 @@ class Display:
         self._targets = targets
         # By unit, and whether learning has begun, which slows the actors down.
         self._paces: dict[tuple[str, bool], Pace] = collections.defaultdict(Pace)
-        self._began_at = time.time()
         self._started = time.monotonic()
         self._next_line = self._started + LINE_PERIOD_SECONDS
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
@@ -224,7 +223,7 @@ class Display:
             written_at = (self._directory / STATUS_FILE).stat().st_mtime
         except OSError:
             return None
-        return time.time() - written_at if written_at >= self._began_at else None
+        return time.time() - written_at if written_at >= self._supervisor.began_at else None
 
     def _table(self) -> Table:
         table = Table(show_header=False, box=None)

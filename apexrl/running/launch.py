@@ -363,7 +363,7 @@ def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:
     evaluator = supervisor.children.get("evaluator")
     if evaluator is None or not evaluator.is_given_up:
         return False
-    status = read_status(directory)
+    status = read_status(directory, since=supervisor.began_at)
     return status is not None and status.waits_for == LAST_EVALUATION
 
 

@@ -132,7 +132,8 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
     command = dataclasses.replace(with_preset(default_command(RunCommand, asked.agent), preset), env=asked.env)
     if not asked.reproducible:  # there the sizes are the same on every machine
         command = with_sections(command, _sizes(machine, environment))
-    command = parse_onto(command, _known_flags(asked))
+    if known := _known_flags(asked):
+        command = parse_onto(command, known)
     if asked.from_journal:
         journal = Path(asked.from_journal)
         command = with_sections(

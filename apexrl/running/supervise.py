@@ -111,6 +111,7 @@ class Supervisor:
 
     def __init__(self, max_restarts: int, echoes: bool = False):
         self.children: dict[str, Child] = {}
+        self.began_at = time.time()  # seconds since 1970
         self._max_restarts = max_restarts
         self._echoes = echoes
 

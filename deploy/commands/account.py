@@ -27,12 +27,15 @@ class Failure(NamedTuple):
     cure: str
 
 
-def failures(release: str = "", request_quotas: bool = False) -> list[Failure]:
-    """Runs preflight.py, for hosts that install a release if one is given, and returns its failures.
+def failures(release: str | None = None, request_quotas: bool = False) -> list[Failure]:
+    """Runs preflight.py, and returns its failures.
+
+    Args:
+      release: that hosts will install, empty with images; None: as the cluster is described.
 
     Raises: StepError when it did not come to its end.
     """
-    given = (*(("--release", release) if release else ()), *(("--request-quotas",) if request_quotas else ()))
+    given = (*(() if release is None else ("--release", release)), *(("--request-quotas",) if request_quotas else ()))
     printed = copy_output("python", "deploy/preflight.py", *given, seconds=PREFLIGHT_SECONDS)
     if not re.search(r"^(ready for terraform apply|not ready: )", printed, re.MULTILINE):
         raise StepError("deploy/preflight.py did not come to its end; see above")

@@ -99,7 +99,12 @@ def describe(plan: str) -> None:
     VARIABLES.rename(VARIABLES.with_name(f"{held}.tfvars"))
     print(f"{CLUSTER}/terraform.tfvars was of {held}, and is now {CLUSTER}/{held}.tfvars")
     CHOICE.unlink(missing_ok=True)  # another cluster begins with the commit that is checked out
-    _copy(path)
+    kept = VARIABLES.with_name(f"{wanted}.tfvars")  # of an earlier switch from it to another
+    if kept.exists():
+        kept.rename(VARIABLES)
+        print(f"{CLUSTER}/{kept.name} is {CLUSTER}/terraform.tfvars again")
+    else:
+        _copy(path)
 
 
 def _copy(path: Path) -> None:

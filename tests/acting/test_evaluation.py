@@ -3,16 +3,19 @@ import math
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from apexrl.acting import evaluation
 from apexrl.acting.evaluation import Progress, newest_when_due, play_games
-from apexrl.config import EvaluationConfig
+from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.errors import PeerError
+from apexrl.flags import parse
 from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
-from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.net.metrics_channel import Evaluation
+from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, TimeSteps
 from tests.system.processes import ROOT
 
@@ -192,3 +195,29 @@ def test_parameters_are_waited_for_with_patience_and_not_after_a_stop():
     stop = Stop()
     stop.set()
     assert newest_when_due(Subscriber(published(1)), 0.0, 100.0, stop) is None
+
+
+def test_a_learner_that_was_away_hears_its_last_evaluation_again(monkeypatch):
+    """A learner that starts again publishes the same last parameters; they are played once, and told once more."""
+    stop, told, played = Stop(), [], []
+    last = published(3, is_last=True)
+
+    def tell(evaluated):
+        told.append(evaluated)
+        if len(told) == 3:
+            stop.set()
+
+    def evaluate(parameters, report, stop):
+        played.append(parameters.header.params_version)
+        return Evaluation(3, 0.0, (1.0,), (1,), 1.0)
+
+    closed = {"close": lambda: None}
+    subscriber = Subscriber(*[published(2)] * 2, *[last] * 9)
+    subscriber.close = lambda: None
+    evaluator = SimpleNamespace(evaluate=evaluate, spec=decode_parameters(last).header.spec, **closed)
+    metrics = SimpleNamespace(evaluation=tell, report=lambda scalars: None, **closed)
+    for name, double in (("Evaluator", evaluator), ("ParameterSubscriber", subscriber), ("MetricsClient", metrics)):
+        monkeypatch.setattr(evaluation, name, lambda *_, made=double: made)
+    monkeypatch.setattr(evaluation, "make_way", lambda cores: None)
+    evaluation.follow(parse(ActorCommand, ["--evaluation-period-seconds", "0", "--patience-seconds", "1"]), stop)
+    assert played == [2, 3] and told[1] == told[2] and told[2].parameters == last

@@ -181,8 +181,8 @@ def test_a_run_starts_until_its_learner_reports(shown, tmp_path):
 
 
 def test_metrics_that_are_old_are_not_shown_as_if_they_were_new(shown, tmp_path):
-    display, _ = shown
-    display._began_at -= 1000.0
+    display, supervisor = shown
+    supervisor.began_at -= 1000.0
     write_status(tmp_path, METRICS, age_seconds=STALE_SECONDS + 20)
     rows = dict(display.rows())
     assert rows["stale"].startswith("the learner has reported nothing for 3")

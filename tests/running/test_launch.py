@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,9 +14,9 @@ from apexrl.config import EnvConfig, LearnerCommand, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
 from apexrl.flags import default_command, parse, with_preset
-from apexrl.learning.status_file import Status
+from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status
 from apexrl.networks.checkpoint import Counters
-from apexrl.running.launch import prepare, roles_of, say_next, say_unevaluated, shown_by_board
+from apexrl.running.launch import prepare, roles_of, say_next, say_unevaluated, shown_by_board, waits_in_vain
 from apexrl.running.run_directory import latest_path, lock_run, save_config, saved_command
 
 OWN = "tests.own_agent:own"
@@ -126,6 +127,19 @@ def test_a_last_network_that_was_not_evaluated_is_said(saved, evaluated, said):
     assert len(lines) == said
     assert all(line.startswith("the last network was not evaluated: --final-eval") for line in lines)
     assert not printed(say_unevaluated, dataclasses.replace(command, evaluator=False))
+
+
+@pytest.mark.parametrize(("is_given_up", "waits_for", "age", "in_vain"), [
+    (True, LAST_EVALUATION, 0, True), (False, LAST_EVALUATION, 0, False), (True, "actors", 0, False),
+    (True, LAST_EVALUATION, 100, False),
+])  # fmt: skip
+def test_only_a_learner_of_this_start_waits_in_vain(tmp_path, is_given_up, waits_for, age, in_vain):
+    status = tmp_path / STATUS_FILE
+    write_json(status, Status("Catch-v0", 4000, Counters(), {}, waits_for))
+    os.utime(status, (1000 - age, 1000 - age))
+    supervisor = SimpleNamespace(children={"evaluator": SimpleNamespace(is_given_up=is_given_up)}, began_at=950.0)
+    assert waits_in_vain(supervisor, tmp_path) == in_vain
+    assert not waits_in_vain(SimpleNamespace(children={}, began_at=0.0), tmp_path)
 
 
 @pytest.mark.parametrize("has_evaluator", [True, False])
