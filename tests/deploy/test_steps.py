@@ -39,3 +39,36 @@ def test_a_command_that_is_interrupted_leaves_no_timer(monkeypatch):
     for timer in (each for each in threading.enumerate() if isinstance(each, threading.Timer)):
         timer.join(10.0)
         assert not timer.is_alive()
+
+
+def test_preflight_hears_which_software_the_hosts_will_have(monkeypatch):
+    """Images that are to follow a release need quotas for their builds: the release of before must not hide that."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from cluster import ClusterFlags, read_cluster
+    from commands import account
+
+    given = []
+    monkeypatch.setattr(account, "copy_output", lambda *words, seconds: given.append(words[2:]) or "not ready: x\n")
+    for release in (None, "", "v1"):
+        account.failures(release)
+    assert given == [(), ("--release", ""), ("--release", "v1")]
+    monkeypatch.setenv("TF_VAR_release", "v1")  # as software.auto.tfvars would say it
+    asked = {"region": "us-east-1", "results_bucket": "results"}
+    assert [read_cluster(ClusterFlags(**asked, release=release)).release for release in (None, "")] == ["v1", ""]
+
+
+def test_a_description_that_was_set_aside_comes_back(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import place
+
+    variables = tmp_path / "terraform.tfvars"
+    monkeypatch.setattr(place, "VARIABLES", variables)
+    monkeypatch.setattr(place, "CHOICE", tmp_path / "software.auto.tfvars")
+    monkeypatch.setattr(place, "exists", lambda: False)
+    place.describe("smoke")
+    variables.write_text(variables.read_text() + "max_hours = 3\n")
+    mine = variables.read_text()
+    place.describe("64-actors")
+    assert variables.read_text() == (ROOT / "deploy" / "examples" / "64-actors.tfvars").read_text()
+    place.describe("smoke")
+    assert variables.read_text() == mine
