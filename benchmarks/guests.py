@@ -22,6 +22,7 @@ from benchmarks.replay_frames import make
 from benchmarks.replay_work import STARTS, STREAMS, Feeder
 
 WARM_UP_SECONDS = 2.0
+START_SECONDS = 60.0  # until the first unroll is in, and with each guest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,9 @@ def measured(options: Options, frames: Path, rate: int, guests: int) -> float:
             time.sleep(WARM_UP_SECONDS)
             server.cpu_share()
             time.sleep(options.seconds)
-            return server.cpu_share()
+            share = server.cpu_share()
+            assert all(process.poll() is None for process in processes), "a process of the benchmark has ended"
+            return share
         finally:
             for process in processes:
                 process.kill()
@@ -86,7 +89,9 @@ def insert(options: Options) -> None:
         client.insert(*feeder.next(), 30)
         due += STARTS / options.rates[0]
         client.poll()
-        time.sleep(max(0.0, due - time.monotonic()))
+        early = due - time.monotonic()
+        assert early > -1.0, "this machine does not keep to the rate"
+        time.sleep(max(0.0, early))
 
 
 def follow(options: Options) -> None:
@@ -94,11 +99,12 @@ def follow(options: Options) -> None:
     endpoint = f"tcp://127.0.0.1:{options.ports[1]}"
     clients = [LogClient(endpoint, f"guest-{number}", {}, 4) for number in range(options.guests[0])]
     seen = [0] * len(clients)
-    is_ready = False
+    is_ready, deadline = False, time.monotonic() + START_SECONDS
     while True:
         for number, client in enumerate(clients):
             while (event := client.poll(1)) is not None:
                 seen[number] += isinstance(event, LogAppend)
+        assert is_ready or time.monotonic() < deadline, "no unroll has come"
         if min(seen) and not is_ready:
             is_ready = True
             print("ready", flush=True)

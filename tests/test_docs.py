@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from apexrl.__main__ import COMMANDS
-from apexrl.agents.families import FAMILIES
 from apexrl.config import ActorCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.flags import default_command, flag_of
 from apexrl.learning.metric_texts import TEXTS
 from benchmarks import charts
+from tests.deploy.flag_patterns import agents
 from tests.system.processes import ROOT
 
 FOREIGN = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*")
@@ -49,7 +49,7 @@ def flags_in(config: Any) -> Iterator[str]:
 def test_every_flag_and_every_command_is_on_its_page(site):
     page = (site / "flags.html").read_text()
     told = set(re.findall(r'<dt><code id="[a-z-]+">(--[a-z-]+)</code>', page))
-    for agent in FAMILIES:
+    for agent in agents():
         for command in (RunCommand, ActorCommand, OfflineCommand, ReplayCommand):
             assert set(flags_in(default_command(command, agent))) <= told
     for name in set(COMMANDS) - {"train", "actor", "learner", "replay", "resume"}:
