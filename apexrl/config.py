@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from apexrl.errors import ConfigError
 
-PresetName = Literal["auto", "paper", "two-cores", "small"]
+PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]
 DEFAULT_AGENT = "apex-dqn"
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
@@ -274,7 +274,7 @@ class Command:
     agent: str = DEFAULT_AGENT
     """The algorithm: apex-dqn, impala, or module:name of your own. With --env Corridor-v0 the default is impala."""
     preset: PresetName = "auto"
-    """Defaults of flags that are not given: the paper's, those for two CPU cores, or those for small environments."""
+    """Defaults of flags that are not given: the paper's, those for a GPU, two CPU cores, or small environments."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of everything random."""
 

@@ -84,7 +84,7 @@ def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:
 def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     """Returns the command that the arguments describe, on top of its preset; ends the program when they are wrong.
 
-    The preset auto is the paper's where there is an NVIDIA GPU, else that for two cores.
+    The preset auto is that for a GPU where there is an NVIDIA one, else that for two cores.
 
     Raises: ConfigError when a number is outside its range, or two contradict each other.
     """
@@ -102,7 +102,7 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
 
 def machine_preset() -> str:
     """Returns the preset that fits this machine's GPU, or its lack of one."""
-    return "paper" if shutil.which("nvidia-smi") else "two-cores"
+    return "gpu" if shutil.which("nvidia-smi") else "two-cores"
 
 
 def program() -> str:

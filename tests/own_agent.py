@@ -42,6 +42,7 @@ OWN = FAMILIES["own"] = Family(
     update=OwnUpdate(batch_size=32),
     presets={
         "paper": {},
+        "gpu": {"update": {"batch_size": 16}},
         "two-cores": {"update": {"batch_size": 4}},
         "small": {"update": {"batch_size": 2}, "network": {"width": 3}, "replay": {"capacity": 60_000}},
     },

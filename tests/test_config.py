@@ -51,7 +51,7 @@ def changed(config):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("preset", ["paper", "two-cores", "small"])
+@pytest.mark.parametrize("preset", ["paper", "gpu", "two-cores", "small"])
 @pytest.mark.parametrize("agent", AGENTS)
 def test_every_flag_survives_the_command_line(command, preset, agent):
     papers = dataclasses.replace(default_command(command, agent), preset=preset)  # with another preset's numbers
@@ -221,7 +221,7 @@ def test_a_capacity_is_compared_with_the_minimum_of_the_preset():
 
 def test_the_preset_auto_is_resolved():
     command = parse(ActorCommand, ["--num-workers", "2"])
-    assert command.preset in ("paper", "two-cores")
+    assert command.preset in ("gpu", "two-cores")
     assert parse(ActorCommand, to_flags(command)) == command
 
 

@@ -50,7 +50,8 @@ def test_daily_flags_come_first_and_the_environment_before_all(capsys):
 
 
 @pytest.mark.parametrize(
-    ("preset", "batch", "optimizer"), [("paper", 512, "rmsprop"), ("two-cores", 64, "adam"), ("small", 128, "adam")]
+    ("preset", "batch", "optimizer"),
+    [("paper", 512, "rmsprop"), ("gpu", 64, "adam"), ("two-cores", 64, "adam"), ("small", 128, "adam")],
 )
 def test_the_help_shows_the_defaults_of_the_preset(preset, batch, optimizer, capsys):
     shown = in_one_line(help_of(capsys, lambda: parse(LearnerCommand, ["--help", "--preset", preset])))

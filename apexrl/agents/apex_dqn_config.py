@@ -57,6 +57,13 @@ TWO_CORES: Preset = {
 }
 """Tuned on Pong with two CPU cores (docs/log/pong.md)."""
 
+GPU: Preset = {
+    **TWO_CORES,
+    "replay": {**TWO_CORES["replay"], "capacity": 2_000_000},  # the paper's; two cores have no memory for it
+    "learning": {"prefetch_batches": 16},  # updates of 64 are short
+}
+"""For Atari on a machine with a GPU: the numbers that learned on two cores. They were never trained on a GPU."""
+
 SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},
     "network": {"channels": (16, 32, 32), "hidden_size": 128},
@@ -95,7 +102,7 @@ FAMILY = Family(
     ApexAlgorithm(),
     DuelingConfig(),
     ApexUpdate(),
-    {"paper": {}, "two-cores": TWO_CORES, "small": SMALL},
+    {"paper": {}, "gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     stream,
     wants,
     tables,

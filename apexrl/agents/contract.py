@@ -267,7 +267,7 @@ class Family(NamedTuple):
     algorithm: AlgorithmConfig  # defaults that actors and the learner must agree on
     network: NetworkConfig  # defaults of the network's sizes; they travel with the parameters
     update: UpdateConfig  # defaults of how the learner updates
-    presets: Mapping[str, Preset]  # by name: paper, two-cores, small
+    presets: Mapping[str, Preset]  # by name: paper, gpu, two-cores, small
     stream: Callable[[Any, EnvironmentSpec], StreamSpec]  # from the algorithm's configuration
     wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
     tables: Callable[[Any], tuple[str, ...]]  # from the update's: those that replay.py serves unless told otherwise

@@ -193,6 +193,7 @@ FAMILY = Family(
             "learning": TWO_CORES["learning"],
             "replay": {"min_size_to_sample": 2_000},
         },
+        "gpu": TWO_CORES,  # the numbers that learned; they were never trained on a GPU
         "two-cores": TWO_CORES,
         "small": SMALL,
     },

@@ -192,7 +192,7 @@ def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
 
 
 def devices_of(learning: LearningConfig, num_learners: int) -> list[str]:
-    """Returns the devices of the learners of a host.
+    """Returns the devices of the learners of a host. It makes no context on a GPU: not all of them are ours.
 
     Raises: ConfigError when there are too few.
     """
@@ -201,7 +201,8 @@ def devices_of(learning: LearningConfig, num_learners: int) -> list[str]:
         if len(devices) != num_learners:
             raise ConfigError(f"--learner-devices names {len(devices)} devices for {num_learners} learners: one each")
         return devices
-    if num_learners == 1 or learning.device == "cpu" or choose_device(learning.device).type == "cpu":
+    on_cpu = learning.device == "cpu" or (learning.device == "auto" and not torch.cuda.is_available())
+    if num_learners == 1 or on_cpu:
         return [learning.device] * num_learners
     if torch.cuda.device_count() < num_learners:
         raise ConfigError(

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from apexrl.agents.contract import Family, Want
+from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
@@ -29,22 +27,16 @@ from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
-from apexrl.lifecycle import num_cores
-from apexrl.memory import free_memory_bytes
 from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
-from apexrl.running.device_look import look_at
+from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
 from apexrl.runs import new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is random: no greedy one solves these
-SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
-SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
-PROCESS_BYTES = 400e6
-CONTEXT_BYTES = 1.2e9  # on a GPU, of a process that computes there: libraries, a network, graphs
-SHARE_OF_MEMORY = 0.85
+PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a GPU)"}
 
 STREAM_SETTINGS = ("env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack")  # of the environment
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
@@ -56,27 +48,6 @@ SMOKE: Mapping[str, Mapping[str, Any]] = {
     "evaluation": {"episodes": 2, "evaluation_period_seconds": 10.0},
 }
 SMOKE_SECONDS = 20.0  # after the first frame, at least
-
-
-class Machine(NamedTuple):
-    """The machine that a plan is made for."""
-
-    cores: int
-    memory_bytes: int  # that is free now
-    device: torch.device
-    device_memory_bytes: int  # the GPU's, else as memory_bytes
-
-    @classmethod
-    def here(cls, device: str, memory_gb: float = 0.0) -> "Machine":
-        """Looks at this machine, but for its memory where `memory_gb` is not 0.
-
-        Raises: ConfigError when the device cannot be used.
-        """
-        chosen, on_gpu = look_at(device)
-        free = free_memory_bytes(memory_gb)
-        gpu = on_gpu if chosen.type == "cuda" else free
-        cores = num_cores()
-        return cls(cores, free, chosen, gpu)
 
 
 class Plan(NamedTuple):
@@ -100,9 +71,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     if saved is not None:
         _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
-    machine = Machine.here("cpu" if asked.reproducible else asked.learning.device, asked.learning.memory_gb)
-    if asked.actor_device != asked.learning.device:
-        look_at(asked.actor_device)
+    devices = ("cpu", "cpu") if asked.reproducible else (asked.learning.device, asked.actor_device)
+    machine = Machine.here(devices[0], asked.learning.memory_gb, devices[1])
     envs = make_environment(asked.env, 1)
     environment = make_spec(asked.env, envs)
     envs.close()
@@ -119,7 +89,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
         command = dataclasses.replace(command, from_journal=str(journal))
     check_together(command, stream)
     command = _with_shards(command, default, saved is None)
-    command = _fitted(command, default, machine, stream)
+    command = fitted(command, default, machine, stream)
     implementation(family).check_network(command.network, stream)
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
@@ -128,10 +98,10 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec) -> RunCommand:
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
-    preset = asked.preset if asked.preset != "auto" else _fitting_preset(machine, environment)
+    preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment)
     command = dataclasses.replace(with_preset(default_command(RunCommand, asked.agent), preset), env=asked.env)
     if not asked.reproducible:  # there the sizes are the same on every machine
-        command = with_sections(command, _sizes(machine, environment))
+        command = with_sections(command, sizes(machine, environment))
     if known := _known_flags(asked):
         command = parse_onto(command, known)
     if asked.from_journal:
@@ -201,24 +171,6 @@ def _known_flags(asked: RunCommand) -> list[str]:
     return flags_for(asked.env.env, asked.agent, has_end=bool(asked.max_seconds or asked.learning.total_updates))
 
 
-def _fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
-    if environment.frame_size <= SMALL_FRAME_SIZE:
-        return "small"
-    return "paper" if machine.device.type == "cuda" else "two-cores"
-
-
-def _sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the values that follow from the number of cores: those of the actors, and the rest for the learner."""
-    if environment.frame_size <= SMALL_FRAME_SIZE:
-        return {}
-    if machine.device.type == "cuda":
-        workers, learning = max(machine.cores - 3, 1), {"learner_threads": 2, "prefetch_batches": 16}
-    else:
-        workers = max(machine.cores // 2, 1)
-        learning = {"learner_threads": max((machine.cores - workers) // 2, 1)}
-    return {"acting": {"num_workers": workers}, "learning": learning}
-
-
 def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunCommand:
     """Returns the command with a shard for each learner and an actor process for each shard, unless told otherwise.
 
@@ -242,49 +194,6 @@ def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunC
     check_together(dataclasses.replace(command, update=share.update, replay=part_of(command.replay, wires.shards)))
     devices_of(command.learning, num_learners)
     return command
-
-
-def _fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:
-    """Returns the command with a capacity that fits; only a capacity that nobody asked for is made smaller.
-
-    Raises: ConfigError when it does not fit.
-    """
-    replay = command.replay
-    num_workers = command.acting.num_workers
-    contexts = num_workers if command.has_actors and command.actor_device != "cpu" else 0
-    largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts)
-    if replay.capacity > largest:
-        is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
-        if is_asked_for or largest < replay.min_size_to_sample:
-            memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
-            if machine.device.type == "cuda":
-                memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
-            raise ConfigError(
-                f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): "
-                f"the largest that does is --capacity {max(largest, 0)}; --memory-gb says how much may be taken"
-            )
-        replay = dataclasses.replace(replay, capacity=largest)
-    return dataclasses.replace(command, replay=replay)
-
-
-def largest_capacity(
-    machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int, num_contexts: int = 0
-) -> int:
-    """Returns how many transitions fit this machine beside its processes.
-
-    Frames that do not fit the GPU lie in host memory: whichever holds more is the bound.
-
-    Args:
-      num_contexts: actors that compute on the learner's GPU.
-    """
-    per_transition = UnrollStore.bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
-    host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
-    in_host_memory = host / (per_transition + SERVER_BYTES_PER_TRANSITION)
-    if machine.device.type == "cpu":
-        return int(in_host_memory)
-    taken = DEVICE_RESERVE_BYTES + CONTEXT_BYTES * num_contexts
-    on_device = (SHARE_OF_MEMORY * machine.device_memory_bytes - taken) / per_transition
-    return int(max(in_host_memory, min(on_device, host / SERVER_BYTES_PER_TRANSITION)))
 
 
 def check_asked(asked: RunCommand) -> None:
@@ -365,13 +274,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
+    preset = command.preset + PRESET_NOTES.get(command.preset, "")
     is_falling = update.learning_rate_schedule == "linear" and command.learning.total_frames
     falling = f" falling to 0 over {command.learning.total_frames:,} frames" if is_falling else ""
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", environment),
         ("agent", command.agent),
-        ("preset", command.preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
+        ("preset", preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", sampling),
         ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}{falling}"),

@@ -12,14 +12,22 @@ import typing
 from typing import Any
 
 from apexrl.agents.families import FAMILIES
-from apexrl.config import ActingConfig, ActorCommand, EnvConfig, EvaluationConfig, LearningConfig, ReplayConfig
+from apexrl.config import (
+    ActingConfig,
+    ActorCommand,
+    EnvConfig,
+    EvaluationConfig,
+    LearningConfig,
+    PresetName,
+    ReplayConfig,
+)
 from apexrl.flags import parse, range_of
 from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
 from tests.system.processes import ROOT
 
 FLAGS_FILE = ROOT / "deploy" / "terraform" / "cluster" / "flags.json"
 LIMITS_FILE = FLAGS_FILE.with_name("limits.json")
-PRESETS = ("paper", "two-cores", "small")
+PRESETS = tuple(name for name in typing.get_args(PresetName) if name != "auto")
 ROLES = ("agent", "replay", "learner", "actor", "evaluator")
 SET_BY_THE_CLUSTER = {
     *("env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"),

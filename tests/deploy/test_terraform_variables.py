@@ -22,7 +22,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tags", {"Role": "mine"}, "choose other names"),
     ("tags", {"AWS:mine": "x"}, "must not begin with aws:"),
     ("env", "Pong; rm -rf /", "such as PongNoFrameskip-v4"),
-    ("preset", "auto", "paper, two-cores or small"),
+    ("preset", "auto", "paper, gpu, two-cores or small"),
     ("seed", -1, "0 to 4294967295"),
     ("run", "../x", "letters, digits"),
     ("results_bucket", None, "cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars"),

@@ -160,8 +160,9 @@ def test_each_learner_has_a_device(devices, device, count, expected):
 def test_too_few_devices_are_an_error(monkeypatch):
     with pytest.raises(ConfigError, match="names 1 devices for 2 learners"):
         teams.devices_of(LearningConfig(learner_devices="cuda:0"), 2)
-    monkeypatch.setattr(teams, "choose_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a context on a GPU"))
     assert teams.devices_of(LearningConfig(), 2) == ["cuda:0", "cuda:1"]
     with pytest.raises(ConfigError, match="4 learners want 4 GPUs, 2 are here"):
         teams.devices_of(LearningConfig(), 4)

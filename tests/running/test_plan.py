@@ -7,40 +7,19 @@ import msgspec
 import pytest
 import torch
 
-from apexrl.config import EnvConfig, LearnerCommand, OfflineCommand, ReplayConfig, RunCommand
+from apexrl.config import EnvConfig, OfflineCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, parse, parse_onto, to_flags, wants_of, with_preset
-from apexrl.learning.unroll_store import UnrollStore
+from apexrl.flags import agent_of, default_command, parse, parse_onto, to_flags, with_preset
 from apexrl.replay.journal import Journal, identity_of, new_identity
-from apexrl.replay.replay import ring_unrolls
 from apexrl.running import device_look
 from apexrl.running.launch import roles_of
-from apexrl.running.plan import SMOKE_SECONDS, Machine, check_asked, describe, largest_capacity, make_plan
+from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.types import StreamSpec
 
-SPEC = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, overlap_steps=3)
-WANTS = wants_of(default_command(LearnerCommand))
 GB = 10**9
 OWN = "tests.own_agent:own"
-
-
-def largest(device, host_gb, device_gb, num_contexts=0):
-    machine = Machine(16, host_gb * GB, torch.device(device), device_gb * GB)
-    return largest_capacity(machine, SPEC, WANTS, 8, num_contexts)
-
-
-def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
-    capacity = largest("cuda", 64, 140)
-    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
-    assert needed == pytest.approx(0.85 * 140 * GB - 2 * GB, rel=0.01)
-
-
-def test_actors_that_compute_on_the_gpu_have_room_there():
-    capacity = largest("cuda", 16, 80, num_contexts=13)
-    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
-    assert needed == pytest.approx((0.85 * 80 - 2 - 13 * 1.2) * GB, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +51,48 @@ def test_the_process_that_looks_prints_the_device_and_its_free_memory():
     assert refused.returncode == 1 and refused.stderr.startswith("device 'gpu' cannot be used")
 
 
-def test_the_host_is_the_bound_where_the_gpu_holds_less():
-    capacity = largest("cuda", 64, 12)
-    assert capacity == largest("cpu", 64, 64)
-    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS) + 300 * capacity
-    assert needed == pytest.approx((0.85 * 64 - 0.4 * 12) * GB, rel=0.01)
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine of 16 cores and 4 GPUs; a context on one in this process fails the test."""
+
+    def context(*_):
+        pytest.fail("the launcher makes a context on a GPU")
+
+    looked = {"cpu": (torch.device("cpu"), 0), "auto": (torch.device("cuda:0"), 80 * GB)}
+    monkeypatch.setattr("apexrl.running.machine.look_at", lambda name: looked.get(name, looked["auto"]))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for name in ("_lazy_init", "set_device", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, context)
 
 
-def test_the_server_of_a_great_gpu_has_to_fit_the_host():
-    assert largest("cuda", 8, 10_000) == int((0.85 * 8 - 0.4 * 12) * GB / 300)
+def plan_of_pong(*flags):
+    arguments = ["--run-dir", "runs/x", "--memory-gb", "64", *flags]
+    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments)
 
 
-def test_memory_that_is_given_is_what_the_plan_is_made_for():
-    assert Machine.here("cpu", 2.5).memory_bytes == 2_500_000_000
+@pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
+def test_a_machine_with_a_gpu_gets_numbers_that_have_learned_and_says_so(four_gpus, agent):
+    made = plan_of_pong("--agent", agent)
+    learned = with_preset(default_command(RunCommand, agent), "two-cores")
+    assert (made.command.update, made.command.network) == (learned.update, learned.network)
+    assert dict(describe(made))["preset"] == "gpu (numbers that learned on two cores; never trained on a GPU)"
+    assert plan_of_pong("--agent", agent, "--preset", "paper").command.update.optimizer == "rmsprop"
+
+
+def test_actors_on_a_gpu_are_few_processes_of_many_environments(four_gpus):
+    made = plan_of_pong("--actor-device", "cuda").command
+    assert (made.acting.num_workers, made.acting.environments_per_worker) == (7, 128)
+    assert made.replay.capacity == 2_000_000 and roles_of(made)["actors"][1].device == "cuda"
+    assert plan_of_pong("--actor-device", "cuda", "--num-workers", "3").command.acting.num_workers == 3
+    assert plan_of_pong().command.acting.num_workers == 13
+
+
+def test_several_learners_are_planned_without_a_context_on_a_gpu(four_gpus):
+    assert plan_of_pong("--num-learners", "4").command.wires.shards == 4
+    with pytest.raises(ConfigError, match="8 learners want 8 GPUs, 4 are here"):
+        plan_of_pong("--num-learners", "8")
 
 
 def saved(agent="apex-dqn", **changes):

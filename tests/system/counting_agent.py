@@ -38,7 +38,12 @@ FAMILIES["counting"] = Family(
     algorithm=AlgorithmConfig(unroll_starts=STARTS),
     network=NetworkConfig(),
     update=CountingUpdate(batch_size=3),
-    presets={"paper": {}, "two-cores": {}, "small": {"replay": {"capacity": 6_000, "min_size_to_sample": 60}}},
+    presets={
+        "paper": {},
+        "gpu": {},
+        "two-cores": {},
+        "small": {"replay": {"capacity": 6_000, "min_size_to_sample": 60}},
+    },
     stream=lambda algorithm, env: env.streamed(algorithm.unroll_starts, OVERLAP, EXTRAS, has_unroll_priorities=True),
     wants=lambda algorithm, update: (
         Want("queue", update.queue_size, Unrolls()),

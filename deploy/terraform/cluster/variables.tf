@@ -82,14 +82,14 @@ variable "agent" {
 }
 
 variable "preset" {
-  description = "Defaults of flags that are not given: paper (Ape-X, Atari), two-cores, or small (observations of a few numbers)."
+  description = "Defaults of flags that are not given: paper (Ape-X, Atari), gpu, two-cores, or small (observations of a few numbers)."
   type        = string
   default     = "paper"
   nullable    = false
 
   validation {
-    condition     = contains(["paper", "two-cores", "small"], var.preset)
-    error_message = "preset has to be paper, two-cores or small. There is no auto here: all hosts have to agree."
+    condition     = contains(["paper", "gpu", "two-cores", "small"], var.preset)
+    error_message = "preset has to be paper, gpu, two-cores or small. There is no auto here: all hosts have to agree."
   }
 }
 

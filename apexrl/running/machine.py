@@ -1,0 +1,115 @@
+"""The machine that a run is planned for, and the numbers that follow from it: preset, actors, threads, capacity."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from apexrl.agents.contract import Want
+from apexrl.config import RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import wants_of
+from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.lifecycle import num_cores
+from apexrl.memory import free_memory_bytes
+from apexrl.replay.replay import ring_unrolls
+from apexrl.running.device_look import look_at
+from apexrl.types import EnvironmentSpec, StreamSpec
+
+CPU = torch.device("cpu")
+SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
+ENVIRONMENTS_BESIDE_A_GPU = 128  # of an actor process: a call of its GPU costs the same for few and for many
+SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
+PROCESS_BYTES = 400e6
+CONTEXT_BYTES = 1.2e9  # on a GPU, of a process that computes there: libraries, a network, graphs
+SHARE_OF_MEMORY = 0.85
+
+
+class Machine(NamedTuple):
+    """The machine that a plan is made for."""
+
+    cores: int
+    memory_bytes: int  # that is free now
+    device: torch.device  # of the learner
+    device_memory_bytes: int  # the GPU's, else as memory_bytes
+    actor_device: torch.device = CPU
+
+    @classmethod
+    def here(cls, device: str, memory_gb: float = 0.0, actor_device: str = "cpu") -> "Machine":
+        """Looks at this machine, but for its memory where `memory_gb` is not 0.
+
+        Raises: ConfigError when a device cannot be used.
+        """
+        chosen, on_gpu = look_at(device)
+        acting = chosen if actor_device == device else look_at(actor_device)[0]
+        free = free_memory_bytes(memory_gb)
+        return cls(num_cores(), free, chosen, on_gpu if chosen.type == "cuda" else free, acting)
+
+
+def fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
+    """Returns the name of the preset that fits a machine and an environment."""
+    if environment.frame_size <= SMALL_FRAME_SIZE:
+        return "small"
+    return "gpu" if machine.device.type == "cuda" else "two-cores"
+
+
+def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the values that follow from the number of cores: those of the actors, and the rest for the learner.
+
+    An actor whose network runs on a GPU leaves its cores to the emulator, which has two threads in each process.
+    """
+    if environment.frame_size <= SMALL_FRAME_SIZE:
+        return {}
+    cores, learns_on_gpu = machine.cores, machine.device.type == "cuda"
+    acting = {"num_workers": max(cores - 3 if learns_on_gpu else cores // 2, 1)}
+    if machine.actor_device.type == "cuda":
+        acting = {
+            "num_workers": max((cores - 2) // 2, 1),
+            "environments_per_worker": ENVIRONMENTS_BESIDE_A_GPU,
+        }
+    threads = 2 if learns_on_gpu else max((cores - acting["num_workers"]) // 2, 1)
+    return {"acting": acting, "learning": {"learner_threads": threads}}
+
+
+def fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:
+    """Returns the command with a capacity that fits; only a capacity that nobody asked for is made smaller.
+
+    Raises: ConfigError when it does not fit.
+    """
+    replay = command.replay
+    num_workers = command.acting.num_workers
+    contexts = num_workers if command.has_actors and machine.actor_device == machine.device != CPU else 0
+    largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts)
+    if replay.capacity > largest:
+        is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
+        if is_asked_for or largest < replay.min_size_to_sample:
+            memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
+            if machine.device.type == "cuda":
+                memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
+            raise ConfigError(
+                f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): "
+                f"the largest that does is --capacity {max(largest, 0)}; --memory-gb says how much may be taken"
+            )
+        replay = dataclasses.replace(replay, capacity=largest)
+    return dataclasses.replace(command, replay=replay)
+
+
+def largest_capacity(
+    machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int, num_contexts: int = 0
+) -> int:
+    """Returns how many transitions fit this machine beside its processes.
+
+    Frames that do not fit the GPU lie in host memory: whichever holds more is the bound.
+
+    Args:
+      num_contexts: actors that compute on the learner's GPU.
+    """
+    per_transition = UnrollStore.bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
+    host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
+    in_host_memory = host / (per_transition + SERVER_BYTES_PER_TRANSITION)
+    if machine.device.type == "cpu":
+        return int(in_host_memory)
+    taken = DEVICE_RESERVE_BYTES + CONTEXT_BYTES * num_contexts
+    on_device = (SHARE_OF_MEMORY * machine.device_memory_bytes - taken) / per_transition
+    return int(max(in_host_memory, min(on_device, host / SERVER_BYTES_PER_TRANSITION)))

@@ -1,0 +1,78 @@
+"""The numbers of a run that follow from its machine."""
+
+import pytest
+import torch
+
+from apexrl.config import LearnerCommand
+from apexrl.flags import default_command, wants_of
+from apexrl.learning.unroll_store import UnrollStore
+from apexrl.replay.replay import ring_unrolls
+from apexrl.running.machine import Machine, fitting_preset, largest_capacity, sizes
+from apexrl.types import StreamSpec
+
+SPEC = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, overlap_steps=3)
+WANTS = wants_of(default_command(LearnerCommand))
+GB = 10**9
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+def largest(device, host_gb, device_gb, num_contexts=0):
+    machine = Machine(16, host_gb * GB, torch.device(device), device_gb * GB)
+    return largest_capacity(machine, SPEC, WANTS, 8, num_contexts)
+
+
+def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
+    capacity = largest("cuda", 64, 140)
+    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
+    assert needed == pytest.approx(0.85 * 140 * GB - 2 * GB, rel=0.01)
+
+
+def test_actors_that_compute_on_the_gpu_have_room_there():
+    capacity = largest("cuda", 16, 80, num_contexts=13)
+    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
+    assert needed == pytest.approx((0.85 * 80 - 2 - 13 * 1.2) * GB, rel=0.01)
+
+
+def test_the_host_is_the_bound_where_the_gpu_holds_less():
+    capacity = largest("cuda", 64, 12)
+    assert capacity == largest("cpu", 64, 64)
+    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS) + 300 * capacity
+    assert needed == pytest.approx((0.85 * 64 - 0.4 * 12) * GB, rel=0.01)
+
+
+def test_the_server_of_a_great_gpu_has_to_fit_the_host():
+    assert largest("cuda", 8, 10_000) == int((0.85 * 8 - 0.4 * 12) * GB / 300)
+
+
+def test_memory_that_is_given_is_what_the_plan_is_made_for():
+    assert Machine.here("cpu", 2.5).memory_bytes == 2_500_000_000
+
+
+def sizes_of(cores, device, actor_device):
+    """Workers, environments of each (0: the preset's), and threads of the learner."""
+    found = sizes(Machine(cores, 64 * GB, device, 64 * GB, actor_device), SPEC)
+    acting = found["acting"]
+    return acting["num_workers"], acting.get("environments_per_worker", 0), found["learning"]["learner_threads"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "device", "actor_device", "expected"),
+    [
+        (16, GPU, GPU, (7, 128, 2)),
+        (16, GPU, CPU, (13, 0, 2)),
+        (2, GPU, GPU, (1, 128, 2)),
+        (2, CPU, CPU, (1, 0, 1)),
+        (16, CPU, CPU, (8, 0, 4)),
+        (16, CPU, GPU, (7, 128, 4)),
+    ],
+)
+def test_actors_leave_cores_to_the_others_and_on_a_gpu_to_the_emulator(cores, device, actor_device, expected):
+    assert sizes_of(cores, device, actor_device) == expected
+
+
+@pytest.mark.parametrize(("device", "preset"), [(CPU, "two-cores"), (GPU, "gpu")])
+def test_the_preset_follows_from_the_machine_and_the_environment(device, preset):
+    machine = Machine(16, 64 * GB, device, 64 * GB)
+    assert fitting_preset(machine, SPEC) == preset
+    vectors = StreamSpec("Vectors-v0", (4,), "float32", 1, 2, 1, unroll_starts=80, overlap_steps=3)
+    assert fitting_preset(machine, vectors) == "small" and not sizes(machine, vectors)
