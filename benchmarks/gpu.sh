@@ -9,10 +9,11 @@
 #
 #   PYTHON=python3.12      interpreter, 3.11 or newer, with torch
 #   WHEELS=DIR             wheels of what is missing, installed beside them in DIR/site-VERSION; torch stays as it is
-#   PARTS="learner pong"   only these parts: machine smoke tests ceilings profile learner gather actor-cpu actor-cuda
-#                          cores served together-cpu together-cuda together-mps pong
+#   PARTS="learner pong"   only these parts: machine smoke tests ceilings profile learner learner-gpu gather actor-cpu
+#                          actor-cuda cores served served-gpu together-cpu together-cuda together-mps pong
 #   ARCHIVE=FILE.tgz       another place for the archive
-#   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone
+#   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone;
+#                          "--memory-gb 100" where the machine's memory grows when it is used
 #   LEARNER_SECONDS, ACTOR_SECONDS, SERVED_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer
 #   SLACK_SECONDS=60       longer limits for all parts, on a slow machine
 #   LEARNER_BATCHES="512", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the unroll store
@@ -37,8 +38,8 @@ total_seconds=${TOTAL_SECONDS:-570} # nothing is begun that might end later
 transitions=${LEARNER_TRANSITIONS:-256000}
 read -ra batches <<<"${LEARNER_BATCHES:-512}"
 read -ra run_flags <<<"${RUN_FLAGS:-}"
-# The preset that learns Pong on a CPU: with the paper's, the target network is copied twice in these seconds.
-read -ra pong_flags <<<"${PONG_FLAGS:---preset two-cores}"
+# The preset of a machine with a GPU: with the paper's, the target network is copied twice in these seconds.
+read -ra pong_flags <<<"${PONG_FLAGS:---preset gpu}"
 export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
 failed=() left=() child="" mps="" monitor=""
 
@@ -174,7 +175,7 @@ if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch
   exit 2
 fi
 
-learner=("$python" -m benchmarks.learner --device "$device" --presets paper --repeats 1 --steps 1000
+learner=("$python" -m benchmarks.learner --device "$device" --repeats 1 --steps 1000
   --transitions "$transitions" --seconds "$learner_seconds" --directory "$out/frames")
 actor=("$python" -m benchmarks.actor --games Pong --systems paper --repeats 1 --seconds "$actor_seconds")
 probe=("$python" -m benchmarks.gpu_probe --device "$device")
@@ -191,8 +192,10 @@ part tests 90 bash -c '"$1" -m pytest -q -c /dev/null --rootdir . -p no:cachepro
   --junitxml "$2/tests.xml" "${@:3}" && "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
   tests "$python" "$out" "${tests[@]}"
 part ceilings 40 "${probe[@]}" ceilings --json "$out/ceilings.part"
-part profile 90 "${probe[@]}" profile --json "$out/profile.part"
-part learner 120 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds ours ours-eager eager --json "$out/learner.part"
+part profile 110 "${probe[@]}" profile --json "$out/profile.part"
+part learner 120 "${learner[@]}" --presets paper --batch-sizes "${batches[@]}" --kinds ours ours-eager eager \
+  --json "$out/learner.part"
+part learner-gpu 60 "${learner[@]}" --presets gpu --batch-sizes 64 --kinds ours eager --json "$out/learner-gpu.part"
 part gather 40 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds gather --json "$out/gather.part"
 part actor-cpu 35 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
 part actor-cuda 35 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
@@ -200,6 +203,7 @@ part cores 40 "${probe[@]}" cores --json "$out/cores.part"
 
 ending=() # by time
 run served "$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu
+run served-gpu "$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu --preset gpu
 run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
 run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
 with_mps

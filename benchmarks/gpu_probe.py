@@ -2,7 +2,8 @@
 
   smoke     a captured update and an actor's captured policy beside the same on the CPU: fails when they differ
   ceilings  bytes/s of a copy, operations/s of a product in bfloat16, seconds of a graph's smallest kernel
-  profile   one update of 512 for each optimizer: its time on the wall and on the device, and its kernels by time
+  profile   one update of each kind: its time on the wall and on the device, its kernels by time, and the operations
+            that start them, from an update without a graph
   cores     agent steps/s of environments alone, with one process and with more
 
 A file is written after each figure, so that a limit loses only the rest. `--device cpu` tries the program.
@@ -25,7 +26,7 @@ from apexrl.agents.contract import Learner, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import EnvConfig, LearnerCommand
 from apexrl.environments.vector import make_environment, take_step
-from apexrl.flags import default_command, wants_of
+from apexrl.flags import default_command, wants_of, with_preset
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.updater import Updater
@@ -41,13 +42,14 @@ GRAPH_NODES = 200
 MOST_KERNELS = 60
 ENVIRONMENTS, CORE_SECONDS = 32, 3.0
 TOLERANCE = 0.05  # bfloat16 and other sums make up to 2 %
+PROFILED = (("paper", "rmsprop", 512), ("paper", "adam", 512), ("gpu", "adam", 64))  # preset, optimizer, batch
 
 
 class World:
-    """A learner of the preset `paper` with a store of random unrolls, always from the same seed."""
+    """A learner with a store of random unrolls, always from the same seed."""
 
-    def __init__(self, device: torch.device, optimizer: str = "rmsprop", batch_size: int = 512):
-        command = default_command(LearnerCommand)
+    def __init__(self, device: torch.device, optimizer: str = "rmsprop", batch_size: int = 512, preset: str = "paper"):
+        command = with_preset(default_command(LearnerCommand), preset)
         update = dataclasses.replace(command.update, optimizer=optimizer, batch_size=batch_size)
         command = dataclasses.replace(command, update=update)
         self.spec = family_of(command.agent).stream(command.algorithm, PONG)
@@ -179,28 +181,31 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def profile(device: torch.device, batch_size: int = 512) -> Iterator[tuple[str, Any]]:
-    """Yields for each optimizer the seconds of an update, and its kernels by time."""
-    for optimizer in ("rmsprop", "adam"):
-        world = World(device, optimizer, batch_size)
+def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
+    """Yields for each kind of update its seconds, and its kernels and operations by time."""
+    for preset, optimizer, batch_size in PROFILED:
+        world, name = World(device, optimizer, batch_size, preset), f"{preset}_{optimizer}_{batch_size}"
         timed = TIMED_UPDATES if device.type == "cuda" else 3
         started = time.perf_counter()
         world.run(3)
-        yield f"{optimizer}_first_seconds", time.perf_counter() - started
-        yield f"{optimizer}_wall_seconds", world.run(timed) / timed
+        yield f"{name}_first_seconds", time.perf_counter() - started
+        yield f"{name}_wall_seconds", world.run(timed) / timed
         if device.type == "cuda":
-            yield f"{optimizer}_device_seconds", _device_seconds(world, timed)
+            yield f"{name}_device_seconds", _device_seconds(world, timed)
         profiled = PROFILED_UPDATES if device.type == "cuda" else 3
         with torch.profiler.profile() as profiler:
             world.run(profiled)
-        yield f"{optimizer}_kernels", kernels(profiler, profiled)
-        yield f"{optimizer}_memory_bytes", torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+        yield f"{name}_kernels", kernels(profiler, profiled)
+        with torch.profiler.profile() as profiler:
+            _update_without_graph(world)
+        yield f"{name}_operations", kernels(profiler, 1)
+        yield f"{name}_memory_bytes", torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
 
 
 def _device_seconds(world: World, count: int) -> float:
     """Returns the device's time of an update, without the gaps in which it waits for Python."""
-    stream, graph = world.stream, world.updater._graph
-    assert graph is not None and stream.cuda is not None
+    stream, graph = world.stream, world.updater._graphs[0]
+    assert stream.cuda is not None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with stream.exclusive():
         begin.record(stream.cuda)
@@ -210,6 +215,14 @@ def _device_seconds(world: World, count: int) -> float:
         end.record(stream.cuda)
     end.synchronize()
     return begin.elapsed_time(end) / 1000 / count
+
+
+def _update_without_graph(world: World) -> None:
+    """Makes the last update again, operation after operation."""
+    graph = world.updater._graphs[0]
+    with world.stream.exclusive():
+        graph._work.end(graph._work.begin(graph._batches()))
+    _finish(world.stream.device)
 
 
 def kernels(profiler: torch.profiler.profile, updates: int) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"opencv-python-headless": "cv2", "pyzmq": "zmq", "ale-py": "ale_py"}
 KEPT = re.compile(r"(torch|nvidia|triton|cuda)", re.IGNORECASE)
+LIBRARY = re.compile(r"nvidia-(cublas|cudnn|nccl|cuda-runtime)")
 NOT_NEEDED = {"tensorboard"}  # these runs start no TensorBoard
 FRAMES_A_STEP = 4
 SHOWN_KERNELS = 15
@@ -74,6 +75,13 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() or "none",
+        "libraries": ", ".join(
+            sorted(
+                f"{found.name} {found.version}"
+                for found in importlib.metadata.distributions()
+                if LIBRARY.match(found.name)
+            )
+        ),
         "has_mps": shutil.which("nvidia-cuda-mps-control") is not None,
         "revision": _output("git", "describe", "--always", "--dirty") or "unknown",
         "date": time.strftime("%Y-%m-%d"),
@@ -128,8 +136,8 @@ def figures(parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("smoke", "ceilings", "cores"):
         yield from ((f"{name}: {what}", f"{value:,.6g}") for what, value in parts.get(name, {}).items())
     yield from profile_figures(parts.get("profile", {}))
-    for row in (row for name in ("learner", "gather") for row in parts.get(name, {}).get("rows", [])):
-        what = f"{row['kind']}, batch {row['batch_size']}"
+    for row in (row for name in ("learner", "learner-gpu", "gather") for row in parts.get(name, {}).get("rows", [])):
+        what = f"{row['kind']}, preset {row['preset']}, batch {row['batch_size']}"
         if "failed" in row:
             yield what, "FAILED"
         elif "gathered_gigabytes_per_second" in row:

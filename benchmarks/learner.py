@@ -49,7 +49,7 @@ class Options:
     """The algorithm."""
     batch_sizes: tuple[int, ...] = ()
     """Transitions in a batch, by default 32 128 512; with impala unrolls of 20, by default 16 32."""
-    presets: tuple[Literal["two-cores", "two-cores-nature", "paper"], ...] = ()
+    presets: tuple[Literal["two-cores", "two-cores-nature", "gpu", "paper"], ...] = ()
     """Presets of the networks and optimizers; two-cores-nature: with a network of the size of Nature's, which apex-dqn
     has in its preset paper. impala's preset paper has the deep residual network, which is slow, so ask for it."""
     mixes: tuple[str, ...] = ("queue=1", "queue=1/8 uniform=7/8")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from apexrl.networks.device_stream import DONE, DeviceStream
 
-# They ask a device for a value or a size, or take pinned memory.
+# They ask a device for a value or a size, take pinned memory, or bring numbers of Python there.
 WAITING = (
     "_local_scalar_dense",
     "nonzero",
@@ -22,8 +22,11 @@ WAITING = (
     "repeat_interleave.Tensor",
     "equal.",
     "pin_memory",
+    "lift_fresh",
 )
-CALLS = ("Stream", "Event", "stream", "synchronize", "current_stream")  # of torch.cuda, that join no capture
+# Of torch.cuda: they join no capture, or give memory back that others use.
+CALLS = ("Stream", "Event", "stream", "synchronize", "current_stream", "empty_cache")
+READS = ("cpu", "numpy", "tolist", "__array__")  # of a tensor: they wait for its content
 
 
 class FakeGraph(TorchDispatchMode):
@@ -43,6 +46,9 @@ class FakeGraph(TorchDispatchMode):
         for name in CALLS:
             refuse = mock.Mock(side_effect=AssertionError(f"torch.cuda.{name} in a capture"))
             self._forbidden.enter_context(mock.patch.object(torch.cuda, name, refuse))
+        for name in READS:
+            refuse = mock.Mock(side_effect=AssertionError(f"Tensor.{name} in a capture"))
+            self._forbidden.enter_context(mock.patch.object(torch.Tensor, name, refuse))
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -86,12 +92,17 @@ class FakeDeviceStream(DeviceStream):
 
     @contextlib.contextmanager
     def exclusive(self):
+        with self._lock:
+            yield
+
+    @contextlib.contextmanager
+    def aside(self):
         def capture(graph, *_, **__):
             self.num_captures += 1
             return graph
 
-        with self._lock, mock.patch.multiple(torch.cuda, CUDAGraph=FakeGraph, graph=capture):
-            yield
+        with self.memory_kept(), mock.patch.multiple(torch.cuda, CUDAGraph=FakeGraph, graph=capture):
+            yield self.cuda
 
     def event(self):
         return DONE

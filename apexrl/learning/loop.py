@@ -180,6 +180,9 @@ class LearnerLoop:
                 self._connections.accept(self._run, *(log.log for log in logs))
                 self._publish_soon(updater)
             self._arrivals.collect(0)
+            for replica in replicas:  # while the actors fill the replay
+                assert replica.store is not None, "a replica that knows its spec has a store"
+                updater.prepare(replica.store, replica.shard)
             has_finished = self._update(updater, replicas, record, spec, stop)
             self._speak(updater, replicas, record, Standing(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())

@@ -117,6 +117,16 @@ class UnrollStore:
         words = row_layout(spec, wants).words + math.prod(_records_shape(spec, transition_records(spec, wants)))
         return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + WORD_BYTES * words)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables of which batches can be gathered."""
+        return tuple(self._wants)
+
+    @property
+    def names_samples(self) -> bool:
+        """Whether a sample is named by keys, and the update gathers it: where the ring lies on a GPU."""
+        return self._staging is not None
+
     def numbers(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns [B] int64: the numbers of the unrolls of a table's keys."""
         return keys // self.spec.unroll_starts if isinstance(self._wants[table].view, Transitions) else keys
@@ -138,7 +148,7 @@ class UnrollStore:
 
     def release(self) -> None:
         """Forgets everything and gives the memory back, when no update reads it any more."""
-        with self._device_stream.exclusive():
+        with self._device_stream.memory_kept(), self._device_stream.exclusive():
             self.clear(self.generation + 1)
             wait(self._device_stream.event())
             self._frames = self._rows = self._records = torch.empty(0)
@@ -193,7 +203,7 @@ class UnrollStore:
         Where the ring lies on a GPU it is named, not gathered.
         """
         named = SampledKeys(self, table, self.generation, keys, weights)
-        if self._staging is not None:
+        if self.names_samples:
             return named
         held = named.held()
         return self.gather(table, keys[held], weights[held]) if held.any() else None

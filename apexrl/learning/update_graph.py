@@ -97,6 +97,19 @@ class BatchInputs:
         return self._here
 
 
+def inputs_for(store: UnrollStore, device_stream: DeviceStream) -> dict[str, Inputs]:
+    """Returns the inputs that full draws from a store enter through, by table."""
+    inputs: dict[str, Inputs] = {}
+    for table in store.tables:
+        size = store.num_rows(table)
+        if store.names_samples:
+            inputs[table] = KeyInputs(device_stream, store, table, size)
+        else:
+            keys, weights = torch.zeros(size, dtype=torch.int64), torch.zeros(size)
+            inputs[table] = BatchInputs(device_stream, store.batch(table, keys, weights))
+    return inputs
+
+
 def inputs_of(draw: Draw, device_stream: DeviceStream) -> dict[str, Inputs]:
     """Returns the inputs that draws like this one enter through, by table."""
     inputs: dict[str, Inputs] = {}
@@ -130,7 +143,8 @@ class UpdateGraph:
     ):
         """Runs the work a few times, puts the state back as it was, in place, and captures the work on a GPU.
 
-        The part between is left out: other processes may have part in it.
+        The part between is left out: other processes may have part in it. No stream is held: libraries take seconds
+        to choose their algorithms. What the work reads of the unroll store is not used, so it may change meanwhile.
 
         Args:
           state: all tensors that the work changes.
@@ -141,12 +155,11 @@ class UpdateGraph:
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._values: Tensor | None = None  # where the last graph leaves its result
         try:
-            # No other thread may give work to the stream during the capture: it would become a part of the graph.
             started = time.monotonic()
-            with device_stream.exclusive(), _fastest_convolutions():
+            with device_stream.aside() as stream, _fastest_convolutions():
                 self._warm_up(list(state))
-                if device_stream.cuda is not None:
-                    self._capture(device_stream.cuda)
+                if stream is not None:
+                    self._capture(stream)
                     logger.info(
                         "the update is captured on %s (%.1f s)", device_stream.device, time.monotonic() - started
                     )

@@ -14,7 +14,8 @@ from apexrl.errors import ConfigError
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.side_thread import SideThread
 from apexrl.learning.team import Team
-from apexrl.learning.update_graph import UpdateGraph, Work, inputs_of
+from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.update_graph import Inputs, UpdateGraph, Work, inputs_for, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 
@@ -83,7 +84,7 @@ class Updater:
         self._team = team or Team()
         self._learner = learner
         self._device_stream = device_stream
-        self._graph: UpdateGraph | None = None
+        self._graphs: dict[int, UpdateGraph] = {}  # by shard: each has a store of its own
         on_gpu = device_stream.device.type == "cuda"
         self._side = None if on_gpu or not learner.has_side_work else SideThread(learner)
         self._is_eager = not on_gpu
@@ -101,6 +102,19 @@ class Updater:
             with self._device_stream.exclusive():
                 self._learner.schedule(frames, share)
 
+    def prepare(self, store: UnrollStore, shard: int = 0) -> None:
+        """Makes the graph for a shard's draws before there are any. A CPU needs none.
+
+        Raises: ConfigError when the GPU has too little memory.
+        """
+        if self._device_stream.cuda is None:
+            return
+        with self._device_stream.memory_kept():
+            if store.num_bytes:  # else it is given up already
+                with self._device_stream.exclusive():
+                    inputs = inputs_for(store, self._device_stream)
+                self._make_graph(shard, inputs)
+
     def update(self, draw: Draw | None, upcoming: Draw | None = None, scale: float = 1.0) -> Pending | None:
         """Takes one optimizer step; returns its results, None when nothing of a table's sample is left.
 
@@ -115,8 +129,7 @@ class Updater:
         if draw is not None and self._is_eager and draw.is_gathered:
             pending = self._update_eagerly(draw, upcoming)
         elif draw is not None:
-            with self._device_stream.exclusive():
-                pending = self._update_by_graph(draw)
+            pending = self._update_by_graph(draw)
         if pending is None:
             if self._team.size == 1:
                 return None
@@ -169,19 +182,23 @@ class Updater:
         return self._pending(keys, values)
 
     def _update_by_graph(self, draw: Draw) -> Pending | None:
-        """Starts an update by the graph, which is made first where there is none for such draws."""
-        if self._graph is None or not self._graph.takes(draw):
+        """Starts an update by the shard's graph, which is made first where there is none for such draws."""
+        if draw.shard not in self._graphs or not self._graphs[draw.shard].takes(draw):
             named = [sample for sample in draw.samples.values() if isinstance(sample, SampledKeys)]
-            if not all(sample.held().any() for sample in named):
-                return None  # its store may be given up already
-            wait(self._device_stream.event())
-            self._graph = None  # its memory is needed
-            inputs = inputs_of(draw, self._device_stream)
-            self._graph = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
-        started = self._graph.run(draw)
-        if started is None:
-            return None
-        return self._pending(*started)
+            with self._device_stream.memory_kept():
+                with self._device_stream.exclusive():
+                    if not all(sample.held().any() for sample in named):
+                        return None  # its store may be given up already
+                    inputs = inputs_of(draw, self._device_stream)
+                self._make_graph(draw.shard, inputs)
+        with self._device_stream.exclusive():
+            started = self._graphs[draw.shard].run(draw)
+            return None if started is None else self._pending(*started)
+
+    def _make_graph(self, shard: int, inputs: dict[str, Inputs]) -> None:
+        wait(self._device_stream.event())
+        self._graphs.pop(shard, None)  # its memory is needed
+        self._graphs[shard] = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
 
     def _gradients(self, batches: Batches, beside: Callable[[], Any] | None = None) -> Outcome:
         """Computes the gradients of batches. Nothing here waits for a GPU.

@@ -2,11 +2,13 @@
 
 All work for a GPU goes through one non-default CUDA stream, which does not synchronise with the default stream. Any
 thread that touches the learner's tensors must therefore hold the stream: network, optimizer, unroll store, checkpoints.
+Work is captured beside it, so that the capture holds no other thread up.
 On a CPU work is done when the call returns, and nothing here costs anything.
 """
 
 import collections
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,12 +53,16 @@ def wait(event: Event) -> None:
 
 
 class DeviceStream:
-    """The order in which the learner's threads give work to its device: a CUDA stream, and a lock around it."""
+    """The order in which the learner's threads give work to its device: a CUDA stream, and a lock around it.
+
+    Whoever takes both locks takes that of the memory first.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock = threading.RLock()
+        self._memory_lock = threading.RLock()
 
     @property
     def depth(self) -> int:
@@ -69,6 +75,33 @@ class DeviceStream:
         on_stream = contextlib.nullcontext() if self.cuda is None else torch.cuda.stream(self.cuda)
         with self._lock, on_stream:
             yield
+
+    @contextlib.contextmanager
+    def memory_kept(self) -> Iterator[None]:
+        """Lets nobody else give memory back that captured work reads, nor capture such work."""
+        with self._memory_lock:
+            yield
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[torch.cuda.Stream | None]:
+        """Lets this thread work between all work so far and all that comes later, on another stream: to capture it.
+
+        Other threads may give work to ours meanwhile, which is not ordered with this. The memory is kept.
+
+        Yields: the other stream, always the same, because libraries keep memory for each; None on a CPU.
+        """
+        with self._memory_lock:
+            if self.cuda is None:
+                yield None
+                return
+            self._side.wait_stream(self.cuda)
+            with torch.cuda.stream(self._side):
+                yield self._side
+            self.cuda.wait_stream(self._side)
+
+    @functools.cached_property
+    def _side(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
 
     def event(self) -> Event:
         """Returns the point in the order where we are now."""

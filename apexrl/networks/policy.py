@@ -8,7 +8,6 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +47,7 @@ class Policy:
         check_tensors(make, tensors)
         self.spec = spec
         self.device = device
+        self._captures = device.type == "cuda"
         self._make = make
         self._layout = FrameLayout.of(spec)
         self._exact = make().to(device).eval().requires_grad_(False)
@@ -67,8 +67,14 @@ class Policy:
         self._freeze()
 
     def frame_stack(self, num_envs: int) -> FrameStack:
-        """Returns the memory of E environments, to be given to each call for them."""
-        return FrameStack(self._layout, num_envs, self.dtype, self.device)
+        """Returns the memory of E environments, to be given to each call for them.
+
+        On a GPU the calls for it are captured now, so that no game waits for that.
+        """
+        stack = self._new_stack(num_envs)
+        if self._captures:
+            stack.captured = _CapturedCalls(self, stack)
+        return stack
 
     @torch.no_grad()
     def values(
@@ -84,9 +90,9 @@ class Policy:
         if (memory is not None) != (self._fast.memory_size > 0):
             raise ValueError(f"the network takes a memory of {self._fast.memory_size} numbers, 0: none")
         stack.advance()
-        if self.device.type == "cuda":
+        if self._captures:
             if not isinstance(stack.captured, _CapturedCalls) or stack.captured.policy is not self:
-                stack.captured = _CapturedCalls(self, stack)
+                stack.captured = _CapturedCalls(self, stack)  # another network has come
             return stack.captured(frames, starts, memory)
         stack.write(torch.from_numpy(np.ascontiguousarray(frames)), torch.from_numpy(starts))
         return self.values_of(stack, None if memory is None else torch.from_numpy(memory)).numpy()
@@ -104,13 +110,12 @@ class Policy:
         return torch.zeros(num_envs, size, pin_memory=self.device.type == "cuda") if size else None
 
     @functools.cached_property
-    def capture_place(self) -> tuple[torch.cuda.Stream, Any]:
-        """The stream on which all calls are captured, and the memory pool that their graphs share.
+    def capture_stream(self) -> torch.cuda.Stream:
+        """The stream on which all calls are captured: libraries keep memory for each stream."""
+        return torch.cuda.Stream(self.device)
 
-        A library takes memory for each stream, and a graph for each pool. One graph at a time is replayed, and copies
-        its values out.
-        """
-        return torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+    def _new_stack(self, num_envs: int) -> FrameStack:
+        return FrameStack(self._layout, num_envs, self.dtype, self.device)
 
     def _use(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -136,7 +141,7 @@ class Policy:
         generator = torch.Generator().manual_seed(0)
         shape = (CHECKED_OBSERVATIONS, *self.spec.observation_shape)
         observations = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).to(self.device)
-        stack = self.frame_stack(CHECKED_OBSERVATIONS)
+        stack = self._new_stack(CHECKED_OBSERVATIONS)
         nothing = torch.zeros(CHECKED_OBSERVATIONS, dtype=torch.bool, device=self.device)
         for frames in observations.unbind(1):
             stack.advance()
@@ -167,7 +172,11 @@ def check_tensors(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) 
 
 
 class _CapturedCalls:
-    """A policy's call for one stack on a GPU: copy in, write, network, copy out; a graph for each ring position."""
+    """A policy's call for one stack on a GPU: copy in, write, network, copy out; a graph for each ring position.
+
+    The graphs share the memory of the first one, which lives as long as they do: one at a time is replayed, and copies
+    its values out.
+    """
 
     def __init__(self, policy: Policy, stack: FrameStack):
         self.policy = policy
@@ -182,7 +191,12 @@ class _CapturedCalls:
         self._frames = torch.empty_like(self._host_frames, device=policy.device)
         self._starts = torch.empty_like(self._host_starts, device=policy.device)
         self._done = torch.cuda.Event()
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        newest = stack.newest
+        for position in range(spec.stacked_frames):
+            stack.newest = position
+            self._capture()
+        stack.newest = newest
 
     def __call__(self, frames: np.ndarray, starts: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
         """Returns [E, ..] values; waits for the GPU, leaving the core to the emulator.
@@ -193,18 +207,14 @@ class _CapturedCalls:
         self._host_starts.numpy()[...] = starts
         if self._host_memory is not None:
             self._host_memory.numpy()[...] = memory
-        position = self._stack.newest
-        if position not in self._graphs:
-            self._graphs[position] = self._capture()
-        self._graphs[position].replay()
+        self._graphs[self._stack.newest].replay()
         self._done.record()
         wait(self._done)
         return self._host_values.numpy().copy()
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> None:
         """Records the work for the current ring position, after a warm-up that leaves the stack as it was."""
-        before = self._stack.ring.clone()
-        side, pool = self.policy.capture_place
+        before, side = self._stack.ring.clone(), self.policy.capture_stream
         side.wait_stream(torch.cuda.current_stream(self.policy.device))
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -213,9 +223,10 @@ class _CapturedCalls:
         self._stack.ring.copy_(before)
         torch.cuda.synchronize(self.policy.device)
         graph = torch.cuda.CUDAGraph()
+        pool = self._graphs[0].pool() if self._graphs else None
         with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
             self._work()
-        return graph
+        self._graphs.append(graph)
 
     def _work(self) -> None:
         self._frames.copy_(self._host_frames, non_blocking=True)

@@ -1,8 +1,12 @@
 """Updates that a graph repeats, on a CPU: `tests.fake_graph` stands for CUDA. They equal those that Python makes."""
 
+import threading
+
+import numpy as np
 import pytest
 import torch
 
+from apexrl.learning.draw import Draw
 from apexrl.learning.team import Team
 from apexrl.learning.updater import Updater
 from tests.agents.impala_parts import LASER, updates
@@ -10,8 +14,8 @@ from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream, FakeGraph
 from tests.learning import test_impala_updates as impala
 from tests.learning.test_updater import RING, SCREENS, VECTORS, World
-from tests.learning.twins import update_both
-from tests.lockstep import hold
+from tests.learning.twins import state_of, update_both
+from tests.lockstep import TABLE, hold, results
 
 
 class Doubling(Team):
@@ -48,6 +52,89 @@ def test_between_two_graphs_learners_add_their_gradients_up(make_unroll):
     assert graph.device_stream.num_captures == 2 and graph.updater._team.calls == 5
 
 
+def staged(world, shard=0):
+    """Returns a world's store as it is on a GPU: unrolls come through staged memory, and samples are named."""
+    world.store._staging = world.store._make_staging()
+    world.updater.prepare(world.store, shard)
+    return world.store
+
+
+def test_a_graph_is_there_before_the_first_draw(make_unroll):
+    graph = World(make_unroll, SCREENS, CPU, device_stream=FakeDeviceStream())
+    plain, before = World(make_unroll, SCREENS, CPU), state_of(graph)
+    staged(graph)
+    assert graph.device_stream.num_captures == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in state_of(graph).items())
+    for _ in range(5):
+        update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
+    assert graph.device_stream.num_captures == 1
+
+
+@pytest.mark.parametrize("kind", ["named", "gathered"])
+def test_a_graph_for_batches_of_either_kind_can_be_made_before_them(make_unroll, kind):
+    world = World(make_unroll, SCREENS, CPU, device_stream=FakeDeviceStream())
+    store = staged(world) if kind == "named" else world.store
+    world.updater.prepare(store)
+    captures = world.device_stream.num_captures
+    sample = store.sample(TABLE, *world.sample())
+    assert world.updater._update_by_graph(Draw(0, {TABLE: sample})) is not None
+    assert world.device_stream.num_captures == captures
+
+
+def test_each_shard_has_a_graph(make_unroll):
+    """Draws of several shards come in turns: none of them costs a capture."""
+    first, second = (World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream()) for _ in range(2))
+    plain, updater = World(make_unroll, VECTORS, CPU), first.updater
+    second.updater, second.device_stream = updater, first.device_stream
+    for number in range(6):
+        world = (first, second)[number % 2]
+        keys, weights = plain.sample()
+
+        def by_shard(world=world, shard=number % 2, keys=keys, weights=weights):
+            return results(updater.update(world.keys(keys, weights)._replace(shard=shard)))
+
+        update_both(first, plain, by_shard, lambda keys=keys, weights=weights: plain.plainly(keys, weights))
+    assert first.device_stream.num_captures == 2
+
+
+def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch):
+    """Libraries choose their algorithms for seconds: nobody waits for them who has to answer the replay server."""
+    world = World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream())
+    learner, gradients, done = world.updater._learner, world.updater._learner.gradients, []
+
+    def applying(*arguments):
+        if not done:
+            thread = threading.Thread(target=lambda: done.append(world.apply(RING)))
+            thread.start()
+            thread.join(10)
+        return gradients(*arguments)
+
+    monkeypatch.setattr(learner, "gradients", applying)
+    staged(world)
+    assert done and world.store.holds(TABLE, np.array([RING * VECTORS.unroll_starts])).all()
+
+
+def test_a_store_is_not_given_up_while_a_graph_of_it_is_made(make_unroll, monkeypatch):
+    world = World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream())
+    learner, gradients, releasing = world.updater._learner, world.updater._learner.gradients, []
+
+    def giving_up(*arguments):
+        if not releasing:
+            releasing.append(threading.Thread(target=world.store.release))
+            releasing[0].start()
+            releasing[0].join(0.1)
+            assert releasing[0].is_alive()
+        return gradients(*arguments)
+
+    monkeypatch.setattr(learner, "gradients", giving_up)
+    staged(world)
+    releasing[0].join(10)
+    assert not world.store.num_bytes and world.device_stream.num_captures == 1
+    assert world.updater.update(world.keys(*world.sample())) is None
+    world.updater.prepare(world.store)  # nothing is there any more
+    assert world.device_stream.num_captures == 1
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("lstm", [False, True], ids=["feed-forward", "lstm"])
 def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
@@ -68,6 +155,10 @@ def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
         lambda x: x + torch.ones(3).pin_memory() if torch.cuda.is_available() else x.nonzero(),
         lambda x: torch.cuda.Stream() and x,
         lambda x: torch.cuda.synchronize() or x,
+        lambda x: x * x.tolist()[0],
+        lambda x: x + torch.from_numpy(x.numpy()),
+        lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+        lambda x: torch.cuda.empty_cache() or x,
     ],
 )
 def test_work_that_waits_or_leaves_the_stream_cannot_be_captured(work):

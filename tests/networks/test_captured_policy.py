@@ -9,7 +9,6 @@ import torch
 
 from apexrl.networks.device_stream import DONE
 from apexrl.networks.dueling import make_network
-from apexrl.networks.policy import _CapturedCalls
 from tests.fake_graph import FakeGraph
 from tests.networks.test_policy import CONFIG, NUM_ENVS, policy_of, spec_of, stream
 
@@ -20,7 +19,7 @@ def captures(monkeypatch):
     places, empty = [], torch.empty
 
     def capture(graph, pool, side, capture_error_mode):
-        places.append((side, pool))
+        places.append((side, pool or graph))
         return graph
 
     def pageable(*sizes, pin_memory=False, **named):
@@ -28,7 +27,7 @@ def captures(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", pageable)
     monkeypatch.setattr(torch.Tensor, "any", lambda starts: True)  # on a GPU, a stack does not look whether one begins
-    names = ("Stream", "current_stream", "synchronize", "graph_pool_handle")
+    names = ("Stream", "current_stream", "synchronize")
     fakes = {name: mock.MagicMock(side_effect=lambda *_: mock.MagicMock()) for name in names}
     event = mock.MagicMock(query=DONE.query)
     with mock.patch.multiple(
@@ -42,18 +41,27 @@ def test_replayed_calls_give_the_values_of_plain_ones_at_every_ring_position(cap
     spec = spec_of(shape)
     tensors = make_network(spec, CONFIG).state_dict()
     captured, plain = (policy_of(spec, tensors) for _ in range(2))
+    captured._captures = True
     stacks = [captured.frame_stack(NUM_ENVS) for _ in range(2)]
-    calls = [_CapturedCalls(captured, stack) for stack in stacks]
+    assert len(captures) == 2 * spec.stacked_frames, "no game waits for a capture"
     references = [plain.frame_stack(NUM_ENVS) for _ in range(2)]
     for step, inputs in enumerate(zip(stream(spec, 13), stream(spec, 13, seed=2), strict=True)):
         if step == 9:  # the graphs see new parameters
             tensors = make_network(spec, CONFIG).state_dict()
             captured.load(tensors)
             plain.load(tensors)
-        for (frames, starts, _), stack, call, reference in zip(inputs, stacks, calls, references, strict=True):
-            stack.advance()
-            assert np.array_equal(call(frames, starts, None), plain.values(frames, starts, reference))
+        for (frames, starts, _), stack, reference in zip(inputs, stacks, references, strict=True):
+            assert np.array_equal(captured.values(frames, starts, stack), plain.values(frames, starts, reference))
     assert len(captures) == 2 * spec.stacked_frames
-    assert len({(id(side), id(pool)) for side, pool in captures}) == 1, (
-        "a library keeps memory for each stream and pool"
-    )
+    assert len({id(side) for side, _ in captures}) == 1, "libraries keep memory for each stream"
+    assert len({id(pool) for _, pool in captures}) == 2, "the graphs of a stack share memory, and give it back together"
+
+
+def test_calls_of_an_earlier_network_are_captured_anew(captures):
+    spec = spec_of((3,))
+    first, second = (policy_of(spec, make_network(spec, CONFIG).state_dict()) for _ in range(2))
+    first._captures = second._captures = True
+    stack, (frames, starts, _) = first.frame_stack(NUM_ENVS), next(iter(stream(spec, 1)))
+    expected = second.values(frames, starts, second.frame_stack(NUM_ENVS))
+    assert np.array_equal(second.values(frames, starts, stack), expected)
+    assert len(captures) == 3 * spec.stacked_frames
