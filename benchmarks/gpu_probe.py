@@ -192,6 +192,7 @@ def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
         yield f"{name}_wall_seconds", world.run(timed) / timed
         if device.type == "cuda":
             yield f"{name}_device_seconds", _device_seconds(world, timed)
+            yield f"{name}_gather_seconds", _gather_seconds(world)
         profiled = PROFILED_UPDATES if device.type == "cuda" else 3
         with torch.profiler.profile() as profiler:
             world.run(profiled)
@@ -215,6 +216,15 @@ def _device_seconds(world: World, count: int) -> float:
         end.record(stream.cuda)
     end.synchronize()
     return begin.elapsed_time(end) / 1000 / count
+
+
+def _gather_seconds(world: World) -> float:
+    """Returns the device's time to gather a batch; launched one by one, its operations wait for Python."""
+    (inputs,), graph = world.updater._graphs[0]._inputs.values(), torch.cuda.CUDAGraph()
+    with world.stream.aside() as stream, torch.cuda.graph(graph, stream=stream):
+        inputs.batch()
+    with world.stream.exclusive():
+        return _seconds(world.stream.device, graph.replay)
 
 
 def _update_without_graph(world: World) -> None:
