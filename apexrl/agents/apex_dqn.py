@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
+from apexrl.agents.cast_copy import CastCopy
 from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, TransitionBatch
 from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 from apexrl.agents.gradient import Gradient
@@ -19,7 +20,7 @@ from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, schedule
 from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, n_step_targets
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.config import DuelingConfig, from_text
-from apexrl.networks.device import autocast_for
+from apexrl.networks.device import autocast_for, copied_dtype
 from apexrl.networks.dueling import make_network
 from apexrl.networks.frame_stack import FrameStack
 from apexrl.networks.parameters import Parameters
@@ -91,6 +92,8 @@ class ApexLearner:
         self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         self._gradient = Gradient(self._online, is_mean=True)
+        dtype = copied_dtype(device, spec)
+        self._online_copy, self._target_copy = (CastCopy(net, dtype) for net in (self._online, self._target))
         self._optimizer = make_optimizer(update, self._gradient.parameters)
 
     @property
@@ -105,26 +108,29 @@ class ApexLearner:
     def ahead(self, batches: Batches) -> tuple[Tensor, Tensor]:
         """Returns the prepared next observations, and the target network's values of them [B, A]."""
         with self._precision():
+            self._target_copy.cast()
             prepared = self._online.prepare(self._batch(batches).next_observation)
-            return prepared, self._target.values(prepared).float()
+            return prepared, self._target_copy.network.values(prepared).float()
 
     @torch.no_grad()
     def beside(self, batches: Batches, ahead: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the online and the target network's values of the next observations [B, A]."""
         prepared, q_target_t = ahead
         with self._precision():
-            return self._online.values(prepared).float(), q_target_t
+            return self._online_copy.network.values(prepared).float(), q_target_t
 
     def gradients(self, batches: Batches, beside: Callable[[], tuple[Tensor, Tensor]]) -> Outcome:
         """Computes the gradients of the mean of weight * Huber(TD error) over the batch."""
-        batch = self._batch(batches)
+        batch, online = self._batch(batches), self._online_copy
+        online.cast()
         with self._precision():
-            q_tm1 = self._online.values(self._online.prepare(batch.observation)).float()
+            q_tm1 = online.network.values(online.network.prepare(batch.observation)).float()
             q_online_t, q_target_t = beside()
         targets = batch.n_step_return, batch.discount, q_target_t, q_online_t
         q_values = q_tm1.detach()
         errors = double_q_errors(q_values, batch.action, *targets, rescaling=self._algorithm.value_rescaling)
-        self._gradient.compute(q_tm1, len(errors), huber_gradient(q_values, batch.action, errors, batch.weight))
+        slopes = huber_gradient(q_values, batch.action, errors, batch.weight)
+        self._gradient.compute(q_tm1, len(errors), slopes, online.parameters)
         magnitude = errors.abs()
         metrics = {"loss": (batch.weight * huber(errors)).mean(), "td_error": magnitude,
                    "q_mean": q_values, "q_max": q_values, "importance_weight": batch.weight.mean()}  # fmt: skip

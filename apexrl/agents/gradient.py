@@ -3,6 +3,8 @@
 Several learners add their gradients up as one tensor, and an optimizer moves all parameters as one.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -43,14 +45,23 @@ class Gradient:
         starts = zip(self._own, self._starts, strict=False)
         return [numbers.as_strided(p.shape, p.stride(), numbers.storage_offset() + start) for p, start in starts]
 
-    def compute(self, outputs: Tensor, count: Tensor | float, output_gradient: Tensor | None = None) -> None:
+    def compute(
+        self,
+        outputs: Tensor,
+        count: Tensor | float,
+        output_gradient: Tensor | None = None,
+        by: Sequence[Tensor] | None = None,
+    ) -> None:
         """Puts the gradient of a summed loss into the buffer, and the number of terms that a mean divides it by.
 
         Args:
           outputs: the loss; or other numbers, with `output_gradient`, the loss's gradient by them.
+          by: the parameters of the copy that was computed with, in the network's order; the network's own when None.
         """
-        gradients = torch.autograd.grad(outputs, self._own, output_gradient, materialize_grads=True)
-        torch._foreach_copy_(self._views, gradients)
+        gradients = torch.autograd.grad(outputs, by or self._own, output_gradient, materialize_grads=True)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # one operation for each type
+            pairs = [pair for pair in zip(self._views, gradients, strict=True) if pair[1].dtype == dtype]
+            torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
         self._count.fill_(count)
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from apexrl.agents.cast_copy import CastCopy
 from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
 from apexrl.agents.gradient import Gradient
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of, wants
@@ -25,7 +26,7 @@ from apexrl.losses.relevance import accepted_states
 from apexrl.losses.vtrace import VTrace, vtrace
 from apexrl.networks.actor_critic import History, make_network, memory_of, split
 from apexrl.networks.config import ActorCriticConfig, from_text
-from apexrl.networks.device import autocast_for
+from apexrl.networks.device import autocast_for, copied_dtype
 from apexrl.networks.frame_stack import FrameStack
 from apexrl.networks.parameters import Parameters
 from apexrl.networks.policy import Policy
@@ -132,6 +133,7 @@ class ImpalaLearner:
         )
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
         self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
+        self._copy = CastCopy(self._network, copied_dtype(device, spec))
         self._optimizer = make_optimizer(update, self._gradient.parameters, RMSPROP_DECAY, centered=False)
 
     @property
@@ -154,11 +156,12 @@ class ImpalaLearner:
     def gradients(self, batches: Batches, beside: Callable[[], None]) -> Outcome:
         """Computes the gradients of the losses: policy, value, entropy, and cloning where it is asked for."""
         algorithm, update = self._algorithm, self._update
+        self._copy.cast()
         with self._precision():
-            begun = self._replay_states.begin(batches, self._network)
+            begun = self._replay_states.begin(batches, self._copy.network)
         batch, is_new = self._joined(begun)  # autocast refuses to join float16
         with self._precision():
-            output = self._network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
+            output = self._copy.network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
         self._replay_states.keep(batches, output.state)
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
@@ -179,7 +182,7 @@ class ImpalaLearner:
             cloning = cloning + update.value_cloning_cost * value_cloning_loss(batch.extras["behavior_value"], values)
             losses = losses + cloning.masked_fill(is_new, 0)
         loss, count = sum_losses(losses, valid, batch.weight)
-        self._gradient.compute(loss, count)
+        self._gradient.compute(loss, count, by=self._copy.parameters)
         real = valid & (batch.weight > 0)
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept

@@ -37,6 +37,12 @@ def fastest_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
+def copied_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype | None:
+    """Returns the type in which updates keep a copy of the layers; None: autocast casts them, as cheaply on a CPU."""
+    dtype = fastest_dtype(device, spec) if device.type == "cuda" else torch.float32
+    return None if dtype == torch.float32 else dtype
+
+
 def autocast_for(device: torch.device, spec: EnvironmentSpec) -> Callable[[], torch.autocast]:
     """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
     enabled = fastest_dtype(device, spec) == torch.bfloat16

@@ -1,0 +1,76 @@
+"""Updates that compute with a copy in autocast's type beside those whose layers autocast casts, on a CPU."""
+
+import pytest
+import torch
+
+from apexrl.agents import apex_dqn, impala
+from apexrl.agents.cast_copy import CastCopy
+from apexrl.networks import device
+from apexrl.networks.config import DuelingConfig
+from apexrl.networks.dueling import make_network
+from tests.agents.impala_parts import LASER, updates
+from tests.devices import CPU
+from tests.fake_graph import FakeDeviceStream
+from tests.learning import test_impala_updates as impala_updates
+from tests.learning.test_updater import SCREENS, World, whole
+from tests.learning.twins import update_both
+from tests.lockstep import TABLE
+from tests.operations import Counted
+
+
+@pytest.fixture
+def copying(monkeypatch):
+    """Computes in bfloat16 on any CPU; returns a function after which learners copy their layers."""
+    monkeypatch.setattr(device, "fastest_dtype", lambda *_: torch.bfloat16)
+
+    def begin():
+        for agent in (apex_dqn, impala):
+            monkeypatch.setattr(agent, "copied_dtype", lambda *_: torch.bfloat16)
+
+    return begin
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_an_update_of_apex_is_the_same_to_the_bit(make_unroll, copying, optimizer):
+    plain = World(make_unroll, SCREENS, CPU, optimizer)
+    copying()
+    graph = World(make_unroll, SCREENS, CPU, optimizer, device_stream=FakeDeviceStream())
+    assert graph.updater._learner._online_copy.network is not graph.updater._learner._online
+    for _ in range(15):  # the target network follows twice
+        update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
+
+
+@pytest.mark.parametrize("lstm", [False, True], ids=["feed-forward", "lstm"])
+def test_an_update_of_impala_is_the_same_to_the_bit(copying, lstm):
+    update = updates(mix=LASER, batch_size=impala_updates.SIZE, optimizer="adam", policy_cloning_cost=0.1)
+    plain = impala_updates.World(update, lstm)
+    copying()
+    graph = impala_updates.World(update, lstm, device_stream=FakeDeviceStream())
+    for _ in range(5):
+        update_both(graph, plain, lambda: graph.by_names(graph.keys()), lambda: plain.plainly(plain.keys()))
+
+
+def test_a_copy_saves_most_casts(make_unroll, copying):
+    counts = []
+    for begin in (lambda: None, copying):
+        begin()
+        world = World(make_unroll, SCREENS, CPU)
+        batch = world.store.gather(TABLE, *world.sample()).batch
+        with Counted() as counted:
+            whole(world.updater, {TABLE: batch})
+        counts.append(counted)
+    assert counts[1].total <= counts[0].total - 18
+
+
+def test_a_copy_shares_what_it_computes_in_float32():
+    network = make_network(SCREENS, DuelingConfig((4, 4, 4), 16))
+    copied, same = CastCopy(network, torch.bfloat16), CastCopy(network, None)
+    assert same.network is network
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1)
+    copied.cast()
+    pairs = list(zip(copied.parameters, network.parameters(), strict=True))
+    shared = [own.data_ptr() == exact.data_ptr() for own, exact in pairs]
+    assert shared == [own.dtype == torch.float32 for own, _ in pairs] and 0 < sum(shared) < len(shared)
+    assert all(torch.equal(own, exact.to(own.dtype)) for own, exact in pairs)
