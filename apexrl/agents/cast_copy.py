@@ -8,7 +8,7 @@ import copy
 from typing import Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from apexrl.networks.torsos import FrameNetwork
 
@@ -25,8 +25,8 @@ class CastCopy(Generic[N]):
         """Makes the copy of a network whose parameters stay where they are; `network` itself without a type."""
         self.network = network if dtype is None else copy.deepcopy(network)
         self.parameters: list[nn.Parameter] = list(self.network.parameters())
-        self._cast: list[nn.Parameter] = []
-        self._exact: list[nn.Parameter] = []
+        self._cast: list[Tensor] = []
+        self._exact: list[Tensor] = []
         if dtype is None:
             return
         self.network.compute_in(dtype)
