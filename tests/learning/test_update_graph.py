@@ -97,7 +97,8 @@ def test_each_shard_has_a_graph(make_unroll):
     assert first.device_stream.num_captures == 2
 
 
-def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch):
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch, is_prepared):
     """Libraries choose their algorithms for seconds: nobody waits for them who has to answer the replay server."""
     world = World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream())
     learner, gradients, done = world.updater._learner, world.updater._learner.gradients, []
@@ -110,7 +111,10 @@ def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch):
         return gradients(*arguments)
 
     monkeypatch.setattr(learner, "gradients", applying)
-    staged(world)
+    if is_prepared:
+        staged(world)
+    else:
+        world.by_keys(*world.sample())
     assert done and world.store.holds(TABLE, np.array([RING * VECTORS.unroll_starts])).all()
 
 
@@ -156,6 +160,7 @@ def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
         lambda x: torch.cuda.Stream() and x,
         lambda x: torch.cuda.synchronize() or x,
         lambda x: x * x.tolist()[0],
+        lambda x: x.cpu() * 2,
         lambda x: x + torch.from_numpy(x.numpy()),
         lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
         lambda x: torch.cuda.empty_cache() or x,
