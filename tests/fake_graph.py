@@ -5,6 +5,7 @@ recorded, as in a real graph. Operations that a capture does not bear fail.
 """
 
 import contextlib
+import threading
 from unittest import mock
 
 import torch
@@ -43,12 +44,9 @@ class FakeGraph(TorchDispatchMode):
         return self
 
     def __enter__(self):
-        for name in CALLS:
-            refuse = mock.Mock(side_effect=AssertionError(f"torch.cuda.{name} in a capture"))
-            self._forbidden.enter_context(mock.patch.object(torch.cuda, name, refuse))
-        for name in READS:
-            refuse = mock.Mock(side_effect=AssertionError(f"Tensor.{name} in a capture"))
-            self._forbidden.enter_context(mock.patch.object(torch.Tensor, name, refuse))
+        for owner, names in ((torch.cuda, CALLS), (torch.Tensor, READS)):
+            for name in names:
+                self._forbidden.enter_context(mock.patch.object(owner, name, _refused_here(owner, name)))
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -115,6 +113,17 @@ class FakeDeviceStream(DeviceStream):
 
     def fetch(self, tensors):
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}, DONE
+
+
+def _refused_here(owner, name):
+    """Returns a function that fails in this thread: others do not take part in its capture."""
+    allowed, capturing = getattr(owner, name), threading.get_ident()
+
+    def call(*args, **kwargs):
+        assert threading.get_ident() != capturing, f"{name} in a capture"
+        return allowed(*args, **kwargs)
+
+    return call
 
 
 def _tensors(tree):

@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.agents import apex_dqn
+from apexrl.agents import impala as impala_agent
+from apexrl.config import RunCommand
+from apexrl.flags import parse
 from apexrl.learning.draw import Draw
+from apexrl.learning.replica import Replica
 from apexrl.learning.team import Team
 from apexrl.learning.updater import Updater
+from apexrl.lifecycle import Stop
+from apexrl.lockstep import learner as lockstep
+from apexrl.lockstep.loop import LockstepLoop
+from apexrl.networks.device import fastest_dtype
 from tests.agents.impala_parts import LASER, updates
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream, FakeGraph
@@ -149,6 +158,40 @@ def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
             world.updater.schedule(1000 * number, number / 5)
         update_both(graph, plain, lambda: graph.by_names(graph.keys()), lambda: plain.plainly(plain.keys()))
     assert graph.device_stream.num_captures == 1
+
+
+def run(directory, flags):
+    """Plays and learns in one process; returns the learner's tensors, and its device stream."""
+    flags = ["--env", "Catch-v0", "--preset", "small", "--total-updates", "20", "--run-dir", str(directory), *flags]
+    loop = LockstepLoop(parse(RunCommand, [*flags, "--min-size-to-sample", "500", "--no-evaluator"]), Stop())
+    loop.run()
+    return loop.learner.updater.state_dict(), loop.learner.updater._device_stream
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--agent", "apex-dqn", "--target-period-updates", "7"],
+        ["--agent", "impala", "--mix", *LASER, "--lstm", "--batch-size", "8"],
+    ],
+)
+def test_a_run_on_a_stand_in_for_a_gpu_learns_the_same_network(tmp_path, monkeypatch, flags):
+    """Unrolls through staged memory, draws by name, the copy that computes, the graph, its results: to the bit."""
+    expected, _ = run(tmp_path / "cpu", flags)
+    make_store = Replica._make_store
+
+    def staged_store(*arguments):
+        store = make_store(*arguments)
+        store._staging = store._make_staging()
+        return store
+
+    monkeypatch.setattr(Replica, "_make_store", staged_store)
+    monkeypatch.setattr(lockstep, "DeviceStream", lambda _: FakeDeviceStream())
+    for agent in (apex_dqn, impala_agent):
+        monkeypatch.setattr(agent, "copied_dtype", fastest_dtype)
+    found, device_stream = run(tmp_path / "gpu", flags)
+    assert device_stream.num_captures == 1 and found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize(
