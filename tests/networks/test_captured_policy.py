@@ -10,6 +10,7 @@ import torch
 from apexrl.networks.device_stream import DONE
 from apexrl.networks.dueling import make_network
 from tests.fake_graph import FakeGraph
+from tests.networks import test_actor_critic as actor_critics
 from tests.networks.test_policy import CONFIG, NUM_ENVS, policy_of, spec_of, stream
 
 
@@ -65,3 +66,14 @@ def test_calls_of_an_earlier_network_are_captured_anew(captures):
     expected = second.values(frames, starts, second.frame_stack(NUM_ENVS))
     assert np.array_equal(second.values(frames, starts, stack), expected)
     assert len(captures) == 3 * spec.stacked_frames
+
+
+@pytest.mark.parametrize("sizes", actor_critics.CONFIGS, ids=["shallow", "deep", "shallow-lstm", "deep-lstm"])
+def test_replayed_calls_of_an_actor_critic_are_plain_ones_with_memory_or_without(captures, sizes):
+    spec = actor_critics.spec_of((84, 84))
+    network, parts = actor_critics.make_network(spec, sizes), actor_critics.stream(spec)
+    captured, plain = (actor_critics.policy_of(spec, sizes, network) for _ in range(2))
+    captured._captures = True
+    found, expected = (actor_critics.act(one, sizes, parts, actor_critics.first_state()) for one in (captured, plain))
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    assert np.array_equal(found[2], expected[2]) and len(captures) == spec.stacked_frames
