@@ -1,3 +1,6 @@
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -92,3 +95,39 @@ def test_on_a_gpu_tensors_are_fetched_as_they_were_at_their_turn(device):
             fetched.append(device_stream.fetch({"a": a}))
     wait(fetched[-1][1])
     assert [np.unique(tensors["a"]).tolist() for tensors, _ in fetched] == [[i + 1.0] for i in range(10)]
+
+
+@pytest.mark.parametrize("device", [pytest.param(GPU, id="cuda", marks=NEEDS_GPU)])
+def test_on_a_gpu_other_threads_work_while_this_one_captures(device):
+    device_stream, stop = DeviceStream(device), threading.Event()
+    with device_stream.exclusive():
+        counter, numbers = torch.zeros(2, 10**6, device=device).unbind()
+    added = []
+
+    def keep_adding():
+        while not stop.is_set():
+            with device_stream.exclusive():
+                counter.add_(torch.ones(10**6, device=device))  # fresh memory, as when an unroll is turned into blocks
+                added.append(device_stream.event())
+            wait(added[-1])
+
+    thread = threading.Thread(target=keep_adding)
+    thread.start()
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with device_stream.aside() as stream:
+            numbers.add_(1)
+            _ = numbers @ numbers  # libraries begin outside of captures
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                result = numbers @ numbers
+        while len(added) < 100:
+            assert thread.is_alive()
+            time.sleep(1e-3)
+    finally:
+        stop.set()
+        thread.join(10)
+    with device_stream.exclusive():
+        graph.replay()
+        found, event = device_stream.fetch({"result": result, "counter": counter})
+    wait(event)
+    assert found["result"] == 10**6 and found["counter"].unique().tolist() == [len(added)]
