@@ -184,7 +184,8 @@ class ImpalaLearner:
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept
         rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
-        priorities = {part.name: relevance(rows[part.name]["distance"]) for part in self._parts if part.overwrites_worst}
+        overwriting = [part.name for part in self._parts if part.overwrites_worst]
+        priorities = {name: relevance(rows[name]["distance"]) for name in overwriting}
         return Outcome(priorities, {"loss": loss.detach() / count.masked_fill(count == 0, 1)} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
