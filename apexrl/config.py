@@ -158,8 +158,8 @@ class ReplayConfig:
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
     tables: tuple[str, ...] = ()
     """Tables over the log; none given: those of --agent. Each is NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, where
-    numbers may be left out. Kinds: priority (transitions), uniform and fifo (whole unrolls). Actors wait for the
-    learner of each; 0 samples an insert: nobody waits. A uniform table may have a capacity of its own, in unrolls."""
+    numbers may be left out. Kinds: priority (transitions), uniform, elite and fifo (whole unrolls). Actors wait for
+    the learner of each; 0 samples an insert: nobody waits. uniform may have a capacity in unrolls, elite needs one."""
     journal_dir: str = "auto"
     """Where acknowledged experience is kept; off: in memory; auto: in the directory of a run on one machine, or off."""
     journal_flush_seconds: Annotated[float, Range(0)] = 1.0

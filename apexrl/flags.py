@@ -33,7 +33,7 @@ from apexrl.config import (
 from apexrl.errors import ConfigError
 from apexrl.help import HELP, show_help
 from apexrl.presets import usual_agent
-from apexrl.tables import part_of, tables_of
+from apexrl.tables import DISTINCT, part_of, tables_of
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
@@ -286,6 +286,9 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     tables = tables_of(replay, 1)
     if isinstance(command, ReplayCommand):
         return
+    needs_raw_rewards = family_of(command.agent).needs_raw_rewards(command.update)
+    if isinstance(command, RunCommand) and needs_raw_rewards and command.env.clip_rewards != "no":
+        raise ConfigError("--reward-transform needs rewards that nobody has clipped: give --clip-rewards no, too")
     held = -(-replay.capacity // command.algorithm.unroll_starts)
     for want in wants_of(command):
         kinds = kinds_for(want, stream)
@@ -295,7 +298,7 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
                 f"of the kind {' or '.join(kinds)}"
             )
         most = min(tables[want.table].capacity or held, held)
-        if tables[want.table].kind == "uniform" and want.batch_size > most:
+        if tables[want.table].kind in DISTINCT and want.batch_size > most:
             raise ConfigError(
                 f"--tables {' '.join(replay.tables)}: {want.table} holds {most} unrolls, and --agent {command.agent} "
                 f"draws {want.batch_size} different ones at once: give a larger capacity or a smaller --batch-size"
@@ -342,8 +345,8 @@ def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
             raise ConfigError(f"--tables: {want.table} cannot hand out transitions: only unrolls have priorities")
         return ("priority",)
     if stream is None or stream.has_unroll_priorities:
-        return ("uniform", "fifo", "priority")
-    return ("uniform", "fifo")
+        return (*DISTINCT, "fifo", "priority")
+    return (*DISTINCT, "fifo")
 
 
 def to_flags(command: Command) -> list[str]:

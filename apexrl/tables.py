@@ -1,12 +1,13 @@
 """The tables of the replay, as --tables names them, and their parts where several servers share the experience."""
 
 import dataclasses
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError
 
-TableKind = Literal["priority", "uniform", "fifo"]
+TableKind = Literal["priority", "uniform", "elite", "fifo"]
+DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
 
 
 class TableConfig(NamedTuple):
@@ -15,7 +16,7 @@ class TableConfig(NamedTuple):
     kind: TableKind
     samples_per_insert: float
     min_size_to_sample: int
-    capacity: int = 0  # unrolls, the newest; 0: all that the log holds
+    capacity: int = 0  # unrolls: uniform keeps the newest, elite the worthiest; 0: all that the log holds
 
 
 def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
@@ -28,7 +29,7 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
         name, _, rest = text.partition("=")
         kind, *numbers = rest.split(":")
         samples_per_insert, min_size = config.samples_per_insert, config.min_size_to_sample
-        if kind == "uniform" or (kind == "priority" and has_unroll_priorities):
+        if kind in DISTINCT or (kind == "priority" and has_unroll_priorities):
             min_size = max(min_size // unroll_starts, 1)
         elif kind == "fifo":
             samples_per_insert, min_size = 1.0, 1
@@ -39,15 +40,17 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
             capacity = int(given.get("capacity") or 0)
         except ValueError:
             kind = ""
-        if kind not in ("priority", "uniform", "fifo") or not name or len(numbers) > 3 or name in tables:
+        if kind not in get_args(TableKind) or not name or len(numbers) > 3 or name in tables:
             raise ConfigError(
                 f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, with the kind "
-                "priority, uniform or fifo; numbers may be left out"
+                "priority, uniform, elite or fifo; numbers may be left out"
             )
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
             raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
-        if capacity < 0 or (given.get("capacity") and (kind != "uniform" or not capacity)):
-            raise ConfigError(f"--tables {text}: only a uniform table has a capacity of its own, 1 unroll or more")
+        if capacity < 0 or (given.get("capacity") and (kind not in DISTINCT or not capacity)):
+            raise ConfigError(f"--tables {text}: a uniform or elite table alone has a capacity, 1 unroll or more")
+        if kind == "elite" and not capacity:
+            raise ConfigError(f"--tables {text}: an elite table needs a capacity, as in elite=elite:0:100:2000")
         tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)
     if not tables:
         raise ConfigError("--tables: at least one is needed")

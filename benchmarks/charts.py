@@ -19,7 +19,7 @@ OURS = "apexrl"
 COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
-CURVES = {"pong-two-cores": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
+CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
 
 
 class Bars(NamedTuple):

@@ -26,7 +26,7 @@ from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.updater import Updater
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.networks.device_stream import Arrivals, DeviceStream
-from apexrl.replay.table import make_table
+from apexrl.replay.kinds import make_table
 from apexrl.tables import TableConfig
 from apexrl.types import EnvironmentSpec, Sample, StreamSpec, Unroll
 from benchmarks.learner_plain import EagerLearner, PlainActorCritic

@@ -8,7 +8,7 @@ import numpy as np
 
 def scaling(batch: int) -> list[dict[str, float]]:
     """Returns the costs of one sample and one update, by the number of transitions held, measured in this process."""
-    from apexrl.replay.table import make_table
+    from apexrl.replay.kinds import make_table
     from apexrl.tables import TableConfig
     from apexrl.types import StreamSpec
 

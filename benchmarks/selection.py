@@ -15,7 +15,7 @@ import numpy as np
 from apexrl.agents.contract import Distance, Selection, SelectionRule
 from apexrl.learning.selection import Selector
 from apexrl.losses.relevance import PROJECTED
-from apexrl.replay.table import make_table
+from apexrl.replay.kinds import make_table
 from apexrl.tables import TableConfig
 from apexrl.types import StreamSpec
 

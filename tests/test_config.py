@@ -275,13 +275,13 @@ def test_without_actors_nobody_waits():
 
 
 def test_tables_fit_what_the_learner_takes_from_them():
-    for kind in ("fifo", "uniform"):
+    for kind in ("fifo", "uniform", "elite:::500"):
         parse(RunCommand, ["--agent", OWN, "--tables", f"queue={kind}", "more=priority"])
     environment = StreamSpec("Known-v0", (2,), "float32", 3, 4, 1)
     whole = environment.streamed(8, 2, has_unroll_priorities=True)
     own = parse(RunCommand, ["--agent", OWN, "--tables", "queue=priority"])
     check_together(own, whole)
-    with pytest.raises(ConfigError, match=r"--tables queue=priority: .* of the kind uniform or fifo"):
+    with pytest.raises(ConfigError, match=r"--tables queue=priority: .* of the kind uniform or elite or fifo"):
         check_together(own, environment)
     check_together(parse(RunCommand, []), environment)
     with pytest.raises(ConfigError, match="transitions cannot hand out transitions"):
@@ -293,7 +293,16 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         capacity=1000,
         min_size_to_sample=100,
         samples_per_insert=2.0,
-        tables=("a=priority", "b=uniform", "c=fifo:0.5:7", "d=fifo", "e=uniform:0", "f=uniform:::5", "g=fifo:0.5:"),
+        tables=(
+            "a=priority",
+            "b=uniform",
+            "c=fifo:0.5:7",
+            "d=fifo",
+            "e=uniform:0",
+            "f=uniform:::5",
+            "g=fifo:0.5:",
+            "h=elite:0::5",
+        ),
     )
     assert tables_of(config, 8) == {
         "a": TableConfig("priority", 2.0, 100),
@@ -303,6 +312,7 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         "e": TableConfig("uniform", 0.0, 12),
         "f": TableConfig("uniform", 2.0, 12, 5),
         "g": TableConfig("fifo", 0.5, 1),
+        "h": TableConfig("elite", 0.0, 12, 5),
     }
     assert tables_of(config, 1000)["b"].min_size_to_sample == 1
 
@@ -323,6 +333,8 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         ("x=uniform:1:2:-1",),
         ("x=uniform:1:2:1.5",),
         ("x=uniform:1:2:3:4",),
+        ("x=elite",),
+        ("x=elite:1:2:0",),
         ("x=fifo:-1:1",),
         ("x=fifo:nan:1",),
         ("x=fifo:inf:1",),

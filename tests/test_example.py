@@ -25,7 +25,7 @@ def test_the_example_learns_the_values_of_its_world(tmp_path, free_ports):
     ports = free_ports(2)
     flags = ("--min-size-to-sample", 500, "--samples-per-insert", 0, "--actor-port", ports[0], "--batch-port", ports[1])
     with Process(["replay.py", *flags], tmp_path / "replay.txt") as replay:
-        command = [sys.executable, "docs/example_replay_client.py", *map(str, ports)]
+        command = [sys.executable, "examples/own_learner.py", *map(str, ports)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False

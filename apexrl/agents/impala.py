@@ -22,7 +22,7 @@ from apexrl.agents.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
-from apexrl.losses.relevance import accepted_states
+from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import VTrace, vtrace
 from apexrl.networks.actor_critic import History, make_network, memory_of, split
 from apexrl.networks.config import ActorCriticConfig, from_text
@@ -187,7 +187,9 @@ class ImpalaLearner:
         metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
         rejected = None if accept is None else ~accept
         rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
-        return Outcome({}, {"loss": loss.detach() / count.masked_fill(count == 0, 1)} | metrics, rows)
+        overwriting = [part.name for part in self._parts if part.overwrites_worst]
+        priorities = {name: relevance(rows[name]["distance"]) for name in overwriting}
+        return Outcome(priorities, {"loss": loss.detach() / count.masked_fill(count == 0, 1)} | metrics, rows)
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients and takes the optimizer's step."""

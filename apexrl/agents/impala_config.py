@@ -31,8 +31,9 @@ class ImpalaUpdate(UpdateConfig):
     """Unrolls in a batch (IMPALA)."""
     mix: tuple[str, ...] = ("queue=1",)
     """Shares of a batch by kind of replay, each KIND=SHARE, or KIND@CAPACITY=SHARE for the newest unrolls only.
-    Kinds: queue (new unrolls, each once), uniform, attentive, and elite-1 to elite-4, which keep the most relevant of
-    several candidates. queue=1 is IMPALA, queue=1/8 uniform=7/8 is LASER."""
+    Kinds: queue (new unrolls, each once), uniform, attentive and elite-1 to elite-4, which keep the most relevant of
+    several candidates, and elite-insertion, whose table overwrites the least relevant. queue=1 is IMPALA, queue=1/8
+    uniform=7/8 is LASER."""
     candidates: int = 4
     """Candidates for each unroll that attentive and elite replay keep (lambda). Where there is no queue,
     --samples-per-insert counts candidates."""
@@ -149,6 +150,8 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
     found = []
     for part in parts:
         size = sizes[part.name]
+        if part.overwrites_worst and update.distance != "kl":
+            raise ConfigError(f"--mix {part.name}: it overwrites by --distance kl alone; give that")
         if part.rule is None:
             found.append(Want(part.name, size, Unrolls() if part.is_online else replays))
             continue
@@ -201,4 +204,5 @@ FAMILY = Family(
     wants,
     tables,
     "apexrl.agents.impala",
+    needs_raw_rewards=lambda update: update.reward_transform != "none",
 )

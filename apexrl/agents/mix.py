@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple, cast, get_args
 from apexrl.agents.contract import SelectionRule
 from apexrl.errors import ConfigError
 
-PartKind = Literal["queue", "uniform", SelectionRule]
-KINDS = ("queue", "uniform", *get_args(SelectionRule))
+PartKind = Literal["queue", "uniform", "elite-insertion", SelectionRule]
+SELECTING = get_args(SelectionRule)
+KINDS = ("queue", "uniform", "elite-insertion", *SELECTING)
 
 
 class Part(NamedTuple):
@@ -27,7 +28,12 @@ class Part(NamedTuple):
     @property
     def rule(self) -> SelectionRule | None:
         """The rule by which the learner keeps some of more candidates; None where it takes what comes."""
-        return None if self.kind in ("queue", "uniform") else cast(SelectionRule, self.kind)
+        return cast(SelectionRule, self.kind) if self.kind in SELECTING else None
+
+    @property
+    def overwrites_worst(self) -> bool:
+        """Whether its table overwrites the unrolls to which the learner gives the smallest priorities."""
+        return self.kind == "elite-insertion"
 
 
 def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
@@ -48,6 +54,8 @@ def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
                 f"--mix {text}: give KIND=SHARE or KIND@CAPACITY=SHARE, as in queue=1/8 uniform@10000=7/8; "
                 f"kinds are {', '.join(KINDS)}; a capacity counts unrolls, and a queue has none"
             )
+        if kind == "elite-insertion" and not capacity:
+            raise ConfigError(f"--mix {text}: it overwrites when it is full: say when, as in elite-insertion@2000=1/2")
         parts.append(Part(name, cast(PartKind, kind), capacity, share))
     total = sum(part.share for part in parts)
     if total != 1 or len({part.name for part in parts}) != len(parts):
@@ -76,7 +84,11 @@ def table_texts(parts: tuple[Part, ...]) -> tuple[str, ...]:
     Actors keep pace with the queue where there is one, else with each table.
     """
     pace = "0" if any(part.is_online for part in parts) else ""
-    return tuple(
-        f"{part.name}=fifo" if part.is_online else f"{part.name}=uniform:{pace}::{part.capacity or ''}".rstrip(":")
-        for part in parts
-    )
+    return tuple(f"{part.name}={_table_of(part, pace)}".rstrip(":") for part in parts)
+
+
+def _table_of(part: Part, pace: str) -> str:
+    """Returns kind, samples an insert, least size and capacity of the table that serves a part."""
+    if part.is_online:
+        return "fifo"
+    return f"{'elite' if part.overwrites_worst else 'uniform'}:{pace}::{part.capacity or ''}"

@@ -73,6 +73,6 @@ class RowResults(NamedTuple):
 
 def row_results(parts: Sequence[Part], distance: Distance, num_features: int, device: torch.device) -> RowResults:
     """Returns the results that a mix needs."""
-    if not any(part.rule for part in parts):
+    if not any(part.rule or part.overwrites_worst for part in parts):
         return RowResults(None, None)
     return RowResults(distance, None if distance == "kl" else random_projection(num_features).to(device))

@@ -20,7 +20,7 @@ from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogEvent, LogS
 from apexrl.replay.journal import FORMAT, LogIdentity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
-from apexrl.replay.table import FifoTable
+from apexrl.replay.unroll_tables import FifoTable
 from apexrl.streams import why_not_cut
 from apexrl.types import StreamSpec
 

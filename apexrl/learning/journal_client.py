@@ -17,8 +17,9 @@ from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, checked_arrays
 from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
 from apexrl.replay.journal import held_numbers, identity_of, read_entries
+from apexrl.replay.kinds import make_table
 from apexrl.replay.replay import ring_unrolls
-from apexrl.replay.table import Table, make_table
+from apexrl.replay.table import Table
 from apexrl.streams import why_not_cut
 from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec

@@ -8,7 +8,7 @@ import numpy as np
 from apexrl.losses.windows import valid_starts
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, checked_arrays
-from apexrl.replay.table import drawable
+from apexrl.replay.priority_table import drawable
 from apexrl.streams import StreamCutter
 from apexrl.types import Episode, StreamSpec
 from apexrl.unroll import UnrollCodec

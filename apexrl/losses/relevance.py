@@ -67,6 +67,11 @@ def unroll_divergence(behavior_logits: Tensor, target_logits: Tensor, mask: Tens
     return kl_divergence(target_logits, behavior_logits).masked_fill(~mask, 0).sum(dim=0).clamp(min=0)
 
 
+def relevance(distances: Tensor) -> Tensor:
+    """Returns priorities [B] in (0, 1] that fall with distances [B] from 0 on: 1 for an unroll of the policy itself."""
+    return 1 / (1 + distances)
+
+
 def random_projection(num_features: int, size: int = PROJECTED) -> Tensor:
     """Returns a random matrix [num_features, size], always the same, which keeps lengths and angles on average.
 

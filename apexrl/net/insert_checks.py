@@ -8,7 +8,7 @@ import zstandard
 
 from apexrl.errors import WireError
 from apexrl.net import wire
-from apexrl.replay.table import drawable
+from apexrl.replay.priority_table import drawable
 from apexrl.types import StreamSpec
 
 MAX_MESSAGE_OVERHEAD_BYTES = 1024

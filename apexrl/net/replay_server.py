@@ -18,13 +18,15 @@ from apexrl.net.sockets import COPIED_BYTES, bind, make_socket, send
 from apexrl.net.statistics import summary
 from apexrl.replay.journal import SNAPSHOT_FILE, sync
 from apexrl.replay.snapshot import write_snapshot
+from apexrl.tables import tables_of
 
 logger = logging.getLogger(__name__)
 
 _EVENTS, _READABLE, _NO_WAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # pyzmq's enums are slow
 EXPIRY_PERIOD_SECONDS = 1.0
 SUMMARY_PERIOD_SECONDS = 60.0
-LINGER_SECONDS = 0.02
+LINGER_SECONDS = 0.05
+QUEUE_LINGER_SECONDS = 0.02  # where a fifo table stands: its unrolls are used once, and soon
 BUSY_MESSAGES = 2000
 MAX_MESSAGES_AT_ONCE = 1024
 MAX_BYTES_AT_ONCE = 32 * 2**20
@@ -51,6 +53,8 @@ class ReplayServer:
         Raises: ConfigError when a port or the journal cannot be used; everything is released then.
         """
         self.service = ReplayService(config, seed, journal_dir, time.monotonic())
+        has_queue = any(table.kind == "fifo" for table in tables_of(config, 1).values())
+        self._linger_seconds = QUEUE_LINGER_SECONDS if has_queue else LINGER_SECONDS
         self._config = config
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
@@ -104,12 +108,12 @@ class ReplayServer:
         self.service.close()
 
     def _wake_for_actors(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Lets inserts wait LINGER_SECONDS for others under low load, because waking for each is most of their cost."""
+        """Lets inserts wait for others under low load, because waking for each is most of their cost."""
         if self._num_received > BUSY_MESSAGES:
             self._wake(loop)
             return
         loop.remove_reader(self._descriptors["actor"])
-        self._linger = loop.call_later(LINGER_SECONDS, self._end_linger, loop)
+        self._linger = loop.call_later(self._linger_seconds, self._end_linger, loop)
 
     def _end_linger(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_reader(self._descriptors["actor"], self._wake_for_actors, loop)

@@ -6,8 +6,10 @@ import dataclasses
 from apexrl.net import wire
 from apexrl.net.actor_sessions import ActorSessions
 from apexrl.net.learner_sessions import LearnerSessions, TableSession
+from apexrl.replay.priority_table import PriorityTable
 from apexrl.replay.replay import Replay
-from apexrl.replay.table import FifoTable, PriorityTable, Table
+from apexrl.replay.table import Table
+from apexrl.replay.unroll_tables import FifoTable
 
 QUANTILES = (10, 50, 90)
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from apexrl.config import ReplayConfig
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
+from apexrl.replay.kinds import make_table
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
-from apexrl.replay.table import Table, make_table
-from apexrl.tables import TableConfig, tables_of
+from apexrl.replay.table import Table
+from apexrl.tables import DISTINCT, TableConfig, tables_of
 from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Replay:
         """Takes the batch sizes of each learner, by table, and fits the limiters to them.
 
         A queue's slack is 2 batches. That of another table is 4 batches, or a tenth of the samples due at the start,
-        whichever is more. A uniform table, which draws no unroll twice in a batch, begins with at least a batch.
+        whichever is more. A table that draws no unroll twice in a batch begins with at least a batch.
         """
         self._learners = learners
         for name, table in self.tables.items():
@@ -68,14 +69,14 @@ class Replay:
                 continue
             due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
             limiter.slack = max(4.0 * batch_size, due)
-            if settings.kind == "uniform":
+            if settings.kind in DISTINCT:
                 limiter.min_size = max(settings.min_size_to_sample, batch_size)
 
     def why_never(self, table: str, batch_size: int) -> str:
         """Returns the reason why a table can never give such batches, or an empty string."""
         settings = self._settings[table]
         held = min(settings.capacity or self.soft_unrolls, self.soft_unrolls)
-        if settings.kind != "uniform" or batch_size <= held:
+        if settings.kind not in DISTINCT or batch_size <= held:
             return ""
         return f"table {table} holds {held} unrolls, too few for a batch of {batch_size} different ones"
 

@@ -8,7 +8,7 @@ import pytest
 from apexrl.agents.contract import Selection
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
 from apexrl.agents.mix import Part, batch_sizes, parts_of, table_texts
-from apexrl.config import ReplayConfig, RunCommand
+from apexrl.config import LearnerCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, parse, wants_of
 from apexrl.tables import TableConfig, tables_of
@@ -89,6 +89,23 @@ def test_the_queue_sets_the_pace_and_capacities_reach_the_tables():
     }
 
 
+def test_elite_insertion_has_a_table_of_its_own_that_gives_what_is_kept():
+    update = ImpalaUpdate(mix=("queue=1/4", "elite-insertion@300=3/4"), batch_size=8)
+    assert tables(update) == ("queue=fifo", "elite-insertion@300=elite:0::300")
+    assert [(want.table, want.batch_size, want.selection) for want in wants(ImpalaAlgorithm(), update)] == [
+        ("queue", 2, None),
+        ("elite-insertion@300", 6, None),
+    ]
+    assert table_texts(parts_of(("elite-insertion@300=1",))) == ("elite-insertion@300=elite:::300",)
+    parse(RunCommand, ["--agent", "impala", "--mix", *update.mix, "--batch-size", "8"])
+    with pytest.raises(ConfigError, match=r"elite-insertion=1: .* as in elite-insertion@2000=1/2"):
+        parts_of(("elite-insertion=1",))
+    with pytest.raises(ConfigError, match="elite-insertion@300: it overwrites by --distance kl alone"):
+        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=update.mix, batch_size=8, distance="cosine"))
+    with pytest.raises(ConfigError, match="elite-insertion@7 holds 7 unrolls, and --agent impala draws 8 different"):
+        parse(RunCommand, ["--agent", "impala", "--mix", "elite-insertion@7=1", "--batch-size", "8"])
+
+
 def test_without_a_queue_each_table_keeps_the_pace():
     assert table_texts(parts_of(("uniform=1/2", "uniform@300=1/2"))) == ("uniform=uniform", "uniform@300=uniform:::300")
     served = tables_of(ReplayConfig(samples_per_insert=3.0, tables=tables(ImpalaUpdate(mix=("uniform=1",)))), 20)
@@ -106,6 +123,14 @@ def test_the_learner_wants_what_the_replay_serves():
         parse(RunCommand, [*flags, "--batch-size", "12"])
     with pytest.raises(ConfigError, match=r"--rho-bar 0\.5 is below --c-bar 1:"):
         parse(RunCommand, [*flags, "--rho-bar", "0.5"])
+
+
+def test_a_transform_of_rewards_needs_those_of_the_environment():
+    flags = ["--agent", "impala", "--reward-transform", "soft-asymmetric"]
+    parse(RunCommand, [*flags, "--clip-rewards", "no"])
+    parse(LearnerCommand, flags)  # knows no environment
+    with pytest.raises(ConfigError, match="give --clip-rewards no"):
+        parse(RunCommand, flags)
 
 
 def test_a_batch_has_to_fit_the_capacity_that_it_is_drawn_from():

@@ -20,7 +20,7 @@ from apexrl.learning.updater import Updater
 from apexrl.lifecycle import end_at_once
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.replay.table import importance_weights
+from apexrl.replay.priority_table import importance_weights
 from tests.agents import impala_parts
 from tests.learning.test_updater import VECTORS
 

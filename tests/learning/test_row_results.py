@@ -108,6 +108,17 @@ def test_each_row_gets_its_own_results(distance, by_keys):
     assert world.updater.update(world.draw(by_keys, **whole)).rows()["elite-1"]["rejected_share"].shape == (4,)
 
 
+@pytest.mark.filterwarnings("ignore:.*capturable=True")
+@pytest.mark.parametrize("by_keys", [False, True], ids=["gathered", "graph"])
+def test_elite_insertion_gets_priorities_that_fall_with_the_distance(by_keys):
+    world = World(mix=("queue=1/4", "elite-insertion@20=1/2", "uniform=1/4"))
+    keys = {"queue": [3, 4], "elite-insertion@20": [9, 1, 7], "uniform": [0, 100] if by_keys else [0]}
+    expected = [1 / (1 + world.expected(number)[0]) for number in (9, 1, 7)]
+    priorities, _ = world.updater.update(world.draw(by_keys, **keys)).result()
+    assert priorities.keys() == {"elite-insertion@20"}
+    assert priorities["elite-insertion@20"] == pytest.approx(np.array(expected), rel=1e-3)
+
+
 def test_a_mix_without_replay_has_no_results_to_bring():
     world = World(mix=("queue=1",))
     assert world.updater.update(world.draw(False, queue=list(range(8)))).rows() == {}

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from apexrl.replay.table import PriorityTable, importance_weights, make_table
+from apexrl.replay.kinds import make_table
+from apexrl.replay.priority_table import PriorityTable, importance_weights
 from apexrl.tables import TableConfig
 from apexrl.types import StreamSpec
 
@@ -239,7 +240,11 @@ def test_a_uniform_table_is_restored_with_its_totals():
 
 def test_the_kinds_are_made_by_name():
     assert isinstance(make("priority"), PriorityTable)
-    assert [type(make(kind)).__name__ for kind in ("uniform", "fifo")] == ["UniformTable", "FifoTable"]
+    assert [type(make(kind)).__name__ for kind in ("uniform", "elite", "fifo")] == [
+        "UniformTable",
+        "EliteTable",
+        "FifoTable",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["priority", "uniform", "fifo"])

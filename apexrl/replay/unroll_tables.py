@@ -1,0 +1,225 @@
+"""Tables of whole unrolls without priorities in their draws: uniform, first-in first-out, and elite."""
+
+import numpy as np
+
+from apexrl.replay.limiter import Limiter
+from apexrl.replay.table import Table, TableState
+from apexrl.types import Granularity, Sample
+
+ELITE_DRAWS = 20  # places, of which the worst is overwritten
+
+
+def one_by_one(table: Table, batch_size: int, most: int) -> list[Sample]:
+    """Draws up to `most` batches, each by itself."""
+    samples: list[Sample] = []
+    while len(samples) < most and table.can_sample(batch_size):
+        samples.append(table.sample(batch_size))
+    return samples
+
+
+class _UnrollTable:
+    """The common part of tables of unrolls without priorities: the numbers that can be drawn, which are the keys.
+
+    The rank of an unroll is the count of those held before it.
+    """
+
+    granularity: Granularity = "unrolls"
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator):
+        self.limiter = limiter
+        self._rng = rng
+        self._first_number = 0
+        self._end_number = 0
+        self._missing = np.zeros(0, np.int64)  # numbers held that a damaged journal lost, ascending
+
+    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
+        self._first_number = first_number if self._first_number == self._end_number else self._first_number
+        self._end_number = first_number + len(priorities)
+        self.limiter.inserted += len(priorities)
+
+    def skip(self, end_number: int) -> None:
+        if self._first_number == self._end_number:
+            self._first_number = end_number
+        lost = np.arange(max(self._end_number, self._first_number), end_number)
+        self._missing = np.concatenate([self._missing, lost])
+        self._end_number = end_number
+
+    def evict(self, number: int) -> None:
+        self._missing = self._missing[self._num_missing_before(number + 1) :]
+        self._first_number = number + 1
+
+    def can_sample(self, batch_size: int) -> bool:
+        return self._size_from(self._oldest()) >= batch_size
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Does nothing: this table has no priorities."""
+
+    def state(self) -> TableState:
+        return TableState(self.limiter.inserted, self.limiter.sampled)
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        self.limiter.resume(state.inserted, state.sampled, self._size_from(max(end_number, self._first_number)))
+
+    def _oldest(self) -> int:
+        """Returns the number from which on unrolls can be drawn."""
+        return self._first_number
+
+    def _size_from(self, number: int) -> int:
+        """Returns how many unrolls are held from a number on."""
+        return max(self._end_number - number - len(self._missing) + self._num_missing_before(number), 0)
+
+    def _numbers_from(self, number: int, ranks: np.ndarray) -> np.ndarray:
+        """Returns the numbers [B] of the unrolls at ranks [B] among those from a number on."""
+        missing = self._missing[self._num_missing_before(number) :]
+        held_before = missing - number - np.arange(len(missing))
+        return number + ranks + np.searchsorted(held_before, ranks, side="right")
+
+    def _num_missing_before(self, number: int) -> int:
+        return int(np.searchsorted(self._missing, number))
+
+
+class UniformTable(_UnrollTable):
+    """Whole unrolls, each as likely as any other, none twice in a batch. The limiter counts unrolls."""
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator, capacity: int = 0):
+        """Makes an empty table of the newest `capacity` unrolls, or with 0 of all that the log holds."""
+        super().__init__(limiter, rng)
+        self._capacity = capacity
+
+    def sample(self, batch_size: int) -> Sample:
+        oldest = self._oldest()
+        size = self._size_from(oldest)
+        # In random order: a learner that looks at the first of them only sees a fair draw, too.
+        keys = self._numbers_from(oldest, self._rng.choice(size, batch_size, replace=False))
+        self.limiter.sampled += batch_size
+        return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
+
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        return one_by_one(self, batch_size, most)
+
+    def _oldest(self) -> int:
+        return max(self._first_number, self._end_number - self._capacity) if self._capacity else self._first_number
+
+
+class FifoTable(_UnrollTable):
+    """Whole unrolls in the order of the log, each once. One that is evicted before it was drawn counts as missed."""
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator):
+        super().__init__(limiter, rng)
+        self.num_missed = 0
+        self._next_number = 0
+
+    def evict(self, number: int) -> None:
+        is_missing = self._num_missing_before(number + 1) > 0
+        self.num_missed += self._next_number <= number and not is_missing
+        super().evict(number)
+
+    def keep_newest(self, count: int) -> None:
+        """Forgets unrolls that were not handed out yet, but for the newest so many."""
+        if (num_forgotten := self._size_from(self._oldest()) - count) > 0:
+            self._next_number = int(self._numbers_from(self._oldest(), np.array([num_forgotten]))[0])
+            self.num_missed += num_forgotten
+
+    def sample(self, batch_size: int) -> Sample:
+        keys = self._numbers_from(self._oldest(), np.arange(batch_size))
+        self._next_number = int(keys[-1]) + 1
+        self.limiter.sampled += batch_size
+        return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
+
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        return one_by_one(self, batch_size, most)
+
+    def state(self) -> TableState:
+        return TableState(self.limiter.inserted, self.limiter.sampled, self._next_number)
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        super().restore(state, first_number, end_number)
+        self._next_number = min(state.next_number, end_number)
+
+    def _oldest(self) -> int:
+        return max(self._next_number, self._first_number)
+
+
+class EliteTable(_UnrollTable):
+    """Whole unrolls, as a uniform table hands them out; a full one overwrites the worst of a few, not the oldest.
+
+    A new unroll has priority 1. When the table is full it takes the place of the one with the smallest priority among
+    `ELITE_DRAWS` drawn ones. An unroll of priority 0 leaves. What the log evicts leaves, too.
+
+    Source: github.com/parralplex/elite_buffer_vtrace (2022), elite insertion. There the largest distance is
+    overwritten, here the smallest priority: the learner gives priorities that fall with the distance.
+    """
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator, capacity: int):
+        super().__init__(limiter, rng)
+        self._numbers = np.zeros(capacity, np.int64)  # of the places in use, which come first
+        self._priorities = np.zeros(capacity, np.float32)
+        self._places: dict[int, int] = {}  # by number
+
+    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
+        super().insert(first_number, priorities, valid)
+        for number in range(first_number, self._end_number):
+            self._put(number)
+
+    def evict(self, number: int) -> None:
+        super().evict(number)
+        self._remove(number)
+
+    def can_sample(self, batch_size: int) -> bool:
+        return len(self._places) >= batch_size
+
+    def sample(self, batch_size: int) -> Sample:
+        size = len(self._places)
+        keys = self._numbers[self._rng.choice(size, batch_size, replace=False)]
+        self.limiter.sampled += batch_size
+        return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
+
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        return one_by_one(self, batch_size, most)
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities of the unrolls still kept, in order; those of priority 0 leave."""
+        for number, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
+            if priority == 0:
+                self._remove(number)
+            elif number in self._places:
+                self._priorities[self._places[number]] = priority
+
+    def state(self) -> TableState:
+        size = len(self._places)
+        priorities, numbers = self._priorities[:size].tobytes(), self._numbers[:size].tobytes()
+        return TableState(self.limiter.inserted, self.limiter.sampled, priorities=priorities, numbers=numbers)
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        """Takes the unrolls that the state kept and the log still holds, and after them all that are newer.
+
+        Raises: ValueError when the state does not fit.
+        """
+        kept, priorities = np.frombuffer(state.numbers, np.int64), np.frombuffer(state.priorities, np.float32)
+        if len(kept) != len(priorities):
+            raise ValueError(f"priorities of {len(priorities)} unrolls, not of {len(kept)}")
+        super().restore(state, first_number, end_number)
+        held = (kept >= self._first_number) & (kept < end_number) & ~np.isin(kept, self._missing)
+        self._places.clear()
+        for number, priority in zip(kept[held].tolist(), priorities[held].tolist(), strict=True):
+            self._put(number, priority)
+        newer = np.arange(max(end_number, self._first_number), self._end_number)
+        for number in newer[~np.isin(newer, self._missing)].tolist():
+            self._put(number)
+
+    def _put(self, number: int, priority: float = 1.0) -> None:
+        """Keeps an unroll, in a free place or in that of the worst of some drawn ones."""
+        place = len(self._places)
+        if place == len(self._numbers):
+            drawn = self._rng.integers(place, size=ELITE_DRAWS)
+            place = int(drawn[self._priorities[drawn].argmin()])
+            del self._places[int(self._numbers[place])]
+        self._numbers[place], self._priorities[place] = number, priority
+        self._places[number] = place
+
+    def _remove(self, number: int) -> None:
+        """Forgets an unroll; the last place moves into its own."""
+        place = self._places.pop(number, None)
+        if place is not None and place < (last := len(self._places)):
+            self._numbers[place], self._priorities[place] = self._numbers[last], self._priorities[last]
+            self._places[int(self._numbers[place])] = place
