@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
             sorted(
                 f"{found.name} {found.version}"
                 for found in importlib.metadata.distributions()
-                if LIBRARY.match(found.name)
+                if LIBRARY.match(found.name or "")
             )
         ),
         "has_mps": shutil.which("nvidia-cuda-mps-control") is not None,

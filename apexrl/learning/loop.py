@@ -181,8 +181,8 @@ class LearnerLoop:
                 self._publish_soon(updater)
             self._arrivals.collect(0)
             for replica in replicas:  # while the actors fill the replay
-                assert replica.store is not None, "a replica that knows its spec has a store"
-                updater.prepare(replica.store, replica.shard)
+                if (store := replica.store) is not None:  # else the replay has begun again just now
+                    updater.prepare(store, replica.shard)
             has_finished = self._update(updater, replicas, record, spec, stop)
             self._speak(updater, replicas, record, Standing(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())

@@ -66,6 +66,7 @@ class Policy:
         self._exact.load_state_dict(tensors)
         self._freeze()
 
+    @torch.no_grad()
     def frame_stack(self, num_envs: int) -> FrameStack:
         """Returns the memory of E environments, to be given to each call for them.
 

@@ -71,8 +71,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     if saved is not None:
         _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
-    devices = ("cpu", "cpu") if asked.reproducible else (asked.learning.device, asked.actor_device)
-    machine = Machine.here(devices[0], asked.learning.memory_gb, devices[1])
+    device, actor_device = ("cpu", "cpu") if asked.reproducible else (asked.learning.device, asked.actor_device)
+    machine = Machine.here(device, asked.learning.memory_gb, actor_device)
     envs = make_environment(asked.env, 1)
     environment = make_spec(asked.env, envs)
     envs.close()
