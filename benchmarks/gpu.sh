@@ -128,20 +128,20 @@ run() {
   stop_monitor
 }
 
-# One run while CUDA's multi-process service shares the GPU, where that is installed.
+# with_mps NAME ...: as run does, while CUDA's multi-process service shares the GPU, where that is installed.
 with_mps() {
-  is_due together-mps || return
+  is_due "$1" || return
   if ! command -v nvidia-cuda-mps-control >/dev/null; then
-    echo "together-mps: skipped, there is no nvidia-cuda-mps-control here"
+    echo "$1: skipped, there is no nvidia-cuda-mps-control here"
     return
   fi
   mps=$(mktemp -d /tmp/mps-XXXXXX)
   export CUDA_MPS_PIPE_DIRECTORY=$mps CUDA_MPS_LOG_DIRECTORY=$mps
   if timeout 10 nvidia-cuda-mps-control -d; then
-    run together-mps "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
+    run "$@" --actor-device "$device"
   else
-    echo "FAILED: together-mps: nvidia-cuda-mps-control does not start"
-    failed+=(together-mps)
+    echo "FAILED: $1: nvidia-cuda-mps-control does not start"
+    failed+=("$1")
   fi
   stop_mps
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
@@ -206,11 +206,14 @@ run served "$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers
 run served-gpu "$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu --preset gpu
 run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
 run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
-with_mps
-best=$("$python" benchmarks/gpu_report.py faster "$out")
-[ "$best" = cpu ] || best=$device
+with_mps together-mps "$together_seconds" --no-evaluator --samples-per-insert 0
 ending=(--until 18)
-run pong "$pong_seconds" --evaluation-period-seconds 1 --actor-device "$best" "${pong_flags[@]}"
+pong=(pong "$pong_seconds" --evaluation-period-seconds 1 "${pong_flags[@]}")
+case $("$python" benchmarks/gpu_report.py faster "$out") in
+  mps) with_mps "${pong[@]}" ;;
+  cuda) run "${pong[@]}" --actor-device "$device" ;;
+  *) run "${pong[@]}" --actor-device cpu ;;
+esac
 
 APEXRL_GPU_DEVICE=$device "$python" benchmarks/gpu_report.py summary "$out" | tee "$out/summary.txt" || failed+=(summary)
 [ ${#left[@]} -eq 0 ] || echo "LEFT: ${left[*]}: run the same command again" | tee -a "$out/summary.txt"

@@ -5,7 +5,7 @@ It needs only the standard library (torch for `machine`), so that it can list mi
   wanted WHEELS          prints the wheels in a directory that have to be installed
   machine FILE           writes the machine and its software, as JSON
   tests XML FILE         writes the outcome of pytest, as JSON; fails when no test ran, or one was skipped
-  faster OUT_DIR         prints the device, cpu or cuda, whose inference gave more frames while learning
+  faster OUT_DIR         prints whose inference gave most frames while learning: cpu, cuda, or cuda with mps
   summary OUT_DIR        prints all figures and goals
 """
 
@@ -122,8 +122,8 @@ def runs_of(parts: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def faster(parts: dict[str, Any]) -> str:
-    """Returns the device whose inference gave more frames while learning; cpu when that was not measured."""
-    rates = {name: parts.get(f"together-{name}", {}).get("frames_per_second", 0.0) for name in ("cpu", "cuda")}
+    """Returns whose inference gave most frames while learning: cpu, cuda or mps; cpu when that was not measured."""
+    rates = {name: parts.get(f"together-{name}", {}).get("frames_per_second", 0.0) for name in ("cpu", "cuda", "mps")}
     return max(rates, key=lambda name: rates[name])
 
 

@@ -93,6 +93,7 @@ def test_goals_are_reached_by_what_they_ask_for_alone():
         2
     ] == "not reached in 140 s of PongNoFrameskip-v4: best 17.0"
     assert gpu_report.faster(parts) == "cpu"
+    assert gpu_report.faster(parts | {"together-mps": run(140_000, 900)}) == "mps"
 
 
 def test_what_is_missing_is_named_with_its_version(tmp_path, monkeypatch):
