@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -57,8 +58,8 @@ def main() -> int:
     """Runs the command line; returns the exit status."""
     console = Console(markup=False, emoji=False, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to end before there is a cluster
     stop = Stop()
-    stop.on_signals()
     end_with_parent(stop, ENDING_SECONDS)
     try:
         return Driver(*divided(sys.argv[1:]), console).run(stop)
@@ -98,6 +99,7 @@ class Driver:
         Raises: ConfigError when the run cannot work on the cluster.
         """
         self._connect()
+        stop.on_signals()  # not before: Ray takes SIGTERM for itself, and would die of it
         self._await_namesake(stop)
         try:
             place = self._reserve(stop)
