@@ -50,7 +50,7 @@ from apexrl.running.run_directory import ROOT
 from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
-END_SECONDS = 15.0  # for all groups; what has not ended then is killed
+END_SECONDS = 15.0  # for each step of the end; groups that need longer are killed
 SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
 
 
@@ -310,7 +310,7 @@ class Driver:
     def _end(self, command: RunCommand, reports: list[Report], stop: Stop) -> int:
         """Ends the groups in order, prints the summary, and fetches what this machine does not see."""
         self._print("ending the run; Ctrl-C kills it at once")
-        signals, deadline = stop.num_signals, time.monotonic() + END_SECONDS
+        signals, ended, deadline = stop.num_signals, 0, time.monotonic() + END_SECONDS
         while any(report.stages_ended < NUM_STAGES for report in reports) and stop.num_signals == signals:
             if time.monotonic() > deadline:
                 late = [report.group for report in reports if report.stages_ended < NUM_STAGES]
@@ -318,6 +318,8 @@ class Driver:
                 break
             time.sleep(POLL_SECONDS)
             reports = self._ask(True) or reports
+            if (now_ended := sum(report.stages_ended for report in reports)) > ended:
+                ended, deadline = now_ended, time.monotonic() + END_SECONDS
         faults = [report for report in reports if report.fault]
         for summary in filter(None, (report.summary for report in reports)):
             self._print(summary.rstrip())

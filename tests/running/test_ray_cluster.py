@@ -25,7 +25,8 @@ SHORT = [
     *("--min-size-to-sample", "500", "--checkpoint-period-seconds", "1", "--no-tensorboard"),
     *("--evaluation-period-seconds", "5", "--episodes", "2", "--ray-wait-seconds", "200"),
 ]
-IMPATIENT = ["--ray-patience-seconds", "15"]
+ALONE = ["--no-evaluator"]
+IMPATIENT = ["--ray-patience-seconds", "15", "--ray-wait-seconds", "200"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def trains(run):
             updates = load_checkpoint(latest_path(run)).header.counters.updates
             if not seen or updates > seen[-1]:
                 seen.append(updates)
-        return len(seen) > 3
+        return len(seen) > 2
 
     return look
 
@@ -112,9 +113,10 @@ def test_nodes_come_and_go(nodes, tmp_path):
 def test_a_job_is_stopped_with_a_last_checkpoint_and_its_files_are_fetched(nodes):
     """`ray job` submits, shows and stops a run from a machine of no node; the learner's files come to its driver."""
     run = "/tmp/ray/of-the-job"  # each node has a /tmp/ray of its own
-    words = [sys.executable, "-m", "apexrl.running.ray_cluster", "--ray-address", "auto", *SHORT, "--run-dir", run]
+    words = [sys.executable, "-m", "apexrl.running.ray_cluster", "--ray-address", "auto", *SHORT, *ALONE]
     waits = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}})
     submit = ["submit", "--submission-id", "job", "--working-dir", ROOT, "--runtime-env-json", waits, "--", *words]
+    submit += ["--run-dir", run]
     with nodes.job(*submit, name="job") as job:
         (node,) = until(job, lambda: nodes.where("learner.py"), 60, "the job's learner")
         until(job, trains(nodes.own_files(node) / "of-the-job"), 60, "updates of the job")
@@ -124,7 +126,7 @@ def test_a_job_is_stopped_with_a_last_checkpoint_and_its_files_are_fetched(nodes
     with nodes.job("logs", "job", name="logs") as logs:
         assert logs.popen.wait(100) == 0
         assert "checkpoint written" in logs.text() and "fetched" in logs.text(), logs.text()
-        assert updates_shown(logs) and "Traceback" not in logs.text()
+        assert "Traceback" not in logs.text()
     fetched, left = (latest_path(nodes.own_files(name) / "of-the-job") for name in ("head", node))
     assert fetched.read_bytes() == left.read_bytes()
 
@@ -132,12 +134,12 @@ def test_a_job_is_stopped_with_a_last_checkpoint_and_its_files_are_fetched(nodes
 def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     """Without the driver a run ends with a checkpoint and is resumed; without the head the driver says what to do."""
     run = tmp_path / "second"
-    with nodes.driver(*SHORT, *IMPATIENT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
+    with nodes.driver(*SHORT, *ALONE, *IMPATIENT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
         until(driver, trains(run), 60, "updates")
         driver.kill()
-    with nodes.driver("--resume", run, *SHORT[-2:], *IMPATIENT, name="resumed", on=nodes.where("raylet")[-1]) as driver:
+    with nodes.driver("--resume", run, *IMPATIENT, name="resumed", on=nodes.where("raylet")[-1]) as driver:
+        until(driver, lambda: "continuing" in driver.text(), 60, "the end of the run without a driver")
         until(driver, trains(run), 60, "updates of the resumed run")
-        assert "continuing" in driver.text()
         nodes.kill("head")
         assert driver.popen.wait(300) == 1
         assert "the Ray cluster has not answered" in driver.text() and f"--resume {run}" in driver.text()
