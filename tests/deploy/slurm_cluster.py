@@ -77,6 +77,7 @@ class SlurmCluster:
         text = CONFIGURATION.format(name=socket.gethostname().split(".")[0], address=address, files=self._files)
         lines = [f"NodeName={host} NodeAddr={self._hosts.address(host)} CPUs=8" for host in HOSTS]
         self._configuration.write_text("\n".join([text, *lines, ""]))
+        (self._files / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # it has none of their controllers
         names = [f"{self._hosts.address(host)} {host}" for host in HOSTS]
         (self._files / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
         key = self._files / "munge.key"

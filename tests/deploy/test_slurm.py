@@ -25,27 +25,34 @@ def slurm(tmp_path):
         yield cluster
 
 
-@pytest.mark.parametrize("end", [["--batch", "--signal=TERM"], []], ids=["time-limit", "scancel"])
-def test_a_job_trains_on_all_nodes_and_ends_with_a_checkpoint(slurm, tmp_path, end):
-    """Its time limit, as SLURM signals it, and `scancel` leave a last checkpoint and no process."""
+def test_jobs_train_on_all_nodes_and_end_with_a_checkpoint(slurm, tmp_path):
+    """The end of a job's time and `scancel` leave a last checkpoint and no process; the next job goes on with it."""
+    time_is_up, cancelled = ["--batch", "--signal=TERM"], []
+    run_a_job(slurm, tmp_path, time_is_up, "COMPLETED")
+    run_a_job(slurm, tmp_path, cancelled, "CANCELLED")
+
+
+def run_a_job(slurm, tmp_path, end, final_state):
+    """Submits the script, and lets `scancel` end it."""
     run, log = tmp_path / "run", tmp_path / "job.log"
     where = [f"--nodes={len(HOSTS)}", "--cpus-per-task=5", f"--output={log}", f"--export=ALL,RUN={run},PRESET=small"]
     flags = ["--env", "Catch-v0", "--environments-per-worker", "4"]
+    begun = updates_of(run)
     job = slurm.run("sbatch", "--parsable", *where, ROOT / "deploy" / "examples" / "slurm.sbatch", *flags)
 
-    def state():
-        return slurm.run("scontrol", "--oneliner", "show", "job", job)
+    def is_in(*states):
+        words = slurm.run("scontrol", "--oneliner", "show", "job", job).split()
+        return any(f"JobState={state}" in words for state in states)
 
     def trains():
-        assert "JobState=RUNNING" in state() or "JobState=PENDING" in state(), log.read_text()
-        return updates_of(run)
+        assert is_in("PENDING", "RUNNING"), log.read_text()
+        return updates_of(run) > begun
 
     wait_for(trains, 60, "updates")
-    first = latest_path(run).stat().st_mtime_ns
+    checkpoint = latest_path(run).stat().st_mtime_ns
     assert [slurm.runs(role) for role in ROLES] == [[HOSTS[0]], [HOSTS[0]], list(HOSTS)]
     slurm.run("scancel", *end, job)
     wait_for(lambda: not any(map(slurm.runs, ROLES)), 60, "the end")
-    wait_for(lambda: "JobState=COMPLETING" not in state() and "JobState=RUNNING" not in state(), 60, "SLURM's word")
-    assert latest_path(run).stat().st_mtime_ns > first, log.read_text()
-    assert ("JobState=COMPLETED" if end else "JobState=CANCELLED") in state()
-    assert "Traceback" not in log.read_text()
+    wait_for(lambda: not is_in("RUNNING", "COMPLETING"), 60, "SLURM's word")
+    assert latest_path(run).stat().st_mtime_ns > checkpoint, log.read_text()
+    assert is_in(final_state) and "Traceback" not in log.read_text()
