@@ -61,7 +61,7 @@ class RayNodes:
         if is_head:
             where = ["--head", f"--port={PORT}", "--dashboard-host=0.0.0.0"]
         command = [RAY, "start", *where, f"--node-ip-address={self._hosts.address(name)}", f"--num-cpus={cpus}"]
-        command += ["--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+        command += ["--object-store-memory=80000000", "--disable-usage-stats", "--include-log-monitor=false", "--block"]
         self._nodes[name] = self._process(name, command, self._log(name))
 
     def _log(self, name):

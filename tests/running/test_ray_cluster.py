@@ -62,6 +62,7 @@ def until(driver, condition, seconds, what):
 
     def look():
         assert driver.popen.poll() is None, driver.text()
+        time.sleep(0.4)  # a look takes CPU time from the run
         return condition()
 
     return wait_for(look, seconds, what)
