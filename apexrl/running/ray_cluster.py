@@ -140,7 +140,7 @@ class Driver:
                 raise ConfigError(f"--ray-namespace {self._run}: a run of that name goes on here; give another")
             if last < 0:
                 self._print(f"there is a run {self._run} already: waits for its end, if its driver is gone")
-            if time.monotonic() - started > self._config.ray_patience_seconds + END_SECONDS:
+            if time.monotonic() - started > self._config.ray_patience_seconds + NUM_STAGES * END_SECONDS:
                 raise ConfigError(f"--ray-namespace {self._run}: a run of that name does not end; give another")
             last = silence
             stop.wait(POLL_SECONDS)
