@@ -44,7 +44,7 @@ def updates_shown(driver):
 
 
 def trains(run):
-    """Whether checkpoints with more updates have come since, several times."""
+    """Whether two checkpoints have come since, each with more updates."""
     seen = []
 
     def look():
@@ -123,7 +123,7 @@ def test_a_job_is_stopped_with_a_last_checkpoint_and_its_files_are_fetched(nodes
         until(job, trains(nodes.own_files(node) / "of-the-job"), 60, "updates of the job")
         with nodes.job("stop", "job", name="stop") as stop:
             assert stop.popen.wait(100) == 0, stop.text()
-        job.popen.wait(60)
+        job.popen.wait(100)
     with nodes.job("logs", "job", name="logs") as logs:
         assert logs.popen.wait(100) == 0
         assert "checkpoint written" in logs.text() and "fetched" in logs.text(), logs.text()
