@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class Namespaces:
@@ -54,6 +55,14 @@ class Namespaces:
     def pids(self, host: str) -> list[int]:
         """Returns the processes of a host."""
         return [int(pid) for pid in ip("netns", "pids", self._inside(host)).split()]
+
+    def runs(self, host: str, part: str) -> bool:
+        """Returns whether a host has a process whose command line has a part."""
+        for pid in self.pids(host):
+            with contextlib.suppress(OSError):
+                if part in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                    return True
+        return False
 
     def kill(self, host: str) -> None:
         """Kills all processes of a host."""

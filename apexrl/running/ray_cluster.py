@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -36,7 +37,6 @@ from apexrl.running.ray_groups import (
     CHUNK_BYTES,
     LEARNER,
     NUM_STAGES,
-    PATIENCE_SECONDS,
     REGISTRY,
     REPLAY,
     Group,
@@ -49,7 +49,8 @@ from apexrl.running.ray_groups import (
 from apexrl.running.run_directory import ROOT
 from apexrl.runs import CONFIG_FILE, new_run
 
-END_SECONDS = 15.0  # for all groups; what has not ended then is killed
+HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
+END_SECONDS = 15.0  # for each step of the end; groups that need longer are killed
 SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
 
 
@@ -57,8 +58,8 @@ def main() -> int:
     """Runs the command line; returns the exit status."""
     console = Console(markup=False, emoji=False, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to end before there is a cluster
     stop = Stop()
-    stop.on_signals()
     end_with_parent(stop, ENDING_SECONDS)
     try:
         return Driver(*divided(sys.argv[1:]), console).run(stop)
@@ -98,6 +99,7 @@ class Driver:
         Raises: ConfigError when the run cannot work on the cluster.
         """
         self._connect()
+        stop.on_signals()  # not before: Ray takes SIGTERM for itself, and would die of it
         self._await_namesake(stop)
         try:
             place = self._reserve(stop)
@@ -138,7 +140,7 @@ class Driver:
                 raise ConfigError(f"--ray-namespace {self._run}: a run of that name goes on here; give another")
             if last < 0:
                 self._print(f"there is a run {self._run} already: waits for its end, if its driver is gone")
-            if time.monotonic() - started > PATIENCE_SECONDS + END_SECONDS:
+            if time.monotonic() - started > self._config.ray_patience_seconds + NUM_STAGES * END_SECONDS:
                 raise ConfigError(f"--ray-namespace {self._run}: a run of that name does not end; give another")
             last = silence
             stop.wait(POLL_SECONDS)
@@ -200,11 +202,11 @@ class Driver:
 
     def _follow(self, command: RunCommand, place: Any, stop: Stop) -> list[Report]:
         """Returns the last reports of the groups, when the run is to end."""
-        self._start(REGISTRY, Registry, self._run, num_cpus=0)  # anywhere: it is soon back when its node is gone
+        self._start(REGISTRY, Registry, num_cpus=0, resources={HEAD: 0.001})  # without a head there is no run
         specs = place.bundle_specs
         for number, name in enumerate((REPLAY, LEARNER)):
             needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
-            self._start(name, Group, self._run, name, command, **needs, scheduling_strategy=in_place(place, number))
+            self._start(name, Group, name, command, **needs, scheduling_strategy=in_place(place, number))
         self._wait(self._groups[REGISTRY].ask.remote(False), stop, "the registry")
         self._heard = time.monotonic()
         threading.Thread(target=self._watch_cluster, name="cluster", daemon=True).start()
@@ -221,7 +223,7 @@ class Driver:
         remote: Any = ray.remote(kind).options(
             name=name, namespace=self._run, lifetime="detached", max_restarts=-1, max_concurrency=2, **options
         )
-        self._groups[name] = remote.remote(*arguments)
+        self._groups[name] = remote.remote(self._run, self._config.ray_patience_seconds, *arguments)
 
     def _spread(self, command: RunCommand, place: Any) -> None:
         """Gives each node that has come a group of actors, and forgets those of nodes that are gone."""
@@ -250,7 +252,7 @@ class Driver:
                 continue
             group = f"{ACTORS} {node[:8]}"
             where = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._start(group, Group, self._run, group, command, workers, num_cpus=workers, scheduling_strategy=where)
+            self._start(group, Group, group, command, workers, num_cpus=workers, scheduling_strategy=where)
             self._nodes[group] = node, workers
 
     @property
@@ -273,10 +275,11 @@ class Driver:
 
     def _watch_cluster(self) -> None:
         """Ends the process when the cluster is silent: calls of Ray may never return then."""
-        while time.monotonic() - self._heard < PATIENCE_SECONDS:
+        patience_seconds = self._config.ray_patience_seconds
+        while time.monotonic() - self._heard < patience_seconds:
             time.sleep(POLL_SECONDS)
         self._print(
-            f"ERROR the Ray cluster has not answered for {PATIENCE_SECONDS:.0f} s: its processes end by themselves, "
+            f"ERROR the Ray cluster has not answered for {patience_seconds:.0f} s: its processes end by themselves, "
             f"with a last checkpoint; go on with --resume {self._directory}"
         )
         end_at_once(1)
@@ -307,7 +310,7 @@ class Driver:
     def _end(self, command: RunCommand, reports: list[Report], stop: Stop) -> int:
         """Ends the groups in order, prints the summary, and fetches what this machine does not see."""
         self._print("ending the run; Ctrl-C kills it at once")
-        signals, deadline = stop.num_signals, time.monotonic() + END_SECONDS
+        signals, ended, deadline = stop.num_signals, 0, time.monotonic() + END_SECONDS
         while any(report.stages_ended < NUM_STAGES for report in reports) and stop.num_signals == signals:
             if time.monotonic() > deadline:
                 late = [report.group for report in reports if report.stages_ended < NUM_STAGES]
@@ -315,6 +318,8 @@ class Driver:
                 break
             time.sleep(POLL_SECONDS)
             reports = self._ask(True) or reports
+            if (now_ended := sum(report.stages_ended for report in reports)) > ended:
+                ended, deadline = now_ended, time.monotonic() + END_SECONDS
         faults = [report for report in reports if report.fault]
         for summary in filter(None, (report.summary for report in reports)):
             self._print(summary.rstrip())

@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 REGISTRY, REPLAY, LEARNER, ACTORS = "registry", "replay", "learner", "actors"
 ADDRESSES = ("replay_host", "actor_port", "batch_port", "learner_host", "parameter_port", "metrics_port")
 BEAT_SECONDS = 0.5
-PATIENCE_SECONDS = 45.0  # for the registry, the driver, or a group; Ray itself gives a lost head up after 60 s
 STATUS_SECONDS = 5.0
 NUM_STAGES = 3  # the steps of `launch.end_steps`
 CHUNK_BYTES = 8 * 2**20
@@ -93,8 +92,8 @@ class Planner:
 class Registry:
     """The meeting point of a run's groups and its driver. All that it keeps they say again after its restart."""
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def __init__(self, run: str, patience_seconds: float) -> None:
+        self._run, self._patience_seconds = run, patience_seconds
         self._reports: dict[str, tuple[float, Report]] = {}
         self._driver_seen = time.monotonic()
         self._is_ending = False
@@ -103,7 +102,7 @@ class Registry:
         """Takes the report of a group; returns what it is to do."""
         self._reports[report.group] = (time.monotonic(), report)
         reports = self._living()
-        silent = time.monotonic() - self._driver_seen > PATIENCE_SECONDS
+        silent = time.monotonic() - self._driver_seen > self._patience_seconds
         if silent or any(r.has_finished or r.fault for r in reports):
             self._is_ending = True
         if not self._is_ending:
@@ -133,22 +132,23 @@ class Registry:
 
     def _living(self) -> list[Report]:
         now = time.monotonic()
-        return [report for seen, report in self._reports.values() if now - seen < PATIENCE_SECONDS]
+        return [report for seen, report in self._reports.values() if now - seen < self._patience_seconds]
 
 
 class Group:
     """The processes of a run on one node: as a Ray actor, it supervises them like `bash run.sh`."""
 
-    def __init__(self, run: str, name: str, command: RunCommand, num_workers: int = 1):
+    def __init__(self, run: str, patience_seconds: float, name: str, command: RunCommand, num_workers: int = 1):
         """Begins at once; Ray calls nothing else after a restart.
 
         Args:
           run: the namespace of the run's Ray actors.
+          patience_seconds: for the registry.
           name: replay, learner, or a name that begins with actors.
           num_workers: actor processes of this group.
         """
         os.environ["OMP_NUM_THREADS"] = "1"  # Ray would give each process all CPUs of the group
-        self._run, self._name, self._command = run, name, command
+        self._run, self._name, self._command, self._patience_seconds = run, name, command, patience_seconds
         self._acting = dataclasses.replace(command.acting, num_workers=num_workers)
         self._node = get_node_ip_address()
         self._addresses = self._own_addresses()
@@ -224,9 +224,9 @@ class Group:
         """Says how the processes are, and does what the registry answers."""
         reply = self._exchange()
         if reply is None:
-            if time.monotonic() - self._heard < PATIENCE_SECONDS:
+            if time.monotonic() - self._heard < self._patience_seconds:
                 return
-            logger.error("the registry has not answered for %.0f s: the run ends here", PATIENCE_SECONDS)
+            logger.error("the registry has not answered for %.0f s: the run ends here", self._patience_seconds)
             reply = Reply(NUM_STAGES, {})
         if reply.stage:
             self._end(reply.stage)
@@ -300,7 +300,7 @@ class Group:
         """Ends the processes, and says why until the driver has heard it."""
         self._report = self._report._replace(fault=f"{self._name}: {error}", exit_status=exit_status(error))
         self._end(NUM_STAGES)
-        while self._exchange() is not None or time.monotonic() - self._heard < PATIENCE_SECONDS:
+        while self._exchange() is not None or time.monotonic() - self._heard < self._patience_seconds:
             time.sleep(BEAT_SECONDS)
 
     def _measured(self) -> Status | None:

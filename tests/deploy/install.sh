@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 declare -A packages=(
   [packer]=packer [cloud-init]=cloud-init [shellcheck]=shellcheck [debootstrap]=debootstrap [git]=git
   [systemd-nspawn]=systemd-container [ip]=iproute2 [gpg]=gpg [gpg-agent]=gpg-agent
+  [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [sbatch]=slurm-client
 )
 
 missing=()

@@ -17,7 +17,7 @@ from tests.system.processes import ROOT
 
 def test_shellcheck_finds_nothing():
     require_tool("shellcheck", "shellcheck")
-    command = ["shellcheck", ".ci/run", "run.sh", "tests/deploy/install.sh"]
+    command = ["shellcheck", ".ci/run", "run.sh", "tests/deploy/install.sh", "deploy/examples/slurm.sbatch"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout
 

@@ -1,45 +1,60 @@
 """Runs on a real Ray cluster: nodes in network namespaces of this machine, and what happens when they die."""
 
+import contextlib
+import json
 import os
 import re
 import shutil
 import signal
+import sys
 import time
 
 import pytest
 
 from apexrl.errors import ConfigError
+from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.running.run_directory import latest_path
 from tests.running.ray_nodes import RayNodes
-from tests.system.processes import wait_for
+from tests.system.processes import ROOT, wait_for
 
 if not shutil.which("ip") or os.geteuid():
     pytest.skip("needs root and iproute2, for network namespaces", allow_module_level=True)
 
 SHORT = [
     *("--env", "Catch-v0", "--preset", "small", "--num-workers", "auto", "--environments-per-worker", "4"),
-    *("--min-size-to-sample", "500", "--checkpoint-period-seconds", "2", "--no-tensorboard"),
+    *("--min-size-to-sample", "500", "--checkpoint-period-seconds", "1", "--no-tensorboard"),
     *("--evaluation-period-seconds", "5", "--episodes", "2", "--ray-wait-seconds", "200"),
 ]
+ALONE = ["--no-evaluator"]
+IMPATIENT = ["--ray-patience-seconds", "15", "--ray-wait-seconds", "200"]
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     """A head without CPUs, a node for the replay, one for the learner, one for actors."""
     with RayNodes(tmp_path_factory.mktemp("ray")) as cluster:
-        for name, cpus in (("head", 0), ("one", 1), ("two", 2), ("three", 1)):
-            cluster.start(name, cpus)
+        cluster.start(head=0)
+        cluster.start(one=1, two=2, three=1)
         yield cluster
 
 
-def updates(driver):
+def updates_shown(driver):
     """The updates that the driver showed, one number a line."""
     return [int(text.replace(",", "")) for text in re.findall(r"updates ([\d,]+) \(", driver.text())]
 
 
-def shows_more(driver, count=1):
-    """Whether the driver has shown more updates since, several times."""
-    shown = updates(driver)
-    return lambda: len(updates(driver)) > len(shown) + count and updates(driver)[-1] > max([0, *shown])
+def trains(run):
+    """Whether two checkpoints have come since, each with more updates."""
+    seen = []
+
+    def look():
+        with contextlib.suppress(ConfigError):
+            updates = load_checkpoint(latest_path(run)).header.counters.updates
+            if not seen or updates > seen[-1]:
+                seen.append(updates)
+        return len(seen) > 2
+
+    return look
 
 
 def until(driver, condition, seconds, what):
@@ -47,6 +62,7 @@ def until(driver, condition, seconds, what):
 
     def look():
         assert driver.popen.poll() is None, driver.text()
+        time.sleep(0.4)  # a look takes CPU time from the run
         return condition()
 
     return wait_for(look, seconds, what)
@@ -63,47 +79,68 @@ def test_nodes_come_and_go(nodes, tmp_path):
     """Actors follow the nodes; a replay or a learner whose node dies goes on elsewhere; Ctrl-C ends it all."""
     run = tmp_path / "run"
     with nodes.driver(*SHORT, "--run-dir", run, name="come-and-go") as driver:
-        until(driver, shows_more(driver), 60, "updates")
-        with nodes.driver(*SHORT, "--run-dir", run, name="namesake") as namesake:
-            assert namesake.popen.wait(100) == 2 and "a run of that name goes on here" in namesake.text()
+        until(driver, trains(run), 60, "updates")
         (replay_node,) = nodes.where("replay.py")
         (actor_node,) = {"one", "three"} - {replay_node}
         assert nodes.where("learner.py") == ["two"]
         assert set(nodes.where("actor.py")) == {"two", actor_node}  # the evaluator, and the actors
-        nodes.start("four", 2)
+        nodes.begin("four", 2)
+        with nodes.driver(*SHORT, "--run-dir", run, name="namesake") as namesake:
+            assert namesake.popen.wait(100) == 2 and "a run of that name goes on here" in namesake.text()
         until(driver, lambda: "four" in nodes.where("actor.py"), 60, "actors on a node that has joined")
         nodes.kill(actor_node)
         until(driver, lambda: "its node is gone" in driver.text(), 60, "the loss of a node")
-        until(driver, shows_more(driver), 60, "updates without the node")
+        until(driver, trains(run), 60, "updates without the node")
         nodes.kill(replay_node)
         until(driver, lambda: nodes.where("replay.py") == ["four"], 60, "the replay on another node")
+        nodes.begin("five", 2)
         until(driver, lambda: "begins again, because another group has moved" in driver.text(), 60, "the learner anew")
-        until(driver, shows_more(driver), 60, "updates with the replay on another node")
+        until(driver, trains(run), 60, "updates with the replay on another node")
         assert "makes room" in driver.text()
-        nodes.start("five", 2)
         until(driver, lambda: "five" in nodes.where("actor.py"), 60, "actors on one more node")
         nodes.kill("two")
         until(driver, lambda: nodes.where("learner.py") == ["five"], 60, "the learner on another node")
-        until(driver, shows_more(driver), 60, "updates with the learner on another node")
+        until(driver, trains(run), 60, "updates with the learner on another node")
         started = time.monotonic()
         driver.signal(signal.SIGINT)
         assert ended(driver, nodes) == 0, driver.text()
         seconds = time.monotonic() - started
         print(f"Ctrl-C: {seconds:.1f} s")
-        assert "checkpoint written" in driver.text()
+        assert "checkpoint written" in driver.text() and updates_shown(driver)
     evaluations = (run / "evaluations.csv").read_text().splitlines()
     assert len(evaluations) > 1 and (run / "logs" / "learner.log").read_text()
+
+
+def test_a_job_is_stopped_with_a_last_checkpoint_and_its_files_are_fetched(nodes):
+    """`ray job` submits, shows and stops a run from a machine of no node; the learner's files come to its driver."""
+    run = "/tmp/ray/of-the-job"  # each node has a /tmp/ray of its own
+    words = [sys.executable, "-m", "apexrl.running.ray_cluster", "--ray-address", "auto", *SHORT, *ALONE]
+    waits = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}})
+    submit = ["submit", "--submission-id", "job", "--working-dir", ROOT, "--runtime-env-json", waits, "--", *words]
+    submit += ["--run-dir", run]
+    with nodes.job(*submit, name="job") as job:
+        (node,) = until(job, lambda: nodes.where("learner.py"), 60, "the job's learner")
+        until(job, trains(nodes.own_files(node) / "of-the-job"), 60, "updates of the job")
+        with nodes.job("stop", "job", name="stop") as stop:
+            assert stop.popen.wait(100) == 0, stop.text()
+        job.popen.wait(100)
+    with nodes.job("logs", "job", name="logs") as logs:
+        assert logs.popen.wait(100) == 0
+        assert "checkpoint written" in logs.text() and "fetched" in logs.text(), logs.text()
+        assert "Traceback" not in logs.text()
+    fetched, left = (latest_path(nodes.own_files(name) / "of-the-job") for name in ("head", node))
+    assert fetched.read_bytes() == left.read_bytes()
 
 
 def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     """Without the driver a run ends with a checkpoint and is resumed; without the head the driver says what to do."""
     run = tmp_path / "second"
-    with nodes.driver(*SHORT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
-        until(driver, shows_more(driver), 60, "updates")
+    with nodes.driver(*SHORT, *ALONE, *IMPATIENT, "--agent", "impala", "--run-dir", run, name="killed") as driver:
+        until(driver, trains(run), 60, "updates")
         driver.kill()
-    with nodes.driver("--resume", run, *SHORT[-2:], name="resumed", on=nodes.where("raylet")[-1]) as driver:
-        until(driver, shows_more(driver), 60, "updates of the resumed run")
-        assert "continuing" in driver.text()
+    with nodes.driver("--resume", run, *IMPATIENT, name="resumed", on=nodes.where("raylet")[-1]) as driver:
+        until(driver, lambda: "continuing" in driver.text(), 60, "the end of the run without a driver")
+        until(driver, trains(run), 60, "updates of the resumed run")
         nodes.kill("head")
         assert driver.popen.wait(300) == 1
         assert "the Ray cluster has not answered" in driver.text() and f"--resume {run}" in driver.text()
@@ -116,6 +153,7 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     ("flags", "message"),
     [
         (["--num-workers", "some"], "--num-workers some: give a number from 1 on, or auto"),
+        (["--ray-patience-seconds", "5"], "--ray-patience-seconds: give 15 or more"),
         (["--reproducible"], "--reproducible needs no cluster"),
         (["--guest", "runs/x"], "--guest needs no cluster"),
     ],

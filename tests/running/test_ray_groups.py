@@ -5,8 +5,9 @@ import socket
 import pytest
 
 from apexrl.running import ray_groups
-from apexrl.running.ray_groups import NUM_STAGES, PATIENCE_SECONDS, Registry, Report, consecutive_ports, own_code
+from apexrl.running.ray_groups import NUM_STAGES, Registry, Report, consecutive_ports, own_code
 
+PATIENCE_SECONDS = 20.0
 REPLAY = Report("replay", "10.0.0.1", {"replay_host": "10.0.0.1", "actor_port": 1, "batch_port": 2})
 LEARNER = Report("learner", "10.0.0.2", {"learner_host": "10.0.0.2", "parameter_port": 3, "metrics_port": 4})
 ACTORS = Report("actors a", "10.0.0.3", {})
@@ -32,7 +33,7 @@ def test_nodes_get_the_checkout_or_the_installed_package(tmp_path):
 
 
 def test_everybody_hears_the_addresses_of_all(clock):
-    registry = Registry("run")
+    registry = Registry("run", PATIENCE_SECONDS)
     assert registry.tell(ACTORS) == (0, {})
     registry.tell(REPLAY)
     assert registry.tell(LEARNER) == (0, REPLAY.addresses | LEARNER.addresses)
@@ -43,7 +44,7 @@ def test_everybody_hears_the_addresses_of_all(clock):
 
 
 def test_the_groups_end_step_by_step_and_the_slowest_decides(clock):
-    registry = Registry("run")
+    registry = Registry("run", PATIENCE_SECONDS)
     for report in (REPLAY, LEARNER, ACTORS):
         registry.tell(report)
     registry.ask(True)
@@ -60,14 +61,14 @@ def test_the_groups_end_step_by_step_and_the_slowest_decides(clock):
 
 @pytest.mark.parametrize("change", [{"has_finished": True}, {"fault": "learner: no such game"}])
 def test_the_end_of_the_learner_is_that_of_the_run(clock, change):
-    registry = Registry("run")
+    registry = Registry("run", PATIENCE_SECONDS)
     registry.tell(ACTORS)
     assert registry.tell(LEARNER._replace(**change)).stage == 1
     assert registry.tell(ACTORS).stage == 1
 
 
 def test_a_group_that_is_silent_or_forgotten_holds_nobody_up(clock):
-    registry = Registry("run")
+    registry = Registry("run", PATIENCE_SECONDS)
     for report in (REPLAY, LEARNER, ACTORS):
         registry.tell(report)
     registry.ask(True)
@@ -82,7 +83,7 @@ def test_a_group_that_is_silent_or_forgotten_holds_nobody_up(clock):
 def test_without_a_driver_the_run_ends_and_leaves_nothing(clock, monkeypatch):
     cleaned = []
     monkeypatch.setattr(ray_groups, "clean_up", lambda run, groups: cleaned.append((run, groups)))
-    registry = Registry("run")
+    registry = Registry("run", PATIENCE_SECONDS)
     registry.tell(LEARNER)
     clock.now += PATIENCE_SECONDS - 1
     assert registry.tell(LEARNER).stage == 0
@@ -94,7 +95,7 @@ def test_without_a_driver_the_run_ends_and_leaves_nothing(clock, monkeypatch):
 
 
 def test_a_registry_that_is_started_again_learns_all_from_the_reports(clock):
-    registry = Registry("run")
+    registry = Registry("run", PATIENCE_SECONDS)
     assert registry.tell(LEARNER._replace(stages_ended=2)).stage == 0  # until the driver says it again
     registry.ask(True)
     assert registry.tell(LEARNER._replace(stages_ended=2)).stage == NUM_STAGES
