@@ -130,12 +130,13 @@ def changes(workspace: Workspace, variables: dict) -> dict[str, list[str]]:
 
 def of_a_new_host(role: str) -> dict[str, list[str]]:
     """Returns the changes of a plan that replaces a host: those of all that knows its number."""
-    told = (f"aws_scheduler_schedule.{role}_limit", f'aws_cloudwatch_metric_alarm.hangs["{role}"]')
-    return {f"aws_instance.{role}": ["delete", "create"]} | {address: ["update"] for address in told}
+    place = "[0]" if role == "learner" else ""
+    told = (f"aws_scheduler_schedule.{role}_limit{place}", f'aws_cloudwatch_metric_alarm.hangs["{role}"]')
+    return {f"aws_instance.{role}{place}": ["delete", "create"]} | {address: ["update"] for address in told}
 
 
 def test_more_time_replaces_no_host(applied_cluster, tmp_path):
-    limits = ("autoscaling_schedule.limit", "scheduler_schedule.learner_limit", "scheduler_schedule.replay_limit")
+    limits = ("autoscaling_schedule.limit", "scheduler_schedule.learner_limit[0]", "scheduler_schedule.replay_limit")
     expected = {f"aws_{name}": ["update"] for name in (*limits, "ssm_parameter.deadline")}
     expected["terraform_data.deadline"] = ["delete", "create"]
     assert changes(applied_cluster.copy(tmp_path), GIVEN | {"max_hours": 48}) == expected
@@ -169,10 +170,10 @@ def test_new_images_wait_until_they_are_asked_for(applied_cluster, tmp_path):
     assert changes(workspace, GIVEN) == {}
     # Other flags replace a host, by one of the same image.
     planned = workspace.planned(GIVEN | {"learner_flags": {"batch_size": 256}})
-    assert resources(planned)["aws_instance.learner"]["ami"] == "ami-0000000000000a090"
+    assert resources(planned)["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a090"
     for version in ("latest", "1.0.0"):
         planned = changes(workspace, GIVEN | {"image_version": version})
-        assert planned["aws_instance.learner"] == planned["aws_instance.replay"] == ["delete", "create"], version
+        assert planned["aws_instance.learner[0]"] == planned["aws_instance.replay"] == ["delete", "create"], version
     assert changes(workspace, GIVEN | {"image_version": "0.9.0"}).keys() == {"terraform_data.images"}
     workspace.apply(GIVEN | {"image_version": "latest"})
     assert changes(workspace, GIVEN).keys() == {"terraform_data.images"}, "the same images: nothing is replaced"
@@ -314,7 +315,7 @@ def test_the_tunnel_to_tensorboard_is_a_command_that_aws_knows(applied):
     words = shlex.split(applied["values"]["outputs"]["tensorboard_command"]["value"])
     assert words[:3] == ["aws", "ssm", "start-session"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
-    learner = resources(applied)["aws_instance.learner"]["id"]
+    learner = resources(applied)["aws_instance.learner[0]"]["id"]
     assert given == {
         "--region": "us-east-1",
         "--target": learner,

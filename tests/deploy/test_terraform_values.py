@@ -135,7 +135,7 @@ def text_paths(value: Any, path: str = "") -> set[str]:
 
 def test_metadata_of_hosts_needs_a_token_and_stays_on_the_host(applied):
     found = resources(applied)
-    for address in ("aws_instance.replay", "aws_instance.learner", "aws_launch_template.actor"):
+    for address in ("aws_instance.replay", "aws_instance.learner[0]", "aws_launch_template.actor"):
         [options] = found[address]["metadata_options"]
         assert options["http_tokens"] == "required" and options["http_put_response_hop_limit"] == 1, address
 
@@ -161,10 +161,10 @@ def test_hosts_run_the_newest_image_of_their_kind(applied, cluster):
     found = resources(applied)
     images = [found["aws_instance.replay"]["ami"], found["aws_launch_template.actor"]["image_id"]]
     assert images == ["ami-0000000000000c100"] * 2
-    assert found["aws_instance.learner"]["ami"] == "ami-0000000000000a100"
+    assert found["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a100"
     pinned = resources(cluster.planned({"results_bucket": BUCKET, "image_version": "0.9.0"}))
     assert pinned["aws_instance.replay"]["ami"] == "ami-0000000000000c090"
-    assert pinned["aws_instance.learner"]["ami"] == "ami-0000000000000a090"
+    assert pinned["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a090"
 
 
 def test_actors_are_spot_instances_of_several_types(applied, cluster):
@@ -207,7 +207,7 @@ def test_replay_and_learner_share_a_placement_group_unless_told_otherwise(applie
 
 def test_no_host_takes_an_ssh_key(applied):
     found = resources(applied)
-    for address in ("aws_instance.replay", "aws_instance.learner", "aws_launch_template.actor"):
+    for address in ("aws_instance.replay", "aws_instance.learner[0]", "aws_launch_template.actor"):
         assert not found[address]["key_name"], address
 
 

@@ -32,7 +32,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("release", "a b", "leave it out to start from images"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
-    ("learner_hosts", 2, "docs/learners.md"),
+    ("learner_hosts", 3, "1, 2, 4 or 8"),
     ("actor_instance_types", [], "such as ["),
     ("actor_instance_types", ["c7i"], "such as ["),
     ("actor_instance_types", ["c7i.8xlarge", "c7i.8xlarge"], "name each once"),

@@ -8,7 +8,7 @@ resource "aws_launch_template" "actor" {
   image_id                             = local.image_id.cpu
   instance_initiated_shutdown_behavior = "terminate"
   update_default_version               = true
-  user_data                            = base64encode(local.user_data["actor"])
+  user_data                            = base64encode(local.user_data.actor)
   ebs_optimized                        = true
 
   iam_instance_profile {

@@ -39,7 +39,7 @@ resource "aws_instance" "replay" {
   placement_group             = one(aws_placement_group.this[*].name)
   ebs_optimized               = true
 
-  user_data                   = local.user_data["replay"]
+  user_data                   = local.user_data.replay
   user_data_replace_on_change = true
 
   # At the time limit a host powers itself off: that has to end its costs.
