@@ -109,7 +109,6 @@ def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_
             {"learner_hosts": 2, "learner_flags": {"batch_size": "508"}},
             "batch_size 508 is no multiple of the 8 learners",
         ),
-        ({"learner_hosts": 4, "replay_shards": 0, "learner_gpus": 8}, "with learner_gpus 8 at most 16 GPUs in all"),
         ({"agent_flags": {"lstm": "true"}}, "replay_state walk follows one shard: leave replay_shards out"),
     ],
 )
