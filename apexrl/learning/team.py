@@ -60,7 +60,8 @@ class Team:
         on_gpu = device is not None and device.type == "cuda"
         patience = timedelta(seconds=PATIENCE_SECONDS)
         try:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(os.environ.get("MASTER_ADDR", "")))
+            if "GLOO_SOCKET_IFNAME" not in os.environ:
+                os.environ["GLOO_SOCKET_IFNAME"] = interface_to(os.environ.get("MASTER_ADDR", ""))
             dist.init_process_group("gloo", timeout=patience)
             self._group = dist.new_group(backend="nccl", timeout=patience) if on_gpu else dist.group.WORLD
         except (RuntimeError, ValueError, OSError) as error:  # DistError is a RuntimeError
