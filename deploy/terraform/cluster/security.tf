@@ -8,9 +8,9 @@ locals {
     "batches-${shard}"    = { from = "learner", to = "replay", port = 51002 + 2 * shard, what = "The log and batches to the learner" }
   }]
   # The first host is where they meet; then each opens ports that its system chooses (Linux's range), for gloo and NCCL.
-  team_flows = var.learner_hosts == 1 ? {} : {
+  team_flows = { for name, flow in {
     gradients = { from = "learner", to = "learner", port = 32768, last_port = 60999, what = "Learners of several hosts among themselves" }
-  }
+  } : name => flow if var.learner_hosts > 1 }
   flows = merge({
     parameters           = { from = "actor", to = "learner", port = 52001, what = "Parameters to actors" }
     evaluator-parameters = { from = "replay", to = "learner", port = 52001, what = "Parameters to the evaluator" }

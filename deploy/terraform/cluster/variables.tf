@@ -178,7 +178,7 @@ variable "learner_gpus" {
 }
 
 variable "learner_hosts" {
-  description = "Learner hosts of learner_gpus each, all of which make every update together. More GPUs in one host are faster than more hosts."
+  description = "Learner hosts of learner_gpus each, all of which make every update together. Take more GPUs in one host first: between hosts the gradients go over the network."
   type        = number
   default     = 1
   nullable    = false
