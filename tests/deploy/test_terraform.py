@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
-from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, fixed_hosts, resources
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {
@@ -209,14 +209,15 @@ def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
     schedule = found["aws_autoscaling_schedule.limit"]
     assert datetime.datetime.fromisoformat(schedule["start_time"]) == deadline
     assert (schedule["min_size"], schedule["max_size"], schedule["desired_capacity"]) == (0, 0, 0)
-    for role in ("replay", "learner"):
-        ending = found[f"aws_scheduler_schedule.{role}_limit"]
+    hosts = fixed_hosts(state)
+    for role, limit in (("replay", "replay_limit"), ("learner", "learner_limit[0]")):
+        ending = found[f"aws_scheduler_schedule.{limit}"]
         at = re.fullmatch(r"at\((.*)\)", ending["schedule_expression"])[1]
         assert datetime.datetime.fromisoformat(f"{at}Z") == deadline + datetime.timedelta(minutes=10)
         [target] = ending["target"]
-        assert json.loads(target["input"]) == {"InstanceIds": [found[f"aws_instance.{role}"]["id"]]}
+        assert json.loads(target["input"]) == {"InstanceIds": [hosts[role]["id"]]}
         assert is_call_of_ec2(target["arn"], json.loads(target["input"]))
-        assert found[f"aws_instance.{role}"]["instance_initiated_shutdown_behavior"] == "terminate"
+        assert hosts[role]["instance_initiated_shutdown_behavior"] == "terminate"
     assert found["aws_launch_template.actor"]["instance_initiated_shutdown_behavior"] == "terminate"
 
     text = (workspace.directory / "terraform.tfstate").read_text()
@@ -292,10 +293,10 @@ def test_everything_that_costs_money_is_tagged(applied):
     for address, values in found.items():
         if address.split(".")[0] in COSTLY and not address.startswith(("data.", "aws_autoscaling_group")):
             assert wanted.items() <= values["tags_all"].items(), address
-    for role in ("replay", "learner"):
-        [disk] = found[f"aws_instance.{role}"]["root_block_device"]
+    for role, host in fixed_hosts(applied).items():
+        [disk] = host["root_block_device"]
         assert disk["tags"] == {"Name": f"apexrl-{role}", "Role": role}  # the provider adds its default tags
-        assert found[f"aws_instance.{role}"]["tags_all"]["Role"] == role
+        assert host["tags_all"]["Role"] == role
     wanted["Role"] = "actor"
     launched = {
         entry["resource_type"]: entry["tags"] for entry in found["aws_launch_template.actor"]["tag_specifications"]
