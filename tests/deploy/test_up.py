@@ -122,7 +122,8 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     printed, called = clone.run("status")
     assert called == [init] and "runs until 2026-11-22T10:00:00Z" in printed
 
-    found = aws.client("ec2").run_instances(ImageId="ami-12345678", InstanceType="g6.4xlarge", MinCount=1, MaxCount=1)
+    image = aws.client("ec2").register_image(Name="another")["ImageId"]
+    found = aws.client("ec2").run_instances(ImageId=image, InstanceType="g6.4xlarge", MinCount=1, MaxCount=1)
     tags = {"Project": "apexrl", "Cluster": "apexrl-smoke", "Role": "learner", "Name": "apexrl-smoke-learner-1"}
     given = [{"Key": key, "Value": value} for key, value in tags.items()]
     aws.client("ec2").create_tags(Resources=[found["Instances"][0]["InstanceId"]], Tags=given)
