@@ -168,8 +168,8 @@ def _check(cluster: Cluster) -> None:
         raise DeployError(f"variable learner_gpus is {cluster.learner_gpus}: it has to be 1, 2, 4 or 8")
     if cluster.learner_hosts not in LEARNER_HOSTS or cluster.learners > LEARNERS:
         wrong, gpus = cluster.learner_hosts, cluster.learner_gpus
-        most = f"with {gpus} GPUs each at most {LEARNERS} in all"
-        raise DeployError(f"variable learner_hosts is {wrong}: it has to be 1, 2, 4 or 8, {most}")
+        bound = f"with {gpus} GPUs each at most {LEARNERS} in all"
+        raise DeployError(f"variable learner_hosts is {wrong}: it has to be 1, 2, 4 or 8, {bound}")
     if cluster.replay_shards % cluster.learners:
         wrong, unit = cluster.replay_shards, cluster.learners
         raise DeployError(f"variable replay_shards is {wrong}: it has to be a multiple of the {unit} learners")
