@@ -28,6 +28,11 @@ def role_of(name: str) -> str:
     return name.rstrip("-0123456789")
 
 
+def name_of(address: str) -> str:
+    """Returns the name that a VPC gives to the host of an address."""
+    return f"ip-{address.replace('.', '-')}"
+
+
 class RunningCluster:
     """Its hosts by name: replay, learner, learner-1 ..., actor0, actor1 ...; close it at the end."""
 
@@ -61,7 +66,7 @@ class RunningCluster:
 
     def _boot(self, name: str, stack: contextlib.ExitStack) -> Machine:
         number, role, address = next(self._numbers), role_of(name), self._address(name)
-        host_name = f"ip-{address.replace('.', '-')}"
+        host_name = name_of(address)
         directory = self._directory / f"{number}-{name}"
         root = stack.enter_context(rootfs.overlay(self._layers[IMAGES[role]], directory))
         namespace = stack.enter_context(self.vpc.plugged(name, address))
@@ -70,7 +75,9 @@ class RunningCluster:
             self._user_data[name if name in self._fixed else role],
             **{"instance-id": f"i-{number:017x}", "local-hostname": host_name},
         )
-        (root / "etc/hosts").write_text(f"127.0.0.1 localhost {host_name}\n")  # a VPC has a name server for this
+        others = [str(host["private_ip"]) for host in self._fixed.values()]
+        named = [f"127.0.0.1 localhost {host_name}", *(f"{other} {name_of(other)}" for other in others)]
+        (root / "etc/hosts").write_text("\n".join(named) + "\n")  # a VPC has a name server for this
         (root / DROP_IN).write_text(SETTINGS.format(address=self.vpc.aws_address))
         machine = stack.enter_context(booted(root, namespace, directory / "console.log", self._binds))
         machine.address = address

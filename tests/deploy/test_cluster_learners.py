@@ -181,7 +181,7 @@ def test_learners_that_finish_their_run_end_the_cluster(running, cloud):
     for host in (running.hosts[name] for name in LEARNERS):
         host.run("sed", "-i", "s/^APEXRL_FLAGS=.*/& --total-updates 1/", "/etc/apexrl/role.env")
         host.run("systemctl", "start", "apexrl-learner.service")
-    wait_for(running, lambda: "the run is complete" in running.hosts["learner"].journal("apexrl-finish"))
+    wait_for(running, lambda: "the run is complete: all hosts" in running.hosts["learner"].journal("apexrl-finish"))
     assert "nothing to do" in running.hosts["learner-1"].journal("apexrl-finish")
     for host in running.hosts.values():
         host.run("systemctl", "restart", "apexrl-limit.service", check=False)  # else it would look within a minute
