@@ -47,8 +47,7 @@ class EnvConfig:
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as {"continuous": false}."""
     wrapper: tuple[str, ...] = ()
-    """Functions or classes `module:name` that take an environment and return one, the innermost first; this flag may
-    be given several times."""
+    """Functions or classes `module:name` that take an environment and return one, innermost first; may be repeated."""
     grayscale: bool = False
     """Make colour pictures gray (not Atari's, which are)."""
     resize: tuple[int, ...] = ()
@@ -175,7 +174,7 @@ class WireConfig:
     replay_host: str = "127.0.0.1"
     """Host of the replay server."""
     learner_host: str = "127.0.0.1"
-    """Host of the learner."""
+    """Host of the learner; of several hosts, the first."""
     bind_host: str = "127.0.0.1"
     """Address that servers listen on; 0.0.0.0 for other hosts to reach them."""
     actor_port: int = 51001
@@ -223,8 +222,7 @@ class LearningConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     num_learners: Annotated[int, Range(1, 64)] = 1
-    """Learner processes on this host, started by torchrun. Each follows its part of the --shards and learns from its
-    part of every batch; they add their gradients up."""
+    """Learner processes of a host, by torchrun, each for its part of the --shards and batches; gradients are added."""
     learner_devices: str = ""
     """Devices of several learners, such as cuda:0,cuda:1; by default a GPU each, or the CPU where there is none."""
     learner_threads: int = 1
@@ -323,6 +321,10 @@ class LearnerCommand(Command):
     update: UpdateConfig
     network: NetworkConfig
     learning: LearningConfig = LearningConfig()
+    learner_hosts: Annotated[int, Range(1, 64)] = 1
+    """Hosts with --num-learners each, which meet at the --learner-host and its --meeting-port."""
+    learner_host_rank: Annotated[int, Range(0, 63)] = 0
+    """Which of the --learner-hosts this is; host 0 publishes, evaluates, and writes the run."""
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
 
@@ -358,11 +360,9 @@ class RunCommand(Command):
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
     from_scratch: bool = False
-    """With --resume or --fork: train a new network on the run's experience. With --resume, earlier results move to
-    DIR/earlier-N."""
+    """With --resume or --fork: a new network learns from the experience. --resume moves results to DIR/earlier-N."""
     fork: str = ""
-    """Begin a new run with the newest checkpoint, the experience and the configuration of the run in this directory,
-    which stays as it is; flags given here win."""
+    """Begin a new run with newest checkpoint, experience and flags of this directory's, which stays; flags here win."""
     at: Annotated[int, Range(0)] = 0
     """With --fork: take the checkpoint of this update, and the experience until then; 0: the newest."""
     from_journal: str = ""

@@ -26,8 +26,8 @@ HIDDEN = {
     "RunCommand": {"replay_host", "learner_host", "checkpoint"},
     "ActorCommand": {"bind_host", "batch_port", "meeting_port"},
     "WorkerCommand": {"bind_host", "batch_port", "meeting_port", "worker_index", "parameter_endpoint"},
-    "LearnerCommand": {"learner_host", "actor_port"},
-    "OfflineCommand": {"learner_host", "actor_port"},
+    "LearnerCommand": {"actor_port"},
+    "OfflineCommand": {"learner_host", "learner_hosts", "learner_host_rank", "actor_port"},
     "ReplayCommand": {"replay_host", "parameter_port", "meeting_port"},
 }
 """By the name of a command, the fields that it has from a section shared with others, and does not use."""

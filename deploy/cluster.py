@@ -22,8 +22,10 @@ RANGES = {
     "max_hours": (1, 168),
 }
 """The ranges that the validations in variables.tf allow."""
-LEARNER_GPUS = (1, 2, 4, 8)
+LEARNER_GPUS = LEARNER_HOSTS = (1, 2, 4, 8)
 """The values that variables.tf allows."""
+LEARNERS = 16
+"""The most that variables.tf allows on all hosts."""
 LEARNER_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en")
 """Families of whole NVIDIA GPUs that the open driver of the image drives, as images.tf lists them."""
 RELEASES = "releases"
@@ -53,11 +55,13 @@ class ClusterFlags:
     replay_instance_type: str | None = None
     """Instance type of the replay host."""
     learner_instance_type: str | None = None
-    """Instance type of the learner."""
+    """Instance type of each learner host."""
     learner_gpus: int | None = None
-    """GPUs of the learner that make each update together."""
+    """GPUs of each learner host that make every update together."""
+    learner_hosts: int | None = None
+    """Learner hosts of so many GPUs each."""
     replay_shards: int | None = None
-    """Replay servers of the replay host; 0: as many as learner_gpus."""
+    """Replay servers of the replay host; 0: as many as there are learner GPUs."""
     actor_instance_types: tuple[str, ...] | None = None
     """Instance types of the actor hosts, the preferred one first."""
     actor_hosts: int | None = None
@@ -69,7 +73,7 @@ class ClusterFlags:
     replay_volume_gib: int | None = None
     """Volume of the replay host."""
     learner_volume_gib: int | None = None
-    """Volume of the learner."""
+    """Volume of each learner host."""
     use_placement_group: bool | None = None
     """Whether replay and learner share a cluster placement group."""
     operator_cidrs: tuple[str, ...] | None = None
@@ -91,6 +95,7 @@ class Cluster(NamedTuple):
     replay_instance_type: str
     learner_instance_type: str
     learner_gpus: int
+    learner_hosts: int
     replay_shards: int
     actor_instance_types: tuple[str, ...]
     actor_hosts: int
@@ -114,9 +119,14 @@ class Cluster(NamedTuple):
         return tuple(dict.fromkeys((self.replay_instance_type, self.learner_instance_type, *self.actor_instance_types)))
 
     @property
+    def learners(self) -> int:
+        """The number of learners on all hosts."""
+        return self.learner_hosts * self.learner_gpus
+
+    @property
     def shards(self) -> int:
         """The number of replay servers."""
-        return self.replay_shards or self.learner_gpus
+        return self.replay_shards or self.learners
 
 
 def read_cluster(flags: ClusterFlags) -> Cluster:
@@ -140,8 +150,6 @@ def read_cluster(flags: ClusterFlags) -> Cluster:
             given["name" if field.name == "cluster" else field.name] = value
     values |= {name: value for name, value in given.items() if value is not None}
     cluster = Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
-    if str(values["learner_hosts"]) != "1":
-        raise DeployError(f"variable learner_hosts is {values['learner_hosts']}: it has to be 1, see variables.tf")
     _check(cluster)
     return cluster
 
@@ -158,9 +166,13 @@ def _check(cluster: Cluster) -> None:
         raise DeployError(f"variable actor_on_demand_hosts is {wrong}: it has to be from 0 to actor_hosts ({most})")
     if cluster.learner_gpus not in LEARNER_GPUS:
         raise DeployError(f"variable learner_gpus is {cluster.learner_gpus}: it has to be 1, 2, 4 or 8")
-    if cluster.replay_shards % cluster.learner_gpus:
-        wrong, unit = cluster.replay_shards, cluster.learner_gpus
-        raise DeployError(f"variable replay_shards is {wrong}: it has to be a multiple of learner_gpus ({unit})")
+    if cluster.learner_hosts not in LEARNER_HOSTS or cluster.learners > LEARNERS:
+        wrong, gpus = cluster.learner_hosts, cluster.learner_gpus
+        bound = f"with {gpus} GPUs each at most {LEARNERS} in all"
+        raise DeployError(f"variable learner_hosts is {wrong}: it has to be 1, 2, 4 or 8, {bound}")
+    if cluster.replay_shards % cluster.learners:
+        wrong, unit = cluster.replay_shards, cluster.learners
+        raise DeployError(f"variable replay_shards is {wrong}: it has to be a multiple of the {unit} learners")
     if 0 < cluster.actor_workers_per_host < cluster.shards:
         wrong, least = cluster.actor_workers_per_host, cluster.shards
         raise DeployError(f"variable actor_workers_per_host is {wrong}: it has to be 0, or at least {least}")

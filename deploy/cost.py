@@ -69,18 +69,19 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
     Raises: DeployError when a price is missing.
     """
     rows = []
-    for role, name in (("replay", cluster.replay_instance_type), ("learner", cluster.learner_instance_type)):
-        (price,), is_certain = price_of(prices, name, "on_demand")
-        rows.append(Row(f"{role}: 1 x {name}", price, price, price, is_certain))
+    learners = ("learner", cluster.learner_hosts, cluster.learner_instance_type)
+    for role, hosts, name in (("replay", 1, cluster.replay_instance_type), learners):
+        (each,), is_certain = price_of(prices, name, "on_demand")
+        rows.append(Row(f"{role}: {hosts} x {name}", hosts * each, hosts * each, hosts * each, is_certain))
     rows.append(_actors(cluster, prices))
-    gibibytes = cluster.replay_volume_gib + cluster.learner_volume_gib
+    gibibytes = cluster.replay_volume_gib + cluster.learner_hosts * cluster.learner_volume_gib
     gibibytes += (1 + cluster.actor_hosts) * read_defaults(IMAGE)["cpu_volume_gib"]  # their own disk is their image
     per_month, source = prices["gp3_gib_month"]
     per_megabyte, _ = prices["gp3_mbps_month"]
     disks = (gibibytes * per_month + JOURNAL_MEGABYTES_PER_SECOND * per_megabyte) / HOURS_A_MONTH
     rows.append(Row(f"volumes: {gibibytes} GiB gp3", disks, disks, disks, source in CERTAIN))
     per_hour, source = prices["public_ipv4_hour"]
-    count = 2 + cluster.actor_hosts
+    count = 1 + cluster.learner_hosts + cluster.actor_hosts
     addresses = count * per_hour
     rows.append(Row(f"addresses: {count} public IPv4", addresses, addresses, addresses, source in CERTAIN))
     return rows

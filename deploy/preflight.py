@@ -94,7 +94,7 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
         elif "x86_64" not in entry["ProcessorInfo"]["SupportedArchitectures"]:
             problem = "is not x86_64, the images are"
         elif needs_group and name in pair and "cluster" not in entry["PlacementGroupInfo"]["SupportedStrategies"]:
-            problem = "cannot stand in a cluster placement group, where replay and learner are"
+            problem = "cannot stand in a cluster placement group, where replay and learners are"
         elif name == cluster.learner_instance_type and not _nvidia_gpus(entry):
             problem = "has no NVIDIA GPU, the learner needs one"
         elif name == cluster.learner_instance_type and name.partition(".")[0] not in LEARNER_FAMILIES:
@@ -111,7 +111,8 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
         count = _nvidia_gpus(found[cluster.learner_instance_type])
         idle = count - cluster.learner_gpus
         told = f"; {idle} do nothing and cost the same: learner_gpus = {count} uses all" if idle else ""
-        yield Line("GPUs", f"{cluster.learner_gpus} of {count} in a {cluster.learner_instance_type} learn{told}")
+        each = "a" if cluster.learner_hosts == 1 else f"each of {cluster.learner_hosts} x"
+        yield Line("GPUs", f"{cluster.learner_gpus} of {count} in {each} {cluster.learner_instance_type} learn{told}")
 
 
 def _nvidia_gpus(entry: dict[str, Any]) -> int:

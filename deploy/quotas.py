@@ -89,7 +89,7 @@ def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
     wanted: Counter[str] = Counter()
     for types, hosts, spot in (
         ((cluster.replay_instance_type,), 1, False),
-        ((cluster.learner_instance_type,), 1, False),
+        ((cluster.learner_instance_type,), cluster.learner_hosts, False),
         (cluster.actor_instance_types, cluster.actor_on_demand_hosts, False),
         (cluster.actor_instance_types, cluster.spot_hosts, True),
     ):

@@ -82,8 +82,8 @@ class LearnerLoop:
         self._waits_for, self._said_late = "", 0.0
         self._games = episode_sums([])  # since the last report, of all learners
 
-    def run(self, stop: Stop) -> None:
-        """Learns until stopped, or until the totals of the configuration are reached.
+    def run(self, stop: Stop) -> bool:
+        """Learns until stopped, or until the totals of the configuration are reached; returns whether they are.
 
         Raises: PeerError when the replay is away for longer than the patience, or another learner is gone; ConfigError
           when a journal cannot be learned from; the error of a thread that failed.
@@ -96,8 +96,7 @@ class LearnerLoop:
             self._connections.start(stop)
         try:
             spec = self._wait_for_spec(replicas, stop)
-            if spec is not None:
-                self._learn(replicas, spec, checkpoint, stop)
+            return spec is not None and self._learn(replicas, spec, checkpoint, stop)
         finally:
             stop.set()
             for following in threads:
@@ -159,8 +158,8 @@ class LearnerLoop:
             )
         return spec
 
-    def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> None:
-        """Makes or restores the learner, updates it until the end, and leaves a last checkpoint."""
+    def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> bool:
+        """Makes or restores the learner, updates it, leaves a last checkpoint; returns whether the run is complete."""
         command = self._command
         updater = make_updater(command, spec, self._device_stream, self._team)
         self._identity = Identity.of(spec, command.agent, command.network)
@@ -191,6 +190,7 @@ class LearnerLoop:
                     record.checkpoint(updater)
                     self._evaluate_last(updater, replicas, record, stop)
                 record.last_checkpoint(updater)
+            return has_finished
         finally:
             if record is not None:
                 record.close()

@@ -9,11 +9,13 @@ import dataclasses
 import hashlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -48,21 +50,23 @@ class Team:
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None):
         """Meets the other ranks, where there are any; `torchrun` says where in the environment.
 
-        Raises: ConfigError when they do not meet in time.
+        Raises: ConfigError when they do not meet in time; PeerError when they are of several hosts.
         """
         self.rank, self.size = rank, size
+        self.spans_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", str(size))) < size
         self._group: dist.ProcessGroup | None = None  # that carries gradients
         if size == 1:
             return
-        if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         on_gpu = device is not None and device.type == "cuda"
         patience = timedelta(seconds=PATIENCE_SECONDS)
         try:
+            if "GLOO_SOCKET_IFNAME" not in os.environ:
+                os.environ["GLOO_SOCKET_IFNAME"] = interface_to(os.environ.get("MASTER_ADDR", ""))
             dist.init_process_group("gloo", timeout=patience)
             self._group = dist.new_group(backend="nccl", timeout=patience) if on_gpu else dist.group.WORLD
-        except (RuntimeError, ValueError) as error:  # DistError is a RuntimeError
-            raise ConfigError(
+        except (RuntimeError, ValueError, OSError) as error:  # DistError is a RuntimeError
+            # Another host may be about to be replaced, or to begin again: then a restart helps.
+            raise (PeerError if self.spans_hosts else ConfigError)(
                 f"learner {rank} does not meet the {size - 1} others ({_first_line(error)}): are all of them started, "
                 "and does GLOO_SOCKET_IFNAME name an interface that reaches them?"
             ) from error
@@ -210,6 +214,20 @@ def devices_of(learning: LearningConfig, num_learners: int) -> list[str]:
             "--num-learners, or --device cpu"
         )
     return [f"cuda:{index}" for index in range(num_learners)]
+
+
+def interface_to(host: str) -> str:
+    """Returns the network interface through which a host is reached, which may be this one.
+
+    Raises: OSError when none reaches it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # chooses an interface, and sends nothing
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (address.address for address in addresses):
+            return name
+    raise OSError(f"no interface has the address {own}, from which {host} is reached")
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:

@@ -3,12 +3,16 @@
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 
 from apexrl.config import LearnerCommand, OfflineCommand
+from apexrl.errors import PeerError
 from apexrl.files import locked
 from apexrl.flags import parse, value_given
 from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
+
+OWN_SIGNAL_SECONDS = 1.0  # after the learners have agreed to stop, in which each of this host has got its signal
 
 
 def main(stop: Stop) -> None:
@@ -21,7 +25,7 @@ def main(stop: Stop) -> None:
     from apexrl.learning.loop import LearnerLoop
     from apexrl.learning.team import join_team
 
-    if command.learning.num_learners > 1 and "RANK" not in os.environ:
+    if max(command.learning.num_learners, command.learner_hosts) > 1 and "RANK" not in os.environ:
         from apexrl.running.learners import run_learners
 
         run_learners(command, stop)
@@ -31,7 +35,11 @@ def main(stop: Stop) -> None:
     command, team = join_team(command)
     first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")
     with first if team.is_first else contextlib.nullcontext():
-        LearnerLoop(command, process_name(team.rank), team).run(stop)
+        is_complete = LearnerLoop(command, process_name(team.rank), team).run(stop)
+    if team.spans_hosts and not is_complete and stop.error is None:
+        time.sleep(OWN_SIGNAL_SECONDS)
+        if not stop.num_signals:
+            raise PeerError("a learner of another host was stopped: all begin again from the last checkpoint")
 
 
 def run() -> None:

@@ -1,37 +1,50 @@
-"""Runs several learners on this host by torch's elastic launcher: when one dies, all of them end."""
+"""Runs the learners of this host by torch's elastic launcher: when one dies, all of them end, also on other hosts."""
 
 import contextlib
 import logging
 import os
 import signal
 
+import psutil
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from apexrl.config import LearnerCommand
-from apexrl.errors import ConfigError, KilledError, PeerError
+from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
 from apexrl.flags import to_flags
-from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, role_script
+from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, end_at_once, role_script
 
-HOST = "127.0.0.1"
+logger = logging.getLogger(__name__)
+
+THIS_HOST = "127.0.0.1"
 
 
 def run_learners(command: LearnerCommand, stop: Stop) -> None:
     """Runs `num_learners` learner processes until they end or are told to stop. Who calls it may start them again.
 
-    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerError when one has failed.
+    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerError when one has failed, or the
+      other hosts do not come in time.
     """
-    learning = command.learning
+    learning, wires = command.learning, command.wires
+    hosts, host_rank = command.learner_hosts, command.learner_host_rank
+    if host_rank >= hosts:
+        raise ConfigError(f"--learner-host-rank {host_rank} of {hosts} hosts: give 0 to {hosts - 1}")
+    meeting = wires.learner_host if hosts > 1 else THIS_HOST
     os.environ |= {**child_environment(), PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))
     os.environ.setdefault("TORCHELASTIC_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    arguments = [f"--nproc-per-node={learning.num_learners}", "--nnodes=1", "--node-rank=0", "--max-restarts=0"]
-    arguments += [f"--master-addr={HOST}", f"--master-port={command.wires.meeting_port}", "--monitor-interval=0.2"]
+    arguments = [f"--nproc-per-node={learning.num_learners}", f"--nnodes={hosts}", f"--node-rank={host_rank}"]
+    arguments += [f"--master-addr={meeting}", f"--master-port={wires.meeting_port}", "--max-restarts=0"]
+    arguments += [f"--rdzv-conf=timeout={wires.patience_seconds:.0f}", "--monitor-interval=0.2"]
+    if hosts > 1:
+        logger.info("learner host %d of %d; they meet at %s:%d", host_rank, hosts, meeting, wires.meeting_port)
 
     def pass_on() -> None:
         stop.wait()
+        if not psutil.Process().children():  # it waits for the other hosts inside of torch, where it hears no signal
+            end_at_once(0)
         if not stop.num_signals:  # torchrun has got the signals itself
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -45,3 +58,8 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
             KilledError if failure.exitcode < 0 else ConfigError if failure.exitcode == PERMANENT_STATUS else PeerError
         )
         raise kind(f"learner {rank}: {failure.message}") from None
+    except RuntimeError as error:  # of torch.distributed
+        raise PeerError(
+            f"the learners of {hosts} hosts do not meet at {meeting}:{wires.meeting_port} ({reason_of(error)[:200]}): "
+            "does learner.py run on each host, with its own --learner-host-rank, and is that port open to them?"
+        ) from error

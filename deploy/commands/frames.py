@@ -48,7 +48,7 @@ def deadline(cluster: Cluster) -> str:
 
 
 def hosts(cluster: Cluster) -> list[tuple[str, str, str, str, str]]:
-    """Returns the role, type, state, zone and id of each host of the cluster."""
+    """Returns the name, type, state, zone and id of each host of the cluster: replay, learner, learner-1 ..., actor."""
     filters = [
         {"Name": "tag:Project", "Values": ["apexrl"]},
         {"Name": "tag:Cluster", "Values": [cluster.name]},
@@ -57,17 +57,18 @@ def hosts(cluster: Cluster) -> list[tuple[str, str, str, str, str]]:
     found = []
     for page in client("ec2", cluster.region).get_paginator("describe_instances").paginate(Filters=filters):
         for instance in (host for reservation in page["Reservations"] for host in reservation["Instances"]):
-            role = next((tag["Value"] for tag in instance["Tags"] if tag["Key"] == "Role"), "?")
+            tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+            name = tags.get("Name", "").removeprefix(f"{cluster.name}-") or tags.get("Role", "?")
             state, zone = instance["State"]["Name"], instance["Placement"]["AvailabilityZone"]
-            found.append((role, instance["InstanceType"], state, zone, instance["InstanceId"]))
-    return sorted(found, reverse=True)  # replay, learner, actors
+            found.append((name, instance["InstanceType"], state, zone, instance["InstanceId"]))
+    return sorted(sorted(found), key=lambda host: host[0][0], reverse=True)
 
 
 def standing(cluster: Cluster) -> str:
     """Returns how many hosts run, in one line."""
     found = hosts(cluster)
-    roles = {"replay": 1, "learner": 1, "actor": cluster.actor_hosts}
-    count = {role: sum(each[0] == role and each[2] == "running" for each in found) for role in roles}
+    roles = {"replay": 1, "learner": cluster.learner_hosts, "actor": cluster.actor_hosts}
+    count = {role: sum(each[0].startswith(role) and each[2] == "running" for each in found) for role in roles}
     return ", ".join(f"{role} {count[role]} of {wanted}" for role, wanted in roles.items())
 
 

@@ -29,7 +29,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from host_environment import HostError, role, variable
+from host_environment import HostError, host_rank, keeps_the_run, role, variable
 
 logger = logging.getLogger("apexrl_host")
 
@@ -82,6 +82,7 @@ def check() -> None:
         shards()
         variable("APEXRL_JOURNAL_VOLUME", VOLUME)
     if host_role == "learner":
+        host_rank()
         variable("APEXRL_BUCKET", r"[a-z0-9.-]+")
         variable("APEXRL_GROUP")
     for name in ("APEXRL_FLAGS", "APEXRL_EVALUATOR_FLAGS"):
@@ -96,6 +97,8 @@ def start() -> None:
     units = [f"apexrl-{role()}.target"]
     if role() == "replay":
         units += [f"apexrl-replay@{shard}.service" for shard in range(shards())]
+    if keeps_the_run():
+        units += ["apexrl-tensorboard.service", "apexrl-sync.timer"]
     subprocess.run(["systemctl", "start", "--no-block", *units], check=True, timeout=60)
 
 
@@ -223,10 +226,9 @@ def _run(*command: str, check: bool = True) -> int:
 
 
 def logs(path: Path) -> None:
-    """Writes the configuration of the CloudWatch agent with this host's log group and role."""
-    text = (
-        AGENT_CONFIG.read_text().replace("CLUSTER", variable("APEXRL_CLUSTER", r"[a-z0-9-]+")).replace("ROLE", role())
-    )
+    """Writes the configuration of the CloudWatch agent with this host's log group, role and rank."""
+    host = f"learner/{host_rank()}" if role() == "learner" else role()
+    text = AGENT_CONFIG.read_text().replace("CLUSTER", variable("APEXRL_CLUSTER", r"[a-z0-9-]+")).replace("HOST", host)
     path.write_text(text)
 
 
@@ -246,6 +248,8 @@ def main(arguments: list[str]) -> int:
                 import apexrl_store  # noqa: PLC0415 - see above
 
                 apexrl_store.deadline()
+            case ["restore" | "sync" | "finish" as name, _] if not keeps_the_run():
+                logger.info("%s: nothing to do: the first learner host keeps the run", name)
             case ["keys" | "restore" | "sync" | "finish" as name, path]:
                 import apexrl_store  # noqa: PLC0415 - see above
 

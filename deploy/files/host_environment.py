@@ -22,3 +22,16 @@ def variable(name: str, pattern: str = r".+") -> str:
 def role() -> str:
     """Returns the role of this host."""
     return variable("APEXRL_ROLE", "replay|learner|actor")
+
+
+def host_rank() -> int:
+    """Returns which of the learner hosts this one is.
+
+    Raises: HostError when APEXRL_HOST_RANK is not a number from 0 to 63.
+    """
+    return int(variable("APEXRL_HOST_RANK", r"[0-9]|[1-5][0-9]|6[0-3]"))
+
+
+def keeps_the_run() -> bool:
+    """Returns whether the run is written on this host: on the first learner host."""
+    return role() == "learner" and host_rank() == 0

@@ -13,6 +13,7 @@ class Flow(NamedTuple):
     source: str
     target: str
     port: int
+    last_port: int = 0  # of a range
 
 
 def rules_of(state: dict[str, Any], direction: str) -> list[dict[str, Any]]:
@@ -32,7 +33,8 @@ def flows_of(state: dict[str, Any], direction: str) -> set[Flow]:
     for rule in rules_of(state, direction):
         if rule["peer"] is None:
             continue
-        assert rule["ip_protocol"] == "tcp" and rule["from_port"] == rule["to_port"], rule
+        assert rule["ip_protocol"] == "tcp" and rule["from_port"] <= rule["to_port"], rule
         ends = (rule["peer"], rule["own"]) if direction == "ingress" else (rule["own"], rule["peer"])
-        flows.add(Flow(*ends, rule["from_port"]))
+        is_range = rule["from_port"] < rule["to_port"]
+        flows.add(Flow(*ends, rule["from_port"], rule["to_port"] if is_range else 0))
     return flows

@@ -37,6 +37,7 @@ def role_env(aws: Aws, role: str, **further: str) -> dict[str, str]:
         "APEXRL_BUCKET": BUCKET,
         "APEXRL_RUN": RUN,
         "APEXRL_SHARDS": "1",
+        "APEXRL_HOST_RANK": "0",
         "APEXRL_DEADLINE": f"/apexrl/{CLUSTER}/deadline",
         "APEXRL_GROUP": f"{CLUSTER}-actor",
         "APEXRL_JOURNAL_VOLUME": VOLUME,

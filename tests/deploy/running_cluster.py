@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.deploy import rootfs
 from tests.deploy.machine import Machine, booted, seed
-from tests.deploy.terraform import resources, user_data
+from tests.deploy.terraform import fixed_hosts, resources, user_data
 from tests.deploy.vpc import Vpc
 
 IMAGES = {"replay": "cpu", "learner": "gpu", "actor": "cpu"}
@@ -25,11 +25,16 @@ Environment=AWS_METADATA_SERVICE_TIMEOUT=10 AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
 
 def role_of(name: str) -> str:
     """Returns the role of a host: its name without a number."""
-    return name.rstrip("0123456789")
+    return name.rstrip("-0123456789")
+
+
+def name_of(address: str) -> str:
+    """Returns the name that a VPC gives to the host of an address."""
+    return f"ip-{address.replace('.', '-')}"
 
 
 class RunningCluster:
-    """Its hosts by name: replay, learner, actor0, actor1 ...; close it at the end."""
+    """Its hosts by name: replay, learner, learner-1 ..., actor0, actor1 ...; close it at the end."""
 
     def __init__(
         self,
@@ -45,7 +50,8 @@ class RunningCluster:
         self._layers = layers
         self._binds = binds
         self._directory = directory
-        self._resources = resources(state)
+        self._network = ipaddress.ip_network(resources(state)["aws_vpc.this"]["cidr_block"])
+        self._fixed = fixed_hosts(state)
         self._user_data = user_data(state)
         self._stacks: dict[str, contextlib.ExitStack] = {}
         self._numbers = itertools.count(1)
@@ -60,23 +66,27 @@ class RunningCluster:
 
     def _boot(self, name: str, stack: contextlib.ExitStack) -> Machine:
         number, role, address = next(self._numbers), role_of(name), self._address(name)
-        host_name = f"ip-{address.replace('.', '-')}"
+        host_name = name_of(address)
         directory = self._directory / f"{number}-{name}"
         root = stack.enter_context(rootfs.overlay(self._layers[IMAGES[role]], directory))
         namespace = stack.enter_context(self.vpc.plugged(name, address))
-        seed(root, self._user_data[role], **{"instance-id": f"i-{number:017x}", "local-hostname": host_name})
-        (root / "etc/hosts").write_text(f"127.0.0.1 localhost {host_name}\n")  # a VPC has a name server for this
+        seed(
+            root,
+            self._user_data[name if name in self._fixed else role],
+            **{"instance-id": f"i-{number:017x}", "local-hostname": host_name},
+        )
+        others = [str(host["private_ip"]) for host in self._fixed.values()]
+        named = [f"127.0.0.1 localhost {host_name}", *(f"{other} {name_of(other)}" for other in others)]
+        (root / "etc/hosts").write_text("\n".join(named) + "\n")  # a VPC has a name server for this
         (root / DROP_IN).write_text(SETTINGS.format(address=self.vpc.aws_address))
         machine = stack.enter_context(booted(root, namespace, directory / "console.log", self._binds))
         machine.address = address
         return machine
 
     def _address(self, name: str) -> str:
-        role = role_of(name)
-        if role == "actor":  # EC2 gives it any that is free
-            network = ipaddress.ip_network(self._resources["aws_vpc.this"]["cidr_block"])
-            return str(network[FIRST_ACTOR_ADDRESS + int(name.removeprefix(role))])
-        return str(self._resources[f"aws_instance.{role}"]["private_ip"])
+        if name in self._fixed:
+            return str(self._fixed[name]["private_ip"])
+        return str(self._network[FIRST_ACTOR_ADDRESS + int(name.removeprefix("actor"))])  # EC2 gives it any
 
     def vanish(self, name: str) -> None:
         """Takes a host away as when its hardware fails: it says goodbye to nobody, and its disk is lost."""

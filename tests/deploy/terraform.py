@@ -137,13 +137,21 @@ def resources(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {resource["address"]: resource["values"] for resource in root["root_module"]["resources"]}
 
 
+def fixed_hosts(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the hosts that are not in a group, by name: replay, learner, learner-1 ..."""
+    found = resources(state)
+    learners = sorted(address for address in found if address.startswith("aws_instance.learner["))
+    names = ["replay", "learner", *(f"learner-{rank}" for rank in range(1, len(learners)))]
+    return dict(zip(names, (found[address] for address in ["aws_instance.replay", *learners]), strict=True))
+
+
 def user_data(state: dict[str, Any]) -> dict[str, str]:
-    """Returns the user-data of each role."""
+    """Returns the user-data of each fixed host, and of all actor hosts."""
     import base64
 
-    found = resources(state)
-    texts = {role: found[f"aws_instance.{role}"]["user_data"] for role in ("replay", "learner")}
-    return texts | {"actor": base64.b64decode(found["aws_launch_template.actor"]["user_data"]).decode()}
+    texts = {name: host["user_data"] for name, host in fixed_hosts(state).items()}
+    template = resources(state)["aws_launch_template.actor"]
+    return texts | {"actor": base64.b64decode(template["user_data"]).decode()}
 
 
 def role_environment(text: str) -> dict[str, str]:

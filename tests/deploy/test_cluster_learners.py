@@ -1,4 +1,4 @@
-"""A cluster on this machine whose learner host has two learners, and its replay host two shards.
+"""A cluster on this machine with two learner hosts of a learner each, and two shards on its replay host.
 
 The tests are in order: all of them work on one cluster, which the last one ends.
 """
@@ -29,8 +29,7 @@ VARIABLES = {
     "env": "CartPole-v1",
     "agent": "impala",
     "preset": "small",
-    "learner_instance_type": "g6.12xlarge",
-    "learner_gpus": 2,
+    "learner_hosts": 2,
     "actor_hosts": 1,
     "actor_workers_per_host": 2,
     "environments_per_worker": 4,
@@ -38,11 +37,13 @@ VARIABLES = {
     "learner_flags": {"mix": "queue=1/2 uniform=1/2", "checkpoint_period_seconds": "2", "device": "cpu"},
 }
 SHARDS = range(2)
+LEARNERS = ("learner", "learner-1")
+RESTART_SECONDS = 180  # learners wait a minute for one that is gone without a word
 
 
 @pytest.fixture(scope="module")
 def running(build, cloud, cluster, address, tmp_path_factory):
-    """Replay, learner and an actor host."""
+    """Replay, both learner hosts and an actor host."""
     state = cluster.copy(tmp_path_factory.mktemp("plan")).apply(VARIABLES)
     put_deadline(cloud, state)
     directory = tmp_path_factory.mktemp("cluster")
@@ -54,7 +55,7 @@ def running(build, cloud, cluster, address, tmp_path_factory):
         network.permit(state)
         hosts = RunningCluster(state, network, layers, interpreter(directory) | volume, directory / "hosts")
         try:
-            hosts.start("replay", "learner", "actor0")
+            hosts.start("replay", *LEARNERS, "actor0")
             yield hosts
         finally:
             hosts.close()
@@ -80,25 +81,30 @@ def learner_pid(host, rank) -> str:
     return found.split("/")[2]
 
 
-def test_two_learners_learn_from_two_shards(running):
+def stored_checkpoint(cloud, directory):
+    """The newest checkpoint in S3."""
+    cloud.client("s3").download_file(BUCKET, f"{NAME}/run-1/checkpoints/{LATEST}", str(directory / LATEST))
+    return load_checkpoint(directory / LATEST)
+
+
+def test_two_learners_of_two_hosts_learn_from_two_shards(running):
     wait_for_all_shards(running, [0, 0])
-    replay, learner = running.hosts["replay"], running.hosts["learner"]
-    for shard in SHARDS:
+    replay = running.hosts["replay"]
+    for shard, name in zip(SHARDS, LEARNERS, strict=True):
         assert replay.show(f"apexrl-replay@{shard}.service", "ActiveState") == "active"
         assert replay.run("ls", f"/var/lib/apexrl/journal/run-1/shard-{shard}").stdout.strip()
-    said = learner.journal("apexrl-learner")
-    assert all(f"learner {rank} of 2; gradients by gloo" in said for rank in SHARDS), said
+        said = running.hosts[name].journal("apexrl-learner")
+        assert f"learner {shard} of 2; gradients by gloo" in said, said
     wait_for(running, lambda: figure(running, "replay/actors") > 0)
 
 
-def test_the_first_learner_alone_writes_what_goes_to_s3(running, cloud):
-    learner = running.hosts["learner"]
-    opened = [
-        learner.run("find", f"/proc/{learner_pid(learner, rank)}/fd", "-lname", f"/{RUN_DIR}/*").stdout.split()
-        for rank in SHARDS
-    ]
-    assert opened[0] and not opened[1], opened
-    learner.run("systemctl", "start", "apexrl-sync.service")
+def test_the_first_host_alone_keeps_the_run(running, cloud):
+    first, other = (running.hosts[name] for name in LEARNERS)
+    for unit in ("apexrl-tensorboard.service", "apexrl-sync.timer"):
+        assert [host.show(unit, "ActiveState") for host in (first, other)] == ["active", "inactive"]
+    for host in (other, first):
+        host.run("systemctl", "start", "apexrl-sync.service")
+    assert other.run("ls", "/var/lib/apexrl").stdout.split() == []
     listed = cloud.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{NAME}/run-1/")["Contents"]
     names = [entry["Key"].removeprefix(f"{NAME}/run-1/") for entry in listed]
     assert f"checkpoints/{LATEST}" in names
@@ -106,22 +112,27 @@ def test_the_first_learner_alone_writes_what_goes_to_s3(running, cloud):
 
 
 def test_actors_reach_their_port_of_each_shard_and_learners_theirs(running):
-    replay, learner = (running.hosts[name].address for name in ("replay", "learner"))
-    doors = [(replay, port) for port in range(51001, 51007)] + [(learner, 52003)]
+    """From a port that lets somebody in and has no server comes a refusal, from the others nothing."""
+    replay, first, other = (running.hosts[name].address for name in ("replay", *LEARNERS))
+    chosen = 40404  # as gloo may choose one
+    doors = [(replay, port) for port in range(51001, 51007)] + [(first, 52003), (first, chosen), (other, chosen)]
 
-    def reached(source: str) -> list[int]:
-        return [port for (_, port), outcome in running.vpc.reach(source, doors).items() if outcome == "open"]
+    def reached(source: str) -> list[tuple[str, int]]:
+        return [door for door, outcome in running.vpc.reach(source, doors).items() if outcome != "silence"]
 
-    assert reached("actor0") == [51001, 51003]
-    assert reached("learner") == [51002, 51004, 52003], "where the learners meet, themselves only"
+    assert reached("actor0") == [(replay, 51001), (replay, 51003)]
+    assert reached("replay") == doors[:6], "its own"
+    batches = [(replay, 51002), (replay, 51004)]
+    assert reached("learner-1") == [*batches, (first, 52003), (first, chosen), (other, chosen)]
 
 
 def test_a_learner_and_a_shard_that_are_killed_come_back(running):
-    """The learner takes the other one along, and both continue; the other shard goes on."""
+    """The learner takes that of the other host along, and both continue; the other shard goes on."""
     replay, learner, before = running.hosts["replay"], running.hosts["learner"], transitions(running)
     pids = [replay.show(f"apexrl-replay@{shard}.service", "MainPID") for shard in SHARDS]
     replay.run("kill", "-KILL", pids[1])
-    learner.run("kill", "-KILL", learner_pid(learner, 1))
+    other = running.hosts["learner-1"]
+    other.run("kill", "-KILL", learner_pid(other, 1))
     wait_for(running, lambda: re.search(r"recovered [1-9]\d* unrolls", replay.journal("apexrl-replay@1")))
     wait_for(running, lambda: continued_from(learner))
     assert continued_from(learner)[0] > 0
@@ -129,15 +140,32 @@ def test_a_learner_and_a_shard_that_are_killed_come_back(running):
     assert replay.show("apexrl-replay@0.service", "MainPID") == pids[0]
 
 
-def test_learners_that_are_stopped_leave_their_last_checkpoint_in_s3(running, cloud, tmp_path):
-    learner, before = running.hosts["learner"], updates(running)
-    learner.run("systemctl", "stop", "apexrl-learner.service")
-    assert learner.show("apexrl-learner.service", "Result") == "success", learner.journal("apexrl-learner")
-    cloud.client("s3").download_file(BUCKET, f"{NAME}/run-1/checkpoints/{LATEST}", str(tmp_path / LATEST))
-    stored = load_checkpoint(tmp_path / LATEST).header.counters.updates
-    assert stored == load_checkpoint(learner.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates >= before
-    learner.wait_for_state("apexrl-finish.service", "inactive")
-    assert "the cluster stays" in learner.journal("apexrl-finish")
+def test_a_new_first_host_goes_on_with_the_checkpoint_in_s3(running, cloud, tmp_path):
+    """Its rank and its address are those of the lost one, and the other host finds it again."""
+    running.hosts["learner"].run("systemctl", "start", "apexrl-sync.service")
+    stored = stored_checkpoint(cloud, tmp_path).header.counters.updates
+    running.vanish("learner")
+    running.start("learner")
+    learner = running.hosts["learner"]
+    wait_for(running, lambda: continued_from(learner), RESTART_SECONDS)
+    assert continued_from(learner)[0] == stored > 0
+    wait_for(running, lambda: updates(running) > stored)
+
+
+def test_the_first_host_waits_for_learners_that_somebody_stops(running, cloud, tmp_path):
+    """It leaves its checkpoint in S3, and the cluster stays. Then it can be stopped, too."""
+    first, other = (running.hosts[name] for name in LEARNERS)
+    before, starts = updates(running), first.journal("apexrl-learner").count("learner host 0 of 2")
+    other.run("systemctl", "stop", "apexrl-learner.service")
+    assert other.show("apexrl-learner.service", "Result") == "success", other.journal("apexrl-learner")
+    wait_for(running, lambda: "a learner of another host was stopped" in first.journal("apexrl-learner"))
+    wait_for(running, lambda: first.journal("apexrl-learner").count("learner host 0 of 2") > starts)
+    stored = stored_checkpoint(cloud, tmp_path).header.counters.updates
+    assert stored == load_checkpoint(first.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates >= before
+    first.run("systemctl", "stop", "apexrl-learner.service")
+    assert first.show("apexrl-learner.service", "Result") == "success", first.journal("apexrl-learner")
+    first.wait_for_state("apexrl-finish.service", "inactive")
+    assert "the cluster stays" in first.journal("apexrl-finish")
 
 
 def test_learners_that_finish_their_run_end_the_cluster(running, cloud):
@@ -150,10 +178,11 @@ def test_learners_that_finish_their_run_end_the_cluster(running, cloud):
         AutoScalingGroupName=name, MinSize=0, MaxSize=1, DesiredCapacity=0, AvailabilityZones=["us-east-1a"],
         LaunchTemplate={"LaunchTemplateName": name},
     )  # fmt: skip
-    learner = running.hosts["learner"]
-    learner.run("sed", "-i", "s/^APEXRL_FLAGS=.*/& --total-updates 1/", "/etc/apexrl/role.env")
-    learner.run("systemctl", "start", "apexrl-learner.service")
-    wait_for(running, lambda: "the run is complete" in learner.journal("apexrl-finish"))
+    for host in (running.hosts[name] for name in LEARNERS):
+        host.run("sed", "-i", "s/^APEXRL_FLAGS=.*/& --total-updates 1/", "/etc/apexrl/role.env")
+        host.run("systemctl", "start", "apexrl-learner.service")
+    wait_for(running, lambda: "the run is complete: all hosts" in running.hosts["learner"].journal("apexrl-finish"))
+    assert "nothing to do" in running.hosts["learner-1"].journal("apexrl-finish")
     for host in running.hosts.values():
         host.run("systemctl", "restart", "apexrl-limit.service", check=False)  # else it would look within a minute
     for host in running.hosts.values():

@@ -125,8 +125,11 @@ def test_what_terraform_refuses_has_no_price(cost, flags, finding):
     [
         (("--cluster", "releases"), "name is releases: there the bucket keeps the releases"),
         (("--learner-gpus", "3"), "learner_gpus is 3: it has to be 1, 2, 4 or 8"),
-        (("--learner-gpus", "4", "--replay-shards", "6"), "it has to be a multiple of learner_gpus (4)"),
+        (("--learner-gpus", "4", "--replay-shards", "6"), "it has to be a multiple of the 4 learners"),
         (("--learner-gpus", "4", "--actor-workers-per-host", "3"), "it has to be 0, or at least 4"),
+        (("--learner-hosts", "3"), "learner_hosts is 3: it has to be 1, 2, 4 or 8, with 1 GPUs each at most 16"),
+        (("--learner-hosts", "4", "--learner-gpus", "8"), "with 8 GPUs each at most 16 in all"),
+        (("--learner-hosts", "2", "--learner-gpus", "2", "--replay-shards", "6"), "a multiple of the 4 learners"),
     ],
 )
 def test_what_does_not_fit_together_has_no_price(cost, flags, finding):
@@ -137,6 +140,15 @@ def test_what_does_not_fit_together_has_no_price(cost, flags, finding):
 def test_a_learner_of_several_gpus_is_one_host(cost):
     text = cost("--learner-instance-type", "g6.12xlarge", "--learner-gpus", "4").stdout
     assert columns(text, "learner: 1 x g6.12xlarge") == (4.60, 4.60, 4.60)
+
+
+def test_each_learner_host_has_its_price_its_disk_and_its_address(cost):
+    one, two = (cost("--learner-hosts", hosts, "--actor-hosts", "3").stdout for hosts in ("1", "2"))
+    price = PRICES["instances"]["g6.4xlarge"]["on_demand"][0]
+    assert columns(two, "learner: 2 x g6.4xlarge") == pytest.approx((2 * price,) * 3, abs=0.005)
+    gibibytes = [int(re.search(r"^volumes: (\d+) GiB", text, re.MULTILINE)[1]) for text in (one, two)]
+    assert gibibytes[1] - gibibytes[0] == 200
+    assert "addresses: 6 public IPv4" in two
 
 
 def test_later_places_of_variables_win(tmp_path):

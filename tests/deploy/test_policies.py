@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.policies import allows, as_list, matches, statements
-from tests.deploy.terraform import BUCKET, resources
+from tests.deploy.terraform import BUCKET, fixed_hosts, resources
 
 DEADLINE = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/deadline"
 GROUPS = "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:1b-2c:autoScalingGroupName"
@@ -115,7 +115,7 @@ def test_the_scheduler_ends_hosts_of_this_cluster_only(policies, applied):
     others = tags | {"aws__ResourceTag_SLASH_Cluster": "another"}
     assert not allows(policies["limit"], "ec2:TerminateInstances", f"{HOSTS}/i-1", **others)
     for role in ("replay", "learner"):
-        values = resources(applied)[f"aws_instance.{role}"]["tags_all"]
+        values = fixed_hosts(applied)[role]["tags_all"]
         assert (values["Project"], values["Cluster"]) == ("apexrl", "apexrl")
 
 
@@ -163,7 +163,7 @@ def test_who_may_take_a_role(applied):
 
 def test_each_host_has_the_profile_of_its_role(applied):
     found = resources(applied)
-    profiles = {found[f"aws_instance.{role}"]["iam_instance_profile"] for role in ("replay", "learner")}
+    profiles = {host["iam_instance_profile"] for host in fixed_hosts(applied).values()}
     assert profiles == {"apexrl-us-east-1-replay", "apexrl-us-east-1-learner"}
     [profile] = found["aws_launch_template.actor"]["iam_instance_profile"]
     assert profile["arn"] == "arn:aws:iam::123456789012:instance-profile/apexrl-us-east-1-actor"

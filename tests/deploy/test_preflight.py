@@ -236,6 +236,9 @@ def test_a_learner_of_several_gpus_counts_with_all_its_vcpus(ready, preflight):
     assert verdicts["FAIL"] == ["quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed"]
     assert "--quota-code L-DB2E81BA --desired-value 48" in cures[0]
     assert "GPUs: 4 of 4 in a g6.12xlarge learn" in verdicts["PASS"]
+    _, verdicts, _ = preflight(wanted | {"--learner-hosts": "2"})
+    assert "vCPUs of on-demand G and VT instances: 96 wanted" in verdicts["FAIL"][0]
+    assert "GPUs: 4 of 4 in each of 2 x g6.12xlarge learn" in verdicts["PASS"]
     few = wanted | {"--learner-instance-type": "g6.16xlarge", "--actor-instance-types": "c7i.8xlarge c7i.large"}
     _, verdicts, cures = preflight(few, QUOTAS | {"L-DB2E81BA": 64.0})
     assert verdicts["FAIL"] == [

@@ -7,7 +7,7 @@ import pytest
 
 from tests.deploy.needed import require_tool
 from tests.deploy.policies import allows, statements
-from tests.deploy.terraform import BUCKET, resources, role_environment, user_data
+from tests.deploy.terraform import BUCKET, fixed_hosts, resources, role_environment, user_data
 
 ROLES = ("replay", "learner", "actor")
 RELEASE = {"release": "v1.2"}
@@ -29,7 +29,7 @@ def state(workspace):
 
 def test_hosts_start_from_the_public_images_and_keep_them(workspace, state):
     found = resources(state)
-    images = {role: found[f"aws_instance.{role}"]["ami"] for role in ("replay", "learner")}
+    images = {name: host["ami"] for name, host in fixed_hosts(state).items()}
     assert images == {"replay": "ami-0000000000000cba5", "learner": "ami-0000000000000aba5"}
     template = found["aws_launch_template.actor"]
     assert template["image_id"] == images["replay"]

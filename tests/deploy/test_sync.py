@@ -138,6 +138,17 @@ def test_names_that_lead_out_of_the_run_are_refused(bucket, start, tmp_path):
     assert not run.exists() and not list(tmp_path.rglob("outside.txt"))
 
 
+@pytest.mark.parametrize("command", ["restore", "sync", "finish"])
+def test_another_learner_host_than_the_first_has_nothing_to_do_with_the_run(finish, tmp_path, command):
+    """Without a bucket each of these would fail, or wait."""
+    run = tmp_path / "run"
+    if command != "restore":
+        make_run(run)
+    status, text = finish(command, run, APEXRL_HOST_RANK="1")
+    assert status == 0 and f"{command}: nothing to do: the first learner host keeps the run" in text
+    assert run.exists() == (command != "restore")
+
+
 def test_a_bucket_that_is_missing_is_told_and_waited_for(aws, start, finish, tmp_path):
     run = tmp_path / "run"
     make_run(run)

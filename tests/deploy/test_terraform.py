@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
-from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, fixed_hosts, resources
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {
@@ -130,12 +130,13 @@ def changes(workspace: Workspace, variables: dict) -> dict[str, list[str]]:
 
 def of_a_new_host(role: str) -> dict[str, list[str]]:
     """Returns the changes of a plan that replaces a host: those of all that knows its number."""
-    told = (f"aws_scheduler_schedule.{role}_limit", f'aws_cloudwatch_metric_alarm.hangs["{role}"]')
-    return {f"aws_instance.{role}": ["delete", "create"]} | {address: ["update"] for address in told}
+    place = "[0]" if role == "learner" else ""
+    told = (f"aws_scheduler_schedule.{role}_limit{place}", f'aws_cloudwatch_metric_alarm.hangs["{role}"]')
+    return {f"aws_instance.{role}{place}": ["delete", "create"]} | {address: ["update"] for address in told}
 
 
 def test_more_time_replaces_no_host(applied_cluster, tmp_path):
-    limits = ("autoscaling_schedule.limit", "scheduler_schedule.learner_limit", "scheduler_schedule.replay_limit")
+    limits = ("autoscaling_schedule.limit", "scheduler_schedule.learner_limit[0]", "scheduler_schedule.replay_limit")
     expected = {f"aws_{name}": ["update"] for name in (*limits, "ssm_parameter.deadline")}
     expected["terraform_data.deadline"] = ["delete", "create"]
     assert changes(applied_cluster.copy(tmp_path), GIVEN | {"max_hours": 48}) == expected
@@ -169,10 +170,10 @@ def test_new_images_wait_until_they_are_asked_for(applied_cluster, tmp_path):
     assert changes(workspace, GIVEN) == {}
     # Other flags replace a host, by one of the same image.
     planned = workspace.planned(GIVEN | {"learner_flags": {"batch_size": 256}})
-    assert resources(planned)["aws_instance.learner"]["ami"] == "ami-0000000000000a090"
+    assert resources(planned)["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a090"
     for version in ("latest", "1.0.0"):
         planned = changes(workspace, GIVEN | {"image_version": version})
-        assert planned["aws_instance.learner"] == planned["aws_instance.replay"] == ["delete", "create"], version
+        assert planned["aws_instance.learner[0]"] == planned["aws_instance.replay"] == ["delete", "create"], version
     assert changes(workspace, GIVEN | {"image_version": "0.9.0"}).keys() == {"terraform_data.images"}
     workspace.apply(GIVEN | {"image_version": "latest"})
     assert changes(workspace, GIVEN).keys() == {"terraform_data.images"}, "the same images: nothing is replaced"
@@ -208,14 +209,15 @@ def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
     schedule = found["aws_autoscaling_schedule.limit"]
     assert datetime.datetime.fromisoformat(schedule["start_time"]) == deadline
     assert (schedule["min_size"], schedule["max_size"], schedule["desired_capacity"]) == (0, 0, 0)
-    for role in ("replay", "learner"):
-        ending = found[f"aws_scheduler_schedule.{role}_limit"]
+    hosts = fixed_hosts(state)
+    for role, limit in (("replay", "replay_limit"), ("learner", "learner_limit[0]")):
+        ending = found[f"aws_scheduler_schedule.{limit}"]
         at = re.fullmatch(r"at\((.*)\)", ending["schedule_expression"])[1]
         assert datetime.datetime.fromisoformat(f"{at}Z") == deadline + datetime.timedelta(minutes=10)
         [target] = ending["target"]
-        assert json.loads(target["input"]) == {"InstanceIds": [found[f"aws_instance.{role}"]["id"]]}
+        assert json.loads(target["input"]) == {"InstanceIds": [hosts[role]["id"]]}
         assert is_call_of_ec2(target["arn"], json.loads(target["input"]))
-        assert found[f"aws_instance.{role}"]["instance_initiated_shutdown_behavior"] == "terminate"
+        assert hosts[role]["instance_initiated_shutdown_behavior"] == "terminate"
     assert found["aws_launch_template.actor"]["instance_initiated_shutdown_behavior"] == "terminate"
 
     text = (workspace.directory / "terraform.tfstate").read_text()
@@ -291,10 +293,10 @@ def test_everything_that_costs_money_is_tagged(applied):
     for address, values in found.items():
         if address.split(".")[0] in COSTLY and not address.startswith(("data.", "aws_autoscaling_group")):
             assert wanted.items() <= values["tags_all"].items(), address
-    for role in ("replay", "learner"):
-        [disk] = found[f"aws_instance.{role}"]["root_block_device"]
+    for role, host in fixed_hosts(applied).items():
+        [disk] = host["root_block_device"]
         assert disk["tags"] == {"Name": f"apexrl-{role}", "Role": role}  # the provider adds its default tags
-        assert found[f"aws_instance.{role}"]["tags_all"]["Role"] == role
+        assert host["tags_all"]["Role"] == role
     wanted["Role"] = "actor"
     launched = {
         entry["resource_type"]: entry["tags"] for entry in found["aws_launch_template.actor"]["tag_specifications"]
@@ -314,7 +316,7 @@ def test_the_tunnel_to_tensorboard_is_a_command_that_aws_knows(applied):
     words = shlex.split(applied["values"]["outputs"]["tensorboard_command"]["value"])
     assert words[:3] == ["aws", "ssm", "start-session"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
-    learner = resources(applied)["aws_instance.learner"]["id"]
+    learner = resources(applied)["aws_instance.learner[0]"]["id"]
     assert given == {
         "--region": "us-east-1",
         "--target": learner,

@@ -1,4 +1,4 @@
-"""A cluster whose learner has several GPUs: flags, replay servers, ports, and what a change replaces."""
+"""A cluster with several learners, on one host or more: flags, replay servers, ports, and what a change replaces."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from apexrl.agents.mix import parts_of, table_texts
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.flags import of_own_shard, parse
 from tests.deploy.flows import Flow, flows_of
-from tests.deploy.terraform import BUCKET, Workspace, role_environment, user_data
+from tests.deploy.terraform import BUCKET, Workspace, fixed_hosts, role_environment, user_data
 
 MIX = ("queue=1/8", "uniform=1/8", "elite-1@500=3/4")
 VARIABLES = {
@@ -18,6 +18,11 @@ VARIABLES = {
     "learner_gpus": 4,
     "replay_shards": 8,
     "learner_flags": {"mix": " ".join(MIX)},
+}
+OF_ANOTHER_LEARNER = {
+    "aws_instance.learner[0]": ["delete", "create"],
+    "aws_scheduler_schedule.learner_limit[0]": ["update"],
+    'aws_cloudwatch_metric_alarm.hangs["learner"]': ["update"],
 }
 
 
@@ -56,20 +61,54 @@ def test_each_shard_has_rules_for_its_ports_and_for_those_who_need_them(state):
     assert len(wanted) == 4 + 2 * 8
 
 
-def test_another_number_of_learners_replaces_the_learner_only(workspace):
-    plan = workspace.planned(VARIABLES | {"learner_gpus": 2})
+def changed_by(plan: dict[str, Any]) -> dict[str, list[str]]:
+    """Returns the actions of a plan by address, of all resources that change."""
     actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
-    changed = {address: what for address, what in actions.items() if what != ["no-op"]}
-    followers = ["aws_scheduler_schedule.learner_limit", 'aws_cloudwatch_metric_alarm.hangs["learner"]']
-    assert changed == {"aws_instance.learner": ["delete", "create"], **{key: ["update"] for key in followers}}
+    return {address: what for address, what in actions.items() if what != ["no-op"]}
+
+
+def test_another_number_of_learners_replaces_the_learner_only(workspace):
+    assert changed_by(workspace.planned(VARIABLES | {"learner_gpus": 2})) == OF_ANOTHER_LEARNER
+
+
+def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_one_only(workspace, state):
+    """All learners have to know how many there are."""
+    plan = workspace.planned(VARIABLES | {"learner_hosts": 2})
+    new = [
+        *("aws_instance.learner[1]", "aws_scheduler_schedule.learner_limit[1]"),
+        *(
+            f'aws_{name}["learner-1"]'
+            for name in ("cloudwatch_metric_alarm.hangs", "ec2_subnet_cidr_reservation.fixed")
+        ),
+        *(f'aws_vpc_security_group_{way}_rule.flow["gradients"]' for way in ("ingress", "egress")),
+    ]
+    assert changed_by(plan) == OF_ANOTHER_LEARNER | {address: ["create"] for address in new}
+    hosts = list(fixed_hosts(plan).values())[1:]
+    assert [host["private_ip"] for host in hosts] == ["10.79.0.11", "10.79.0.12"]
+    assert [host["tags"]["Name"] for host in hosts] == ["apexrl-learner", "apexrl-learner-1"]
+    assert {host["placement_group"] for host in hosts} == {"apexrl"}
+    for rank, host in enumerate(hosts):
+        environment = role_environment(host["user_data"])
+        learner = parse(LearnerCommand, environment["APEXRL_FLAGS"].split())
+        assert environment["APEXRL_HOST_RANK"] == str(rank)
+        assert (learner.learner_hosts, learner.learning.num_learners, learner.wires.shards) == (2, 4, 8)
+        assert learner.wires.learner_host == hosts[0]["private_ip"]
+    among = Flow("learner", "learner", 32768, 60999)
+    assert learner.wires.meeting_port in range(among.port, among.last_port)
+    for way in ("ingress", "egress"):
+        assert flows_of(plan, way) - flows_of(state, way) == {among}
 
 
 @pytest.mark.parametrize(
     ("changes", "cure"),
     [
-        ({"replay_shards": 6}, "replay_shards 6 is no multiple of learner_gpus 4"),
+        ({"replay_shards": 6}, "replay_shards 6 is no multiple of the 4 learners"),
         ({"actor_workers_per_host": 7}, "is less than the 8 replay servers"),
-        ({"learner_flags": {"batch_size": "510"}}, "batch_size 510 is no multiple of learner_gpus 4"),
+        ({"learner_flags": {"batch_size": "510"}}, "batch_size 510 is no multiple of the 4 learners"),
+        (
+            {"learner_hosts": 2, "learner_flags": {"batch_size": "508"}},
+            "batch_size 508 is no multiple of the 8 learners",
+        ),
         ({"agent_flags": {"lstm": "true"}}, "replay_state walk follows one shard: leave replay_shards out"),
     ],
 )

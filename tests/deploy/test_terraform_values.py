@@ -7,7 +7,7 @@ import pytest
 
 from tests.deploy.needed import require_tool
 from tests.deploy.rounds import rounds
-from tests.deploy.terraform import BUCKET, resources, user_data
+from tests.deploy.terraform import BUCKET, fixed_hosts, resources, user_data
 
 TOP_LEVEL_KEYS = {"write_files", "runcmd"}
 """cloud-init warns of nothing when it does not know a key, so that a misspelled one would be ignored."""
@@ -135,14 +135,14 @@ def text_paths(value: Any, path: str = "") -> set[str]:
 
 def test_metadata_of_hosts_needs_a_token_and_stays_on_the_host(applied):
     found = resources(applied)
-    for address in ("aws_instance.replay", "aws_instance.learner", "aws_launch_template.actor"):
+    for address in ("aws_instance.replay", "aws_instance.learner[0]", "aws_launch_template.actor"):
         [options] = found[address]["metadata_options"]
         assert options["http_tokens"] == "required" and options["http_put_response_hop_limit"] == 1, address
 
 
 def test_disks_are_encrypted_and_go_with_their_host(applied):
     found = resources(applied)
-    disks = [found[f"aws_instance.{role}"]["root_block_device"][0] for role in ("replay", "learner")]
+    disks = [host["root_block_device"][0] for host in fixed_hosts(applied).values()]
     [mapping] = found["aws_launch_template.actor"]["block_device_mappings"]
     [disk] = mapping["ebs"]
     assert [(one["volume_type"], one["volume_size"]) for one in [*disks, disk]] == [
@@ -161,10 +161,10 @@ def test_hosts_run_the_newest_image_of_their_kind(applied, cluster):
     found = resources(applied)
     images = [found["aws_instance.replay"]["ami"], found["aws_launch_template.actor"]["image_id"]]
     assert images == ["ami-0000000000000c100"] * 2
-    assert found["aws_instance.learner"]["ami"] == "ami-0000000000000a100"
+    assert found["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a100"
     pinned = resources(cluster.planned({"results_bucket": BUCKET, "image_version": "0.9.0"}))
     assert pinned["aws_instance.replay"]["ami"] == "ami-0000000000000c090"
-    assert pinned["aws_instance.learner"]["ami"] == "ami-0000000000000a090"
+    assert pinned["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a090"
 
 
 def test_actors_are_spot_instances_of_several_types(applied, cluster):
@@ -198,16 +198,17 @@ def test_replay_and_learner_share_a_placement_group_unless_told_otherwise(applie
     found = resources(applied)
     group = found["aws_placement_group.this[0]"]
     assert group["strategy"] == "cluster"
+    hosts = fixed_hosts(applied)
     for role, address in (("replay", "10.79.0.10"), ("learner", "10.79.0.11")):
-        assert found[f"aws_instance.{role}"]["placement_group"] == group["id"]
-        assert found[f"aws_instance.{role}"]["private_ip"] == address
+        assert hosts[role]["placement_group"] == group["id"]
+        assert hosts[role]["private_ip"] == address
     apart = resources(cluster.planned({"results_bucket": BUCKET, "use_placement_group": False}))
     assert not any(address.startswith("aws_placement_group") for address in apart)
 
 
 def test_no_host_takes_an_ssh_key(applied):
     found = resources(applied)
-    for address in ("aws_instance.replay", "aws_instance.learner", "aws_launch_template.actor"):
+    for address in ("aws_instance.replay", "aws_instance.learner[0]", "aws_launch_template.actor"):
         assert not found[address]["key_name"], address
 
 

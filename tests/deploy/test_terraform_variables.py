@@ -32,7 +32,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("release", "a b", "leave it out to start from images"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
     ("learner_instance_type", "gpu", "such as g6.4xlarge"),
-    ("learner_hosts", 2, "docs/learners.md"),
     ("actor_instance_types", [], "such as ["),
     ("actor_instance_types", ["c7i"], "such as ["),
     ("actor_instance_types", ["c7i.8xlarge", "c7i.8xlarge"], "name each once"),
@@ -68,6 +67,7 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
     [
         ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
         ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
+        ("learner_hosts", 3, "1, 2, 4 or 8"),
     ],
     [("actor_hosts", 1.5, "0 to 200"), ("agent", "ppo", "apex-dqn or impala"), ("learner_gpus", 3, "1, 2, 4 or 8")],
     [("replay_shards", 17, "from 0 to 16")],

@@ -87,7 +87,8 @@ def test_the_flags_of_a_unit_are_flags_of_its_script(unit, script, command):
     line = re.search(r"^ExecStart=(.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE)[1]
     if line.startswith("/bin/sh"):
         line = shlex.split(line)[2].replace("$$(nproc)", "3").replace("$$", "$")
-    line = re.sub(r"\$APEXRL_\w*FLAGS", "--preset small --bind-host 0.0.0.0 --keys elsewhere", line).replace("%i", "3")
+    line = re.sub(r"\$APEXRL_\w*FLAGS", "--preset small --bind-host 0.0.0.0 --keys elsewhere", line)
+    line = line.replace("%i", "3").replace("${APEXRL_HOST_RANK}", "0")
     words = shlex.split(line)
     assert f"/opt/apexrl/{script}" in words
     if "--bind-host" in words and command is ActorCommand:
@@ -113,6 +114,7 @@ def test_a_permanent_error_is_not_tried_again(unit):
         ({"APEXRL_BUCKET": ""}, "APEXRL_BUCKET='' in /etc/apexrl/role.env"),
         ({"APEXRL_KEYS_PATH": "apexrl keys"}, "APEXRL_KEYS_PATH='apexrl keys'"),
         ({"APEXRL_ROLE": "replay", "APEXRL_SHARDS": "0"}, "APEXRL_SHARDS='0' in /etc/apexrl/role.env"),
+        ({"APEXRL_HOST_RANK": "first"}, "APEXRL_HOST_RANK='first' in /etc/apexrl/role.env"),
         ({"APEXRL_FLAGS": "--env 'Catch"}, "APEXRL_FLAGS: No closing quotation"),
     ],
 )

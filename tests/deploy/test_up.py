@@ -122,6 +122,15 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     printed, called = clone.run("status")
     assert called == [init] and "runs until 2026-11-22T10:00:00Z" in printed
 
+    image = aws.client("ec2").register_image(Name="another")["ImageId"]
+    found = aws.client("ec2").run_instances(ImageId=image, InstanceType="g6.4xlarge", MinCount=1, MaxCount=1)
+    tags = {"Project": "apexrl", "Cluster": "apexrl-smoke", "Role": "learner", "Name": "apexrl-smoke-learner-1"}
+    given = [{"Key": key, "Value": value} for key, value in tags.items()]
+    aws.client("ec2").create_tags(Resources=[found["Instances"][0]["InstanceId"]], Tags=given)
+    lines = clone.run("status")[0].splitlines()
+    names = [line.split()[0] for line in lines if "  running  us-east-1" in line]
+    assert names == ["replay", "learner", "learner-1", "actor"]
+
     printed, called = clone.run("scale", "3", "--yes")
     assert called == [f"terraform {CLUSTER} apply -input=false -auto-approve"]
     assert "actor 3 of 3" in clone.run("status")[0]

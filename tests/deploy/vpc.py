@@ -83,14 +83,15 @@ def nft_rules(state: dict[str, Any], direction: str) -> list[str]:
     """Returns the rules of one direction as nftables' text. The interface of a host begins with its role."""
     lines = []
     for rule in rules_of(state, direction):
-        assert rule["ip_protocol"] == "tcp" and rule["from_port"] == rule["to_port"], rule
+        assert rule["ip_protocol"] == "tcp", rule
         own, peer = ("oifname", "iifname") if direction == "ingress" else ("iifname", "oifname")
         if rule["peer"] is not None:
             other = f'{peer} "{rule["peer"]}*"'
         else:
             other = f"ct original ip {'saddr' if direction == 'ingress' else 'daddr'} {rule['cidr_ipv4']}"
         # Original: as the host sees it, before this network sends it on to moto.
-        port = f"meta l4proto tcp ct original proto-dst {rule['to_port']}"
+        ports = "-".join(map(str, sorted({rule["from_port"], rule["to_port"]})))
+        port = f"meta l4proto tcp ct original proto-dst {ports}"
         lines.append(f'{own} "{rule["own"]}*" {other} {port} accept')
     return lines
 

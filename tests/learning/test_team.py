@@ -1,10 +1,12 @@
 """Several learners make the updates of one, through real processes and gloo."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -125,6 +127,37 @@ def test_learners_that_do_not_come_are_an_error(free_ports):
     alone = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert alone.returncode == 1 and ConfigError.__name__ in alone.stderr
     assert "learner 0 does not meet the 1 others" in alone.stderr and "GLOO_SOCKET_IFNAME" in alone.stderr
+
+
+@pytest.mark.parametrize(("local_size", "kind"), [("2", ConfigError), ("1", PeerError)])
+def test_learners_of_another_host_may_come_after_a_restart(monkeypatch, local_size, kind):
+    """An error of the configuration is not tried again."""
+
+    def fail(*_, **__):
+        raise RuntimeError("nobody is there")
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_size)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(teams.dist, "init_process_group", fail)
+    with pytest.raises(kind, match=r"does not meet the 1 others \(nobody is there\)") as raised:
+        Team(0, 2)
+    assert raised.type is kind
+
+
+def test_learners_meet_through_the_interface_that_reaches_the_first_host(monkeypatch):
+    names = {address.address: name for name, of in psutil.net_if_addrs().items() for address in of}
+    assert teams.interface_to("localhost") == names["127.0.0.1"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no route to other hosts")
+        own = probe.getsockname()[0]
+    assert teams.interface_to("192.0.2.1") == teams.interface_to(own) == names[own]
+    with monkeypatch.context() as patched, pytest.raises(OSError, match=r"no interface has the address 127\.0\.0\.1"):
+        patched.setattr(psutil, "net_if_addrs", dict)
+        teams.interface_to("127.0.0.1")
 
 
 def test_one_learner_alone_exchanges_nothing():

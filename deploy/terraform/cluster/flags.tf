@@ -36,8 +36,8 @@ variable "learner_flags" {
   }
 
   validation {
-    condition     = try(tonumber(var.learner_flags["batch_size"]) % var.learner_gpus == 0, true)
-    error_message = "learner_flags: batch_size ${try(var.learner_flags["batch_size"], "")} is no multiple of learner_gpus ${var.learner_gpus}, which share each batch."
+    condition     = try(tonumber(var.learner_flags["batch_size"]) % local.learners == 0, true)
+    error_message = "learner_flags: batch_size ${try(var.learner_flags["batch_size"], "")} is no multiple of the ${local.learners} learners (learner_gpus x learner_hosts), which share each batch."
   }
 }
 

@@ -37,12 +37,16 @@ resource "aws_autoscaling_schedule" "limit" {
 }
 
 locals {
+  fixed_hosts = merge({ replay = aws_instance.replay.id }, {
+    for rank, host in local.learner_hosts : host.name => aws_instance.learner[rank].id
+  })
+
   terminate_at  = "at(${trimsuffix(timeadd(terraform_data.deadline.output, "10m"), "Z")})"
   terminate_arn = "arn:${local.partition}:scheduler:::aws-sdk:ec2:terminateInstances"
 }
 
-# Two resources, not one for both: a host that cannot be started must not keep the other from its limit. And a request
-# for both would do nothing when one of them is long gone.
+# A resource each, not one for all: a host that cannot be started must not keep the others from their limit. And a
+# request for all would do nothing when one of them is long gone.
 resource "aws_scheduler_schedule" "replay_limit" {
   #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
   name                         = "${var.name}-limit-replay"
@@ -69,8 +73,10 @@ resource "aws_scheduler_schedule" "replay_limit" {
 
 resource "aws_scheduler_schedule" "learner_limit" {
   #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
-  name                         = "${var.name}-limit-learner"
-  description                  = "Terminates the learner host of the cluster ${var.name} when its time is over"
+  count = var.learner_hosts
+
+  name                         = "${var.name}-limit-${local.learner_hosts[count.index].name}"
+  description                  = "Terminates a learner host of the cluster ${var.name} when its time is over"
   schedule_expression          = local.terminate_at
   schedule_expression_timezone = "UTC"
   action_after_completion      = "NONE"
@@ -82,7 +88,7 @@ resource "aws_scheduler_schedule" "learner_limit" {
   target {
     arn      = local.terminate_arn
     role_arn = aws_iam_role.limit.arn
-    input    = jsonencode({ InstanceIds = [aws_instance.learner.id] })
+    input    = jsonencode({ InstanceIds = [aws_instance.learner[count.index].id] })
 
     retry_policy {
       maximum_event_age_in_seconds = 3600
@@ -125,7 +131,7 @@ resource "aws_iam_role_policy" "limit" {
 
 # A host whose kernel hangs is started again; its units start by themselves, and its files are still there.
 resource "aws_cloudwatch_metric_alarm" "hangs" {
-  for_each = { replay = aws_instance.replay.id, learner = aws_instance.learner.id }
+  for_each = local.fixed_hosts
 
   alarm_name          = "${var.name}-${each.key}-hangs"
   alarm_description   = "Reboots the ${each.key} host of the cluster ${var.name} after three minutes without a sign of life"

@@ -207,8 +207,8 @@ resource "terraform_data" "zone" {
     }
 
     precondition {
-      condition     = local.shards <= var.learner_gpus || !local.replays_by_walking
-      error_message = "replay_shards ${local.shards} is more than learner_gpus ${var.learner_gpus}, and an LSTM's replay_state walk follows one shard: leave replay_shards out, or give learner_flags another replay_state."
+      condition     = local.shards <= local.learners || !local.replays_by_walking
+      error_message = "replay_shards ${local.shards} is more than the ${local.learners} learners, and an LSTM's replay_state walk follows one shard: leave replay_shards out, or give learner_flags another replay_state."
     }
 
     precondition {

@@ -6,8 +6,11 @@ locals {
   partition = data.aws_partition.current.partition
 
   # One subnet, as wide as the network. AWS keeps its first four addresses and its last.
-  replay_address  = cidrhost(var.vpc_cidr, 10)
-  learner_address = cidrhost(var.vpc_cidr, 11)
+  replay_address = cidrhost(var.vpc_cidr, 10)
+  learner_hosts = [for rank in range(var.learner_hosts) : {
+    name    = rank == 0 ? "learner" : "learner-${rank}"
+    address = cidrhost(var.vpc_cidr, 11 + rank)
+  }]
 
   key_path      = "/${local.project}/${var.name}/keys"
   deadline_name = "/${local.project}/${var.name}/deadline"
@@ -18,11 +21,12 @@ locals {
   instance_types = toset(concat([var.replay_instance_type, var.learner_instance_type], var.actor_instance_types))
 
   # The replay host has a server for each shard of the experience.
-  shards = var.replay_shards > 0 ? var.replay_shards : var.learner_gpus
+  learners = var.learner_hosts * var.learner_gpus
+  shards   = var.replay_shards > 0 ? var.replay_shards : local.learners
 
   shared_flags = join(" ", [
     "--agent ${var.agent}", "--preset ${var.preset}", "--seed ${var.seed}", "--shards ${local.shards}",
-    "--replay-host ${local.replay_address}", "--learner-host ${local.learner_address}",
+    "--replay-host ${local.replay_address}", "--learner-host ${local.learner_hosts[0].address}",
   ])
 
   acting_flags = join("", [
@@ -30,7 +34,10 @@ locals {
     var.environments_per_worker != null ? " --environments-per-worker ${var.environments_per_worker}" : "",
   ])
 
-  # /etc/apexrl/role.env of each role: all that makes a host of an image what it is. No secrets: anybody on a host can
+  # cuda: never a slow learner at a GPU's price.
+  learning_flags = "--num-learners ${var.learner_gpus} --learner-hosts ${var.learner_hosts} --device cuda --bind-host 0.0.0.0"
+
+  # /etc/apexrl/role.env of each host: all that makes a host of an image what it is. No secrets: anybody on a host can
   # read user-data.
   shared_environment = {
     APEXRL_CLUSTER     = var.name
@@ -38,7 +45,7 @@ locals {
     APEXRL_DEADLINE    = aws_ssm_parameter.deadline.name
     AWS_DEFAULT_REGION = var.region
   }
-  role_environment = {
+  host_environment = merge({
     replay = merge(local.shared_environment, {
       APEXRL_ROLE            = "replay"
       APEXRL_RUN             = var.run
@@ -47,27 +54,27 @@ locals {
       APEXRL_FLAGS           = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.replay}"
       APEXRL_EVALUATOR_FLAGS = "${local.shared_flags} --env ${var.env}${local.further_flags.evaluator}"
     })
-    learner = merge(local.shared_environment, {
-      APEXRL_ROLE   = "learner"
-      APEXRL_FLAGS  = "${local.shared_flags} --num-learners ${var.learner_gpus} --device cuda --bind-host 0.0.0.0${local.further_flags.learner}" # never a slow learner at a GPU's price
-      APEXRL_BUCKET = var.results_bucket
-      APEXRL_RUN    = var.run
-      APEXRL_GROUP  = local.actor_group
-    })
     actor = merge(local.shared_environment, {
       APEXRL_ROLE  = "actor"
       APEXRL_FLAGS = "${local.shared_flags} --env ${var.env}${local.acting_flags}${local.further_flags.actor}"
     })
-  }
+    }, { for rank, host in local.learner_hosts : host.name => merge(local.shared_environment, {
+      APEXRL_ROLE      = "learner"
+      APEXRL_FLAGS     = "${local.shared_flags} ${local.learning_flags}${local.further_flags.learner}"
+      APEXRL_HOST_RANK = rank
+      APEXRL_BUCKET    = var.results_bucket
+      APEXRL_RUN       = var.run
+      APEXRL_GROUP     = local.actor_group
+  }) })
   user_data = {
-    for role, environment in local.role_environment :
-    role => templatefile("${path.module}/templates/${var.release == null ? "user-data" : "release"}.yaml.tftpl", {
+    for name, environment in local.host_environment :
+    name => templatefile("${path.module}/templates/${var.release == null ? "user-data" : "release"}.yaml.tftpl", {
       environment = environment
       region      = var.region
       bucket      = var.results_bucket
       key         = local.release_key
       version     = coalesce(var.release, "none")
-      image       = role == "learner" ? "gpu" : "cpu"
+      image       = environment.APEXRL_ROLE == "learner" ? "gpu" : "cpu"
     })
   }
 }

@@ -34,7 +34,7 @@ resource "aws_subnet" "this" {
 
 # AWS gives a reserved address to nobody by itself: otherwise an actor might sit on one of these when its host is made anew.
 resource "aws_ec2_subnet_cidr_reservation" "fixed" {
-  for_each = { replay = local.replay_address, learner = local.learner_address }
+  for_each = merge({ replay = local.replay_address }, { for host in local.learner_hosts : host.name => host.address })
 
   subnet_id        = aws_subnet.this.id
   cidr_block       = "${each.value}/32"

@@ -1,18 +1,17 @@
 output "tensorboard_command" {
   description = "Run it, leave it running, and open http://127.0.0.1:6006 (needs the Session Manager plugin of the AWS CLI)."
-  value       = "aws ssm start-session --region ${var.region} --target ${aws_instance.learner.id} --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
+  value       = "aws ssm start-session --region ${var.region} --target ${aws_instance.learner[0].id} --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
 }
 
 output "tensorboard_url" {
   description = "TensorBoard for operator_cidrs; null without any."
-  value       = length(var.operator_cidrs) > 0 ? "http://${aws_instance.learner.public_ip}:6006" : null
+  value       = length(var.operator_cidrs) > 0 ? "http://${aws_instance.learner[0].public_ip}:6006" : null
 }
 
 output "shell_commands" {
   description = "A shell on a host, without SSH. For an actor host take an instance id from `actor_hosts_command`."
   value = {
-    replay  = "aws ssm start-session --region ${var.region} --target ${aws_instance.replay.id}"
-    learner = "aws ssm start-session --region ${var.region} --target ${aws_instance.learner.id}"
+    for name, id in local.fixed_hosts : name => "aws ssm start-session --region ${var.region} --target ${id}"
   }
 }
 

@@ -7,12 +7,16 @@ locals {
     "experience-${shard}" = { from = "actor", to = "replay", port = 51001 + 2 * shard, what = "Unrolls from actors" }
     "batches-${shard}"    = { from = "learner", to = "replay", port = 51002 + 2 * shard, what = "The log and batches to the learner" }
   }]
+  # The first host is where they meet; then each opens ports that its system chooses (Linux's range), for gloo and NCCL.
+  team_flows = { for name, flow in {
+    gradients = { from = "learner", to = "learner", port = 32768, last_port = 60999, what = "Learners of several hosts among themselves" }
+  } : name => flow if var.learner_hosts > 1 }
   flows = merge({
     parameters           = { from = "actor", to = "learner", port = 52001, what = "Parameters to actors" }
     evaluator-parameters = { from = "replay", to = "learner", port = 52001, what = "Parameters to the evaluator" }
     metrics              = { from = "actor", to = "learner", port = 52002, what = "Figures from actors" }
     replay-metrics       = { from = "replay", to = "learner", port = 52002, what = "Figures from replay and evaluator" }
-  }, local.shard_flows...)
+  }, local.team_flows, local.shard_flows...)
 }
 
 resource "aws_security_group" "role" {
@@ -32,7 +36,7 @@ resource "aws_vpc_security_group_ingress_rule" "flow" {
   referenced_security_group_id = aws_security_group.role[each.value.from].id
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
-  to_port                      = each.value.port
+  to_port                      = try(each.value.last_port, each.value.port)
   description                  = each.value.what
 
   tags = { Name = "${var.name}-${each.key}" }
@@ -45,7 +49,7 @@ resource "aws_vpc_security_group_egress_rule" "flow" {
   referenced_security_group_id = aws_security_group.role[each.value.to].id
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
-  to_port                      = each.value.port
+  to_port                      = try(each.value.last_port, each.value.port)
   description                  = each.value.what
 
   tags = { Name = "${var.name}-${each.key}" }

@@ -154,7 +154,7 @@ variable "replay_instance_type" {
 }
 
 variable "learner_instance_type" {
-  description = "Instance type of the learner, with an NVIDIA GPU."
+  description = "Instance type of each learner host, with an NVIDIA GPU."
   type        = string
   default     = "g6.4xlarge"
   nullable    = false
@@ -166,7 +166,7 @@ variable "learner_instance_type" {
 }
 
 variable "learner_gpus" {
-  description = "GPUs of the learner that make each update together, a process each. More than one needs a type that has them, such as g6.12xlarge (4) or g6.48xlarge (8)."
+  description = "GPUs of each learner host that make every update together, a process each. More than one needs a type that has them, such as g6.12xlarge (4) or g6.48xlarge (8)."
   type        = number
   default     = 1
   nullable    = false
@@ -178,31 +178,31 @@ variable "learner_gpus" {
 }
 
 variable "learner_hosts" {
-  description = "Learner hosts, of which a cluster has one."
+  description = "Learner hosts of learner_gpus each, all of which make every update together. Take more GPUs in one host first: between hosts the gradients go over the network."
   type        = number
   default     = 1
   nullable    = false
 
   validation {
-    condition     = var.learner_hosts == 1
-    error_message = "learner_hosts has to be 1: learners of several hosts have to be started by hand (docs/learners.md). For more GPUs take a larger learner_instance_type, and learner_gpus."
+    condition     = contains([1, 2, 4, 8], var.learner_hosts) && try(var.learner_hosts * var.learner_gpus <= 16, true)
+    error_message = "learner_hosts has to be 1, 2, 4 or 8, and with learner_gpus ${var.learner_gpus} at most 16 GPUs in all: each has a replay server of the one replay host."
   }
 }
 
 variable "replay_shards" {
-  description = "Replay servers of the replay host, each with its part of the experience and of the actors; 0: as many as learner_gpus. A run keeps their number: with 8 it can go on with any learner_gpus."
+  description = "Replay servers of the replay host, each with its part of the experience and of the actors; 0: as many as there are learner GPUs on all hosts. A run keeps their number: with 8 it can go on with 1, 2, 4 or 8 GPUs."
   type        = number
   default     = 0
   nullable    = false
 
   validation {
     condition     = var.replay_shards >= 0 && var.replay_shards <= 16 && floor(var.replay_shards) == var.replay_shards
-    error_message = "replay_shards has to be a whole number of servers from 0 to 16; 0: as many as learner_gpus."
+    error_message = "replay_shards has to be a whole number of servers from 0 to 16; 0: as many as there are learner GPUs."
   }
 
   validation {
-    condition     = try(var.replay_shards % var.learner_gpus == 0, true)
-    error_message = "replay_shards ${var.replay_shards} is no multiple of learner_gpus ${var.learner_gpus}: each learner has to follow as many."
+    condition     = try(var.replay_shards % local.learners == 0, true)
+    error_message = "replay_shards ${var.replay_shards} is no multiple of the ${local.learners} learners (learner_gpus x learner_hosts): each has to follow as many."
   }
 }
 
@@ -298,7 +298,7 @@ variable "replay_volume_gib" {
 }
 
 variable "learner_volume_gib" {
-  description = "GiB of the learner's disk: system with CUDA, checkpoints and event files before they are in the bucket."
+  description = "GiB of the disk of each learner host: system with CUDA, checkpoints and event files before they are in the bucket."
   type        = number
   default     = 200
   nullable    = false
@@ -310,7 +310,7 @@ variable "learner_volume_gib" {
 }
 
 variable "use_placement_group" {
-  description = "Put replay and learner into one cluster placement group: 10 Gbit/s a connection instead of 5. false helps when EC2 has no capacity for both in one."
+  description = "Put replay and learners into one cluster placement group: 10 Gbit/s a connection instead of 5. false helps when EC2 has no capacity for both in one."
   type        = bool
   default     = true
   nullable    = false

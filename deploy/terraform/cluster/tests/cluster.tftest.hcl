@@ -82,7 +82,7 @@ run "defaults" {
   }
 
   assert {
-    condition     = strcontains(aws_instance.learner.user_data, "--replay-host 10.79.0.10 --learner-host 10.79.0.11")
+    condition     = strcontains(aws_instance.learner[0].user_data, "--replay-host 10.79.0.10 --learner-host 10.79.0.11")
     error_message = "The learner has to know where the replay is."
   }
 }
@@ -166,6 +166,33 @@ run "learners_of_several_hosts" {
 
   variables {
     learner_hosts = 2
+  }
+
+  assert {
+    condition     = [for host in aws_instance.learner : host.private_ip] == ["10.79.0.11", "10.79.0.12"]
+    error_message = "Each learner host has an address of its own."
+  }
+
+  assert {
+    condition = alltrue([
+      for rank, host in aws_instance.learner : strcontains(host.user_data, "APEXRL_HOST_RANK=${rank}\n") &&
+      strcontains(host.user_data, "--learner-host 10.79.0.11 --num-learners 1 --learner-hosts 2")
+    ])
+    error_message = "Each host has to know its rank, and where the first one is."
+  }
+
+  assert {
+    condition     = alltrue([for host in aws_instance.learner : host.placement_group == aws_placement_group.this[0].name])
+    error_message = "Learner hosts have to be close."
+  }
+}
+
+run "more_learner_hosts_than_replay_servers" {
+  command = plan
+
+  variables {
+    learner_gpus  = 4
+    learner_hosts = 8
   }
 
   expect_failures = [var.learner_hosts]

@@ -1,0 +1,49 @@
+"""The launcher of a host's learners, where other hosts have to come."""
+
+import re
+import signal
+
+import pytest
+
+from apexrl.lifecycle import PERMANENT_STATUS
+from tests.system.processes import Process, wait_for
+
+MEETS = "learner host 0 of 2; they meet at 127.0.0.1:"
+
+
+@pytest.fixture
+def first_host(tmp_path, free_ports):
+    """Starts learner.py on the first of two hosts; nobody comes."""
+    flags = (
+        "--preset",
+        "small",
+        "--learner-hosts",
+        2,
+        "--meeting-port",
+        free_ports(1)[0],
+        "--run-dir",
+        tmp_path / "run",
+    )
+    return lambda *more: Process(["learner.py", *flags, *more], tmp_path / "said.txt")
+
+
+def test_hosts_that_do_not_come_in_time_are_told_in_one_line_and_may_come_later(first_host, tmp_path):
+    with first_host("--patience-seconds", 1) as host:
+        assert host.popen.wait(60) == 1, host.text()
+    [line] = re.findall(r"^.* learner: the learners of 2 hosts do not meet at 127\.0\.0\.1:.*$", host.text(), re.M)
+    assert "does learner.py run on each host, with its own --learner-host-rank" in line
+    assert "Traceback" not in host.text() and not (tmp_path / "run").exists()
+
+
+def test_a_host_that_waits_for_the_others_can_be_stopped(first_host):
+    """It waits inside of torch, where Python hears no signal."""
+    with first_host() as host:
+        wait_for(lambda: MEETS in host.text(), 60, "the wait")
+        host.signal(signal.SIGTERM)
+        assert host.popen.wait(30) == 0, host.text()
+
+
+def test_a_rank_that_no_host_has_is_refused(first_host):
+    with first_host("--learner-host-rank", 2) as host:
+        assert host.popen.wait(60) == PERMANENT_STATUS
+        assert "--learner-host-rank 2 of 2 hosts: give 0 to 1" in host.text()
