@@ -1,12 +1,14 @@
-"""Draws the two charts of docs/benchmarks.md from docs/results: `python -m benchmarks.charts [DIRECTORY]`."""
+"""Draws the charts of docs/ from the figures in docs/results: `python -m benchmarks.charts [DIRECTORY]`."""
 
+import csv
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -20,6 +22,7 @@ COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
+SWEEPS = ("laser-catch",)  # whose curves are in files of their names
 
 
 class Bars(NamedTuple):
@@ -130,7 +133,26 @@ def draw_curves(path: Path) -> None:
     path.write_bytes(picture_of([panels], "evaluation return: mean, worst to best game"))
 
 
+def draw_mixes(path: Path) -> None:
+    """Writes the chart of the sweeps: mean return over frames of each mix, with its interval over seeds."""
+    panels = [Panel(name, "frames", [*mixes(RESULTS / f"{name}.csv")]) for name in SWEEPS]
+    path.write_bytes(picture_of([panels], "evaluation return: mean of ten seeds, 95 %"))
+
+
+def mixes(path: Path) -> Iterator[Line]:
+    """Yields a curve of each group of a file with the columns group, frames, return, low and high."""
+    groups: dict[str, list[list[float]]] = {}
+    with path.open() as lines:
+        for row in csv.DictReader(lines):
+            groups.setdefault(row["group"], []).append(
+                [float(row[name]) for name in ("frames", "return", "low", "high")]
+            )
+    for group, points in groups.items():
+        yield Line(group, *np.array(points).T)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     draw_speeds(folder / "speeds.png")
     draw_curves(folder / "curves.png")
+    draw_mixes(folder / "mixes.png")
