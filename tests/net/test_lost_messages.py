@@ -79,15 +79,23 @@ def test_a_learner_asks_and_tells_of_several_batches_at_once(by_hand, spec, cont
         client.update_priorities(np.arange(4), priorities)
         client.batch_used()
     sent = [m for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities | wire.Demand)]
-    updates, demands = sent[0::2], sent[1::2]
-    assert [demand.batches for demand in demands] == [(12,), (16,)]
-    for first, update in zip((0, 4), updates, strict=True):
-        assert wire.array_from(update.keys, np.int64).tolist() == [0, 1, 2, 3] * 4
-        assert (
-            wire.array_from(update.priorities, np.float32).tolist()
-            == np.repeat(np.arange(first, first + 4), 4).tolist()
-        )
-    for count in (wire.MAX_BATCH, 1):  # both do not fit into one message
+    asked = [place for place, message in enumerate(sent) if isinstance(message, wire.Demand)]
+    assert [sent[place].batches for place in asked] == [(12,), (16,)]
+    for place, told in zip(asked, (4, 8), strict=True):  # in as many messages as batches, where the machine is slow
+        updates = [message for message in sent[:place] if isinstance(message, wire.UpdatePriorities)]
+        keys, priorities = (b"".join(getattr(update, name) for update in updates) for name in ("keys", "priorities"))
+        assert wire.array_from(keys, np.int64).tolist() == [0, 1, 2, 3] * told
+        assert wire.array_from(priorities, np.float32).tolist() == np.repeat(np.arange(told), 4).tolist()
+    client.close()
+
+
+def test_priorities_go_together_as_far_as_they_fit_into_one_message(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    hear(by_hand, client, wire.Demand)
+    client._untaken[0] = 1  # a batch is at hand, whose priorities will follow
+    for count in (3, wire.MAX_BATCH - 3, 1):
         client.update_priorities(np.zeros(count), np.ones(count))
     client.close()
     assert [len(m.keys) for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities)] == [8 * wire.MAX_BATCH, 8]
