@@ -15,7 +15,7 @@ FEW_ENVIRONMENTS = ("--environments-per-worker", "2")
 
 
 def learn(tmp_path, ports, *flags):
-    with launch(tmp_path, ports, "--evaluation-period-seconds", "1", *flags) as run:
+    with launch(tmp_path, ports, "--evaluation-period-seconds", "5", *flags) as run:
         assert run.popen.wait(2800) == 0, run.text()
     return read_json(tmp_path / "run" / "summary.json")
 
