@@ -1,6 +1,6 @@
 """Returns after each switch of SwitchingCatch-v0: `python -m benchmarks.switching RUNS_DIR [--json FILE]`.
 
-RUNS_DIR is that of `benchmarks/experiments/switching-catch.toml`: RUNS_DIR/VARIANT/seed-N. The training games count,
+RUNS_DIR is that of `benchmarks/experiments/switching-catch.toml`: RUNS_DIR/VARIANT-seedN. The training games count,
 because the evaluator's own games are not switched at the same time. A phase lies between two switches. For each phase
 the first half tells how fast a rule is learned, the second half how well. From the third phase on a rule returns.
 """
@@ -14,6 +14,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apexrl.environments.catch import SWITCH_PERIOD_STEPS
+from apexrl.running.run_directory import SUMMARY_FILE
 from apexrl.tools.intervals import bootstrap_interval, mean
 
 TAG = "actor/return_mean"
@@ -43,20 +44,25 @@ def halves(run: Path, period_frames: int) -> list[float]:
 def main(options: Options) -> None:
     """Prints a row for each variant: the mean over its seeds, and 95 % intervals over seeds."""
     period_frames, rows = SWITCH_PERIOD_STEPS * options.environments, []
-    for variant in sorted(path for path in options.directory.iterdir() if path.is_dir()):
-        runs = [halves(run, period_frames) for run in sorted(variant.glob("seed-*")) if (run / "tensorboard").is_dir()]
+    variants: dict[str, list[list[float]]] = {}
+    for summary in sorted(options.directory.glob(f"*-seed*/{SUMMARY_FILE}")):
+        variants.setdefault(summary.parent.name.rpartition("-seed")[0], []).append(
+            halves(summary.parent, period_frames)
+        )
+    length = max((len(run) for runs in variants.values() for run in runs), default=0)
+    for variant, found in variants.items():
+        runs = [run for run in found if len(run) == length]  # a run that was cut off is left out
         if not runs:
             continue
-        length = min(map(len, runs))
-        scores = np.array([run[:length] for run in runs])
+        scores = np.array(runs)
         interval = bootstrap_interval([scores], mean)
-        rows.append({"variant": variant.name, "seeds": len(runs), "means": mean(scores).tolist(),
+        rows.append({"variant": variant, "seeds": len(runs), "means": mean(scores).tolist(),
                      "low": interval.low.tolist(), "high": interval.high.tolist()})  # fmt: skip
         cells = [
             f"{value:5.2f} ({low:5.2f} to {high:5.2f})"
             for value, low, high in zip(mean(scores), *interval, strict=True)
         ]
-        print(f"{variant.name:16} {len(runs):2} seeds  " + "  ".join(cells))
+        print(f"{variant:16} {len(runs):2} seeds  " + "  ".join(cells))
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 
