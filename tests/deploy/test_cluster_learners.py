@@ -160,6 +160,8 @@ def test_the_first_host_waits_for_learners_that_somebody_stops(running, cloud, t
     assert other.show("apexrl-learner.service", "Result") == "success", other.journal("apexrl-learner")
     wait_for(running, lambda: "a learner of another host was stopped" in first.journal("apexrl-learner"))
     wait_for(running, lambda: first.journal("apexrl-learner").count("learner host 0 of 2") > starts)
+    end = first.journal("apexrl-learner").rpartition("a learner of another host was stopped")[2]
+    assert 0 <= end.find("files went to s3://") < end.find("learner host 0 of 2"), end
     newest = load_checkpoint(first.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates
     assert newest >= before
     wait_for(running, lambda: stored_checkpoint(cloud, tmp_path).header.counters.updates == newest)
