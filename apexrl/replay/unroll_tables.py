@@ -3,18 +3,10 @@
 import numpy as np
 
 from apexrl.replay.limiter import Limiter
-from apexrl.replay.table import Table, TableState
+from apexrl.replay.table import TableState
 from apexrl.types import Granularity, Sample
 
 ELITE_DRAWS = 20  # places, of which the worst is overwritten
-
-
-def one_by_one(table: Table, batch_size: int, most: int) -> list[Sample]:
-    """Draws up to `most` batches, each by itself."""
-    samples: list[Sample] = []
-    while len(samples) < most and table.can_sample(batch_size):
-        samples.append(table.sample(batch_size))
-    return samples
 
 
 class _UnrollTable:
@@ -50,6 +42,16 @@ class _UnrollTable:
 
     def can_sample(self, batch_size: int) -> bool:
         return self._size_from(self._oldest()) >= batch_size
+
+    def sample(self, batch_size: int) -> Sample:
+        raise NotImplementedError
+
+    def samples(self, batch_size: int, most: int) -> list[Sample]:
+        """Draws up to `most` batches, each by itself."""
+        samples: list[Sample] = []
+        while len(samples) < most and self.can_sample(batch_size):
+            samples.append(self.sample(batch_size))
+        return samples
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Does nothing: this table has no priorities."""
@@ -94,9 +96,6 @@ class UniformTable(_UnrollTable):
         self.limiter.sampled += batch_size
         return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
 
-    def samples(self, batch_size: int, most: int) -> list[Sample]:
-        return one_by_one(self, batch_size, most)
-
     def _oldest(self) -> int:
         return max(self._first_number, self._end_number - self._capacity) if self._capacity else self._first_number
 
@@ -125,9 +124,6 @@ class FifoTable(_UnrollTable):
         self._next_number = int(keys[-1]) + 1
         self.limiter.sampled += batch_size
         return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
-
-    def samples(self, batch_size: int, most: int) -> list[Sample]:
-        return one_by_one(self, batch_size, most)
 
     def state(self) -> TableState:
         return TableState(self.limiter.inserted, self.limiter.sampled, self._next_number)
@@ -174,9 +170,6 @@ class EliteTable(_UnrollTable):
         self.limiter.sampled += batch_size
         return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
 
-    def samples(self, batch_size: int, most: int) -> list[Sample]:
-        return one_by_one(self, batch_size, most)
-
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of the unrolls still kept, in order; those of priority 0 leave."""
         for number, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
@@ -198,6 +191,8 @@ class EliteTable(_UnrollTable):
         kept, priorities = np.frombuffer(state.numbers, np.int64), np.frombuffer(state.priorities, np.float32)
         if len(kept) != len(priorities):
             raise ValueError(f"priorities of {len(priorities)} unrolls, not of {len(kept)}")
+        if not len(kept) and end_number > first_number:
+            raise ValueError("it is of a table that kept no unrolls, such as one of another kind")
         super().restore(state, first_number, end_number)
         held = (kept >= self._first_number) & (kept < end_number) & ~np.isin(kept, self._missing)
         self._places.clear()
