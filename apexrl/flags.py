@@ -286,9 +286,9 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     tables = tables_of(replay, 1)
     if isinstance(command, ReplayCommand):
         return
-    needs_raw_rewards = family_of(command.agent).needs_raw_rewards(command.update)
-    if isinstance(command, RunCommand) and needs_raw_rewards and command.env.clip_rewards != "no":
-        raise ConfigError("--reward-transform needs rewards that nobody has clipped: give --clip-rewards no, too")
+    flag = family_of(command.agent).raw_rewards_flag(command.update)
+    if flag and isinstance(command, RunCommand) and command.env.clip_rewards != "no":
+        raise ConfigError(f"{flag} needs rewards that nobody has clipped: give --clip-rewards no, too")
     held = -(-replay.capacity // command.algorithm.unroll_starts)
     for want in wants_of(command):
         kinds = kinds_for(want, stream)

@@ -204,5 +204,5 @@ FAMILY = Family(
     wants,
     tables,
     "apexrl.agents.impala",
-    needs_raw_rewards=lambda update: update.reward_transform != "none",
+    raw_rewards_flag=lambda update: "--reward-transform" if update.reward_transform != "none" else "",
 )
