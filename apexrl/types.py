@@ -18,6 +18,7 @@ NO_EXTRAS: Mapping[str, np.ndarray] = MappingProxyType({})
 
 # The types of a peer's message: their bounds are checked when it is decoded.
 Name = Annotated[str, msgspec.Meta(max_length=200)]
+PeerName = Annotated[str, msgspec.Meta(max_length=200, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]  # logs have it in lines
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 SmallCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

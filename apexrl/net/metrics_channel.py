@@ -19,7 +19,7 @@ import zmq
 from apexrl.net.keyring import Keyring
 from apexrl.net.sockets import bind, connect, make_socket, receive
 from apexrl.net.wire import MALFORMED, MAX_MESSAGE_BYTES
-from apexrl.types import Count, Finite, Name, Share
+from apexrl.types import Count, Finite, PeerName, Share
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ Games = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 class Report(msgspec.Struct, tag=True, frozen=True):
     """The metrics of one process, by tag."""
 
-    sender: Name
-    run: Name  # the run of the parameters in use, or the replay's log
+    sender: PeerName
+    run: PeerName  # the run of the parameters in use, or the replay's log
     scalars: Annotated[dict[Tag, float], msgspec.Meta(max_length=MAX_TAGS)]
 
 
@@ -57,7 +57,7 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
     returns: Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     steps: Annotated[tuple[Games, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-    run: Name = ""
+    run: PeerName = ""
     checksum: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # for the parameters as they were published
     parameters: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)] = b""  # so that the best can be kept
     picture: Annotated[bytes, msgspec.Meta(max_length=MAX_PICTURE_BYTES)] = b""  # PNG
@@ -184,7 +184,7 @@ class MetricsServer:
                 for tag, value in scalars.items():
                     values[tag].append(value)
         metrics = {tag: sum(v) if tag.endswith(ADDED_UP) else sum(v) / len(v) for tag, v in values.items()}
-        return metrics | {f"system/dropped_reports/{reason}": float(n) for reason, n in self.dropped.items()}
+        return metrics | {f"system/dropped_reports/{reason}": float(n) for reason, n in dict(self.dropped).items()}
 
     def close(self) -> None:
         """Ends the thread."""

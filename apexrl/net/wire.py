@@ -18,7 +18,19 @@ import msgspec
 import numpy as np
 
 from apexrl.errors import WireError
-from apexrl.types import Count, Episode, Finite, Granularity, Name, Sample, SmallCount, StreamSpec, Text, UnrollHeader
+from apexrl.types import (
+    Count,
+    Episode,
+    Finite,
+    Granularity,
+    Name,
+    PeerName,
+    Sample,
+    SmallCount,
+    StreamSpec,
+    Text,
+    UnrollHeader,
+)
 
 T = TypeVar("T")
 
@@ -38,7 +50,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """An actor process introduces itself, again after every loss of contact."""
 
     protocol: int
-    actor: Name  # ends in the mark of its routing id (`identity`)
+    actor: PeerName  # ends in the mark of its routing id (`identity`)
     num_streams: int
     spec: StreamSpec
     first_sequence: Count  # number of the oldest insert that it has not seen acknowledged
@@ -58,7 +70,7 @@ class Insert(msgspec.Struct, tag=True, frozen=True):
     """One unroll; its compressed block is the second frame. The replay forwards both to learners as they are."""
 
     sequence: Count  # counts the inserts of this actor process
-    actor: Name
+    actor: PeerName
     stream: SmallCount
     first_step: Count
     params_version: Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
@@ -124,7 +136,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     """A learner asks for batches, and for the log from a position on if it holds a replica."""
 
     protocol: int
-    learner: Name
+    learner: PeerName
     request: Count  # counts the subscriptions of this learner; the answer repeats it
     wants: Annotated[tuple[Want, ...], msgspec.Meta(max_length=MAX_TABLES)]
     follows_log: bool

@@ -1,10 +1,12 @@
 """The limiter keeps samples and inserts in proportion, so that no learning curve depends on a machine's speed.
 
 The law, over all transitions since the start:
-    error = (inserted - min_size) * samples_per_insert - sampled
+    error = (inserted - min_size) * samples_per_insert - sampled - forgiven
     inserting may go on while error <= +slack; a batch may be sampled while error >= batch_size - slack.
 Nothing is sampled before min_size transitions are there. A queue hands those out as well: its error is
-    inserted * samples_per_insert - sampled.
+    inserted * samples_per_insert - sampled - forgiven.
+`forgiven` is 0 until a server starts again with another samples_per_insert or min_size. Then the new numbers are for
+what comes, and neither side makes up for the past.
 
 The limiter only decides which side waits. Inserts that it allowed earlier still come, so the error is at most
     slack + samples_per_insert * (transitions of all inserts that are allowed and not stored yet).
@@ -24,6 +26,8 @@ class Limiter:
     is_queue: bool = False
     inserted: int = 0
     sampled: int = 0
+    forgiven: float = 0.0
+    min_batch: int = 1  # takes the place of a smaller min_size
 
     def __post_init__(self) -> None:
         if self.samples_per_insert < 0 or self.min_size < 1 or self.slack <= 0:
@@ -32,15 +36,20 @@ class Limiter:
     @property
     def error(self) -> float:
         """Samples that are due and not drawn yet; negative when more were drawn than were due."""
-        return self._paced() * self.samples_per_insert - self.sampled
+        return self._paced() * self.samples_per_insert - self.sampled - self.forgiven
+
+    @property
+    def has_begun(self) -> bool:
+        """True once there is enough to sample from."""
+        return self.inserted >= self._start
 
     def may_insert(self) -> bool:
         """False while the learner is behind by more than the slack."""
-        return self.samples_per_insert == 0 or self.inserted < self.min_size or self.error <= self.slack
+        return self.samples_per_insert == 0 or not self.has_begun or self.error <= self.slack
 
     def may_sample(self, batch_size: int) -> bool:
         """False before min_size transitions are inserted, and while the actors are behind by more than the slack."""
-        if self.inserted < self.min_size:
+        if not self.has_begun:
             return False
         return self.samples_per_insert == 0 or self.error >= batch_size - self.slack
 
@@ -57,17 +66,25 @@ class Limiter:
         """Returns the samples drawn for each transition inserted beyond min_size; in a queue for each at all."""
         return self.sampled / max(self._paced(), 1)
 
-    def resume(self, inserted: int, sampled: int, inserted_since: int) -> None:
+    def resume(self, inserted: int, sampled: int, inserted_since: int, forgiven: float = 0.0) -> None:
         """Continues from the totals of an earlier life, after which `inserted_since` more transitions came.
 
         The number of samples drawn since then is lost. The limiter assumes that they kept pace with the inserts, so
         that no learner has to draw them again.
         """
-        self.inserted, self.sampled = inserted, sampled
+        self.inserted, self.sampled, self.forgiven = inserted, sampled, forgiven
         due = max(self.error, 0.0)
         self.inserted += inserted_since
         self.sampled += int(max(self.error - due, 0.0))
 
+    def forgive(self) -> None:
+        """Forgets what is due, or was drawn ahead, of transitions beyond min_size."""
+        self.forgiven += self.error - min(self._paced() * self.samples_per_insert, 0.0)
+
     def _paced(self) -> int:
         """Returns the transitions for which samples are due."""
-        return self.inserted - (0 if self.is_queue else self.min_size)
+        return self.inserted - (0 if self.is_queue else self._start)
+
+    @property
+    def _start(self) -> int:
+        return max(self.min_size, self.min_batch)

@@ -4,7 +4,7 @@ import numpy as np
 
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_index import PriorityIndex
-from apexrl.replay.table import TableState
+from apexrl.replay.table import TableState, resume, state_of
 from apexrl.types import Granularity, Sample
 
 
@@ -103,7 +103,7 @@ class PriorityTable:
     def state(self) -> TableState:
         rows = np.arange(self._first_number, self._end_number) % self._ring_unrolls
         powers = self._index.get_rows(rows).astype(np.float32)
-        return TableState(self.limiter.inserted, self.limiter.sampled, 0, self._priority_exponent, powers.tobytes())
+        return state_of(self.limiter, priority_exponent=self._priority_exponent, priorities=powers.tobytes())
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Takes the state; priorities of another exponent are converted.
@@ -122,7 +122,10 @@ class PriorityTable:
         # An item that cannot be drawn stays so: a missing unroll, a start that is a reset.
         self._index.set_rows(rows, np.where(self._index.get_rows(rows) > 0, powers, 0))
         since = np.arange(max(end_number, self._first_number), self._end_number) % self._ring_unrolls
-        self.limiter.resume(state.inserted, state.sampled, int(self._items[since].sum()))
+        resume(self.limiter, state, int(self._items[since].sum()))
+
+    def begin_anew(self) -> None:
+        self.limiter.resume(0, 0, self.limiter.inserted)
 
     def priority_quantiles(self, quantiles: tuple[float, ...], num_draws: int = 1024) -> np.ndarray:
         """Returns quantiles of the priorities (before the exponent) of items drawn uniformly."""

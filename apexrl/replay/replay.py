@@ -70,7 +70,7 @@ class Replay:
             due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
             limiter.slack = max(4.0 * batch_size, due)
             if settings.kind in DISTINCT:
-                limiter.min_size = max(settings.min_size_to_sample, batch_size)
+                limiter.min_batch = batch_size
 
     def why_never(self, table: str, batch_size: int) -> str:
         """Returns the reason why a table can never give such batches, or an empty string."""
@@ -122,18 +122,18 @@ class Replay:
             self.log.num_inserted = max(snapshot.inserted + since, self.log.num_transitions)
         for name, table in self.tables.items():
             state = snapshot.tables.get(name) if snapshot is not None else None
-            held = table.limiter.inserted
             try:
                 if snapshot is None or state is None:
                     raise ValueError("there is no snapshot of it")
                 table.restore(state, snapshot.first_number, same_until)
             except ValueError as error:
                 logger.warning("table %s goes on with the actors' own priorities: %s", name, error)
-                table.limiter.resume(0, 0, held)
+                table.begin_anew()
 
     def skip_to(self, number: int) -> None:
-        """Goes on at a number; those before it that were not inserted do not exist."""
+        """Goes on at a number; those before it that were not inserted do not exist. Old ones make room for them."""
         if number != self.log.end_number:
+            self._evict_to(max(self.ring_unrolls - (number - self.log.end_number), 0))
             self.log.skip_to(number)
             for table in self.tables.values():
                 table.skip(number)
@@ -170,7 +170,7 @@ class Replay:
     def why_no_sample(self, table: str, batch_size: int) -> str:
         """Returns the reason why a learner has to wait, or an empty string."""
         chosen = self.tables[table]
-        if chosen.limiter.inserted < chosen.limiter.min_size:
+        if not chosen.limiter.has_begun:
             return "min_size"
         if not chosen.limiter.may_sample(batch_size):
             return "actors"

@@ -4,7 +4,7 @@ It has a limiter of its own, and follows the log: it is told of each insert and 
 and `unroll_tables.py` hold the kinds of tables, `kinds.py` makes one.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -22,6 +22,25 @@ class TableState(msgspec.Struct, frozen=True):
     priority_exponent: float = 1.0  # that was applied to the priorities
     priorities: bytes = b""  # float32: priority [unrolls, P], after the exponent; elite [unrolls]
     numbers: bytes = b""  # elite: int64 [unrolls] that it keeps
+    forgiven: float = 0.0  # samples
+    samples_per_insert: float = -1.0  # that paced it, with min_size; -1: an older server did not write it
+    min_size: int = 0
+
+
+def state_of(limiter: Limiter, **own: Any) -> TableState:
+    """Returns the state of a table with this limiter; `own` are the fields of its kind."""
+    return TableState(
+        limiter.inserted, limiter.sampled, forgiven=limiter.forgiven,
+        samples_per_insert=limiter.samples_per_insert, min_size=limiter.min_size, **own,
+    )  # fmt: skip
+
+
+def resume(limiter: Limiter, state: TableState, inserted_since: int) -> None:
+    """Continues a limiter from a state, after which so many items came."""
+    limiter.resume(state.inserted, state.sampled, inserted_since, state.forgiven)
+    paced_by = state.samples_per_insert, state.min_size
+    if state.samples_per_insert >= 0 and paced_by != (limiter.samples_per_insert, limiter.min_size):
+        limiter.forgive()
 
 
 class Table(Protocol):
@@ -59,3 +78,6 @@ class Table(Protocol):
 
         Raises: ValueError when the state does not fit.
         """
+
+    def begin_anew(self) -> None:
+        """Goes on without a state: all that is inserted was sampled as often as it was due."""

@@ -1,9 +1,11 @@
 """Tables of whole unrolls without priorities in their draws: uniform, first-in first-out, and elite."""
 
+import math
+
 import numpy as np
 
 from apexrl.replay.limiter import Limiter
-from apexrl.replay.table import TableState
+from apexrl.replay.table import TableState, resume, state_of
 from apexrl.types import Granularity, Sample
 
 ELITE_DRAWS = 20  # places, of which the worst is overwritten
@@ -57,10 +59,13 @@ class _UnrollTable:
         """Does nothing: this table has no priorities."""
 
     def state(self) -> TableState:
-        return TableState(self.limiter.inserted, self.limiter.sampled)
+        return state_of(self.limiter)
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
-        self.limiter.resume(state.inserted, state.sampled, self._size_from(max(end_number, self._first_number)))
+        resume(self.limiter, state, self._size_from(max(end_number, self._first_number)))
+
+    def begin_anew(self) -> None:
+        self.limiter.resume(0, 0, self.limiter.inserted)
 
     def _oldest(self) -> int:
         """Returns the number from which on unrolls can be drawn."""
@@ -115,9 +120,7 @@ class FifoTable(_UnrollTable):
 
     def keep_newest(self, count: int) -> None:
         """Forgets unrolls that were not handed out yet, but for the newest so many."""
-        if (num_forgotten := self._size_from(self._oldest()) - count) > 0:
-            self._next_number = int(self._numbers_from(self._oldest(), np.array([num_forgotten]))[0])
-            self.num_missed += num_forgotten
+        self.num_missed += self._keep(count)
 
     def sample(self, batch_size: int) -> Sample:
         keys = self._numbers_from(self._oldest(), np.arange(batch_size))
@@ -126,11 +129,32 @@ class FifoTable(_UnrollTable):
         return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
 
     def state(self) -> TableState:
-        return TableState(self.limiter.inserted, self.limiter.sampled, self._next_number)
+        return state_of(self.limiter, next_number=self._next_number)
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        """Goes on behind the last unroll that was handed out.
+
+        Unrolls that came after the state were handed out as they came, as the limiter assumes, and are not given again.
+        """
         super().restore(state, first_number, end_number)
         self._next_number = min(state.next_number, end_number)
+        self._keep_due()
+
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self._keep_due()
+
+    def _keep_due(self) -> None:
+        """Keeps as many of the newest unrolls as are due by the limiter."""
+        if self.limiter.samples_per_insert > 0:
+            self._keep(math.ceil(max(self.limiter.error, 0.0) / self.limiter.samples_per_insert))
+
+    def _keep(self, count: int) -> int:
+        """Keeps the newest so many of those that were not handed out; returns how many are forgotten."""
+        num_forgotten = max(self._size_from(self._oldest()) - count, 0)
+        if num_forgotten:
+            self._next_number = int(self._numbers_from(self._oldest(), np.array([num_forgotten - 1]))[0]) + 1
+        return num_forgotten
 
     def _oldest(self) -> int:
         return max(self._next_number, self._first_number)
@@ -181,7 +205,7 @@ class EliteTable(_UnrollTable):
     def state(self) -> TableState:
         size = len(self._places)
         priorities, numbers = self._priorities[:size].tobytes(), self._numbers[:size].tobytes()
-        return TableState(self.limiter.inserted, self.limiter.sampled, priorities=priorities, numbers=numbers)
+        return state_of(self.limiter, priorities=priorities, numbers=numbers)
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Takes the unrolls that the state kept and the log still holds, and after them all that are newer.

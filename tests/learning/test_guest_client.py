@@ -95,6 +95,28 @@ def test_a_reader_that_lost_the_server_goes_on_and_a_new_log_begins_anew(spec, m
     assert begin.log == "00000000000000bb" and [event.number for event in rest] == [0], "one unroll is no batch of two"
 
 
+@pytest.mark.parametrize("gap", [1, 3, RING - 1, RING, 10 * RING])
+def test_what_the_run_dropped_before_a_slow_guest_could_read_it_is_left_out(spec, make_unroll, gap):
+    """The guest's own replay is full: the gap takes the place of its oldest unrolls."""
+    host, size = HostLog(), 2
+    guest = guest_of(host, spec, ("unrolls=uniform", "transitions=priority"), {"unrolls": size, "transitions": 1})
+    end = 2 * RING
+    host.events = [start(spec), *(append(spec, make_unroll, number) for number in range(end))]
+    drained(guest)
+    later = end + gap
+    host.events = [start(spec, next_number=later, continues=True)]
+    host.events += [append(spec, make_unroll, number) for number in range(later, later + 3)]
+    assert [event.number for event in drained(guest) if isinstance(event, LogAppend)] == [later, later + 1, later + 2]
+    drawn = set()
+    for _ in range(50):
+        for table in ("unrolls", "transitions"):
+            guest.batch_used(table)
+        for batch in drained(guest):
+            drawn |= set((batch.sample.keys // (1 if len(batch.sample.keys) == size else spec.unroll_starts)).tolist())
+    assert {later, later + 1, later + 2} <= drawn
+    assert not drawn & set(range(end, later)) and min(drawn) > later - 2 * RING
+
+
 def test_a_queue_of_a_slow_guest_gives_the_newest(spec, make_unroll):
     host = HostLog()
     guest = guest_of(host, spec, ("queue=fifo",), {"queue": 2})

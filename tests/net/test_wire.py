@@ -52,6 +52,14 @@ def test_what_is_said_to_the_replay_arrives(message):
     assert wire.decode_to_replay(frames_of(message)) == message
 
 
+@pytest.mark.parametrize("name", ["actor\n12:00:00 actors: ended", "actor\n", "\x1b[2J", "a\x00", "\x85", "x" * 201])
+def test_a_name_that_would_make_a_line_of_a_log_its_own_is_malformed(name):
+    for message in (wire.Hello(2, name, 4, SPEC, 0), wire.Subscribe(2, name, 1, WANTS, True, "log", 3, 100, 32)):
+        with pytest.raises(WireError):
+            wire.decode_to_replay(frames_of(message))
+    assert wire.decode_to_replay(frames_of(wire.Hello(2, "Zoë's laptop/1", 4, SPEC, 0)))
+
+
 @pytest.mark.parametrize("message", FROM_REPLAY)
 def test_what_the_replay_says_arrives(message):
     assert wire.decode_from_replay(frames_of(message)) == message

@@ -290,6 +290,71 @@ def test_a_snapshot_of_a_table_that_is_gone_or_new_does_no_harm(spec, tmp_path):
     assert new.tables["c"].limiter.inserted == 5 and new.tables["transitions"].limiter.inserted == 40
 
 
+def lived(spec, directory, inserts, snapshot_after, **changes):
+    """A replay that a life of 200 sampled unrolls left behind, and that was killed after its snapshot."""
+    identity = new_identity(spec)
+    old = Replay(config_of(capacity=8000, **changes), identity, 0)
+    [name] = old.tables
+    for number in range(inserts):
+        insert(old)
+        while not old.why_no_sample(name, 2):
+            old.sample(name, 2)
+        if number + 1 == snapshot_after:
+            write_snapshot(directory / SNAPSHOT_FILE, old.snapshot())
+    return identity
+
+
+@pytest.mark.parametrize("snapshot_after", [0, 50, 199, 200])
+def test_a_queue_hands_nothing_out_again_after_a_kill(spec, tmp_path, snapshot_after):
+    tables = ("queue=fifo",)
+    identity = lived(spec, tmp_path, 200, snapshot_after, tables=tables)
+    new = Replay(config_of(capacity=8000, tables=tables), identity, 0)
+    new.restore(recovered(range(200)), 200, tmp_path)
+    drawn = []
+    for _ in range(50):
+        insert(new)
+        while not new.why_no_sample("queue", 2):
+            drawn += new.sample("queue", 2).keys.tolist()
+    assert drawn == list(range(drawn[0], drawn[-1] + 1)) and 198 <= drawn[0] <= 200 and drawn[-1] >= 248
+
+
+def test_what_waits_in_a_queue_is_there_after_an_end_in_order(spec, tmp_path):
+    identity, tables = new_identity(spec), ("queue=fifo",)
+    old = Replay(config_of(tables=tables), identity, 0)
+    insert(old, count=6)
+    assert old.sample("queue", 2).keys.tolist() == [0, 1]
+    write_snapshot(tmp_path / SNAPSHOT_FILE, old.snapshot())
+    new = Replay(config_of(tables=tables), identity, 0)
+    new.restore(recovered(range(6)), 6, tmp_path)
+    assert new.sample("queue", 4).keys.tolist() == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("before", "after"), [((0.5, 16), (8.0, 16)), ((8.0, 16), (0.5, 16)), ((2.0, 16), (2.0, 800))])
+def test_another_pace_is_for_what_comes(spec, tmp_path, before, after):
+    def numbers(pace):
+        return {"samples_per_insert": pace[0], "min_size_to_sample": pace[1], "tables": ("a=priority",)}
+
+    identity = lived(spec, tmp_path, 200, 200, **numbers(before))
+    new = Replay(config_of(capacity=8000, **numbers(after)), identity, 0)
+    new.set_batch_sizes({"a": 2})
+    new.restore(recovered(range(200)), 200, tmp_path)
+    limiter = new.tables["a"].limiter
+    assert limiter.error == 0 and limiter.sampled == pytest.approx(
+        (1600 - before[1]) * before[0], abs=10 * before[0] + 8
+    )
+    write_snapshot(tmp_path / SNAPSHOT_FILE, new.snapshot())
+    again = Replay(config_of(capacity=8000, **numbers(after)), identity, 0)
+    again.restore(recovered(range(200)), 200, tmp_path)
+    assert again.tables["a"].limiter.error == 0, "what was forgiven stays forgiven"
+    since = again.tables["a"].limiter.sampled
+    for _ in range(100):
+        insert(again)
+        while not again.why_no_sample("a", 2):
+            again.sample("a", 2)
+    slack = again.tables["a"].limiter.slack
+    assert again.tables["a"].limiter.sampled - since == pytest.approx(800 * after[0], abs=slack + 2)
+
+
 def test_priorities_of_unrolls_that_a_power_cut_took_do_not_land_on_others(spec, tmp_path):
     identity = new_identity(spec)
     replay = Replay(config_of(), identity, 0)
