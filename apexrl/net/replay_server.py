@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class ReplayServer:
         self._config = config
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None  # what the second thread does
         self._comes_again = False
         self._descriptors: dict[str, int] = {}
         self._num_received = 0  # messages of this second, plus half of the count a second ago
@@ -93,6 +95,8 @@ class ReplayServer:
             for task in running:
                 task.cancel()
             outcomes = await asyncio.gather(*running, return_exceptions=True)
+            if self._writing is not None:  # or its older snapshot would replace the last one
+                await asyncio.gather(self._writing, return_exceptions=True)
             self._save()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -187,15 +191,20 @@ class ReplayServer:
             if replay is None or replay.journal is None:
                 continue
             try:
-                await asyncio.to_thread(sync, replay.journal.take_unsynced())
+                await self._in_thread(sync, replay.journal.take_unsynced())
                 self.service.vitals.synced_seconds = time.monotonic()
                 if time.monotonic() >= next_snapshot:
                     next_snapshot = time.monotonic() + config.journal_snapshot_seconds
-                    await asyncio.to_thread(write_snapshot, replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
+                    await self._in_thread(write_snapshot, replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
             except JournalError as error:
                 self.service.journal_failed(str(error))
             except OSError as error:
                 logger.error("the priorities could not be written (%s): the last ones stay", error)
+
+    async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
+        """Runs a function in the second thread, which goes on when this task is cancelled."""
+        self._writing = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+        await asyncio.shield(self._writing)
 
     def _save(self) -> None:
         replay = self.service.replay

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 
 import msgspec
@@ -17,6 +18,8 @@ from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.replay_client import ReplayClient
 from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import make_socket
+from apexrl.replay.journal import SNAPSHOT_FILE
+from apexrl.replay.snapshot import load_snapshot, write_snapshot
 from apexrl.unroll import UnrollCodec
 from tests.net.peers import TABLE, block_of, insert_of
 from tests.system.processes import ROOT, wait_for
@@ -198,6 +201,32 @@ def test_a_learner_that_lost_something_asks_again_from_there(by_hand, lost):
     wait_for(lambda: by_hand.has_asked(num_asked + 1), 20, "another subscription")
     again = by_hand.requests[-1]
     assert (again.log, again.next_number) == ("log", 1)
+
+
+def test_a_snapshot_that_is_late_does_not_replace_the_last_one(
+    start_server, free_ports, spec, header, tmp_path, monkeypatch
+):
+    ports, begun, ending = free_ports(2), threading.Event(), threading.Event()
+
+    def write(path, snapshot):
+        if not begun.is_set():  # the first one, in the second thread
+            begun.set()
+            ending.wait(100)
+            time.sleep(0.5)  # the server ends meanwhile
+        write_snapshot(path, snapshot)
+
+    monkeypatch.setattr("apexrl.net.replay_server.write_snapshot", write)
+    with start_server(*ports, tmp_path, journal_snapshot_seconds=0.1):
+        actor = InsertClient(f"tcp://127.0.0.1:{ports[0]}", "actor", spec, 2)
+        actor.connect(10)
+        actor.insert(header(0), block_of(spec, 0), 10)
+        assert begun.wait(100)
+        for i in range(1, 10):
+            actor.insert(header(8 * i), block_of(spec, i), 10)
+        assert actor.flush(10)
+        ending.set()
+    assert load_snapshot(tmp_path / SNAPSHOT_FILE).end_number == 10
+    actor.close()
 
 
 def test_a_restarted_server_is_followed_without_a_loss(start_server, free_ports, spec, header, tmp_path):
