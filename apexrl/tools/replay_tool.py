@@ -87,10 +87,13 @@ def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None
         return None, ""
     except WireError as error:
         return None, f"offset 0: {error}"
-    size = 4 * (snapshot.end_number - snapshot.first_number) * identity.spec.num_priorities
-    sizes = {len(table.priorities) for table in snapshot.tables.values()}
-    if snapshot.log != identity.log or not sizes <= {0, size}:
-        return None, f"offset 8: of the log {snapshot.log} with {sizes} bytes of priorities, not {size}"
+    if snapshot.log != identity.log:
+        return None, f"offset 8: of the log {snapshot.log}, not {identity.log}"
+    of_all = 4 * (snapshot.end_number - snapshot.first_number) * identity.spec.num_priorities
+    for name, table in snapshot.tables.items():
+        found, expected = len(table.priorities), len(table.numbers) // 2 if table.numbers else of_all
+        if found not in (0, expected):
+            return None, f"offset 8: table {name} with {found} bytes of priorities, not {expected}"
     return snapshot, ""
 
 
@@ -125,7 +128,8 @@ def inspect(directory: Directory) -> int:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((directory / SNAPSHOT_FILE).stat().st_mtime))
     print(f"snapshot  {when}, log {snapshot.first_number}:{snapshot.end_number}")
     for name, table in snapshot.tables.items():
-        unit = "transitions" if table.priorities and not spec.has_unroll_priorities else "unrolls"
+        of_transitions = table.priorities and not table.numbers and not spec.has_unroll_priorities
+        unit = "transitions" if of_transitions else "unrolls"
         print(f"          {name}: {table.inserted} {unit} inserted, {table.sampled} sampled")
     return 0
 

@@ -96,6 +96,19 @@ def test_a_whole_journal_is_well_and_nothing_is_changed(written):
     assert content_of(written) == before
 
 
+def test_a_table_that_keeps_few_unrolls_is_well(written, spec):
+    identity = journals.read_identity(written)
+    kept = np.array([1, 4], np.int64)
+    state = TableState(10, 6, priorities=np.ones(2, np.float32).tobytes(), numbers=kept.tobytes())
+    write_snapshot(written / "priorities.bin", Snapshot(identity.log, 0, 0, 10, {"elite": state}))
+    assert tool("verify", written)[0] == 0
+    assert "elite: 10 unrolls inserted, 6 sampled" in tool("inspect", written)[1]
+    broken = msgspec.structs.replace(state, numbers=kept[:1].tobytes())
+    write_snapshot(written / "priorities.bin", Snapshot(identity.log, 0, 0, 10, {"elite": broken}))
+    status, text = tool("verify", written)
+    assert status == 1 and "table elite with 8 bytes of priorities, not 4" in text
+
+
 def test_each_damage_is_named_and_nothing_is_mended(written):
     first, second, third = files_of(written)[:3]
     flipped = bytearray(first.read_bytes())
