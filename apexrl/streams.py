@@ -3,11 +3,14 @@
 Numpy, single-threaded, without clock or socket. The unrolls of one stream have to come in their order.
 """
 
+import collections
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from apexrl.types import EnvironmentSpec, StreamSpec, Unroll
+
+SILENT_ROUNDS = 8  # unrolls that come for each stream while one is silent that has ended
 
 Stream = tuple[str, int]  # an actor's name, and the number of one of its streams
 
@@ -25,6 +28,10 @@ class SeenSteps:
         seen, self._ends[stream] = self._ends.get(stream, -1), end
         return seen - first_step if first_step <= seen <= end else None
 
+    def forget(self, stream: Stream) -> None:
+        """Forgets a stream that has ended."""
+        del self._ends[stream]
+
 
 class _Tail:
     """The steps of one stream that no unroll has begun with yet, as arrays by field."""
@@ -37,7 +44,8 @@ class _Tail:
 class StreamCutter:
     """Joins the streams of one log, and cuts them into unrolls of another spec of the same environment.
 
-    The newest steps of a stream wait for those that complete their unroll.
+    The newest steps of a stream wait for those that complete their unroll. Those of a stream that has fallen silent are
+    dropped: actors come and go, and a new one has new streams.
     """
 
     def __init__(self, log: StreamSpec, wanted: StreamSpec):
@@ -45,6 +53,8 @@ class StreamCutter:
         self._wanted = wanted
         self._seen = SeenSteps(log.unroll_steps)
         self._tails: dict[Stream, _Tail] = {}
+        self._num_unrolls = 0
+        self._heard: collections.OrderedDict[Stream, int] = collections.OrderedDict()  # the last unroll of each
         stacked = log.stacked_frames
         # By field: the entries beyond one a step. Starts are kept for all frames, as `UnrollBuilder` does.
         self._beyond = {"frame": stacked, "start": stacked, "action": 0, "reward": 0, "discount": 0}
@@ -57,6 +67,7 @@ class StreamCutter:
 
         All of them have to be taken before the next call.
         """
+        self._forget_silent(stream)
         known, arrays = self._seen.known(stream, first_step), self._arrays_of(unroll)
         if known is None:
             tail = self._tails[stream] = _Tail(first_step, arrays)
@@ -71,6 +82,15 @@ class StreamCutter:
             for name, array in tail.arrays.items():
                 dropped = self._firsts_dropped if name in self._firsts else self._wanted.unroll_starts
                 tail.arrays[name] = array[dropped:]
+
+    def _forget_silent(self, stream: Stream) -> None:
+        self._num_unrolls += 1
+        self._heard[stream] = self._num_unrolls
+        self._heard.move_to_end(stream)
+        while self._num_unrolls - next(iter(self._heard.values())) > SILENT_ROUNDS * len(self._heard):
+            gone, _ = self._heard.popitem(last=False)
+            self._seen.forget(gone)
+            del self._tails[gone]
 
     def _arrays_of(self, unroll: Unroll) -> dict[str, np.ndarray]:
         older = np.zeros(self._wanted.stacked_frames - 1, bool)  # their frames are hidden already

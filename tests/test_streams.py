@@ -81,6 +81,20 @@ def test_no_unroll_reaches_over_missing_steps():
             assert_same(unroll, expected[e][first_step // 4])
 
 
+def test_streams_that_ended_are_dropped():
+    """Actors play 24 unrolls and are replaced; one goes on beside them, at a third of their speed."""
+    log, streams = unrolls_of(8, 2)
+    cutter, lasting = StreamCutter(log, unrolls_of(30, 0)[0]), []
+    for actor in range(60):
+        for number in range(24):
+            list(cutter.add((f"actor-{actor}", 0), 8 * number, streams[0][0]))
+            if number % 3 == 0:
+                lasting += cutter.add(("lasting", 0), 8 * (8 * actor + number // 3), streams[0][0])
+    assert [first_step for first_step, _ in lasting] == list(range(0, 60 * 8 * 8 - 28, 30))
+    assert len(cutter._tails) < 10
+    assert cutter._tails.keys() == cutter._heard.keys() == cutter._seen._ends.keys()
+
+
 def test_the_field_that_hinders_is_named():
     log, _ = unrolls_of(8, 2, at="first")
     for changes, reason in (
