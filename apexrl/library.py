@@ -70,7 +70,7 @@ def train(env: str, **flags: Any) -> Run:
       flags: those of `run.sh` with underscores, as in total_frames=200_000, env_kwargs={...}, tensorboard=False.
     Raises: ApexError when the run fails; its own output says why. KeyboardInterrupt after an interrupt.
     """
-    flags.setdefault("run_dir", new_run(env))
+    directory = flags.get("resume") or flags.setdefault("run_dir", new_run(env))
     words = [word for flag, value in {"env": env, **flags}.items() for word in _words(flag, value)]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "apexrl", "train", *words],
@@ -84,8 +84,8 @@ def train(env: str, **flags: Any) -> Run:
         _interrupt(process)
         raise
     if status:
-        raise ApexError(f"the run ended with exit status {status}: its output says why, and {flags['run_dir']}/logs")
-    return Run(Path(flags["run_dir"]).resolve())
+        raise ApexError(f"the run ended with exit status {status}: its output says why, and {directory}/logs")
+    return Run(Path(directory).resolve())
 
 
 def _interrupt(process: subprocess.Popen) -> None:
@@ -122,7 +122,7 @@ class Agent:
         self.spec = checkpoint.header.spec
         make = implementation(family_of(checkpoint.header.agent)).make_actor
         self._actor = make(command.algorithm, checkpoint.parameters(), torch.device("cpu"))
-        self._space, self._present = presenter(command.env)
+        self._space, self._present, self._first_action = presenter(command.env)
         self._rng = np.random.default_rng(command.seed)
         self.reset()
 
@@ -154,6 +154,7 @@ class Agent:
         last = np.zeros(len(frames), np.float32) if rewards is None else np.asarray(rewards, np.float32).reshape(-1)
         seen = Observation(frames, first, last)
         actions, _, self._state = self._actor.act(seen, np.full(len(frames), epsilon), self._state, self._rng)
+        actions = actions + self._first_action
         return actions[0] if is_one else actions
 
     def _batch(self, observations: Any) -> list[Any]:
@@ -178,8 +179,8 @@ def load(path: str | Path) -> Agent:
     return Agent(checkpoint, played(directory, checkpoint.header))
 
 
-def presenter(config: EnvConfig) -> tuple[gymnasium.Space, Callable[[Any], np.ndarray]]:
-    """Returns the observation space of an environment, and what makes a frame for the agent of an observation.
+def presenter(config: EnvConfig) -> tuple[gymnasium.Space, Callable[[Any], np.ndarray], int]:
+    """Returns an environment's observation space, what makes a frame of an observation, and the least action.
 
     Screens of Atari (210 x 160, RGB) become gray ones of 84 x 84; a single one has no maximum over two frames.
 
@@ -199,6 +200,7 @@ def presenter(config: EnvConfig) -> tuple[gymnasium.Space, Callable[[Any], np.nd
         while isinstance(env, gymnasium.ObservationWrapper) and type(env).__module__.startswith("gymnasium.wrappers"):
             layers.insert(0, env)
             env = env.env
+        first_action = int(getattr(raw.action_space, "start", 0))
         space, dtype = env.observation_space, (layers[-1] if layers else env).observation_space.dtype
     finally:
         raw.close()
@@ -208,4 +210,4 @@ def presenter(config: EnvConfig) -> tuple[gymnasium.Space, Callable[[Any], np.nd
             observation = layer.observation(observation)
         return np.asarray(observation, np.uint8 if dtype == np.uint8 else np.float32)
 
-    return space, present
+    return space, present, first_action

@@ -5,15 +5,18 @@ import runpy
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 
 import apexrl
-from apexrl.config import EnvConfig
+from apexrl import library
+from apexrl.config import ActorCommand, EnvConfig
 from apexrl.environments.vector import make_environment
 from apexrl.errors import ApexError, ConfigError
+from apexrl.flags import parse
 from apexrl.library import presenter
 from tests.system.processes import ROOT, Process, wait_for
 
@@ -54,6 +57,13 @@ def test_a_run_tells_its_evaluations_and_its_agent_plays(run):
     assert best > 0.3 and play(apexrl.load(run.directory), 40) >= best - 0.5
 
 
+def test_a_run_goes_on(run, free_ports):
+    ports = dict(zip(("actor_port", "batch_port", "parameter_port", "metrics_port"), free_ports(4), strict=True))
+    before = run.summary["frames"]
+    more = apexrl.train("Catch-v0", resume=run.directory, total_frames=before + 2_000, **ports)
+    assert more.directory == run.directory and more.summary["frames"] >= before + 2_000
+
+
 def test_a_vector_of_observations_gives_the_actions_of_each(run):
     """Environments that begin at other times have other starts; each action is that of the environment alone."""
     envs = gymnasium.make_vec("Catch-v0", 3, vectorization_mode="sync")
@@ -74,7 +84,8 @@ def test_a_vector_of_observations_gives_the_actions_of_each(run):
 
 def test_screens_of_atari_become_those_that_the_agent_learned_from():
     config = EnvConfig("ALE/Pong-v5", noop_max=0, fire_at_reset=False, env_kwargs='{"repeat_action_probability": 0.0}')
-    space, present = presenter(config)
+    space, present, first_action = presenter(config)
+    assert first_action == 0
     raw = gymnasium.make("ALE/Pong-v5", repeat_action_probability=0.0)
     ours = make_environment(config, 1)
     screen, _ = raw.reset(seed=0)
@@ -89,6 +100,33 @@ def test_screens_of_atari_become_those_that_the_agent_learned_from():
     assert np.median(differences) < 0.5  # grays of 256; the ball of the frame before is missing
     raw.close()
     ours.close()
+
+
+class FromTwo(gymnasium.Env):
+    """Its actions are 2, 3 and 4."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(3, start=2)
+
+
+def test_actions_are_those_of_the_environment(monkeypatch):
+    class First:
+        def initial_state(self, num_envs):
+            return None
+
+        def act(self, observation, exploration, state, rng):
+            return np.zeros(len(exploration), np.int64), {}, state
+
+    monkeypatch.setitem(gymnasium.registry, "FromTwo-v0", gymnasium.envs.registration.EnvSpec("FromTwo-v0", FromTwo))
+    monkeypatch.setattr(
+        library, "implementation", lambda family: SimpleNamespace(make_actor=lambda *arguments: First())
+    )
+    header = SimpleNamespace(spec=None, agent="apex-dqn")
+    checkpoint = SimpleNamespace(header=header, parameters=lambda: None)
+    agent = library.Agent(checkpoint, parse(ActorCommand, ["--env", "FromTwo-v0"]))
+    assert agent.act(np.zeros(2, np.float32)) == 2
+    agent.reset()
+    assert agent.act(np.zeros((3, 2), np.float32)).tolist() == [2, 2, 2]
 
 
 def test_what_is_not_there_is_a_clear_error(tmp_path):
