@@ -53,6 +53,7 @@ from apexrl.running.run_directory import (
     journals_of,
     latest_path,
     lock_run,
+    rate_that_stays,
     save_config,
     saved_command,
     set_aside,
@@ -126,6 +127,8 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
     going_on = None if saved is None or asked.from_scratch else continued(directory)
     if asked.resume and asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
+    if earlier and (rate := rate_that_stays(Path(earlier), plan.command)):
+        console.print(f"--total-frames are reached: the learning rate stays {rate:g}, with more of them it falls to 0")
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan

@@ -41,6 +41,7 @@ PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a 
 STREAM_SETTINGS = ("env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack")  # of the environment
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
+PERIODS_SECONDS = ("checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds")  # of others
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {
     "env": {"max_episode_frames": 4_000},
@@ -242,6 +243,13 @@ def _check_reproducible(asked: RunCommand, begins: list[str]) -> None:
         raise ConfigError(f"--reproducible begins a run and continues none: leave out {' '.join(begins)}")
     if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
         raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
+    seconds = _changed(asked.learning, RunCommand.learning, PERIODS_SECONDS)
+    seconds += _changed(asked.evaluation, RunCommand.evaluation, ["evaluation_period_seconds"])
+    if seconds:
+        periods = " and ".join(map(flag_of, PERIODS))
+        raise ConfigError(f"--reproducible counts updates, not seconds: {periods} instead of {' '.join(seconds)}")
+    if asked.wires.shards > 1:
+        raise ConfigError("--reproducible has one replay: leave out --shards")
     if asked.acting.num_workers > 1:
         raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
     if asked.replay.journal_dir not in ("auto", "off"):

@@ -46,7 +46,7 @@ from apexrl.running.ray_groups import (
     clean_up,
     own_code,
 )
-from apexrl.running.run_directory import ROOT
+from apexrl.running.run_directory import ROOT, on_saved
 from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
@@ -85,7 +85,7 @@ class Driver:
             directory = str(Path(new_run(asked.env.env)).resolve())
             arguments = [*arguments, "--run-dir", directory]
         self._directory = Path(directory)
-        self._asked, self._arguments = asked, arguments
+        self._asked, self._arguments = on_saved(asked, arguments), arguments
         self._run = config.ray_namespace or f"apexrl-{self._directory.name}"
         self._groups: dict[str, Any] = {}  # handles
         self._nodes: dict[str, tuple[str, int]] = {}  # node and processes, by group of actors

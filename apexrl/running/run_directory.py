@@ -7,6 +7,7 @@ import logging
 import platform
 import subprocess
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from apexrl import __version__
 from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError, WireError
 from apexrl.files import TEMPORARY, locked, write_json
-from apexrl.flags import actor_command, default_command
+from apexrl.flags import actor_command, default_command, parse_onto
 from apexrl.learning.run_record import CHECKPOINTS, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import (
@@ -96,6 +97,14 @@ def saved_command(directory: Path) -> tuple[RunCommand, list[str]]:
     return command, not_given
 
 
+def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:
+    """Returns the arguments on top of the run that they continue, where its directory is seen; else `asked`."""
+    directory = Path(asked.resume or asked.fork or ".")
+    if not (asked.resume or asked.fork) or not (directory / CONFIG_FILE).is_file():
+        return asked
+    return parse_onto(saved_command(directory)[0], arguments)
+
+
 def _with_open_totals(learning: LearningConfig, checkpoint: Path) -> LearningConfig:
     """Returns the learner's numbers without the totals that its run has reached, by its checkpoint."""
     try:
@@ -108,6 +117,13 @@ def _with_open_totals(learning: LearningConfig, checkpoint: Path) -> LearningCon
         total_frames=learning.total_frames if frames < learning.total_frames else 0,
         total_updates=learning.total_updates if header.counters.updates < learning.total_updates else 0,
     )
+
+
+def rate_that_stays(directory: Path, command: RunCommand) -> float:
+    """Returns the learning rate with which a run goes on that was to end at rate 0, and has ended; else 0."""
+    update = command.update
+    is_over = update.learning_rate_schedule == "linear" and not command.learning.total_frames
+    return update.learning_rate if is_over and read_config(directory / CONFIG_FILE)[0].learning.total_frames else 0.0
 
 
 def read_config(path: Path) -> tuple[RunCommand, list[str]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from apexrl.config import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, write_json
 from apexrl.lifecycle import Stop, exit_status
@@ -101,7 +102,9 @@ class Sweep:
         seconds = self._seconds_left(run)
         if seconds > 0:
             self._note(run, is_complete=False)
-            where = ["--resume" if run.has_begun else "--run-dir", str(run.directory)]
+            where = ["--run-dir", str(run.directory)]
+            if run.has_begun:  # a total that it has reached, perhaps its preset's, would not be its end any more
+                where = ["--resume", str(run.directory), *_totals(run.command.learning)]
             limit = ["--max-seconds", str(seconds)] if math.isfinite(seconds) else []
             self._launch(run, [*run.arguments, *limit, *where])
             self._check_end(run, seconds)
@@ -173,6 +176,11 @@ def compare_runs(file: SweepFile, runs: Iterable[SweepRun]) -> None:
         print(f"left out: {fault}", file=sys.stderr)
     if groups := {name: results for name, results in groups.items() if results}:
         write_comparison(groups, Path(file.directory) / COMPARISON, file.threshold, {})
+
+
+def _totals(learning: LearningConfig) -> list[str]:
+    totals = {"--total-frames": learning.total_frames, "--total-updates": learning.total_updates}
+    return [word for flag, total in totals.items() if total for word in (flag, str(total))]
 
 
 def main() -> int:

@@ -233,6 +233,11 @@ def test_a_network_that_cannot_work_is_refused_before_anything_starts():
         *((["--device", "cuda"], "on the CPU"), (["--actor-device", "cuda:1"], "on the CPU")),
         (["--num-workers", "2"], "--environments-per-worker"),
         (["--journal-dir", "somewhere"], "in memory only"),
+        (["--checkpoint-period-seconds", "10"], "--checkpoint-period-updates instead of --checkpoint-period-seconds"),
+        (["--evaluation-period-seconds", "5"], "instead of --evaluation-period-seconds"),
+        (["--publish-period-seconds", "5"], "instead of --publish-period-seconds"),
+        (["--final-evaluation-seconds", "5"], "instead of --final-evaluation-seconds"),
+        (["--shards", "2"], "one replay"),
     ],
 )
 def test_a_reproducible_run_refuses_flags_that_it_cannot_heed(flags, reason):

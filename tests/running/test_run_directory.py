@@ -13,7 +13,7 @@ import torch
 from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
-from apexrl.flags import default_command, with_preset, with_sections
+from apexrl.flags import default_command, parse_onto, with_preset, with_sections
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.run_directory import (
     CONFIG_FILE,
@@ -22,6 +22,8 @@ from apexrl.running.run_directory import (
     continued,
     latest_path,
     lock_run,
+    on_saved,
+    rate_that_stays,
     save_config,
     saved_command,
     set_aside,
@@ -106,6 +108,27 @@ def test_a_total_that_is_not_reached_yet_stays(tmp_path, spec, transitions, upda
         )
     learning = saved_command(tmp_path)[0].learning
     assert (learning.total_frames, learning.total_updates) == left
+
+
+def test_a_run_that_ended_at_rate_0_goes_on_with_its_first_rate(tmp_path):
+    begun = with_sections(default_command(RunCommand), {"learning": {"total_frames": 400}})
+    ended = with_sections(begun, {"learning": {"total_frames": 0}})
+    for schedule, command, rate in (("linear", ended, 0.5), ("linear", begun, 0.0), ("constant", ended, 0.0)):
+        update = {"update": {"learning_rate": 0.5, "learning_rate_schedule": schedule}}
+        save_config(with_sections(dataclasses.replace(begun, run_dir=str(tmp_path)), update))
+        assert rate_that_stays(tmp_path, with_sections(command, update)) == rate
+
+
+def test_arguments_go_on_top_of_the_run_that_they_continue(tmp_path):
+    """On a cluster the directory may be on another host: then the arguments are all that is known."""
+    saved = with_sections(default_command(RunCommand), {"learning": {"num_learners": 2}, "wires": {"shards": 4}})
+    save_config(dataclasses.replace(saved, run_dir=str(tmp_path)))
+    for flag, directory, learners in (("--resume", tmp_path, 2), ("--fork", tmp_path, 2), ("--resume", "elsewhere", 1)):
+        arguments = [flag, str(directory), "--seed", "5"]
+        found = on_saved(parse_onto(default_command(RunCommand), arguments), arguments)
+        assert (found.learning.num_learners, found.seed) == (learners, 5)
+    begun = default_command(RunCommand)
+    assert on_saved(begun, []) is begun
 
 
 def test_the_names_that_a_configuration_does_not_give_are_told(tmp_path):

@@ -97,6 +97,13 @@ def test_a_run_that_was_cut_off_goes_on_for_the_rest_of_its_time(tmp_path, spec,
     assert launches.starts[0][1] == ["--max-seconds", "29.5", "--resume", str(tmp_path / "a-seed0")]
 
 
+def test_a_run_that_is_cut_off_keeps_the_end_that_its_environment_has(tmp_path, launches, make):
+    """The flags that are known for CartPole hold a total. A run that has reached it would not take it up again."""
+    write_run(tmp_path / "a-seed0", [0, 1])
+    make(env="CartPole-v1", **{"max-seconds": 0}).run()
+    assert launches.starts[0][1] == ["--resume", str(tmp_path / "a-seed0"), "--total-frames", "200000"]
+
+
 def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, make):
     write_run(tmp_path / "a-seed0", [0, 1])
     (tmp_path / "a-seed0" / "of-the-first-start").touch()
