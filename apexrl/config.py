@@ -146,9 +146,9 @@ class ReplayConfig:
     capacity: int = 2_000_000
     """Transitions kept; a soft limit (Ape-X)."""
     min_size_to_sample: int = 50_000
-    """Transitions before the first batch (Ape-X)."""
+    """Transitions before the first batch (Ape-X); a queue gives what there is."""
     samples_per_insert: Annotated[float, Range(0)] = 0.8
-    """Times that a transition is sampled on average; 0: actors and learner run free. Ape-X measured about 0.8."""
+    """Times that a transition is sampled on average; 0: run free. Ape-X: about 0.8. A queue has its own pace."""
     priority_exponent: Annotated[float, Range(0, 1)] = 0.6
     """Exponent of the priorities in sampling (the papers' alpha)."""
     importance_exponent: Annotated[float, Range(0, 1)] = 0.4

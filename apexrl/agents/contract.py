@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # replay.py loads families, and no torch
 Exploration = np.ndarray  # [E] float64, in the agent's own measure: an epsilon, a noise scale
 State = Any  # the state of E environments; only the agent looks into it
 Extras = dict[str, np.ndarray]  # by name: [E, ...], computed from each observation
+OF_ONE_BATCH = "walk_"  # begins the names of a learner's tensors that belong to its last batch
 
 
 class Observation(NamedTuple):
@@ -229,7 +230,11 @@ class Learner(Protocol):
         ...
 
     def learning_tensors(self) -> "dict[str, Tensor]":
-        """Returns all other tensors that an update reads or changes, by name: targets, the optimizer's state."""
+        """Returns all other tensors that an update reads or changes, by name: targets, the optimizer's state.
+
+        Names that begin with `OF_ONE_BATCH` are of the last batch alone. A checkpoint goes on without them where they
+        are of other shapes.
+        """
         ...
 
 

@@ -145,6 +145,8 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
         )
     parts = parts_of(update.mix)
     sizes = batch_sizes(parts, update.batch_size)
+    if (update.policy_cloning_cost or update.value_cloning_cost) and all(part.is_online for part in parts):
+        raise ConfigError("--policy-cloning-cost and --value-cloning-cost are for replayed unrolls: add some to --mix")
     replays = replay_view(algorithm, update)
     queue = next((part.name for part in parts if part.is_online), "")
     found = []
@@ -153,7 +155,8 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
         if part.overwrites_worst and update.distance != "kl":
             raise ConfigError(f"--mix {part.name}: it overwrites by --distance kl alone; give that")
         if part.rule is None:
-            found.append(Want(part.name, size, Unrolls() if part.is_online else replays))
+            walks = replays.walks and not part.capacity  # through the whole log: no way to draw from a part of it
+            found.append(Want(part.name, size, Unrolls() if part.is_online else replays._replace(walks=walks)))
             continue
         if part.rule == "attentive" and (update.distance == "kl" or not queue):
             raise ConfigError(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batches, UnrollBatch, Unrolls, Want
+from apexrl.agents.contract import OF_ONE_BATCH, Batches, UnrollBatch, Unrolls, Want
 from apexrl.agents.mix import Part
 from apexrl.agents.unroll_batches import history_of, rows_of
 from apexrl.networks.actor_critic import ActorCriticNetwork
@@ -38,7 +38,11 @@ class ReplayStates:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that updates change, by name."""
-        return {"walk_numbers": self._numbers, "walk_states": self._ended} if len(self._numbers) else {}
+        return (
+            {f"{OF_ONE_BATCH}numbers": self._numbers, f"{OF_ONE_BATCH}states": self._ended}
+            if len(self._numbers)
+            else {}
+        )
 
     def begin(self, batches: Batches, network: ActorCriticNetwork) -> dict[str, UnrollBatch]:
         """Returns the batches to learn from by table: B rows each, with the states that they begin with."""

@@ -175,9 +175,9 @@ class LearnerLoop:
                 self._run = record.run
             self._begin_together(updater)
             logs, _ = totals(self._team, replicas, episode_sums([]))
-            if self._connections is not None:
+            if record is not None and self._connections is not None:
                 self._connections.accept(self._run, *(log.log for log in logs))
-                self._publish_soon(updater)
+                self._publish_soon(updater, record)
             self._arrivals.collect(0)
             for replica in replicas:  # while the actors fill the replay
                 if (store := replica.store) is not None:  # else the replay has begun again just now
@@ -247,9 +247,9 @@ class LearnerLoop:
             self._arrivals.collect(self._device_stream.depth)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
-            if team.is_first and is_old and now - published_at >= learning.publish_period_seconds:
+            if record is not None and is_old and now - published_at >= learning.publish_period_seconds:
                 published_updates, published_at = updater.num_updates, now
-                self._publish_soon(updater)
+                self._publish_soon(updater, record)
             if not (standings[0].reports or standings[0].writes_checkpoint):
                 continue
             rate = (updater.num_updates - reported_updates) / (now - reported_at)
@@ -266,7 +266,7 @@ class LearnerLoop:
     def _evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
         """Publishes the last parameters, and waits until they are evaluated, for a limited time."""
         seconds, next_report = self._command.learning.final_evaluation_seconds, 0.0
-        self._publish_soon(updater, is_last=True)
+        self._publish_soon(updater, record, is_last=True)
         self._arrivals.collect(0)
         self._waits_for, began = LAST_EVALUATION, time.monotonic()
         while record.evaluated_updates != updater.num_updates and not stop.wait(BATCH_WAIT_SECONDS):
@@ -299,12 +299,13 @@ class LearnerLoop:
         version, replica = updater.num_updates - 1, replicas.of(draw)
         self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
 
-    def _publish_soon(self, updater: Updater, is_last: bool = False) -> None:
+    def _publish_soon(self, updater: Updater, record: RunRecord, is_last: bool = False) -> None:
         """Publishes the parameters as they are after the last update, when they are there."""
         assert self._connections is not None
         header = ParametersHeader(updater.num_updates, *self._identity, self._run, is_last)
         publish, (tensors, event) = self._connections.publish, updater.parameters()
         self._arrivals.expect(event, lambda: publish(header, tensors))
+        record.published(updater.num_updates)
 
     def _next_draw(self, replicas: Replicas, waiter: Waiter, is_expected: bool) -> Draw | None:
         """Returns the next draw, None when there is none in time.

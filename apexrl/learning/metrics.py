@@ -15,7 +15,7 @@ from apexrl.types import Episode
 
 logger = logging.getLogger(__name__)
 
-EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (0.0, "below_0.01"))
+EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (-math.inf, "below_0.01"))
 MAX_KEPT_UPDATES = 1000
 AGES_UPDATES = (0, 10, 100, 1000, 10_000)  # the least ages of the bins
 PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action

@@ -4,6 +4,7 @@ Owned by the learner. Everything is written so that a reader, or a later start o
 disk that takes nothing ends no run: training goes on, the fault is said and counted, and writing is tried again.
 """
 
+import collections
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from apexrl.files import TEMPORARY, write_durably, write_json
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.learning.updater import Updater
-from apexrl.net.metrics_channel import Evaluation
+from apexrl.net.metrics_channel import MAX_VERSIONS, Evaluation
 from apexrl.networks.checkpoint import (
     ACTING,
     BEST,
@@ -122,6 +123,13 @@ class RunRecord:
         self._results: dict[str, float] = {}  # the newest of games, which stay true when nobody plays
         self.counters = self._start = Counters(best_evaluation_return=self._best_return())
         self._started = time.monotonic()
+        self._published: collections.OrderedDict[int, tuple[float, int]] = collections.OrderedDict()
+
+    def published(self, params_version: int) -> None:
+        """Remembers seconds and frames of published parameters, for the evaluation that may come of them."""
+        self._published[params_version] = self._seconds, self.frames
+        if len(self._published) > MAX_VERSIONS:
+            self._published.popitem(last=False)
 
     def about(self, flags: Mapping[str, bool | float | str], page: str) -> None:
         """Takes the flags of the run, and a page about it, for TensorBoard."""
@@ -131,6 +139,11 @@ class RunRecord:
     def frames(self) -> int:
         """Environment frames that the log has brought."""
         return self.counters.transitions_inserted * self._spec.frames_per_step
+
+    @property
+    def _seconds(self) -> float:
+        """The seconds of the run, over all its starts."""
+        return self._start.seconds + time.monotonic() - self._started
 
     @property
     def evaluated_updates(self) -> int:
@@ -161,7 +174,7 @@ class RunRecord:
             transitions_sampled=self.counters.transitions_sampled
             + (updates - self.counters.updates) * transitions_per_update,
             episodes=self.counters.episodes + episodes,
-            seconds=self._start.seconds + time.monotonic() - self._started,
+            seconds=self._seconds,
         )
 
     def report(self, living: dict[str, float], games: dict[str, float], waits_for: str) -> None:
@@ -254,9 +267,10 @@ class RunRecord:
         return best.counters.best_evaluation_return
 
     def _curve_row(self, evaluation: Evaluation, metrics: dict[str, float]) -> str:
-        seconds = self._start.seconds + time.monotonic() - self._started
+        version = evaluation.params_version
+        seconds, frames = self._published.get(version, (self._seconds, self.frames))
         values = ",".join(f"{metrics[f'evaluation/return_{name}']:.2f}" for name in ("mean", "median", "min", "max"))
-        return f"{seconds:.0f},{self.frames},{evaluation.params_version},{len(evaluation.returns)},{values}"
+        return f"{seconds:.0f},{frames},{version},{len(evaluation.returns)},{values}"
 
     def _write_results(self) -> None:
         """Writes events, curve and best network, where the disk has not taken them yet."""

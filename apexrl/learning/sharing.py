@@ -32,7 +32,13 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
     if size % num_learners:
         raise ConfigError(f"--batch-size {size} is not to be divided among {num_learners} learners: give a multiple")
     share = dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
-    walks = any(isinstance(want.view, Unrolls) and want.view.walks for want in wants_of(share))
+    try:
+        wants = wants_of(share)
+    except ConfigError as error:
+        raise ConfigError(
+            f"each of {num_learners} learners takes an equal part of --batch-size {size}: {error}"
+        ) from error
+    walks = any(isinstance(want.view, Unrolls) and want.view.walks for want in wants)
     if walks and command.wires.shards > num_learners:
         raise ConfigError(
             "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"

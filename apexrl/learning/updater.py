@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batches, Learner, Outcome
+from apexrl.agents.contract import OF_ONE_BATCH, Batches, Learner, Outcome
 from apexrl.errors import ConfigError
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.side_thread import SideThread
@@ -162,15 +162,15 @@ class Updater:
         own = self._tensors()
         state = {name: tensor for name, tensor in state.items() if name.startswith((ACTING, LEARNING))}
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
-        if others:
+        if any(not name.startswith(LEARNING + OF_ONE_BATCH) for name in others):
             raise ConfigError(
                 f"the checkpoint is of another network or optimizer ({sorted(others)[:3]} differ): "
                 "go on with the flags, such as --optimizer, and with the version of apexrl with which it was begun"
             )
         self._forget()
         with self._device_stream.exclusive(), torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(state[name])
+            for name in own.keys() - set(others):
+                own[name].copy_(state[name])
         self.num_updates = num_updates
         self._frames = -1  # the tensors of schedules were replaced too
 

@@ -27,6 +27,13 @@ def test_a_mix_is_read_as_parts():
     assert [part.is_online for part in parts_of(LASER)] == [True, False]
 
 
+@pytest.mark.parametrize("cost", ["policy_cloning_cost", "value_cloning_cost"])
+def test_cloning_is_for_replayed_unrolls(cost):
+    wants(ImpalaAlgorithm(), ImpalaUpdate(mix=LASER, **{cost: 0.1}))
+    with pytest.raises(ConfigError, match="are for replayed unrolls: add some to --mix"):
+        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=("queue=1",), **{cost: 0.1}))
+
+
 @pytest.mark.parametrize(
     "text",
     [

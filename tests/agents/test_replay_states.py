@@ -112,6 +112,12 @@ def test_a_walk_begins_where_the_unroll_before_it_ended_in_the_last_batch():
     assert torch.equal(states["uniform"], torch.stack([given[2], given[3], stored(stream, 3)[0]]))
 
 
+@pytest.mark.parametrize("table", ["uniform@64", "elite-insertion@64"])
+def test_a_part_of_the_log_is_not_left_by_walks(table):
+    [_, want] = wants(ALGORITHM, ImpalaUpdate(batch_size=12, mix=("queue=1/2", f"{table}=1/2")))
+    assert want.table == table and want.view == Unrolls()
+
+
 def test_views_of_replayed_unrolls():
     def views(**changes):
         update = ImpalaUpdate(batch_size=12, mix=("queue=1/2", "uniform=1/4", "elite-1=1/4"), **changes)

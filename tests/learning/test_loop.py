@@ -284,6 +284,9 @@ class Record:
     def evaluated(self, evaluation):
         self.evaluated_updates = evaluation.params_version
 
+    def published(self, params_version):
+        pass
+
     def report(self, living, games, waits_for):
         self.waits.append((waits_for, self.evaluated_updates))
 

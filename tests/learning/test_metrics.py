@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from apexrl.learning import metrics
-from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags
+from apexrl.learning.metrics import (
+    RejectedShares,
+    UpdateMetrics,
+    VersionLags,
+    episode_sums,
+    returns_by_exploration,
+)
+from apexrl.types import Episode
 
 
 @pytest.fixture
@@ -138,3 +145,10 @@ def test_rejected_shares_are_means_by_age_of_replayed_rows():
     assert len(expected) >= 4
     assert rejected.report() == expected
     assert rejected.report() == {}, "each row is reported once"
+
+
+def test_every_exploration_that_a_peer_may_send_has_a_band():
+    explorations = [-1e300, -0.5, -0.0, 0.005, 0.01, 0.3, 1e300]
+    sums = episode_sums([Episode(1.0, 5, exploration) for exploration in explorations])
+    assert sums[0].tolist() == [7, 2, 0, 1, 4] and sums[2, 0] == 35
+    assert returns_by_exploration(sums)["actor/return_by_exploration/below_0.01"] == 1.0

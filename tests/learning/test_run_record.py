@@ -57,6 +57,18 @@ def test_a_run_goes_on_where_it_was(tmp_path, spec, agent, record):
     assert [row[4] for row in curve(tmp_path)] == ["mean", "2.00", "5.00"]
 
 
+def test_a_row_of_the_curve_tells_when_its_parameters_were_published(tmp_path, agent, record):
+    """An evaluation takes a while, in which the run goes on."""
+    record.count(0, 16, (LogPosition("log", 7, 320),), 3)
+    record.published(agent.num_updates)
+    record.count(40, 16, (LogPosition("log", 30, 900),), 3)
+    record.evaluated(evaluation(agent, 1.0))
+    agent.num_updates = 7  # which this life of the learner has not published
+    record.evaluated(evaluation(agent, 2.0))
+    frames = record.frames // 900
+    assert [row[1:3] for row in curve(tmp_path)[1:]] == [[str(320 * frames), "0"], [str(900 * frames), "7"]]
+
+
 def test_a_learner_that_died_after_an_evaluation_keeps_the_best_network(tmp_path, spec, agent, record):
     record.checkpoint(agent)
     record.evaluated(evaluation(agent, 20.0))  # and dies before the next checkpoint

@@ -40,6 +40,13 @@ def test_each_learner_has_its_part_of_batch_and_shards():
         shards_of(wires, Seen(0, 3))
 
 
+def test_a_part_that_the_mix_cannot_divide_is_told_with_the_whole_batch():
+    mix = ["--mix", "queue=1/8", "uniform=7/8", "--batch-size", "8"]
+    command = parse(LearnerCommand, ["--agent", "impala", *mix])
+    with pytest.raises(ConfigError, match="each of 2 learners takes an equal part of --batch-size 8: --batch-size 4"):
+        share_of(command, 2)
+
+
 def test_a_learner_walks_through_one_shard():
     command = parse(LearnerCommand, ["--agent", "impala", "--lstm", "--mix", "uniform=1", "--shards", "2"])
     assert share_of(command, 2).update.batch_size * 2 == command.update.batch_size

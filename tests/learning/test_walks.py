@@ -7,11 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apexrl.agents.impala_config import ImpalaUpdate, wants
+from apexrl.agents.impala import ImpalaLearner
+from apexrl.agents.impala_config import ActorCriticConfig, ImpalaUpdate, wants
 from apexrl.agents.mix import parts_of
 from apexrl.agents.replay_states import ReplayStates
 from apexrl.agents.unroll_batches import history_of
+from apexrl.errors import ConfigError
 from apexrl.learning.replica import Replica
+from apexrl.learning.updater import Updater
 from apexrl.learning.walks import Streams, Walks
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
@@ -220,6 +223,33 @@ def test_a_walk_that_is_overtaken_begins_elsewhere():
     assert list(learner.update([4])) == [0]
     learner.append(20)
     assert list(learner.update([25])) == [21]  # the oldest that is held of the other stream
+
+
+def test_a_checkpoint_of_other_rows_goes_on_with_new_walks():
+    def updater(batch_size, learning_rate=1e-3):
+        torch.manual_seed(batch_size)
+        update = ImpalaUpdate(batch_size=batch_size, mix=("uniform=1",), learning_rate=learning_rate)
+        device = DeviceStream(CPU)
+        with device.exclusive():
+            return Updater(
+                ImpalaLearner(ALGORITHM, ActorCriticConfig("shallow", (4, 4, 4), 8), update, SPEC, CPU), device
+            )
+
+    old, same, other = updater(4), updater(4), updater(6)
+    state = {name: torch.ones_like(tensor) for name, tensor in old.state_dict().items()}
+    walks = [name for name in state if "walk_" in name]
+    assert len(walks) == 2
+    same.load_state_dict(state, 3)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in same.state_dict().items())
+    before = other.state_dict()
+    other.load_state_dict(state, 3)
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, before[name] if name in walks else state[name]), name
+    without = {name: tensor for name, tensor in state.items() if name not in walks}
+    updater(4).load_state_dict(without, 3)
+    del without[next(name for name in without if "optimizer" in name)]
+    with pytest.raises(ConfigError, match="another network or optimizer"):
+        updater(4).load_state_dict(without, 3)
 
 
 def test_a_new_log_begins_new_walks():
