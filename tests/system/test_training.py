@@ -1,5 +1,7 @@
 """Small environments are solved through the real processes, within a stated number of agent steps."""
 
+import csv
+import signal
 import subprocess
 import sys
 
@@ -7,29 +9,44 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from apexrl.runs import CURVE_FILE
 from tests.environments.corridor_exact import actor_critic_right
-from tests.system.processes import ROOT, launch, read_json
+from tests.system.processes import ROOT, launch, read_json, wait_for
 
 CORRIDOR = ("--env", "Corridor-v0", "--total-frames", "200000", "--no-evaluator")
+EVERY_5_SECONDS = ("--evaluation-period-seconds", "5")
 FEW_ENVIRONMENTS = ("--environments-per-worker", "2")
 
 
-def learn(tmp_path, ports, *flags):
-    with launch(tmp_path, ports, "--evaluation-period-seconds", "5", *flags) as run:
-        assert run.popen.wait(2800) == 0, run.text()
+def learn(tmp_path, ports, *flags, enough=np.inf):
+    """Trains to the end, or until an evaluation has a mean of `enough`. Returns the summary."""
+    with launch(tmp_path, ports, *flags) as run:
+        wait_for(lambda: run.popen.poll() is not None or best_mean(tmp_path / "run") >= enough, 280, "the training")
+        if run.popen.poll() is None:
+            run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0, run.text()
     return read_json(tmp_path / "run" / "summary.json")
+
+
+def best_mean(directory):
+    """The best evaluation so far."""
+    path = directory / CURVE_FILE
+    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
+    return max((float(row["mean"]) for row in rows), default=-np.inf)
 
 
 @pytest.mark.timeout(3200)
 def test_cartpole_is_balanced_within_120000_agent_steps(tmp_path, free_ports):
-    summary = learn(tmp_path, free_ports(4), "--env", "CartPole-v1", "--total-frames", "120000", "--episodes", "10")
+    flags = ("--env", "CartPole-v1", "--total-frames", "120000", "--episodes", "10", *EVERY_5_SECONDS)
+    summary = learn(tmp_path, free_ports(4), *flags, enough=450)
     assert summary["transitions_inserted"] < 140_000
     assert summary["evaluation_best_return"] >= 450
 
 
 @pytest.mark.timeout(3200)
 def test_catch_is_solved_from_pixels_within_60000_agent_steps(tmp_path, free_ports):
-    summary = learn(tmp_path, free_ports(4), "--env", "Catch-v0", "--total-frames", "60000", "--episodes", "40")
+    flags = ("--env", "Catch-v0", "--total-frames", "60000", "--episodes", "40", *EVERY_5_SECONDS)
+    summary = learn(tmp_path, free_ports(4), *flags, enough=0.9)
     assert summary["transitions_inserted"] < 75_000
     assert summary["evaluation_best_return"] >= 0.9
 
