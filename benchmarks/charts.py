@@ -22,7 +22,7 @@ COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
-SWEEPS = ("laser-catch",)  # whose curves are in files of their names
+SWEEPS = ("laser-catch", "switching-catch")  # whose curves are in files of their names
 
 
 class Bars(NamedTuple):
@@ -133,13 +133,13 @@ def draw_curves(path: Path) -> None:
     path.write_bytes(picture_of([panels], "evaluation return: mean, worst to best game"))
 
 
-def draw_mixes(path: Path) -> None:
-    """Writes the chart of the sweeps: mean return over frames of each mix, with its interval over seeds."""
-    panels = [Panel(name, "frames", [*mixes(RESULTS / f"{name}.csv")]) for name in SWEEPS]
-    path.write_bytes(picture_of([panels], "evaluation return: mean of ten seeds, 95 %"))
+def draw_sweep(name: str, path: Path) -> None:
+    """Writes the chart of a sweep: mean return over frames of each variant, with its interval over seeds."""
+    panel = Panel("", "frames", [*variants(RESULTS / f"{name}.csv")])
+    path.write_bytes(picture_of([[panel]], "return: mean of ten seeds, 95 %"))
 
 
-def mixes(path: Path) -> Iterator[Line]:
+def variants(path: Path) -> Iterator[Line]:
     """Yields a curve of each group of a file with the columns group, frames, return, low and high."""
     groups: dict[str, list[list[float]]] = {}
     with path.open() as lines:
@@ -155,4 +155,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     draw_speeds(folder / "speeds.png")
     draw_curves(folder / "curves.png")
-    draw_mixes(folder / "mixes.png")
+    for sweep in SWEEPS:
+        draw_sweep(sweep, folder / f"{sweep}.png")

@@ -1,12 +1,12 @@
-"""Returns after each switch of SwitchingCatch-v0: `python -m benchmarks.switching RUNS_DIR [--json FILE]`.
+"""Returns after each switch of SwitchingCatch-v0: `python -m benchmarks.switching RUNS_DIR [--csv FILE]`.
 
 RUNS_DIR is that of `benchmarks/experiments/switching-catch.toml`: RUNS_DIR/VARIANT-seedN. The training games count,
 because the evaluator's own games are not switched at the same time. A phase lies between two switches. For each phase
 the first half tells how fast a rule is learned, the second half how well. From the third phase on a rule returns.
 """
 
+import csv
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,8 @@ class Options:
     """The directory of a sweep."""
     environments: int = 8
     """Environments of each run: all of them switch after as many steps."""
-    json: str = ""
-    """File for the figures."""
+    csv: str = ""
+    """File for the figures: a line for each half of a phase, at the frames of its middle."""
 
 
 def halves(run: Path, period_frames: int) -> list[float]:
@@ -56,15 +56,19 @@ def main(options: Options) -> None:
             continue
         scores = np.array(runs)
         interval = bootstrap_interval([scores], mean)
-        rows.append({"variant": variant, "seeds": len(runs), "means": mean(scores).tolist(),
-                     "low": interval.low.tolist(), "high": interval.high.tolist()})  # fmt: skip
+        middles = (np.arange(length) + 0.5) * period_frames / 2
+        for frames, *values in zip(middles, mean(scores), *interval, strict=True):
+            rows.append([variant, f"{frames:.0f}", *(f"{value:.3f}" for value in values), len(runs)])
         cells = [
             f"{value:5.2f} ({low:5.2f} to {high:5.2f})"
             for value, low, high in zip(mean(scores), *interval, strict=True)
         ]
         print(f"{variant:16} {len(runs):2} seeds  " + "  ".join(cells))
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if options.csv:
+        with Path(options.csv).open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(
+                [["group", "frames", "return", "low", "high", "seeds"], *rows]
+            )
 
 
 if __name__ == "__main__":
