@@ -154,7 +154,7 @@ def test_what_does_not_fit_together_has_no_price(cost, flags, finding):
 
 
 def test_a_learner_of_several_gpus_is_one_host(cost):
-    text = cost("--learner-instance-type", "g6.12xlarge", "--learner-gpus", "4").stdout
+    text = cost("--learner-instance-types", "g6.12xlarge", "--learner-gpus", "4").stdout
     assert columns(text, "learner: 1 x g6.12xlarge") == (4.60, 4.60, 4.60)
 
 

@@ -1,7 +1,6 @@
 """`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
 
 import contextlib
-import subprocess
 import sys
 from types import SimpleNamespace
 
