@@ -93,7 +93,7 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
             (directory / ".terraform").mkdir(exist_ok=True)
         case ["apply", *_]:
             if not is_bootstrap and _is_full(directory):
-                state.write_text("aws_vpc.this\n")
+                state.write_text(state.read_text() if state.exists() else "aws_vpc.this\n")
                 print("Error: creating EC2 Instance: InsufficientInstanceCapacity: no g6.xlarge", file=sys.stderr)
                 return 1
             _bootstrap() if is_bootstrap else _cluster(directory)

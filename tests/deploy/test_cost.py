@@ -159,7 +159,8 @@ def test_a_learner_of_several_gpus_is_one_host(cost):
 
 
 def test_each_learner_host_has_its_price_its_disk_and_its_address(cost):
-    one, two = (cost("--learner-hosts", hosts, "--actor-hosts", "3").stdout for hosts in ("1", "2"))
+    learner = ("--learner-instance-types", "g6.4xlarge")
+    one, two = (cost(*learner, "--learner-hosts", hosts, "--actor-hosts", "3").stdout for hosts in ("1", "2"))
     price = PRICES["instances"]["g6.4xlarge"]["on_demand"][0]
     assert columns(two, "learner: 2 x g6.4xlarge") == pytest.approx((2 * price,) * 3, abs=0.005)
     gibibytes = [int(re.search(r"^volumes: (\d+) GiB", text, re.MULTILINE)[1]) for text in (one, two)]

@@ -170,7 +170,7 @@ locals {
   types_of_idle_gpus    = [for type in local.types_with_gpu : "${type} has ${local.facts_of[type].gpus}" if local.facts_of[type].gpus > var.learner_gpus]
   types_of_no_group = [
     for type in concat([var.replay_instance_type], var.learner_instance_types) : type
-    if var.use_placement_group && !contains(local.facts_of[type].strategies, "cluster")
+    if !contains(local.facts_of[type].strategies, "cluster")
   ]
 
   types_of_few_vcpus          = [for type in var.actor_instance_types : type if local.facts_of[type].vcpus < local.shards]
