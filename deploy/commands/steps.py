@@ -58,9 +58,10 @@ def run_and_hear(*command: str, seconds: float) -> tuple[int, str]:
 
     def copy() -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            os.write(sys.stderr.fileno(), line)
-            lines.append(line)
+        with process.stderr:
+            for line in process.stderr:
+                os.write(sys.stderr.fileno(), line)
+                lines.append(line)
 
     copying = threading.Thread(target=copy, daemon=True)
     copying.start()
