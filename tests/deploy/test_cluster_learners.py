@@ -23,7 +23,7 @@ from tests.deploy.vpc import vpc
 pytestmark = pytest.mark.timeout(1800)
 
 NAME = "two-learners"
-CIDR = "10.81.0.0/24"
+CIDR = "192.168.81.0/24"  # greater than 127.0.0.1: so gloo lets the other host connect to the first one
 VARIABLES = {
     "name": NAME,
     "results_bucket": BUCKET,
