@@ -54,8 +54,8 @@ class ClusterFlags:
     """Version that hosts install at their first start, instead of images."""
     replay_instance_type: str | None = None
     """Instance type of the replay host."""
-    learner_instance_type: str | None = None
-    """Instance type of each learner host."""
+    learner_instance_types: tuple[str, ...] | None = None
+    """Instance types of each learner host, the preferred one first."""
     learner_gpus: int | None = None
     """GPUs of each learner host that make every update together."""
     learner_hosts: int | None = None
@@ -93,7 +93,7 @@ class Cluster(NamedTuple):
     image_version: str
     release: str
     replay_instance_type: str
-    learner_instance_type: str
+    learner_instance_types: tuple[str, ...]
     learner_gpus: int
     learner_hosts: int
     replay_shards: int
@@ -116,7 +116,8 @@ class Cluster(NamedTuple):
     @property
     def instance_types(self) -> tuple[str, ...]:
         """The types of all hosts, each once."""
-        return tuple(dict.fromkeys((self.replay_instance_type, self.learner_instance_type, *self.actor_instance_types)))
+        own = (self.replay_instance_type, *self.learner_instance_types)
+        return tuple(dict.fromkeys((*own, *self.actor_instance_types)))
 
     @property
     def learners(self) -> int:
@@ -161,6 +162,9 @@ def _check(cluster: Cluster) -> None:
     for name, (least, most) in RANGES.items():
         if not least <= getattr(cluster, name) <= most:
             raise DeployError(f"variable {name} is {getattr(cluster, name)}: it has to be from {least} to {most}")
+    for name in ("learner_instance_types", "actor_instance_types"):
+        if not getattr(cluster, name):
+            raise DeployError(f"variable {name} is empty: name at least one type")
     if not 0 <= cluster.actor_on_demand_hosts <= cluster.actor_hosts:
         wrong, most = cluster.actor_on_demand_hosts, cluster.actor_hosts
         raise DeployError(f"variable actor_on_demand_hosts is {wrong}: it has to be from 0 to actor_hosts ({most})")

@@ -68,12 +68,9 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
 
     Raises: DeployError when a price is missing.
     """
-    rows = []
-    learners = ("learner", cluster.learner_hosts, cluster.learner_instance_type)
-    for role, hosts, name in (("replay", 1, cluster.replay_instance_type), learners):
-        (each,), is_certain = price_of(prices, name, "on_demand")
-        rows.append(Row(f"{role}: {hosts} x {name}", hosts * each, hosts * each, hosts * each, is_certain))
-    rows.append(_actors(cluster, prices))
+    (each,), is_certain = price_of(prices, cluster.replay_instance_type, "on_demand")
+    rows = [Row(f"replay: 1 x {cluster.replay_instance_type}", each, each, each, is_certain)]
+    rows += [_learners(cluster, prices), _actors(cluster, prices)]
     gibibytes = cluster.replay_volume_gib + cluster.learner_hosts * cluster.learner_volume_gib
     gibibytes += (1 + cluster.actor_hosts) * read_defaults(IMAGE)["cpu_volume_gib"]  # their own disk is their image
     per_month, source = prices["gp3_gib_month"]
@@ -87,10 +84,21 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def _learners(cluster: Cluster, prices: dict[str, Any]) -> Row:
+    """Returns the learners' row. Their groups take the first type, another one only where EC2 has none of it."""
+    types, hosts = cluster.learner_instance_types, cluster.learner_hosts
+    found = [price_of(prices, name, "on_demand") for name in types]
+    each = [hosts * number for (number,), _ in found]
+    is_certain = all(certain for _, certain in found)
+    return Row(f"learner: {hosts} x {_first_of(types)}", each[0], min(each), max(each), is_certain)
+
+
+def _first_of(types: tuple[str, ...]) -> str:
+    return types[0] + (f" (or {', '.join(types[1:])})" if types[1:] else "")
+
+
 def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
     """Returns the actors' row. The group takes the first type on demand; on spot, any type with spare capacity."""
-    if not cluster.actor_instance_types:
-        raise DeployError("variable actor_instance_types is empty: give --actor-instance-types")
     first = cluster.actor_instance_types[0]
     (each,), is_certain = price_of(prices, first, "on_demand")
     low = high = cluster.actor_on_demand_hosts * each
@@ -99,8 +107,7 @@ def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
         low += cluster.spot_hosts * min(numbers[0] for numbers, _ in spots)
         high += cluster.spot_hosts * max(numbers[1] for numbers, _ in spots)
         is_certain = is_certain and all(certain for _, certain in spots)
-    others = f" (or {', '.join(cluster.actor_instance_types[1:])})" if cluster.actor_instance_types[1:] else ""
-    name = f"actors: {cluster.actor_hosts} x {first}{others}"
+    name = f"actors: {cluster.actor_hosts} x {_first_of(cluster.actor_instance_types)}"
     return Row(name, cluster.actor_hosts * each, low, high, is_certain)
 
 

@@ -26,6 +26,25 @@ def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 
 @functools.cache
+def zones_of_types(cluster: Cluster) -> dict[str, set[str]]:
+    """Returns the zones that offer each of the cluster's instance types, of those that the account may use."""
+    ec2 = client("ec2", cluster.region)
+    standard = [
+        {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},
+        {"Name": "state", "Values": ["available"]},
+    ]
+    known = {zone["ZoneName"] for zone in ec2.describe_availability_zones(Filters=standard)["AvailabilityZones"]}
+    zones: dict[str, set[str]] = {name: set() for name in cluster.instance_types}
+    for page in ec2.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(zones)}]
+    ):
+        for offer in page["InstanceTypeOfferings"]:
+            if offer["Location"] in known:
+                zones[offer["InstanceType"]].add(offer["Location"])
+    return zones
+
+
+@functools.cache
 def images_of(cluster: Cluster) -> dict[str, list[tuple[str, str, str]]]:
     """Returns the images by role: the creation date, the version and the id of each that the cluster may use."""
     images = client("ec2", cluster.region).describe_images(

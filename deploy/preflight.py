@@ -14,7 +14,7 @@ from typing import Any
 import tyro
 from aws import AwsError, client, code_of, explain
 from cluster import LEARNER_FAMILIES, NEWEST, Cluster, ClusterFlags, read_cluster
-from findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of
+from findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of, zones_of_types
 from keys import key_names, stored_keys
 from quotas import VPCS, allowed_quota, check_quotas
 from release import check_release
@@ -83,8 +83,8 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the instance types fit their roles."""
     names = cluster.instance_types
     found = describe_types(cluster)
-    pair = (cluster.replay_instance_type, cluster.learner_instance_type)
-    needs_group = cluster.use_placement_group
+    learning = cluster.learner_instance_types
+    grouped = (cluster.replay_instance_type, *learning) if cluster.use_placement_group else ()
     good = True
     for name in names:
         entry = found.get(name)
@@ -93,13 +93,13 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
             problem = f"is not offered in {cluster.region}"
         elif "x86_64" not in entry["ProcessorInfo"]["SupportedArchitectures"]:
             problem = "is not x86_64, the images are"
-        elif needs_group and name in pair and "cluster" not in entry["PlacementGroupInfo"]["SupportedStrategies"]:
+        elif name in grouped and "cluster" not in entry["PlacementGroupInfo"]["SupportedStrategies"]:
             problem = "cannot stand in a cluster placement group, where replay and learners are"
-        elif name == cluster.learner_instance_type and not _nvidia_gpus(entry):
+        elif name in learning and not _nvidia_gpus(entry):
             problem = "has no NVIDIA GPU, the learner needs one"
-        elif name == cluster.learner_instance_type and name.partition(".")[0] not in LEARNER_FAMILIES:
+        elif name in learning and name.partition(".")[0] not in LEARNER_FAMILIES:
             problem = f"has no whole GPU that the image's driver drives; {', '.join(LEARNER_FAMILIES)} have"
-        elif name == cluster.learner_instance_type and _nvidia_gpus(entry) < cluster.learner_gpus:
+        elif name in learning and _nvidia_gpus(entry) < cluster.learner_gpus:
             problem = f"has fewer GPUs ({_nvidia_gpus(entry)}) than learner_gpus ({cluster.learner_gpus})"
         elif name in cluster.actor_instance_types and _workers(cluster, entry) < cluster.shards:
             problem = f"has fewer vCPUs, so actor processes, than there are replay servers ({cluster.shards})"
@@ -108,11 +108,12 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
             yield Line("instance type", f"{name} {problem}", f"another type in {_variable_of(cluster, name)}")
     if good:
         yield Line("instance types", ", ".join(names))
-        count = _nvidia_gpus(found[cluster.learner_instance_type])
-        idle = count - cluster.learner_gpus
-        told = f"; {idle} do nothing and cost the same: learner_gpus = {count} uses all" if idle else ""
-        each = "a" if cluster.learner_hosts == 1 else f"each of {cluster.learner_hosts} x"
-        yield Line("GPUs", f"{cluster.learner_gpus} of {count} in {each} {cluster.learner_instance_type} learn{told}")
+        for name in learning:
+            count = _nvidia_gpus(found[name])
+            idle = count - cluster.learner_gpus
+            told = f"; {idle} do nothing and cost the same: learner_gpus = {count} uses all" if idle else ""
+            each = "a" if cluster.learner_hosts == 1 else f"each of {cluster.learner_hosts} x"
+            yield Line("GPUs", f"{cluster.learner_gpus} of {count} in {each} {name} learn{told}")
 
 
 def _nvidia_gpus(entry: dict[str, Any]) -> int:
@@ -126,25 +127,12 @@ def _workers(cluster: Cluster, entry: dict[str, Any]) -> int:
 def _variable_of(cluster: Cluster, name: str) -> str:
     if name == cluster.replay_instance_type:
         return "replay_instance_type"
-    return "learner_instance_type" if name == cluster.learner_instance_type else "actor_instance_types"
+    return "learner_instance_types" if name in cluster.learner_instance_types else "actor_instance_types"
 
 
 def check_zone(cluster: Cluster) -> Iterator[Line]:
     """Checks whether one zone offers all types."""
-    names = cluster.instance_types
-    ec2 = client("ec2", cluster.region)
-    standard = [
-        {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},
-        {"Name": "state", "Values": ["available"]},
-    ]
-    known = {zone["ZoneName"] for zone in ec2.describe_availability_zones(Filters=standard)["AvailabilityZones"]}
-    zones: dict[str, set[str]] = {name: set() for name in names}
-    for page in ec2.get_paginator("describe_instance_type_offerings").paginate(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(names)}]
-    ):
-        for offer in page["InstanceTypeOfferings"]:
-            if offer["Location"] in known:
-                zones[offer["InstanceType"]].add(offer["Location"])
+    names, zones = cluster.instance_types, zones_of_types(cluster)
     everywhere = sorted(set.intersection(*zones.values()))
     chosen = cluster.availability_zone
     missing = [name for name in names if chosen and chosen not in zones[name]]

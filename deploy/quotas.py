@@ -83,13 +83,13 @@ def _vcpus_of_builds(cluster: Cluster) -> Counter[str]:
 def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
     """Counts the cluster's vCPUs by quota, or by instance type where this script knows no quota.
 
-    The group may start hosts of any of its types. So each quota that one of them counts against has to be enough.
+    A group may start hosts of any of its types. So each quota that one of them counts against has to be enough.
     """
     vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
     wanted: Counter[str] = Counter()
     for types, hosts, spot in (
         ((cluster.replay_instance_type,), 1, False),
-        ((cluster.learner_instance_type,), cluster.learner_hosts, False),
+        (cluster.learner_instance_types, cluster.learner_hosts, False),
         (cluster.actor_instance_types, cluster.actor_on_demand_hosts, False),
         (cluster.actor_instance_types, cluster.spot_hosts, True),
     ):

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
+OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
 OWN_STATE = "learning.walk_"  # begins the names of tensors that each rank has for itself
 
 
@@ -219,14 +220,18 @@ def devices_of(learning: LearningConfig, num_learners: int) -> list[str]:
 def interface_to(host: str) -> str:
     """Returns the network interface through which a host is reached, which may be this one.
 
+    An address of this host may be on its loopback interface, where others do not reach it: then that of its way out.
+
     Raises: OSError when none reaches it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # chooses an interface, and sends nothing
         own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if own in (address.address for address in addresses):
-            return name
+    for name, found in psutil.net_if_addrs().items():
+        addresses = [address.address for address in found]
+        if own in addresses:
+            is_hidden = "127.0.0.1" in addresses and not own.startswith("127.")
+            return interface_to(OUTSIDE) if is_hidden and host != OUTSIDE else name
     raise OSError(f"no interface has the address {own}, from which {host} is reached")
 
 

@@ -49,7 +49,7 @@ def watch(_: argparse.Namespace) -> None:
     Raises: StepError when it cannot be opened.
     """
     require("aws", "session-manager-plugin")
-    command = shlex.split(_outputs("tensorboard_command")["tensorboard_command"])
+    command = ("bash", "-c", _outputs("tensorboard_command")["tensorboard_command"])  # it asks for the host's id
     print("\nTensorBoard: http://127.0.0.1:6006 (Ctrl-C closes the tunnel, and not the cluster)")
     deadline = time.monotonic() + TUNNEL_SECONDS
     while time.monotonic() < deadline:
@@ -99,6 +99,7 @@ def down(chosen: argparse.Namespace) -> None:
         return
     print("\nThe experience goes, too: its volume is the cluster's. Results, keys and images stay.")
     run(*terraform(CLUSTER, "destroy", *_approval(chosen.yes)), seconds=APPLY_SECONDS)
+    place.ZONE.unlink(missing_ok=True)
     print(f"{cluster.name}: no host and no volume costs any more. `up` goes on with the same run and an empty replay;")
     print('"To leave nothing behind" in deploy/README.md removes results, keys and images.')
 

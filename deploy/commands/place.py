@@ -22,6 +22,9 @@ VARIABLES = ROOT / CLUSTER / "terraform.tfvars"
 BACKEND = ROOT / CLUSTER / "backend.hcl"
 CHOICE = ROOT / CLUSTER / "software.auto.tfvars"
 """What software.py has chosen for the cluster that is described."""
+ZONE = ROOT / CLUSTER / "zone.auto.tfvars"
+"""The zone that zones.py has chosen, because EC2 had no capacity in the one before."""
+ACTORS = "aws_autoscaling_group.actor"
 INIT_SECONDS = 900.0
 NO_STATE = "No state file was found"
 
@@ -64,13 +67,23 @@ def _has_state() -> bool:
 
 def exists() -> bool:
     """Returns whether Terraform has made anything from here that it has not destroyed."""
+    return bool(_made())
+
+
+def may_hold_experience() -> bool:
+    """Returns whether there have been actor hosts. They come last: before them the journal is empty."""
+    return ACTORS in _made()
+
+
+def _made() -> list[str]:
+    """Returns the addresses of all that Terraform has made from here and not destroyed."""
     if not _has_state():
-        return False
+        return []
     listed = read(*terraform(CLUSTER, "state", "list"))
     if listed.returncode and NO_STATE not in listed.stderr:
         reason = " ".join(listed.stderr.split())[-300:]
         raise DeployError(f"`terraform -chdir={CLUSTER} state list` does not tell whether a cluster is up: {reason}")
-    return bool(listed.stdout.strip())
+    return listed.stdout.split()
 
 
 def describe(plan: str) -> None:
@@ -99,6 +112,7 @@ def describe(plan: str) -> None:
     VARIABLES.rename(VARIABLES.with_name(f"{held}.tfvars"))
     print(f"{CLUSTER}/terraform.tfvars was of {held}, and is now {CLUSTER}/{held}.tfvars")
     CHOICE.unlink(missing_ok=True)  # another cluster begins with the commit that is checked out
+    ZONE.unlink(missing_ok=True)
     kept = VARIABLES.with_name(f"{wanted}.tfvars")  # of an earlier switch from it to another
     if kept.exists():
         kept.rename(VARIABLES)
@@ -133,6 +147,13 @@ def outputs() -> dict[str, Any]:
         return {}
     found = json.loads(must_read(*terraform(CLUSTER, "output", "-json")))
     return {name: entry["value"] for name, entry in found.items()}
+
+
+def move(zone: str) -> None:
+    """Lets Terraform make the cluster in another zone."""
+    line = f'availability_zone = "{zone}"'
+    print(f"\n$ echo '{line}' > {ZONE.relative_to(ROOT)}")
+    ZONE.write_text(f"{line}\n", encoding="utf-8")
 
 
 def set_actor_hosts(hosts: int) -> None:

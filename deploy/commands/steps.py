@@ -44,7 +44,35 @@ def run(*command: str, seconds: float) -> None:
     _show(command)
     status = _finish(subprocess.Popen(_executable(command), cwd=ROOT, env=_environment()), seconds)
     if status:
-        raise StepError(f"`{shlex.join(command)}` ended with status {status}; see above. The same command goes on")
+        raise failure(command, status)
+
+
+def run_and_hear(*command: str, seconds: float) -> tuple[int, str]:
+    """Prints and runs a command, whose output goes to the terminal; returns its status and its errors.
+
+    Raises: StepError when it takes longer than `seconds`.
+    """
+    _show(command)
+    process = subprocess.Popen(_executable(command), cwd=ROOT, env=_environment(), stderr=subprocess.PIPE)
+    lines: list[bytes] = []
+
+    def copy() -> None:
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                os.write(sys.stderr.fileno(), line)
+                lines.append(line)
+
+    copying = threading.Thread(target=copy, daemon=True)
+    copying.start()
+    status = _finish(process, seconds)
+    copying.join(FINISH_SECONDS)
+    return status, b"".join(lines).decode(errors="replace")
+
+
+def failure(command: tuple[str, ...], status: int) -> StepError:
+    """Returns the error of a command that has failed."""
+    return StepError(f"`{shlex.join(command)}` ended with status {status}; see above. The same command goes on")
 
 
 def run_until_interrupted(*command: str) -> int:

@@ -11,7 +11,7 @@ from cluster import Cluster
 from keys import key_names, stored_keys
 from tfvars import DeployError, read_tfvars
 
-from commands import account, frames, place, software
+from commands import account, frames, place, software, zones
 from commands.cluster_commands import watch
 from commands.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
 from commands.steps import ROOT, must_read, require, run
@@ -32,6 +32,7 @@ def main(chosen: argparse.Namespace) -> None:
         if not MAIL.fullmatch(email):
             raise DeployError(f"--email {email}: an address such as you@example.com was expected")
     place.describe(chosen.plan)
+    zones.heed_named_zone()
     cluster = place.described()
     _check_region(cluster.region)
     number = client("sts", cluster.region).get_caller_identity()["Account"]
@@ -184,12 +185,14 @@ def initialize(name: str) -> None:
 def apply(yes: bool) -> None:
     """Runs `terraform apply`, which asks before it changes a cluster that is up. One whose time was over starts again.
 
+    Where EC2 has no capacity for a new cluster it goes on in another zone.
+
     Args:
       yes: Terraform does not ask.
     """
     again = ("-replace=terraform_data.deadline",) if _is_over(place.outputs().get("deadline", "")) else ()
     approval = ("-input=false", "-auto-approve") if yes or not place.exists() else ()
-    run(*terraform(CLUSTER, "apply", *approval, *again), seconds=APPLY_SECONDS)
+    zones.apply(*approval, *again)
 
 
 def _is_over(deadline: str) -> bool:

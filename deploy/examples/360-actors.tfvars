@@ -3,4 +3,4 @@
 name                   = "apexrl-360"
 actor_hosts            = 12
 actor_workers_per_host = 30
-learner_instance_type  = "g6e.4xlarge"
+learner_instance_types = ["g6e.4xlarge", "g6e.8xlarge"]

@@ -2,6 +2,7 @@
 
 check     checks that /etc/apexrl/role.env is complete
 start     starts the units of this host's role, on the replay's host a server for each shard
+address   takes the private address of this learner host's rank
 keys      fetches the CURVE keys of this host's role from the Parameter Store into a directory
 restore   fetches the run so far from S3 into an empty run directory
 sync      uploads changed files of the run directory to S3
@@ -9,6 +10,7 @@ spot      waits for the notice that AWS takes the spot instance back, then stops
 journal   finds the volume of the journal and makes its file system, then leaves a link to its device
 finish    ends the cluster, when its learner has done all that it was asked for
 deadline  prints the deadline of the cluster, as the Parameter Store has it
+leave     scales the group of this learner host to zero
 limit     waits for the deadline of the cluster, then powers the host off
 logs      writes the configuration of the CloudWatch agent
 
@@ -24,23 +26,20 @@ import shlex
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from host_environment import HostError, host_rank, keeps_the_run, role, variable
+from host_environment import HostError, host_rank, keeps_the_run, own_address, role, variable
+from host_metadata import Metadata
 
 logger = logging.getLogger("apexrl_host")
 
 SPOT_PERIOD_SECONDS = 5.0
 LIMIT_PERIOD_SECONDS = 10.0
 DEADLINE_PERIOD_SECONDS = 60.0
-DEADLINE_PATIENCE_SECONDS = 60.0
+AWS_PATIENCE_SECONDS = 60.0
 NO_DEADLINE_SECONDS = 3600.0
 POWEROFF_SECONDS = 300.0
-METADATA_SECONDS = 2.0
-TOKEN_SECONDS = 21600
 ATTACH_SECONDS = 120.0
 DISK_SECONDS = 600.0
 BLANK_BYTES = 1 << 20
@@ -83,8 +82,10 @@ def check() -> None:
         variable("APEXRL_JOURNAL_VOLUME", VOLUME)
     if host_role == "learner":
         host_rank()
+        own_address()
         variable("APEXRL_BUCKET", r"[a-z0-9.-]+")
         variable("APEXRL_GROUP")
+        variable("APEXRL_GROUPS")
     for name in ("APEXRL_FLAGS", "APEXRL_EVALUATOR_FLAGS"):
         try:
             shlex.split(os.environ.get(name, ""))
@@ -100,36 +101,6 @@ def start() -> None:
     if keeps_the_run():
         units += ["apexrl-tensorboard.service", "apexrl-sync.timer"]
     subprocess.run(["systemctl", "start", "--no-block", *units], check=True, timeout=60)
-
-
-class Metadata:
-    """A client of the instance metadata service, version 2."""
-
-    def __init__(self) -> None:
-        self._url = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
-        self._token = ""
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-
-    def get(self, path: str) -> str | None:
-        """Returns the text at a path, None when there is none.
-
-        Raises: OSError when the service does not answer, or answers with an error.
-        """
-        if not self._token:
-            self._token = self._ask("PUT", "/latest/api/token", "ttl-seconds", str(TOKEN_SECONDS))
-        try:
-            return self._ask("GET", path, "", self._token)
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            self._token = ""  # 401: the token has expired
-            raise
-
-    def _ask(self, method: str, path: str, header: str, value: str) -> str:
-        name = f"X-aws-ec2-metadata-token-{header}".rstrip("-")
-        request = urllib.request.Request(self._url + path, method=method, headers={name: value})
-        with self._open(request, timeout=METADATA_SECONDS) as answer:
-            return str(answer.read().decode())
 
 
 def spot() -> None:
@@ -170,18 +141,15 @@ def limit(directory: Path) -> None:
             break
         time.sleep(min(left, LIMIT_PERIOD_SECONDS))  # in short steps, because the clock may be set meanwhile
     logger.warning("the time of the cluster is up: powering off")
+    _leave()
     subprocess.run(["systemctl", "poweroff"], check=True, timeout=60)
     time.sleep(POWEROFF_SECONDS)  # the shutdown stops this process; if it does not, the unit asks again
 
 
 def _newest_deadline(kept: Path) -> datetime.datetime:
     """Returns the deadline by the Parameter Store, else the last one, else an hour from the start of the host."""
-    # A process of its own: whatever becomes of it, this one goes on.
-    command = [sys.executable, str(Path(__file__).resolve()), "deadline"]
     try:
-        answer = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_PATIENCE_SECONDS, check=True
-        ).stdout.strip()
+        answer = _ask_aws("deadline")
         end = as_time(answer)
         temporary = kept.with_suffix(".tmp")
         temporary.write_text(answer)
@@ -194,6 +162,26 @@ def _newest_deadline(kept: Path) -> datetime.datetime:
     except (HostError, OSError):
         started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         return datetime.datetime.fromtimestamp(started + NO_DEADLINE_SECONDS, datetime.UTC)
+
+
+def _leave() -> None:
+    """Lets no other learner host take the place of this one. Without an answer AWS's schedule does it."""
+    if os.environ.get("APEXRL_GROUP"):
+        try:
+            _ask_aws("leave")
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.error("the group of this host stays: %s", error)
+
+
+def _ask_aws(command: str) -> str:
+    """Returns what a command prints, in a process of its own: whatever becomes of it, this one goes on.
+
+    Raises: OSError or SubprocessError when it fails, or does not end in time.
+    """
+    words = [sys.executable, str(Path(__file__).resolve()), command]
+    return subprocess.run(
+        words, stdout=subprocess.PIPE, text=True, timeout=AWS_PATIENCE_SECONDS, check=True
+    ).stdout.strip()
 
 
 def journal(link: Path) -> None:
@@ -244,10 +232,14 @@ def main(arguments: list[str]) -> int:
                 plain[name]()
             case [name, path] if name in with_path:
                 with_path[name](Path(path))
-            case ["deadline"]:
+            case ["address"]:
+                import host_address  # noqa: PLC0415 - see above
+
+                host_address.take()
+            case ["deadline" | "leave" as name]:
                 import apexrl_store  # noqa: PLC0415 - see above
 
-                apexrl_store.deadline()
+                getattr(apexrl_store, name)()
             case ["restore" | "sync" | "finish" as name, _] if not keeps_the_run():
                 logger.info("%s: nothing to do: the first learner host keeps the run", name)
             case ["keys" | "restore" | "sync" | "finish" as name, path]:

@@ -171,7 +171,7 @@ def deadline() -> None:
 
 
 def finish(run_dir: Path) -> None:
-    """Ends the cluster when its run has reached its end: no more actor hosts, and a deadline that is now.
+    """Ends the cluster when its run has reached its end: all groups at zero, and a deadline that is now.
 
     Raises: HostError when something was not done; then the cluster stays, and the unit tries again.
     """
@@ -179,15 +179,32 @@ def finish(run_dir: Path) -> None:
         logger.info("the learner has stopped before the end of its run: the cluster stays")
         return
     sync(run_dir)
-    group, now = variable("APEXRL_GROUP"), datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.now(datetime.UTC)
     try:
-        boto3.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
+        for group in variable("APEXRL_GROUPS").split():
+            _scale_to_zero(group)
         boto3.client("ssm").put_parameter(
             Name=variable("APEXRL_DEADLINE"), Value=f"{now:%Y-%m-%dT%H:%M:%SZ}", Type="String", Overwrite=True
         )
+        leave()  # at last, as AWS then ends this host
     except AWS_ERRORS as error:
         raise HostError(str(error)) from error
     logger.info("the run is complete: all hosts power off within two minutes")
+
+
+def leave() -> None:
+    """Scales the group of this learner host to zero: a host that ends by itself would be replaced for ever.
+
+    Raises: HostError when AWS does not do it.
+    """
+    try:
+        _scale_to_zero(variable("APEXRL_GROUP"))
+    except AWS_ERRORS as error:
+        raise HostError(str(error)) from error
+
+
+def _scale_to_zero(group: str) -> None:
+    boto3.client("autoscaling", config=QUICKLY).set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
 
 
 def _is_complete(run_dir: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.deploy import rootfs, site
+from tests.deploy.clone import clone  # noqa: F401 - a fixture
 from tests.deploy.cluster_status import store_keys
 from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa: F401 - fixtures
 from tests.deploy.image_build import build  # noqa: F401 - a fixture

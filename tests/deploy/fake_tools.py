@@ -1,7 +1,7 @@
 """Stand-ins for terraform, aws and the Session Manager plugin, which do in moto as much as `up` looks at.
 
 `install` makes them. Each writes its command line into a file. FAKE_FAILS names a file with a command
-that fails once.
+that fails once, and FAKE_FULL one with the zones in which EC2 has no capacity.
 """
 
 import json
@@ -18,7 +18,7 @@ ACCOUNT, REGION = "123456789012", "us-east-1"
 OUTPUTS = {
     "deadline": "2099-01-01T00:00:00Z",
     "results": "s3://bucket/apexrl-smoke/run-1/",
-    "tensorboard_command": "aws ssm start-session --region us-east-1 --target i-1",
+    "tensorboard_command": 'aws ssm start-session --region us-east-1 --target "$(aws ec2 describe-instances)"',
     "logs_command": "aws logs tail /apexrl/apexrl-smoke --region us-east-1 --follow",
 }
 SUMMARY = "2026-11-22T10:00:00.000000+00:00 apexrl-replay: {} transitions (1%); oldest 3 s; in 64/s, out 0/s"
@@ -36,6 +36,7 @@ def install(directory: Path, names: tuple[str, ...] = PROGRAMS) -> dict[str, str
         "PYTHONPATH": str(ROOT),
         "FAKE_CALLS": str(directory / "calls"),
         "FAKE_FAILS": str(directory / "fails"),
+        "FAKE_FULL": str(directory / "full"),
     }
 
 
@@ -60,6 +61,8 @@ def main(name: str, arguments: list[str]) -> int:
     match name, arguments:
         case "terraform", [directory, *rest]:
             return _terraform(Path(directory.removeprefix("-chdir=")), rest)
+        case "aws", ["ec2", "describe-instances"]:
+            print("i-1")
         case "aws", ["s3", "cp", "--region", _, file, target]:
             bucket, _, key = target.removeprefix("s3://").partition("/")
             _client("s3").upload_file(file, bucket, key)
@@ -89,8 +92,12 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
         case ["init", *_]:
             (directory / ".terraform").mkdir(exist_ok=True)
         case ["apply", *_]:
+            if not is_bootstrap and _is_full(directory):
+                state.write_text(state.read_text() if state.exists() else "aws_vpc.this\n")
+                print("Error: creating EC2 Instance: InsufficientInstanceCapacity: no g6.xlarge", file=sys.stderr)
+                return 1
             _bootstrap() if is_bootstrap else _cluster(directory)
-            state.write_text("{}")
+            state.write_text("aws_vpc.this\naws_autoscaling_group.actor\n")
         case ["destroy", *_]:
             _terminate()
             state.unlink()
@@ -98,15 +105,22 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
             if not state.exists():
                 print("No state file was found!", file=sys.stderr)
                 return 1
-            print("aws_vpc.this")
+            print(state.read_text(), end="")
         case ["output", "-json"]:
-            found = OUTPUTS if state.exists() else {}
+            found = OUTPUTS if state.exists() and "actor" in state.read_text() else {}
             print(json.dumps({name: {"value": value} for name, value in found.items()}))
         case ["output", "-raw", "cluster_backend"]:
             print(f'bucket = "apexrl-state-{ACCOUNT}-{REGION}"\nregion = "{REGION}"')
         case ["output", "-raw", "cluster_tfvars"]:
             print(f'region         = "{REGION}"\nresults_bucket = "apexrl-results-{ACCOUNT}-{REGION}"')
     return 0
+
+
+def _is_full(directory: Path) -> bool:
+    """Returns whether the cluster's zone, by default the first one, has no capacity."""
+    full, chosen = Path(os.environ["FAKE_FULL"]), directory / "zone.auto.tfvars"
+    zone = re.search('"(.*)"', chosen.read_text())[1] if chosen.exists() else f"{REGION}a"
+    return full.exists() and zone in full.read_text().split()
 
 
 def _bootstrap() -> None:

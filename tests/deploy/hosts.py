@@ -15,6 +15,7 @@ CLUSTER = "test"
 KEYS_PATH = f"/apexrl/{CLUSTER}/keys"
 VOLUME = "vol-0123456789abcdef0"
 BUCKET, RUN = "test-results", "first"
+ADDRESS = "10.79.0.11"
 USER_DATA = """#cloud-config
 write_files:
   - path: /etc/apexrl/role.env
@@ -39,7 +40,9 @@ def role_env(aws: Aws, role: str, **further: str) -> dict[str, str]:
         "APEXRL_SHARDS": "1",
         "APEXRL_HOST_RANK": "0",
         "APEXRL_DEADLINE": f"/apexrl/{CLUSTER}/deadline",
-        "APEXRL_GROUP": f"{CLUSTER}-actor",
+        "APEXRL_ADDRESS": ADDRESS,
+        "APEXRL_GROUP": f"{CLUSTER}-learner",
+        "APEXRL_GROUPS": f"{CLUSTER}-actor",
         "APEXRL_JOURNAL_VOLUME": VOLUME,
         **{name: aws.environment[name] for name in names},
         **further,

@@ -1,13 +1,21 @@
 """The instance metadata service as EC2 serves it to instances that require version 2: no token, no answer."""
 
 import contextlib
+import ctypes
 import json
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 NOTICE = "/latest/meta-data/spot/instance-action"
+PROFILE = "/latest/meta-data/iam/security-credentials/"
+CREDENTIALS = {
+    **{"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "testing", "SecretAccessKey": "testing", "Token": "t"},
+    **{"LastUpdated": "2026-01-01T00:00:00Z", "Expiration": "2100-01-01T00:00:00Z"},
+}
+SETNS_SECONDS = 30
+CLONE_NEWNET = 0x40000000  # of <linux/sched.h>
 
 
 class MetadataService:
@@ -17,6 +25,7 @@ class MetadataService:
         self.endpoint = ""
         self.tokens: set[str] = set()
         self.notice: dict[str, str] | None = None
+        self.facts = {PROFILE: "host", f"{PROFILE}host": json.dumps(CREDENTIALS)}
         self.asked: list[tuple[str, int]] = []
 
     def answer(self, method: str, path: str, headers) -> tuple[int, str]:
@@ -30,12 +39,12 @@ class MetadataService:
             return 401, ""
         if method == "GET" and path == NOTICE and self.notice is not None:
             return 200, json.dumps(self.notice)
-        return 404, ""
+        return (200, self.facts[path]) if path in self.facts else (404, "")
 
 
 @contextlib.contextmanager
-def metadata_service(address: str = "127.0.0.1") -> Iterator[MetadataService]:
-    """Serves on this machine; the endpoint is for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
+def metadata_service(address: str = "127.0.0.1", port: int = 0, namespace: str = "") -> Iterator[MetadataService]:
+    """Serves on this machine, or in a network namespace; the endpoint is for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
     service = MetadataService()
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,7 +61,8 @@ def metadata_service(address: str = "127.0.0.1") -> Iterator[MetadataService]:
         def log_message(self, *_):
             """Keeps the output of the tests clean."""
 
-    server = ThreadingHTTPServer((address, 0), Handler)
+    make = lambda: ThreadingHTTPServer((address, port), Handler)  # noqa: E731
+    server = _in_namespace(namespace, make) if namespace else make()
     service.endpoint = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -62,3 +72,20 @@ def metadata_service(address: str = "127.0.0.1") -> Iterator[MetadataService]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+def _in_namespace(name: str, make: Callable[[], ThreadingHTTPServer]) -> ThreadingHTTPServer:
+    """Returns what is made in a thread that has entered a network namespace: a socket stays where it was made."""
+    made: list[ThreadingHTTPServer] = []
+
+    def enter_and_make() -> None:
+        with open(f"/run/netns/{name}") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"the network namespace {name} cannot be entered")
+        made.append(make())
+
+    thread = threading.Thread(target=enter_and_make)
+    thread.start()
+    thread.join(SETNS_SECONDS)
+    [server] = made
+    return server

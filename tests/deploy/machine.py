@@ -166,7 +166,13 @@ def booted(root: Path, namespace: str, log: Path, binds: Mapping[Path, str] | No
     flags: Sequence[str] = [f"--bind-ro={source}:{target}" for source, target in (binds or {}).items()]
     command = [
         *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--link-journal=no"),
-        *("--console=pipe", "--resolv-conf=off", "--timezone=off", f"--network-namespace-path=/run/netns/{namespace}"),
+        *(
+            "--console=pipe",
+            "--capability=CAP_NET_ADMIN",
+            "--resolv-conf=off",
+            "--timezone=off",
+            f"--network-namespace-path=/run/netns/{namespace}",
+        ),
         *(f"--machine={namespace}", f"--directory={root}", *flags),
     ]
     with log.open("wb") as output:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.deploy import rootfs
-from tests.deploy.machine import Machine, booted, seed
-from tests.deploy.terraform import fixed_hosts, resources, user_data
-from tests.deploy.vpc import Vpc
+from tests.deploy.imds import metadata_service
+from tests.deploy.interfaces import Interface, addresses_of, make_interface, make_subnet
+from tests.deploy.machine import Machine, booted, seed, wait_until
+from tests.deploy.moto_process import Aws
+from tests.deploy.terraform import fixed_addresses, resources, user_data
+from tests.deploy.vpc import METADATA, Vpc
 
 IMAGES = {"replay": "cpu", "learner": "gpu", "actor": "cpu"}
-FIRST_ACTOR_ADDRESS = 20
+FIRST_FREE, MOST_ADDRESSES = 20, 80
+ADDRESS_SECONDS = 120
 DROP_IN = "etc/systemd/system/apexrl-.service.d/aws.conf"
 # Where AWS is, and patience with its metadata service, which shares two cores with everything else. Nothing else is
 # told to a host but by Terraform: its credentials are those of its profile, from the metadata service.
@@ -34,24 +38,32 @@ def name_of(address: str) -> str:
 
 
 class RunningCluster:
-    """Its hosts by name: replay, learner, learner-1 ..., actor0, actor1 ...; close it at the end."""
+    """Its hosts by name: replay, learner, learner-1 ..., actor0, actor1 ...; close it at the end.
+
+    As from a group, a learner host gets another address at each start. It is known by the one that it takes itself.
+    """
 
     def __init__(
         self,
         state: dict[str, Any],
+        aws: Aws,
         vpc: Vpc,
         layers: Mapping[str, Sequence[Path]],
         binds: Mapping[Path, str],
         directory: Path,
     ):
-        """Takes the state, its network, the layers of both images, and a directory for disks and consoles."""
+        """Takes the state, AWS, the network, the layers of both images, and a directory for disks and consoles."""
         self.vpc = vpc
         self.hosts: dict[str, Machine] = {}
+        self.interfaces: dict[str, Interface] = {}
+        self._aws = aws
         self._layers = layers
         self._binds = binds
         self._directory = directory
-        self._network = ipaddress.ip_network(resources(state)["aws_vpc.this"]["cidr_block"])
-        self._fixed = fixed_hosts(state)
+        cidr = resources(state)["aws_vpc.this"]["cidr_block"]
+        self._network = ipaddress.ip_network(cidr)
+        self._subnet = make_subnet(aws, cidr)
+        self._fixed = fixed_addresses(state)
         self._user_data = user_data(state)
         self._stacks: dict[str, contextlib.ExitStack] = {}
         self._numbers = itertools.count(1)
@@ -63,30 +75,42 @@ class RunningCluster:
             self.hosts[name] = self._boot(name, stack)
         for name in names:
             self.hosts[name].wait_for_boot()
+        for name in names:
+            if role_of(name) == "learner":
+                self._wait_for_address(name)
+
+    def _wait_for_address(self, name: str) -> None:
+        """Waits until a host has taken its address, and lets the network know, as AWS does at once."""
+        address, interface = self._fixed[name], self.interfaces[name].name
+        wait_until(
+            lambda: address in addresses_of(self._aws, interface),
+            ADDRESS_SECONDS,
+            lambda: f"{name} to take its address:\n{self.hosts[name].journal('apexrl-*')}",
+        )
+        self.vpc.deliver(address, name)
 
     def _boot(self, name: str, stack: contextlib.ExitStack) -> Machine:
-        number, role, address = next(self._numbers), role_of(name), self._address(name)
+        number, role = next(self._numbers), role_of(name)
+        address = self._fixed["replay"] if role == "replay" else str(self._network[FIRST_FREE + number])
         host_name = name_of(address)
         directory = self._directory / f"{number}-{name}"
         root = stack.enter_context(rootfs.overlay(self._layers[IMAGES[role]], directory))
         namespace = stack.enter_context(self.vpc.plugged(name, address))
+        metadata = stack.enter_context(metadata_service(METADATA, 80, namespace))
+        self.interfaces[name] = make_interface(self._aws, self._subnet, address)
+        metadata.facts |= self.interfaces[name].facts
         seed(
             root,
             self._user_data[name if name in self._fixed else role],
             **{"instance-id": f"i-{number:017x}", "local-hostname": host_name},
         )
-        others = [str(host["private_ip"]) for host in self._fixed.values()]
+        others = [str(self._network[n]) for n in range(MOST_ADDRESSES) if str(self._network[n]) != address]
         named = [f"127.0.0.1 localhost {host_name}", *(f"{other} {name_of(other)}" for other in others)]
         (root / "etc/hosts").write_text("\n".join(named) + "\n")  # a VPC has a name server for this
         (root / DROP_IN).write_text(SETTINGS.format(address=self.vpc.aws_address))
         machine = stack.enter_context(booted(root, namespace, directory / "console.log", self._binds))
-        machine.address = address
+        machine.address = self._fixed.get(name, address)
         return machine
-
-    def _address(self, name: str) -> str:
-        if name in self._fixed:
-            return str(self._fixed[name]["private_ip"])
-        return str(self._network[FIRST_ACTOR_ADDRESS + int(name.removeprefix("actor"))])  # EC2 gives it any
 
     def vanish(self, name: str) -> None:
         """Takes a host away as when its hardware fails: it says goodbye to nobody, and its disk is lost."""

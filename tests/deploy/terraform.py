@@ -137,21 +137,32 @@ def resources(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {resource["address"]: resource["values"] for resource in root["root_module"]["resources"]}
 
 
-def fixed_hosts(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the hosts that are not in a group, by name: replay, learner, learner-1 ..."""
+def of_learners(state: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """Returns the resources of a type of which each learner host has one, by the host's name: learner, learner-1 ..."""
     found = resources(state)
-    learners = sorted(address for address in found if address.startswith("aws_instance.learner["))
-    names = ["replay", "learner", *(f"learner-{rank}" for rank in range(1, len(learners)))]
-    return dict(zip(names, (found[address] for address in ["aws_instance.replay", *learners]), strict=True))
+    addresses = sorted(address for address in found if address.startswith(f"{kind}.learner["))
+    names = ["learner", *(f"learner-{rank}" for rank in range(1, len(addresses)))]
+    return dict(zip(names, (found[address] for address in addresses), strict=True))
+
+
+def templates(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the launch template of each learner host, and that of all actor hosts."""
+    return of_learners(state, "aws_launch_template") | {"actor": resources(state)["aws_launch_template.actor"]}
 
 
 def user_data(state: dict[str, Any]) -> dict[str, str]:
-    """Returns the user-data of each fixed host, and of all actor hosts."""
+    """Returns the user-data of each host, and of all actor hosts: replay, learner, learner-1 ..., actor."""
     import base64
 
-    texts = {name: host["user_data"] for name, host in fixed_hosts(state).items()}
-    template = resources(state)["aws_launch_template.actor"]
-    return texts | {"actor": base64.b64decode(template["user_data"]).decode()}
+    texts = {name: base64.b64decode(made["user_data"]).decode() for name, made in templates(state).items()}
+    return {"replay": resources(state)["aws_instance.replay"]["user_data"]} | texts
+
+
+def fixed_addresses(state: dict[str, Any]) -> dict[str, str]:
+    """Returns the private addresses by which hosts are known, by name: replay, learner, learner-1 ..."""
+    environments = {name: role_environment(text) for name, text in user_data(state).items()}
+    known = {name: found["APEXRL_ADDRESS"] for name, found in environments.items() if name.startswith("learner")}
+    return {"replay": str(resources(state)["aws_instance.replay"]["private_ip"])} | known
 
 
 def role_environment(text: str) -> dict[str, str]:

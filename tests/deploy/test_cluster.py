@@ -28,6 +28,7 @@ from tests.deploy.cluster_status import (
 )  # fmt: skip
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.hosts import interpreter
+from tests.deploy.interfaces import addresses_of
 from tests.deploy.running_cluster import RunningCluster, role_of
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data
 from tests.deploy.volume import blank_volume
@@ -128,7 +129,7 @@ def running(build, cloud, state, address, tmp_path_factory):
         blank_volume(directory, resources(state)["aws_ebs_volume.journal"]["id"]) as volume,
     ):
         network.permit(state)
-        cluster = RunningCluster(state, network, layers, interpreter(directory) | volume, directory / "hosts")
+        cluster = RunningCluster(state, cloud, network, layers, interpreter(directory) | volume, directory / "hosts")
         try:
             cluster.start("replay", "learner", "actor0", "actor1")
             yield cluster
@@ -318,11 +319,14 @@ def test_a_learner_host_that_vanishes_is_replaced_and_continues_from_s3(running,
     running.hosts["learner"].run("systemctl", "start", "apexrl-sync.service")  # the timer's turn
     games = status(running).counters.evaluation_episodes
     before = updates(running)
+    lost, address = running.interfaces["learner"].name, running.hosts["learner"].address
     running.vanish("learner")
     kept = stored_updates(cloud, tmp_path)
     assert kept > 0
-    running.start("learner")
+    running.start("learner")  # as its group does
     learner = running.hosts["learner"]
+    first, taken = addresses_of(cloud, running.interfaces["learner"].name)
+    assert (first != addresses_of(cloud, lost)[0], taken) == (True, address), "another host, known by the same address"
     wait_for(running, lambda: continued_from(learner))
     assert continued_from(learner) == [kept]
     wait_for_training(running, max(before, kept))

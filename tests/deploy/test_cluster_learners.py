@@ -11,7 +11,9 @@ import pytest
 from apexrl.networks.checkpoint import LATEST, load_checkpoint
 from tests.deploy import rootfs
 from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, put_deadline, updates, wait_for
+from tests.deploy.groups import make_groups, wanted_hosts
 from tests.deploy.hosts import interpreter
+from tests.deploy.interfaces import addresses_of
 from tests.deploy.running_cluster import RunningCluster
 from tests.deploy.terraform import BUCKET, resources
 from tests.deploy.volume import blank_volume
@@ -21,7 +23,7 @@ from tests.deploy.vpc import vpc
 pytestmark = pytest.mark.timeout(1800)
 
 NAME = "two-learners"
-CIDR = "10.81.0.0/24"
+CIDR = "192.168.81.0/24"  # greater than 127.0.0.1: so gloo lets the other host connect to the first one
 VARIABLES = {
     "name": NAME,
     "results_bucket": BUCKET,
@@ -30,6 +32,7 @@ VARIABLES = {
     "agent": "impala",
     "preset": "small",
     "learner_hosts": 2,
+    "learner_instance_types": ["g6.4xlarge"],
     "actor_hosts": 1,
     "actor_workers_per_host": 2,
     "environments_per_worker": 4,
@@ -54,7 +57,7 @@ def running(build, cloud, cluster, address, tmp_path_factory):
         blank_volume(directory, resources(state)["aws_ebs_volume.journal"]["id"]) as volume,
     ):
         network.permit(state)
-        hosts = RunningCluster(state, network, layers, interpreter(directory) | volume, directory / "hosts")
+        hosts = RunningCluster(state, cloud, network, layers, interpreter(directory) | volume, directory / "hosts")
         try:
             hosts.start("replay", *LEARNERS, "actor0")
             yield hosts
@@ -142,12 +145,15 @@ def test_a_learner_and_a_shard_that_are_killed_come_back(running):
 
 
 def test_a_new_first_host_goes_on_with_the_checkpoint_in_s3(running, cloud, tmp_path):
-    """Its rank and its address are those of the lost one, and the other host finds it again."""
+    """Its own address is another one. It takes that of its rank, and the other host finds it again."""
+    lost, address = running.interfaces["learner"].name, running.hosts["learner"].address
     running.hosts["learner"].run("systemctl", "start", "apexrl-sync.service")
     stored = stored_checkpoint(cloud, tmp_path).header.counters.updates
     running.vanish("learner")
-    running.start("learner")
+    running.start("learner")  # as its group does
     learner = running.hosts["learner"]
+    first, taken = addresses_of(cloud, running.interfaces["learner"].name)
+    assert (first != addresses_of(cloud, lost)[0], taken) == (True, address)
     wait_for(running, lambda: continued_from(learner), RESTART_SECONDS)
     assert continued_from(learner)[0] == stored > 0
     wait_for(running, lambda: updates(running) > stored)
@@ -172,15 +178,9 @@ def test_the_first_host_waits_for_learners_that_somebody_stops(running, cloud, t
 
 
 def test_learners_that_finish_their_run_end_the_cluster(running, cloud):
-    """They find that they have made enough updates already."""
-    ec2, autoscaling = cloud.client("ec2"), cloud.client("autoscaling")
-    name = f"{NAME}-actor"
-    image = ec2.register_image(Name="cpu")["ImageId"]
-    ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData={"ImageId": image})
-    autoscaling.create_auto_scaling_group(
-        AutoScalingGroupName=name, MinSize=0, MaxSize=1, DesiredCapacity=0, AvailabilityZones=["us-east-1a"],
-        LaunchTemplate={"LaunchTemplateName": name},
-    )  # fmt: skip
+    """They find that they have made enough updates already. No group starts a host in the place of one that ends."""
+    groups = [f"{NAME}-{name}" for name in ("actor", *LEARNERS)]
+    make_groups(cloud, *groups)
     for host in (running.hosts[name] for name in LEARNERS):
         host.run("sed", "-i", "s/^APEXRL_FLAGS=.*/& --total-updates 1/", "/etc/apexrl/role.env")
         host.run("systemctl", "start", "apexrl-learner.service")
@@ -190,3 +190,4 @@ def test_learners_that_finish_their_run_end_the_cluster(running, cloud):
         host.run("systemctl", "restart", "apexrl-limit.service", check=False)  # else it would look within a minute
     for host in running.hosts.values():
         host.wait_for_poweroff(90)
+    assert wanted_hosts(cloud) == dict.fromkeys(groups, 0)

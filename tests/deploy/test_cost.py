@@ -12,7 +12,14 @@ from tests.deploy.terraform import copy_of
 from tests.system.processes import ROOT
 
 PRICES = json.loads((ROOT / "deploy" / "prices.json").read_text())
-SMALL = ("--replay-instance-type", "r7i.4xlarge", "--learner-instance-type", "g6.2xlarge", "--replay-volume-gib", "100")
+SMALL = (
+    "--replay-instance-type",
+    "r7i.4xlarge",
+    "--learner-instance-types",
+    "g6.2xlarge",
+    "--replay-volume-gib",
+    "100",
+)
 SMALL += ("--learner-volume-gib", "200", "--max-hours", "10")
 
 
@@ -70,10 +77,19 @@ def test_without_a_measured_rate_there_is_no_price_of_frames(cost):
 
 
 def test_what_was_not_looked_up_is_marked(cost):
-    text = cost("--learner-instance-type", "g6.2xlarge").stdout
+    text = cost("--learner-instance-types", "g6.2xlarge").stdout
     assert PRICES["compiled"] in text and "* from memory" in text
     assert re.search(r"^learner: .*\*$", text, re.MULTILINE)
-    assert re.search(r"^learner: .*\d$", cost("--learner-instance-type", "g6.4xlarge").stdout, re.MULTILINE)
+    assert re.search(r"^learner: .*\d$", cost("--learner-instance-types", "g6.4xlarge").stdout, re.MULTILINE)
+
+
+def test_a_learner_of_another_type_than_the_first_has_another_price(cost):
+    """The first one is meant, and the range is that of all."""
+    types = ("g6.4xlarge", "g6.8xlarge", "g6.xlarge")
+    first, dear, cheap = (2 * PRICES["instances"][name]["on_demand"][0] for name in types)
+    text = cost("--learner-instance-types", *types, "--learner-hosts", "2").stdout
+    row = "learner: 2 x g6.4xlarge (or g6.8xlarge, g6.xlarge)"
+    assert columns(text, row) == pytest.approx((first, cheap, dear), abs=0.005)
 
 
 def test_another_region_and_unknown_types_are_told(cost):
@@ -138,12 +154,13 @@ def test_what_does_not_fit_together_has_no_price(cost, flags, finding):
 
 
 def test_a_learner_of_several_gpus_is_one_host(cost):
-    text = cost("--learner-instance-type", "g6.12xlarge", "--learner-gpus", "4").stdout
+    text = cost("--learner-instance-types", "g6.12xlarge", "--learner-gpus", "4").stdout
     assert columns(text, "learner: 1 x g6.12xlarge") == (4.60, 4.60, 4.60)
 
 
 def test_each_learner_host_has_its_price_its_disk_and_its_address(cost):
-    one, two = (cost("--learner-hosts", hosts, "--actor-hosts", "3").stdout for hosts in ("1", "2"))
+    learner = ("--learner-instance-types", "g6.4xlarge")
+    one, two = (cost(*learner, "--learner-hosts", hosts, "--actor-hosts", "3").stdout for hosts in ("1", "2"))
     price = PRICES["instances"]["g6.4xlarge"]["on_demand"][0]
     assert columns(two, "learner: 2 x g6.4xlarge") == pytest.approx((2 * price,) * 3, abs=0.005)
     gibibytes = [int(re.search(r"^volumes: (\d+) GiB", text, re.MULTILINE)[1]) for text in (one, two)]

@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from tests.deploy.groups import make_groups, wanted_hosts
 from tests.deploy.host_commands import BUCKET, DEADLINE, PREFIX
 from tests.system.processes import ROOT, wait_for
 
-GROUP = "catch-actor"
+GROUPS = ("catch-actor", "catch-learner-1", "catch-learner")
+END = {"APEXRL_GROUP": GROUPS[-1], "APEXRL_GROUPS": " ".join(GROUPS[:-1])}
 
 
 def set_deadline(aws, text: str) -> None:
@@ -91,18 +93,18 @@ def test_a_host_without_a_readable_deadline_ends_an_hour_after_its_start(limit, 
     assert (text or "ParameterNotFound") in process.text()
 
 
-@pytest.fixture
-def wanted_hosts(aws):
-    """A group of actor hosts, of which three are wanted; returns how many are."""
-    ec2, autoscaling = aws.client("ec2"), aws.client("autoscaling")
-    image = ec2.register_image(Name="cpu")["ImageId"]
-    template = {"ImageId": image, "InstanceType": "c7i.large"}
-    ec2.create_launch_template(LaunchTemplateName=GROUP, LaunchTemplateData=template)
-    autoscaling.create_auto_scaling_group(
-        AutoScalingGroupName=GROUP, MinSize=0, MaxSize=3, DesiredCapacity=3, AvailabilityZones=["us-east-1a"],
-        LaunchTemplate={"LaunchTemplateName": GROUP},
-    )  # fmt: skip
-    return lambda: autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"][0]["DesiredCapacity"]
+def test_a_learner_host_that_ends_is_not_replaced(start, systemctl, aws, tmp_path, free_ports):
+    """Its group would start a new one for ever. It ends also while AWS does not answer."""
+    make_groups(aws, *GROUPS)
+    set_deadline(aws, as_text(in_seconds(0)))
+    start("limit", tmp_path, PATH=systemctl[1], **END)
+    powered_off(systemctl[0])
+    assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 1) | {GROUPS[-1]: 0}
+    systemctl[0].unlink()
+    away = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}"}
+    process = start("limit", tmp_path, PATH=systemctl[1], **END, **away)
+    powered_off(systemctl[0])
+    assert "the group of this host stays" in process.text()
 
 
 def a_run(directory, frames: int, updates: int) -> str:
@@ -114,12 +116,13 @@ def a_run(directory, frames: int, updates: int) -> str:
 
 
 @pytest.mark.parametrize("flags", ["--total-frames 4000", "--preset small --total-updates 100 --seed 3"])
-def test_a_finished_learner_ends_the_cluster(finish, bucket, aws, wanted_hosts, tmp_path, flags):
+def test_a_finished_learner_ends_the_cluster(finish, bucket, aws, tmp_path, flags):
+    make_groups(aws, *GROUPS)
     set_deadline(aws, "2100-01-01T00:00:00Z")
     before = in_seconds(0)
-    status, text = finish("finish", a_run(tmp_path, 4000, 100), APEXRL_FLAGS=flags, APEXRL_GROUP=GROUP)
+    status, text = finish("finish", a_run(tmp_path, 4000, 100), APEXRL_FLAGS=flags, **END)
     assert status == 0 and "the run is complete" in text, text
-    assert wanted_hosts() == 0
+    assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 0)
     stored = aws.client("ssm").get_parameter(Name=DEADLINE)["Parameter"]["Value"]
     assert before <= datetime.datetime.fromisoformat(stored) <= in_seconds(1)
     assert bucket.get_object(Bucket=BUCKET, Key=f"{PREFIX}status.json")["ContentLength"] > 0, "the last upload"
@@ -129,18 +132,29 @@ UNFINISHED = ["--preset paper", "--total-frames 4001", "--total-updates 0 --tota
 
 
 @pytest.mark.parametrize("flags", UNFINISHED)
-def test_a_learner_that_is_stopped_before_its_end_ends_nothing(finish, bucket, aws, wanted_hosts, tmp_path, flags):
+def test_a_learner_that_is_stopped_before_its_end_ends_nothing(finish, bucket, aws, tmp_path, flags):
+    make_groups(aws, *GROUPS)
     set_deadline(aws, "2100-01-01T00:00:00Z")
-    status, text = finish("finish", a_run(tmp_path, 4000, 100), APEXRL_FLAGS=flags, APEXRL_GROUP=GROUP)
+    status, text = finish("finish", a_run(tmp_path, 4000, 100), APEXRL_FLAGS=flags, **END)
     assert status == 0 and "the cluster stays" in text, text
-    assert wanted_hosts() == 3
+    assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 1)
     assert aws.client("ssm").get_parameter(Name=DEADLINE)["Parameter"]["Value"] == "2100-01-01T00:00:00Z"
 
 
-def test_a_cluster_whose_last_files_cannot_be_uploaded_stays(finish, aws, wanted_hosts, tmp_path):
+def test_a_cluster_whose_last_files_cannot_be_uploaded_stays(finish, aws, tmp_path):
     """There is no bucket. The unit tries again, until the time limit."""
+    make_groups(aws, *GROUPS)
     set_deadline(aws, "2100-01-01T00:00:00Z")
     run = a_run(tmp_path, 4000, 0)
-    status, text = finish("finish", run, APEXRL_FLAGS="--total-frames 1", APEXRL_GROUP=GROUP)
+    status, text = finish("finish", run, APEXRL_FLAGS="--total-frames 1", **END)
     assert status == 1 and "not uploaded" in text, text
-    assert wanted_hosts() == 3
+    assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 1)
+
+
+def test_the_host_of_a_finished_learner_ends_last(finish, bucket, aws, tmp_path):
+    """Until all else is ended its group keeps it: when something fails, the unit tries again."""
+    make_groups(aws, *GROUPS)
+    environment = END | {"APEXRL_FLAGS": "--total-frames 1", "APEXRL_DEADLINE": "/aws/deadline"}
+    status, text = finish("finish", a_run(tmp_path, 4000, 0), **environment)
+    assert status == 1 and "PutParameter" in text, text
+    assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 0) | {GROUPS[-1]: 1}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.policies import allows, as_list, matches, statements
-from tests.deploy.terraform import BUCKET, fixed_hosts, resources
+from tests.deploy.terraform import BUCKET, resources, templates
 
 DEADLINE = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/deadline"
 GROUPS = "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:1b-2c:autoScalingGroupName"
@@ -15,6 +15,7 @@ KEYS = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/keys"
 LOGS = "arn:aws:logs:us-east-1:123456789012:log-group:/apexrl/apexrl"
 STORE = f"arn:aws:s3:::{BUCKET}"
 HOSTS = "arn:aws:ec2:us-east-1:123456789012:instance"
+INTERFACE = "arn:aws:ec2:us-east-1:123456789012:network-interface/eni-1"
 ROLES = ("replay", "learner", "actor")
 
 SESSION = [
@@ -36,7 +37,11 @@ RESULTS = [
     ("s3:PutObject", f"{STORE}/apexrl/run-1/tensorboard/events"),
     ("s3:AbortMultipartUpload", f"{STORE}/apexrl/run-1/checkpoints/latest.safetensors"),
 ]
-FINISH = [("ssm:PutParameter", DEADLINE), ("autoscaling:SetDesiredCapacity", f"{GROUPS}/apexrl-actor")]
+FINISH = [
+    ("ssm:PutParameter", DEADLINE),
+    ("autoscaling:SetDesiredCapacity", f"{GROUPS}/apexrl-actor"),
+    ("autoscaling:SetDesiredCapacity", f"{GROUPS}/apexrl-learner"),
+]
 MAY = {
     "replay": [*COMMON, ("ssm:GetParameter", f"{KEYS}/replay.secret"), ("ssm:GetParameter", f"{KEYS}/actor.secret")],
     "learner": [*COMMON, ("ssm:GetParameter", f"{KEYS}/learner.secret"), *RESULTS, *FINISH],
@@ -67,7 +72,10 @@ NOBODY_MAY = [
     ("iam:PassRole", "*"),
     ("sts:AssumeRole", "arn:aws:iam::123456789012:role/other"),
     ("autoscaling:SetDesiredCapacity", f"{GROUPS}/another-actor"),
+    ("autoscaling:SetDesiredCapacity", f"{GROUPS}/apexrl-learner-1"),  # there is one learner host
     ("autoscaling:UpdateAutoScalingGroup", f"{GROUPS}/apexrl-actor"),
+    ("ec2:AssignPrivateIpAddresses", INTERFACE),  # without the tags of a learner's
+    ("ec2:UnassignPrivateIpAddresses", INTERFACE),
     ("ssm:PutParameter", DEADLINE.replace("apexrl/apexrl", "apexrl/another")),
     ("kms:Decrypt", "*"),
     ("secretsmanager:GetSecretValue", "*"),
@@ -114,16 +122,30 @@ def test_the_scheduler_ends_hosts_of_this_cluster_only(policies, applied):
     assert not allows(policies["limit"], "ec2:TerminateInstances", f"{HOSTS}/i-1")
     others = tags | {"aws__ResourceTag_SLASH_Cluster": "another"}
     assert not allows(policies["limit"], "ec2:TerminateInstances", f"{HOSTS}/i-1", **others)
-    for role in ("replay", "learner"):
-        values = fixed_hosts(applied)[role]["tags_all"]
-        assert (values["Project"], values["Cluster"]) == ("apexrl", "apexrl")
+    values = resources(applied)["aws_instance.replay"]["tags_all"]
+    assert (values["Project"], values["Cluster"]) == ("apexrl", "apexrl")
+
+
+TAGS = {"Project": "apexrl", "Cluster": "apexrl", "Role": "learner"}
+
+
+def test_a_learner_host_takes_its_address_for_an_interface_of_this_clusters_learners_only(policies, applied):
+    specifications = templates(applied)["learner"]["tag_specifications"]
+    [tags] = [made["tags"] for made in specifications if made["resource_type"] == "network-interface"]
+    assert TAGS.items() <= tags.items()
+    for role in ROLES:
+        for changed in ({}, {"Cluster": "another"}, {"Role": "actor"}, {"Project": "other"}):
+            context = {f"aws__ResourceTag_SLASH_{name}": value for name, value in (tags | changed).items()}
+            allowed = allows(policies[role], "ec2:AssignPrivateIpAddresses", INTERFACE, **context)
+            assert bool(allowed) == (role == "learner" and not changed), (role, changed)
 
 
 def test_no_statement_goes_unused(policies):
     listing = ("s3:ListBucket", STORE, {"s3__prefix": "apexrl/"})
     ending = {"aws__ResourceTag_SLASH_Project": "apexrl", "aws__ResourceTag_SLASH_Cluster": "apexrl"}
     requests = {role: [(*request, {}) for request in MAY[role]] for role in ROLES}
-    requests["learner"].append(listing)
+    taking = {f"aws__ResourceTag_SLASH_{name}": value for name, value in TAGS.items()}
+    requests["learner"] += [listing, ("ec2:AssignPrivateIpAddresses", INTERFACE, taking)]
     requests["limit"] = [("ec2:TerminateInstances", f"{HOSTS}/i-1", ending)]
     assert requests.keys() == policies.keys()
     for role, given in policies.items():
@@ -163,10 +185,10 @@ def test_who_may_take_a_role(applied):
 
 def test_each_host_has_the_profile_of_its_role(applied):
     found = resources(applied)
-    profiles = {host["iam_instance_profile"] for host in fixed_hosts(applied).values()}
-    assert profiles == {"apexrl-us-east-1-replay", "apexrl-us-east-1-learner"}
-    [profile] = found["aws_launch_template.actor"]["iam_instance_profile"]
-    assert profile["arn"] == "arn:aws:iam::123456789012:instance-profile/apexrl-us-east-1-actor"
+    assert found["aws_instance.replay"]["iam_instance_profile"] == "apexrl-us-east-1-replay"
+    for role, template in templates(applied).items():
+        [profile] = template["iam_instance_profile"]
+        assert profile["arn"] == f"arn:aws:iam::123456789012:instance-profile/apexrl-us-east-1-{role}"
     for role in ROLES:
         assert found[f'aws_iam_instance_profile.host["{role}"]']["role"] == f"apexrl-us-east-1-{role}"
 

@@ -18,7 +18,7 @@ FLAGS = {
     "--region": "us-east-1",
     "--results-bucket": BUCKET,
     "--replay-instance-type": "r6in.4xlarge",
-    "--learner-instance-type": "g6.4xlarge",
+    "--learner-instance-types": "g6.4xlarge g5.4xlarge",
     "--actor-instance-types": "c7i.8xlarge",
     "--actor-hosts": "2",
     "--actor-on-demand-hosts": "0",
@@ -77,7 +77,7 @@ def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
     assert status == 0
     names = [line.partition(":")[0] for line in verdicts["PASS"]]
     assert names == [
-        *("credentials", "region", "plan", "instance types", "GPUs", "zone", "VPCs", "role", "role", "role"),
+        *("credentials", "region", "plan", "instance types", "GPUs", "GPUs", "zone", "VPCs", "role", "role", "role"),
         *("quota", "quota", "quota", "bucket", "image", "image", "keys", "address"),
     ]
     text = "\n".join(verdicts["PASS"])
@@ -188,12 +188,12 @@ WRONG = [
     ("--replay-instance-type", "r6im.4xlarge", "r6im.4xlarge is not offered", "replay_instance_type"),
     ("--replay-instance-type", "t3.2xlarge", "cannot stand in a cluster placement group", "replay_instance_type"),
     ("--actor-instance-types", "c7i.8xlarge c7g.8xlarge", "c7g.8xlarge is not x86_64", "actor_instance_types"),
-    ("--learner-instance-type", "c7i.4xlarge", "has no NVIDIA GPU", "learner_instance_type"),
+    ("--learner-instance-types", "g6.4xlarge c7i.4xlarge", "c7i.4xlarge has no NVIDIA GPU", "learner_instance_types"),
     (
-        "--learner-instance-type",
+        "--learner-instance-types",
         "p3dn.24xlarge",
         "no whole GPU that the image's driver drives",
-        "learner_instance_type",
+        "learner_instance_types",
     ),
     ("--image-version", "9.9.9", "none for learner (role gpu) of version 9.9.9", "image_version"),
     ("--cluster", "pong", "missing: /apexrl/pong/keys/replay.public", "keys.py --cluster pong"),
@@ -231,7 +231,7 @@ def test_each_type_that_an_actor_host_may_be_counts_against_its_quota(ready, pre
 
 
 def test_a_learner_of_several_gpus_counts_with_all_its_vcpus(ready, preflight):
-    wanted = {"--learner-instance-type": "g6.12xlarge", "--learner-gpus": "4"}
+    wanted = {"--learner-instance-types": "g6.12xlarge", "--learner-gpus": "4"}
     _, verdicts, cures = preflight(wanted)
     assert verdicts["FAIL"] == ["quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed"]
     assert "--quota-code L-DB2E81BA --desired-value 48" in cures[0]
@@ -239,17 +239,17 @@ def test_a_learner_of_several_gpus_counts_with_all_its_vcpus(ready, preflight):
     _, verdicts, _ = preflight(wanted | {"--learner-hosts": "2"})
     assert "vCPUs of on-demand G and VT instances: 96 wanted" in verdicts["FAIL"][0]
     assert "GPUs: 4 of 4 in each of 2 x g6.12xlarge learn" in verdicts["PASS"]
-    few = wanted | {"--learner-instance-type": "g6.16xlarge", "--actor-instance-types": "c7i.8xlarge c7i.large"}
+    few = wanted | {"--learner-instance-types": "g6.16xlarge", "--actor-instance-types": "c7i.8xlarge c7i.large"}
     _, verdicts, cures = preflight(few, QUOTAS | {"L-DB2E81BA": 64.0})
     assert verdicts["FAIL"] == [
         "instance type: g6.16xlarge has fewer GPUs (1) than learner_gpus (4)",
         "instance type: c7i.large has fewer vCPUs, so actor processes, than there are replay servers (4)",
     ]
-    assert [cure.rpartition(" ")[2] for cure in cures] == ["learner_instance_type", "actor_instance_types"]
+    assert [cure.rpartition(" ")[2] for cure in cures] == ["learner_instance_types", "actor_instance_types"]
 
 
 def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight, aws):
-    names = ["r6in.4xlarge", "g6.4xlarge", "c7i.8xlarge"]
+    names = ["r6in.4xlarge", "g6.4xlarge", "g5.4xlarge", "c7i.8xlarge"]
     offers = aws.client("ec2").describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]
     )["InstanceTypeOfferings"]

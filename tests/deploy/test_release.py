@@ -7,7 +7,7 @@ import pytest
 
 from tests.deploy.needed import require_tool
 from tests.deploy.policies import allows, statements
-from tests.deploy.terraform import BUCKET, fixed_hosts, resources, role_environment, user_data
+from tests.deploy.terraform import BUCKET, resources, role_environment, templates, user_data
 
 ROLES = ("replay", "learner", "actor")
 RELEASE = {"release": "v1.2"}
@@ -29,12 +29,12 @@ def state(workspace):
 
 def test_hosts_start_from_the_public_images_and_keep_them(workspace, state):
     found = resources(state)
-    images = {name: host["ami"] for name, host in fixed_hosts(state).items()}
-    assert images == {"replay": "ami-0000000000000cba5", "learner": "ami-0000000000000aba5"}
-    template = found["aws_launch_template.actor"]
-    assert template["image_id"] == images["replay"]
-    [disk] = template["block_device_mappings"]
-    assert (disk["device_name"], disk["ebs"][0]["volume_size"]) == ("/dev/sda1", 16)
+    images = {name: made["image_id"] for name, made in templates(state).items()}
+    assert images == {"learner": "ami-0000000000000aba5", "actor": "ami-0000000000000cba5"}
+    assert found["aws_instance.replay"]["ami"] == images["actor"]
+    for name, gib in (("learner", 200), ("actor", 16)):
+        [disk] = templates(state)[name]["block_device_mappings"]
+        assert (disk["device_name"], disk["ebs"][0]["volume_size"]) == ("/dev/sda1", gib)
     again = workspace.plan({"results_bucket": BUCKET} | RELEASE, "-detailed-exitcode")
     assert again.returncode == 0, again.stdout
 

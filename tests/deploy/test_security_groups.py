@@ -10,7 +10,7 @@ import pytest
 
 from apexrl.learning.status_file import read_status
 from tests.deploy.flows import Flow, flows_of, rules_of
-from tests.deploy.terraform import BUCKET, fixed_hosts, resources
+from tests.deploy.terraform import BUCKET, resources, templates
 from tests.system.processes import Process
 
 OURS = f"127.{1 + os.getpid() // 250 % 250}.{os.getpid() % 250}"  # not those of another run of these tests
@@ -137,7 +137,7 @@ def test_no_operator_network_is_the_internet(cluster):
 def test_hosts_are_in_the_group_of_their_role(applied):
     found = resources(applied)
     groups = {role: found[f'aws_security_group.role["{role}"]']["id"] for role in ("replay", "learner", "actor")}
-    for role, host in fixed_hosts(applied).items():
-        assert host["vpc_security_group_ids"] == [groups[role]]
-    [interface] = found["aws_launch_template.actor"]["network_interfaces"]
-    assert interface["security_groups"] == [groups["actor"]]
+    assert found["aws_instance.replay"]["vpc_security_group_ids"] == [groups["replay"]]
+    for role, template in templates(applied).items():
+        [interface] = template["network_interfaces"]
+        assert interface["security_groups"] == [groups[role]]

@@ -41,6 +41,19 @@ def test_a_command_that_is_interrupted_leaves_no_timer(monkeypatch):
         assert not timer.is_alive()
 
 
+def test_errors_of_a_command_are_heard_and_shown(monkeypatch, capfd):
+    """Its output, in which it may ask, goes to the terminal as it is."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    from commands import steps
+
+    assert steps.run_and_hear("sh", "-c", "printf 'Enter a value: '; echo no >&2; exit 3", seconds=60.0) == (3, "no\n")
+    shown = capfd.readouterr()
+    assert shown.err == "no\n" and shown.out.endswith("Enter a value: ")
+    assert steps.run_and_hear("true", seconds=60.0) == (0, "")
+    with pytest.raises(steps.StepError, match="did not end within 0 s, and was interrupted"):
+        steps.run_and_hear("sleep", "60", seconds=0.1)
+
+
 def test_preflight_hears_which_software_the_hosts_will_have(monkeypatch):
     """Images that are to follow a release need quotas for their builds: the release of before must not hide that."""
     monkeypatch.syspath_prepend(str(ROOT / "deploy"))
@@ -64,11 +77,14 @@ def test_a_description_that_was_set_aside_comes_back(monkeypatch, tmp_path):
     variables = tmp_path / "terraform.tfvars"
     monkeypatch.setattr(place, "VARIABLES", variables)
     monkeypatch.setattr(place, "CHOICE", tmp_path / "software.auto.tfvars")
+    monkeypatch.setattr(place, "ZONE", tmp_path / "zone.auto.tfvars")
+    place.ZONE.touch()
     monkeypatch.setattr(place, "exists", lambda: False)
     place.describe("smoke")
     variables.write_text(variables.read_text() + "max_hours = 3\n")
     mine = variables.read_text()
     place.describe("64-actors")
+    assert not place.ZONE.exists(), "another cluster begins in the first zone"
     assert variables.read_text() == (ROOT / "deploy" / "examples" / "64-actors.tfvars").read_text()
     place.describe("smoke")
     assert variables.read_text() == mine

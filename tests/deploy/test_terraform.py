@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
-from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, fixed_hosts, resources
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources, templates
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {
@@ -18,6 +18,12 @@ COSTLY = {
     *("aws_cloudwatch_log_group", "aws_security_group", "aws_iam_role", "aws_s3_bucket", "aws_budgets_budget"),
 }
 GIVEN = {"results_bucket": BUCKET}
+OF_A_NEW_REPLAY_HOST = {
+    "aws_instance.replay": ["delete", "create"],
+    "aws_scheduler_schedule.replay_limit": ["update"],
+    "aws_cloudwatch_metric_alarm.hangs": ["update"],
+}
+"""The changes of a plan that replaces the host: also those of all that knows its number."""
 
 
 def test_files_are_formatted(deploy):
@@ -106,8 +112,8 @@ def test_what_bootstrap_prints_is_what_the_cluster_wants(applied_bootstrap, clus
 def test_new_flags_replace_only_the_hosts_of_their_role(applied_cluster, tmp_path):
     workspace = applied_cluster.copy(tmp_path)
     changed = {
-        "learner_flags": of_a_new_host("learner"),
-        "replay_flags": of_a_new_host("replay") | {"aws_volume_attachment.journal": ["delete", "create"]},
+        "learner_flags": {f"aws_{name}.learner[0]": ["update"] for name in ("launch_template", "autoscaling_group")},
+        "replay_flags": OF_A_NEW_REPLAY_HOST | {"aws_volume_attachment.journal": ["delete", "create"]},
         "actor_flags": {"aws_launch_template.actor": ["update"], "aws_autoscaling_group.actor": ["update"]},
         "actor_hosts": {"aws_autoscaling_group.actor": ["update"]},
     }
@@ -128,15 +134,8 @@ def changes(workspace: Workspace, variables: dict) -> dict[str, list[str]]:
     return {address: what for address, what in actions.items() if what not in (["no-op"], ["read"])}
 
 
-def of_a_new_host(role: str) -> dict[str, list[str]]:
-    """Returns the changes of a plan that replaces a host: those of all that knows its number."""
-    place = "[0]" if role == "learner" else ""
-    told = (f"aws_scheduler_schedule.{role}_limit{place}", f'aws_cloudwatch_metric_alarm.hangs["{role}"]')
-    return {f"aws_instance.{role}{place}": ["delete", "create"]} | {address: ["update"] for address in told}
-
-
 def test_more_time_replaces_no_host(applied_cluster, tmp_path):
-    limits = ("autoscaling_schedule.limit", "scheduler_schedule.learner_limit[0]", "scheduler_schedule.replay_limit")
+    limits = ("autoscaling_schedule.limit", "autoscaling_schedule.learner_limit[0]", "scheduler_schedule.replay_limit")
     expected = {f"aws_{name}": ["update"] for name in (*limits, "ssm_parameter.deadline")}
     expected["terraform_data.deadline"] = ["delete", "create"]
     assert changes(applied_cluster.copy(tmp_path), GIVEN | {"max_hours": 48}) == expected
@@ -149,7 +148,7 @@ def test_a_lost_replay_host_gets_its_journal_again(applied_cluster, applied, tmp
     planned = changes(workspace, GIVEN)
     created = {address for address, what in planned.items() if what == ["create"]}
     assert created == {"aws_instance.replay", "aws_volume_attachment.journal"}
-    assert planned.keys() - created == of_a_new_host("replay").keys() - created
+    assert planned.keys() - created == OF_A_NEW_REPLAY_HOST.keys() - created
     found = resources(workspace.apply(GIVEN))
     journal = resources(applied)["aws_ebs_volume.journal"]["id"]
     attachment = found["aws_volume_attachment.journal"]
@@ -170,10 +169,11 @@ def test_new_images_wait_until_they_are_asked_for(applied_cluster, tmp_path):
     assert changes(workspace, GIVEN) == {}
     # Other flags replace a host, by one of the same image.
     planned = workspace.planned(GIVEN | {"learner_flags": {"batch_size": 256}})
-    assert resources(planned)["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a090"
+    assert resources(planned)["aws_launch_template.learner[0]"]["image_id"] == "ami-0000000000000a090"
     for version in ("latest", "1.0.0"):
         planned = changes(workspace, GIVEN | {"image_version": version})
-        assert planned["aws_instance.learner[0]"] == planned["aws_instance.replay"] == ["delete", "create"], version
+        assert planned["aws_instance.replay"] == ["delete", "create"], version
+        assert planned["aws_autoscaling_group.learner[0]"] == ["update"], version
     assert changes(workspace, GIVEN | {"image_version": "0.9.0"}).keys() == {"terraform_data.images"}
     workspace.apply(GIVEN | {"image_version": "latest"})
     assert changes(workspace, GIVEN).keys() == {"terraform_data.images"}, "the same images: nothing is replaced"
@@ -193,7 +193,7 @@ def test_actor_hosts_wait_for_replay_and_learner():
     """Where EC2 has no GPU to give, nothing is started that would only cost."""
     text = (TERRAFORM / "cluster" / "actors.tf").read_text()
     named = set(re.findall(r"[\w.]+", text.rpartition("depends_on")[2]))
-    assert {"aws_instance.replay", "aws_instance.learner"} <= named
+    assert {"aws_instance.replay", "aws_autoscaling_group.learner"} <= named
 
 
 def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
@@ -206,19 +206,19 @@ def test_the_time_limit_passes_and_starts_again(cluster, tmp_path):
     assert datetime.timedelta(0) <= deadline - before.replace(microsecond=0) - datetime.timedelta(hours=5)
     assert deadline - datetime.datetime.now(datetime.UTC) <= datetime.timedelta(hours=5)
     assert datetime.datetime.fromisoformat(found["aws_ssm_parameter.deadline"]["value"]) == deadline
-    schedule = found["aws_autoscaling_schedule.limit"]
-    assert datetime.datetime.fromisoformat(schedule["start_time"]) == deadline
-    assert (schedule["min_size"], schedule["max_size"], schedule["desired_capacity"]) == (0, 0, 0)
-    hosts = fixed_hosts(state)
-    for role, limit in (("replay", "replay_limit"), ("learner", "learner_limit[0]")):
-        ending = found[f"aws_scheduler_schedule.{limit}"]
-        at = re.fullmatch(r"at\((.*)\)", ending["schedule_expression"])[1]
-        assert datetime.datetime.fromisoformat(f"{at}Z") == deadline + datetime.timedelta(minutes=10)
-        [target] = ending["target"]
-        assert json.loads(target["input"]) == {"InstanceIds": [hosts[role]["id"]]}
-        assert is_call_of_ec2(target["arn"], json.loads(target["input"]))
-        assert hosts[role]["instance_initiated_shutdown_behavior"] == "terminate"
-    assert found["aws_launch_template.actor"]["instance_initiated_shutdown_behavior"] == "terminate"
+    for limit, group in (("limit", "apexrl-actor"), ("learner_limit[0]", "apexrl-learner")):
+        schedule = found[f"aws_autoscaling_schedule.{limit}"]
+        assert schedule["autoscaling_group_name"] == group
+        assert datetime.datetime.fromisoformat(schedule["start_time"]) == deadline
+        assert (schedule["min_size"], schedule["max_size"], schedule["desired_capacity"]) == (0, 0, 0)
+    host, ending = found["aws_instance.replay"], found["aws_scheduler_schedule.replay_limit"]
+    at = re.fullmatch(r"at\((.*)\)", ending["schedule_expression"])[1]
+    assert datetime.datetime.fromisoformat(f"{at}Z") == deadline + datetime.timedelta(minutes=10)
+    [target] = ending["target"]
+    assert json.loads(target["input"]) == {"InstanceIds": [host["id"]]}
+    assert is_call_of_ec2(target["arn"], json.loads(target["input"]))
+    ends = [made["instance_initiated_shutdown_behavior"] for made in (host, *templates(state).values())]
+    assert ends == ["terminate"] * 3
 
     text = (workspace.directory / "terraform.tfstate").read_text()
     past = text.replace(deadline.strftime("%Y-%m-%dT%H:%M:%SZ"), "2026-01-01T00:00:00Z")
@@ -293,33 +293,40 @@ def test_everything_that_costs_money_is_tagged(applied):
     for address, values in found.items():
         if address.split(".")[0] in COSTLY and not address.startswith(("data.", "aws_autoscaling_group")):
             assert wanted.items() <= values["tags_all"].items(), address
-    for role, host in fixed_hosts(applied).items():
-        [disk] = host["root_block_device"]
-        assert disk["tags"] == {"Name": f"apexrl-{role}", "Role": role}  # the provider adds its default tags
-        assert host["tags_all"]["Role"] == role
-    wanted["Role"] = "actor"
-    launched = {
-        entry["resource_type"]: entry["tags"] for entry in found["aws_launch_template.actor"]["tag_specifications"]
-    }
-    assert launched.keys() == {"instance", "volume", "network-interface"}
-    assert all(wanted.items() <= tags.items() for tags in launched.values())
-    group = {tag["key"]: tag for tag in found["aws_autoscaling_group.actor"]["tag"]}
-    assert wanted.items() <= {key: tag["value"] for key, tag in group.items()}.items()
-    assert all(tag["propagate_at_launch"] for tag in group.values())
+    host = found["aws_instance.replay"]
+    [disk] = host["root_block_device"]
+    assert disk["tags"] == {"Name": "apexrl-replay", "Role": "replay"}  # the provider adds its default tags
+    assert host["tags_all"]["Role"] == "replay"
+    for role, place in (("learner", "[0]"), ("actor", "")):
+        wanted |= {"Role": role, "Name": f"apexrl-{role}"}
+        launched = {entry["resource_type"]: entry["tags"] for entry in templates(applied)[role]["tag_specifications"]}
+        assert launched.keys() == {"instance", "volume", "network-interface"}
+        assert all(wanted.items() <= tags.items() for tags in launched.values())
+        group = {tag["key"]: tag for tag in found[f"aws_autoscaling_group.{role}{place}"]["tag"]}
+        assert wanted.items() <= {key: tag["value"] for key, tag in group.items()}.items()
+        assert all(tag["propagate_at_launch"] for tag in group.values())
 
 
-def test_the_tunnel_to_tensorboard_is_a_command_that_aws_knows(applied):
-    """The document and its parameters are Session Manager's own; the rest is checked against the service."""
+def test_commands_find_the_learner_host_that_runs(apply_cluster, aws):
+    """The document of the tunnel and its parameters are Session Manager's own; the rest is checked with AWS."""
     import botocore
     import botocore.session
+    import jmespath
 
-    words = shlex.split(applied["values"]["outputs"]["tensorboard_command"]["value"])
+    outputs = apply_cluster({"operator_cidrs": ["203.0.113.7/32"], "learner_hosts": 2})["values"]["outputs"]
+    lookup = r'"\$\((aws ec2 describe-instances [^"]+)\)"'
+    tunnel = outputs["tensorboard_command"]["value"]
+    queries = {"tensorboard": re.search(lookup, tunnel)[1], "url": outputs["tensorboard_url_command"]["value"]}
+    shells = outputs["shell_commands"]["value"]
+    assert shells.keys() == {"replay", "learner", "learner-1"} and "$" not in shells["replay"]
+    queries |= {name: re.search(lookup, shells[name])[1] for name in ("learner", "learner-1")}
+
+    words = shlex.split(re.sub(lookup, "i-1", tunnel))
     assert words[:3] == ["aws", "ssm", "start-session"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
-    learner = resources(applied)["aws_instance.learner[0]"]["id"]
     assert given == {
         "--region": "us-east-1",
-        "--target": learner,
+        "--target": "i-1",
         "--document-name": "AWS-StartPortForwardingSession",
         "--parameters": "portNumber=6006,localPortNumber=6006",
     }
@@ -327,3 +334,41 @@ def test_the_tunnel_to_tensorboard_is_a_command_that_aws_knows(applied):
     members = ssm.operation_model("StartSession").input_shape.members
     options = {f"--{botocore.xform_name(name, '-')}" for name in members}
     assert given.keys() - {"--region"} <= options
+
+    ec2 = aws.client("ec2")
+    image = ec2.register_image(Name="a host")["ImageId"]
+    hosts = {}
+    for name in ("learner", "learner", "learner-1", "actor"):  # the first one is lost
+        hosts.setdefault(name, []).append(
+            ec2.run_instances(ImageId=image, InstanceType="g6.4xlarge", MinCount=1, MaxCount=1)["Instances"][0]
+        )
+        tags = [{"Key": "Name", "Value": f"apexrl-{name}"}]
+        ec2.create_tags(Resources=[hosts[name][-1]["InstanceId"]], Tags=tags)
+    ec2.terminate_instances(InstanceIds=[hosts["learner"][0]["InstanceId"]])
+    found = {}
+    for name, query in queries.items():
+        words = shlex.split(query)
+        assert words[:7] == ["aws", "ec2", "describe-instances", "--region", "us-east-1", "--output", "text"]
+        assert (words[7], words[-2]) == ("--filters", "--query")
+        filters = [dict(part.split("=", 1) for part in word.split(",")) for word in words[8:-2]]
+        filters = [{"Name": one["Name"], "Values": [one["Values"]]} for one in filters]
+        found[name] = jmespath.search(words[-1], ec2.describe_instances(Filters=filters))
+    address = ec2.describe_instances(InstanceIds=[hosts["learner"][1]["InstanceId"]])
+    address = address["Reservations"][0]["Instances"][0]["PublicIpAddress"]
+    assert found == {
+        "tensorboard": [hosts["learner"][1]["InstanceId"]],
+        "learner": [hosts["learner"][1]["InstanceId"]],
+        "learner-1": [hosts["learner-1"][0]["InstanceId"]],
+        "url": [f"http://{address}:6006"],
+    }
+
+
+def test_another_zone_ends_the_hosts_before_their_subnet(applied_cluster, tmp_path):
+    """As `up` has it for want of capacity, before there was an actor host. A subnet with hosts cannot be deleted."""
+    workspace = applied_cluster.copy(tmp_path)
+    planned = changes(workspace, GIVEN | {"availability_zone": "us-east-1b"})
+    moved = ("subnet.this", "instance.replay", "ebs_volume.journal", "autoscaling_group.learner[0]")
+    for address in (*moved, "autoscaling_group.actor"):
+        assert planned[f"aws_{address}"] == ["delete", "create"], address
+    workspace.apply(GIVEN | {"availability_zone": "us-east-1b"})
+    assert changes(workspace, GIVEN | {"availability_zone": "us-east-1b"}) == {}

@@ -8,21 +8,20 @@ from apexrl.agents.mix import parts_of, table_texts
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.flags import of_own_shard, parse
 from tests.deploy.flows import Flow, flows_of
-from tests.deploy.terraform import BUCKET, Workspace, fixed_hosts, role_environment, user_data
+from tests.deploy.terraform import BUCKET, Workspace, of_learners, role_environment, templates, user_data
 
 MIX = ("queue=1/8", "uniform=1/8", "elite-1@500=3/4")
 VARIABLES = {
     "results_bucket": BUCKET,
     "agent": "impala",
-    "learner_instance_type": "g6.12xlarge",
+    "learner_instance_types": ["g6.12xlarge"],
     "learner_gpus": 4,
     "replay_shards": 8,
     "learner_flags": {"mix": " ".join(MIX)},
 }
 OF_ANOTHER_LEARNER = {
-    "aws_instance.learner[0]": ["delete", "create"],
-    "aws_scheduler_schedule.learner_limit[0]": ["update"],
-    'aws_cloudwatch_metric_alarm.hangs["learner"]': ["update"],
+    "aws_launch_template.learner[0]": ["update"],
+    "aws_autoscaling_group.learner[0]": ["update"],
 }
 
 
@@ -75,24 +74,26 @@ def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_
     """All learners have to know how many there are."""
     plan = workspace.planned(VARIABLES | {"learner_hosts": 2})
     new = [
-        *("aws_instance.learner[1]", "aws_scheduler_schedule.learner_limit[1]"),
-        *(
-            f'aws_{name}["learner-1"]'
-            for name in ("cloudwatch_metric_alarm.hangs", "ec2_subnet_cidr_reservation.fixed")
-        ),
+        *(f"aws_{name}[1]" for name in ("launch_template.learner", "autoscaling_group.learner")),
+        *("aws_autoscaling_schedule.learner_limit[1]", 'aws_ec2_subnet_cidr_reservation.fixed["learner-1"]'),
         *(f'aws_vpc_security_group_{way}_rule.flow["gradients"]' for way in ("ingress", "egress")),
     ]
-    assert changed_by(plan) == OF_ANOTHER_LEARNER | {address: ["create"] for address in new}
-    hosts = list(fixed_hosts(plan).values())[1:]
-    assert [host["private_ip"] for host in hosts] == ["10.79.0.11", "10.79.0.12"]
-    assert [host["tags"]["Name"] for host in hosts] == ["apexrl-learner", "apexrl-learner-1"]
-    assert {host["placement_group"] for host in hosts} == {"apexrl"}
-    for rank, host in enumerate(hosts):
-        environment = role_environment(host["user_data"])
+    created = {address: ["create"] for address in new}
+    may_end_it = {"aws_iam_role_policy.finish": ["update"]}
+    assert changed_by(plan) == OF_ANOTHER_LEARNER | created | may_end_it
+    groups = ["apexrl-actor", "apexrl-learner", "apexrl-learner-1"]
+    assert {group["placement_group"] for group in of_learners(plan, "aws_autoscaling_group").values()} == {"apexrl"}
+    for rank, name in enumerate(("learner", "learner-1")):
+        template = templates(plan)[name]
+        assert {made["tags"]["Name"] for made in template["tag_specifications"]} == {f"apexrl-{name}"}
+        environment = role_environment(user_data(plan)[name])
+        assert environment["APEXRL_ADDRESS"] == f"10.79.0.{11 + rank}"
+        assert environment["APEXRL_GROUP"] == f"apexrl-{name}"
+        assert environment["APEXRL_GROUPS"].split() == [group for group in groups if group != f"apexrl-{name}"]
         learner = parse(LearnerCommand, environment["APEXRL_FLAGS"].split())
         assert environment["APEXRL_HOST_RANK"] == str(rank)
         assert (learner.learner_hosts, learner.learning.num_learners, learner.wires.shards) == (2, 4, 8)
-        assert learner.wires.learner_host == hosts[0]["private_ip"]
+        assert learner.wires.learner_host == "10.79.0.11"
     among = Flow("learner", "learner", 32768, 60999)
     assert learner.wires.meeting_port in range(among.port, among.last_port)
     for way in ("ingress", "egress"):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.deploy.needed import require_tool
 from tests.deploy.rounds import rounds
-from tests.deploy.terraform import BUCKET, fixed_hosts, resources, user_data
+from tests.deploy.terraform import BUCKET, fixed_addresses, of_learners, resources, templates, user_data
 
 TOP_LEVEL_KEYS = {"write_files", "runcmd"}
 """cloud-init warns of nothing when it does not know a key, so that a misspelled one would be ignored."""
@@ -135,17 +135,16 @@ def text_paths(value: Any, path: str = "") -> set[str]:
 
 def test_metadata_of_hosts_needs_a_token_and_stays_on_the_host(applied):
     found = resources(applied)
-    for address in ("aws_instance.replay", "aws_instance.learner[0]", "aws_launch_template.actor"):
+    for address in ("aws_instance.replay", "aws_launch_template.learner[0]", "aws_launch_template.actor"):
         [options] = found[address]["metadata_options"]
         assert options["http_tokens"] == "required" and options["http_put_response_hop_limit"] == 1, address
 
 
 def test_disks_are_encrypted_and_go_with_their_host(applied):
     found = resources(applied)
-    disks = [host["root_block_device"][0] for host in fixed_hosts(applied).values()]
-    [mapping] = found["aws_launch_template.actor"]["block_device_mappings"]
-    [disk] = mapping["ebs"]
-    assert [(one["volume_type"], one["volume_size"]) for one in [*disks, disk]] == [
+    disks = [made["block_device_mappings"][0]["ebs"][0] for made in templates(applied).values()]
+    disks.insert(0, found["aws_instance.replay"]["root_block_device"][0])
+    assert [(one["volume_type"], one["volume_size"]) for one in disks] == [
         ("gp3", 16),
         ("gp3", 200),
         ("gp3", 16),
@@ -153,18 +152,18 @@ def test_disks_are_encrypted_and_go_with_their_host(applied):
     journal = found["aws_ebs_volume.journal"]
     assert (journal["type"], journal["size"], journal["encrypted"], journal["throughput"]) == ("gp3", 100, True, 250)
     assert journal["availability_zone"] == found["aws_subnet.this"]["availability_zone"]
-    assert all(one["encrypted"] in (True, "true") for one in [*disks, disk])
-    assert all(one["delete_on_termination"] in (True, "true") for one in [*disks, disk])
+    assert all(one["encrypted"] in (True, "true") for one in disks)
+    assert all(one["delete_on_termination"] in (True, "true") for one in disks)
 
 
 def test_hosts_run_the_newest_image_of_their_kind(applied, cluster):
     found = resources(applied)
     images = [found["aws_instance.replay"]["ami"], found["aws_launch_template.actor"]["image_id"]]
     assert images == ["ami-0000000000000c100"] * 2
-    assert found["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a100"
+    assert templates(applied)["learner"]["image_id"] == "ami-0000000000000a100"
     pinned = resources(cluster.planned({"results_bucket": BUCKET, "image_version": "0.9.0"}))
     assert pinned["aws_instance.replay"]["ami"] == "ami-0000000000000c090"
-    assert pinned["aws_instance.learner[0]"]["ami"] == "ami-0000000000000a090"
+    assert pinned["aws_launch_template.learner[0]"]["image_id"] == "ami-0000000000000a090"
 
 
 def test_actors_are_spot_instances_of_several_types(applied, cluster):
@@ -194,21 +193,45 @@ def test_actors_are_spot_instances_of_several_types(applied, cluster):
     assert [entry["instance_type"] for entry in policy["launch_template"][0]["override"]] == ["c6a.8xlarge"]
 
 
+def test_a_learner_host_is_a_group_of_one_on_demand_of_the_first_type_that_there_is(applied, cluster):
+    found = of_learners(applied, "aws_autoscaling_group")["learner"]
+    assert (found["name"], found["min_size"], found["max_size"], found["desired_capacity"]) == (
+        *("apexrl-learner", 0, 1, 1),
+    )
+    [policy] = found["mixed_instances_policy"]
+    [distribution] = policy["instances_distribution"]
+    assert distribution["on_demand_percentage_above_base_capacity"] == 100
+    assert distribution["on_demand_allocation_strategy"] == "prioritized"
+    [launched] = policy["launch_template"]
+    assert [entry["instance_type"] for entry in launched["override"]] == ["g6.4xlarge", "g5.4xlarge"]
+    template = templates(applied)["learner"]
+    [specification] = launched["launch_template_specification"]
+    assert specification["launch_template_id"] == template["id"]
+    assert found["health_check_type"] == "EC2", "a host that is lost or hangs is replaced"
+    assert found["wait_for_capacity_timeout"] == "15m" and not found["force_delete"]
+    [refresh] = found["instance_refresh"]
+    assert refresh["preferences"][0]["min_healthy_percentage"] == 0, "the old one ends before the new one starts"
+    assert found["vpc_zone_identifier"] == [resources(applied)["aws_subnet.this"]["id"]]
+    other = {"results_bucket": BUCKET, "learner_instance_types": ["g6e.4xlarge"]}
+    [policy] = resources(cluster.planned(other))["aws_autoscaling_group.learner[0]"]["mixed_instances_policy"]
+    assert [entry["instance_type"] for entry in policy["launch_template"][0]["override"]] == ["g6e.4xlarge"]
+
+
 def test_replay_and_learner_share_a_placement_group_unless_told_otherwise(applied, cluster):
     found = resources(applied)
     group = found["aws_placement_group.this[0]"]
     assert group["strategy"] == "cluster"
-    hosts = fixed_hosts(applied)
-    for role, address in (("replay", "10.79.0.10"), ("learner", "10.79.0.11")):
-        assert hosts[role]["placement_group"] == group["id"]
-        assert hosts[role]["private_ip"] == address
+    for address in ("aws_instance.replay", "aws_autoscaling_group.learner[0]"):
+        assert found[address]["placement_group"] == group["id"]
+    assert not found["aws_autoscaling_group.actor"]["placement_group"]
+    assert fixed_addresses(applied) == {"replay": "10.79.0.10", "learner": "10.79.0.11"}
     apart = resources(cluster.planned({"results_bucket": BUCKET, "use_placement_group": False}))
     assert not any(address.startswith("aws_placement_group") for address in apart)
 
 
 def test_no_host_takes_an_ssh_key(applied):
     found = resources(applied)
-    for address in ("aws_instance.replay", "aws_instance.learner[0]", "aws_launch_template.actor"):
+    for address in ("aws_instance.replay", "aws_launch_template.learner[0]", "aws_launch_template.actor"):
         assert not found[address]["key_name"], address
 
 

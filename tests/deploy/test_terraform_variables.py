@@ -31,7 +31,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("image_version", "a b", "leave it out to keep the first"),
     ("release", "a b", "leave it out to start from images"),
     ("replay_instance_type", "large", "such as r6in.4xlarge"),
-    ("learner_instance_type", "gpu", "such as g6.4xlarge"),
+    ("learner_instance_types", [], "such as ["),
+    ("learner_instance_types", ["g6"], "such as ["),
+    ("learner_instance_types", ["g6.4xlarge", "g6.4xlarge"], "name each once"),
     ("actor_instance_types", [], "such as ["),
     ("actor_instance_types", ["c7i"], "such as ["),
     ("actor_instance_types", ["c7i.8xlarge", "c7i.8xlarge"], "name each once"),
@@ -76,7 +78,7 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
         ("image_version", "1.0.0", "exclude each other"),
     ],
     [
-        ("learner_gpus", 4, "the GPUs of learner_instance_type g6.4xlarge (1)"),
+        ("learner_gpus", 4, "the GPUs of learner_instance_types g6.4xlarge (1), g5.4xlarge (1)"),
         ("actor_instance_types", ["c7i.8xlarge", "c7i.large"], "c7i.large have fewer vCPUs"),
     ],
     [
@@ -87,11 +89,17 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
     [
         ("results_bucket", "apexrl-results-123456789012-us-west-2", "use the region of deploy/terraform/bootstrap"),
         ("replay_instance_type", "t3.micro", "use_placement_group = false"),
-        ("learner_instance_type", "c7i.8xlarge", "no NVIDIA GPU"),
+        ("learner_instance_types", ["g6.4xlarge", "c7i.8xlarge"], "types c7i.8xlarge have no NVIDIA GPU"),
         ("actor_instance_types", ["c8g.8xlarge"], "The images are x86_64, which c8g.8xlarge cannot run"),
         ("learner_volume_gib", 50, "the gpu image's 90 GiB"),
     ],
-    [("learner_instance_type", "p3dn.24xlarge", "no whole GPU that the image's driver drives: choose one of g4dn, g5")],
+    [
+        (
+            "learner_instance_types",
+            ["g6.4xlarge", "p3dn.24xlarge"],
+            "p3dn.24xlarge have no whole GPU that the image's driver drives: choose one of g4dn, g5",
+        )
+    ],
     [
         ("actor_hosts", 129, "4128 actors for each replay server, which takes 4096"),
         ("environments_per_worker", 64, "264192 environments for each replay server, which takes 262144"),
@@ -105,7 +113,7 @@ WRONG_REGIONS = [
     ("eu-west-1", {}, "No zone of eu-west-1 offers g6.4xlarge"),
     (
         "eu-west-1",
-        {"learner_instance_type": "p4d.24xlarge", "actor_instance_types": ["c8a.8xlarge"]},
+        {"learner_instance_types": ["p4d.24xlarge"], "actor_instance_types": ["c8a.8xlarge"]},
         "No zone of eu-west-1 offers c8a.8xlarge, p4d.24xlarge, r6in.4xlarge together",
     ),
 ]
@@ -184,9 +192,9 @@ def test_scripts_and_terraform_name_the_same_families_of_gpus(monkeypatch):
 
 
 def test_gpus_that_nobody_uses_are_told(cluster):
-    result = cluster.plan({"results_bucket": BUCKET, "learner_instance_type": "g6.12xlarge"})
+    result = cluster.plan({"results_bucket": BUCKET, "learner_instance_types": ["g6.4xlarge", "g6.12xlarge"]})
     assert result.returncode == 0
-    assert "has 4 GPUs, which all cost, and learner_gpus is 1" in " ".join(result.stdout.split()), result.stdout
+    assert "g6.12xlarge has 4: all GPUs cost, and learner_gpus is 1" in " ".join(result.stdout.split()), result.stdout
 
 
 def values_of(command) -> dict[str, Any]:
@@ -303,7 +311,9 @@ def test_role_environment_is_what_a_host_needs(apply_cluster):
         assert environment["APEXRL_ROLE"] == role
         assert environment["APEXRL_DEADLINE"] == "/apexrl/second-cluster-of-20/deadline"
     assert (found["learner"]["APEXRL_BUCKET"], found["learner"]["APEXRL_RUN"]) == (BUCKET, "pong-2")
-    assert found["learner"]["APEXRL_GROUP"] == resources(state)["aws_autoscaling_group.actor"]["name"]
+    assert found["learner"]["APEXRL_GROUPS"] == resources(state)["aws_autoscaling_group.actor"]["name"]
+    assert found["learner"]["APEXRL_GROUP"] == resources(state)["aws_autoscaling_group.learner[0]"]["name"]
+    assert found["learner"]["APEXRL_ADDRESS"] == "10.79.0.11"
     assert found["replay"]["APEXRL_JOURNAL_VOLUME"] == resources(state)["aws_ebs_volume.journal"]["id"]
     assert found["replay"]["APEXRL_RUN"] == "pong-2"
     assert "APEXRL_BUCKET" not in found["actor"] and "APEXRL_BUCKET" not in found["replay"]

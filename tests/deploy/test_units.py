@@ -19,8 +19,9 @@ from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net.keyring import ROLES, load_keyring, make_keys
 from apexrl.net.replay_client import ReplayClient
 from tests.deploy import rootfs, site
-from tests.deploy.hosts import BUCKET, CLUSTER, RUN, VOLUME, host, interpreter, put_keys, role_env
+from tests.deploy.hosts import ADDRESS, BUCKET, CLUSTER, RUN, VOLUME, host, interpreter, put_keys, role_env
 from tests.deploy.imds import NOTICE, metadata_service
+from tests.deploy.interfaces import addresses_of, make_interface, make_subnet
 from tests.deploy.machine import wait_until
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.volume import blank_volume
@@ -115,6 +116,7 @@ def test_a_permanent_error_is_not_tried_again(unit):
         ({"APEXRL_KEYS_PATH": "apexrl keys"}, "APEXRL_KEYS_PATH='apexrl keys'"),
         ({"APEXRL_ROLE": "replay", "APEXRL_SHARDS": "0"}, "APEXRL_SHARDS='0' in /etc/apexrl/role.env"),
         ({"APEXRL_HOST_RANK": "first"}, "APEXRL_HOST_RANK='first' in /etc/apexrl/role.env"),
+        ({"APEXRL_ADDRESS": "learner"}, "APEXRL_ADDRESS='learner' in /etc/apexrl/role.env"),
         ({"APEXRL_FLAGS": "--env 'Catch"}, "APEXRL_FLAGS: No closing quotation"),
     ],
 )
@@ -241,7 +243,8 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
     prefix = f"{CLUSTER}/{RUN}/"
     s3.put_object(Bucket=BUCKET, Key=f"{prefix}notes.txt", Body=b"of the first life\n")
     s3.put_object(Bucket=BUCKET, Key=f"{CLUSTER}/other/notes.txt", Body=b"of another run\n")
-    variables = role_env(cloud, "learner", APEXRL_FLAGS="--preset small --bind-host 0.0.0.0 --replay-host 127.0.0.1")
+    flags = {"APEXRL_FLAGS": "--preset small --bind-host 0.0.0.0 --replay-host 127.0.0.1"}
+    interface = make_interface(cloud, make_subnet(cloud, "10.79.0.0/20"), "10.79.0.30")
     binds = interpreter(tmp_path)
     run_dir = "/var/lib/apexrl/run"
 
@@ -253,8 +256,19 @@ def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, addres
         with socket.socket() as probe:
             return probe.connect_ex((machine.address, 52001)) == 0
 
-    with host(build.images["gpu"].layers, variables, tmp_path / "host", address, binds) as machine:
+    with contextlib.ExitStack() as stack:
+        metadata = stack.enter_context(metadata_service(address))
+        variables = role_env(cloud, "learner", AWS_EC2_METADATA_SERVICE_ENDPOINT=metadata.endpoint, **flags)
+        layers = build.images["gpu"].layers
+        machine = stack.enter_context(host(layers, variables, tmp_path / "host", address, binds))
+        # Without its address nobody would find the learner.
+        wait_until(lambda: "names no network interface" in machine.journal("apexrl-address"), 30, "a message")
+        machine.run("systemctl", "kill", "--signal=KILL", "apexrl-address.service", check=False)
+        assert machine.show("apexrl-learner.service", "ActiveState") == "inactive"
+        metadata.facts |= interface.facts
         machine.wait_for_state("apexrl-learner.service", "active", 60)
+        assert f" {ADDRESS}/32 " in machine.run("ip", "-o", "address", "show", "dev", "lo").stdout
+        assert addresses_of(cloud, interface.name)[-1] == ADDRESS
         machine.wait_for_state("apexrl-tensorboard.service", "active")
         found = machine.run("find", run_dir, "-type", "f", "!", "-name", "*.lock").stdout.split()
         assert found == [f"{run_dir}/notes.txt"]

@@ -1,67 +1,16 @@
 """`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
 
 import contextlib
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from tests.deploy import fake_tools
-from tests.deploy.quotas import Account, serving
-from tests.deploy.terraform import copy_of
+from tests.deploy.clone import BOOTSTRAP, CLUSTER, UP
 from tests.system.processes import ROOT
 
-QUOTAS = {"L-1216C47A": 32.0, "L-34B43A08": 32.0, "L-DB2E81BA": 4.0}
-CLUSTER = "-chdir=deploy/terraform/cluster"
-BOOTSTRAP = "-chdir=deploy/terraform/bootstrap"
-UP = ("up", "smoke", "--email", "you@example.com", "--yes")
-LOOKS = ("state list", "output")
 ROLE = "aws iam create-service-linked-role --aws-service-name"
-
-
-class Clone:
-    """A clone of the repository of a person with a fresh account."""
-
-    def __init__(self, directory, environment):
-        self.directory = directory
-        self.cluster = directory / "deploy" / "terraform" / "cluster"
-        self.environment = environment
-
-    def run(self, *words, status=0, **environment):
-        """Runs `python -m deploy`; returns what it printed, and the commands that changed something."""
-        result = subprocess.run(
-            [sys.executable, "-m", "deploy", *words],
-            cwd=self.directory,
-            env=self.environment | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert result.returncode == status, result.stdout + result.stderr
-        self.said = result.stderr
-        called = fake_tools.calls(self.environment)
-        return result.stdout, [line for line in called if not any(look in line for look in LOOKS)]
-
-    def fail_once(self, pattern):
-        """Lets the next command of this form fail."""
-        (self.directory / "tools" / "fails").write_text(pattern)
-
-
-@pytest.fixture
-def clone(aws, tmp_path):
-    copy_of(ROOT / "deploy", tmp_path / "deploy")
-    for name in ("LICENSE", "apexrl", "actor.py", "learner.py", "replay.py", "requirements.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "tools/\n")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"], ["tag", "v1.2"]):
-        subprocess.run([*git, *command], cwd=tmp_path, check=True, timeout=30)
-    with serving(Account(QUOTAS, {"L-F678F1CE": 5.0})) as account:
-        tools = fake_tools.install(tmp_path / "tools")
-        yield Clone(tmp_path, aws.environment | tools | account.environment)
 
 
 def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
@@ -108,7 +57,8 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
 
     # The same command goes on: only the rest is done.
     printed, called = clone.run(*UP)
-    assert called == [init, apply, fake_tools.OUTPUTS["tensorboard_command"]]
+    lookup, tunnel = "aws ec2 describe-instances", "aws ssm start-session --region us-east-1 --target i-1"
+    assert called == [init, apply, lookup, tunnel]
     assert "frames arrive: 1,234 transitions (1%)" in printed and "http://127.0.0.1:6006" in printed
 
     printed, called = clone.run("status")
@@ -174,12 +124,21 @@ def check_no_other_takes_its_place(clone, init):
 def commands(monkeypatch):
     """The package of the commands; what it would run goes into a list."""
     monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import account, frames, place, software, steps, up
+    from commands import account, frames, place, software, steps, up, zones
 
     ran = []
     for module in (account, place, software, up):
         monkeypatch.setattr(module, "run", lambda *command, seconds: ran.append(" ".join(command)))
-    modules = {"account": account, "frames": frames, "place": place, "software": software, "steps": steps, "up": up}
+    monkeypatch.setattr(zones, "run_and_hear", lambda *command, seconds: (ran.append(" ".join(command)), (0, ""))[1])
+    modules = {
+        "zones": zones,
+        "account": account,
+        "frames": frames,
+        "place": place,
+        "software": software,
+        "steps": steps,
+        "up": up,
+    }
     return SimpleNamespace(**modules, ran=ran)
 
 

@@ -1,7 +1,7 @@
 """A VPC on this machine: hosts are network namespaces around a router, where nftables keep the plan's security groups.
 
 As with EC2 a group acts outside of its hosts, knows connections, and drops without an answer what no rule lets through.
-AWS is moto: on port 443 of one address, and as the metadata service, which passes without a rule.
+AWS is moto on port 443 of one address. Each host has an address for a metadata service of its own.
 """
 
 import contextlib
@@ -30,7 +30,6 @@ table ip aws {{
   chain interfaces {{
     type nat hook prerouting priority dstnat;
     ip daddr {address} tcp dport 443 dnat to {address}:{port}
-    ip daddr {metadata} tcp dport 80 dnat to {address}:{port}
   }}
   chain gateway {{
     type nat hook postrouting priority srcnat;
@@ -42,7 +41,6 @@ table ip security_groups {{
     type filter hook forward priority -10; policy drop;
     ct state established,related accept
     iifname {outside} accept
-    ct original ip daddr {metadata} accept
     {egress}
   }}
   chain ingress {{
@@ -111,7 +109,7 @@ class Vpc:
     def permit(self, state: dict[str, Any]) -> None:
         """Puts the rules of a plan or state in the place of those before, all at once."""
         egress, ingress = ("\n    ".join(nft_rules(state, direction)) for direction in ("egress", "ingress"))
-        names = {"address": self.aws_address, "port": self._moto_port, "metadata": METADATA}
+        names = {"address": self.aws_address, "port": self._moto_port}
         rules = RULES.format(**names, uplink=UPLINK, outside=OUTSIDE, egress=egress, ingress=ingress)
         command = ["ip", "netns", "exec", self._router, "chroot", str(self._root), "nft", rules]
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -129,6 +127,7 @@ class Vpc:
                 ("-n", self._router, "address", "add", f"{self._gateway}/32", "peer", f"{address}/32", "dev", name),
                 ("-n", self._router, "link", "set", name, "up"),
                 ("-n", namespace, "link", "set", "lo", "up"),
+                ("-n", namespace, "address", "add", f"{METADATA}/32", "dev", "lo"),
                 ("-n", namespace, "address", "add", f"{address}/32", "peer", f"{self._gateway}/32", "dev", "host0"),
                 ("-n", namespace, "link", "set", "host0", "up"),
                 ("-n", namespace, "route", "add", "default", "via", self._gateway, "dev", "host0", "src", address),
@@ -140,6 +139,10 @@ class Vpc:
             self._namespaces.pop(name, None)
             for words in (("-n", self._router, "link", "delete", name), ("netns", "delete", namespace)):
                 subprocess.run(["ip", *words], capture_output=True, timeout=30, check=False)
+
+    def deliver(self, address: str, name: str) -> None:
+        """Delivers what is for an address to a host from now on, as AWS does for the interface that has it."""
+        ip("-n", self._router, "route", "replace", f"{address}/32", "dev", name)
 
     def cut(self, name: str) -> None:
         """Cuts a host off: from now on nothing comes from it, not even the end of its connections."""

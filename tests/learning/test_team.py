@@ -1,10 +1,12 @@
 """Several learners make the updates of one, through real processes and gloo."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -158,6 +160,27 @@ def test_learners_meet_through_the_interface_that_reaches_the_first_host(monkeyp
     with monkeypatch.context() as patched, pytest.raises(OSError, match=r"no interface has the address 127\.0\.0\.1"):
         patched.setattr(psutil, "net_if_addrs", dict)
         teams.interface_to("127.0.0.1")
+
+
+def test_learners_meet_through_the_way_out_where_the_address_of_this_host_is_hidden(monkeypatch):
+    """As on EC2, where a host takes the address by which others know it on its loopback interface."""
+    routes = {"10.79.0.11": "10.79.0.11", teams.OUTSIDE: "10.79.0.30", "10.79.0.12": "10.79.0.30"}
+
+    class Probe(contextlib.nullcontext):
+        def __init__(self, *_):
+            super().__init__(self)
+
+        def connect(self, address):
+            self.own = routes[address[0]]
+
+        def getsockname(self):
+            return self.own, 0
+
+    addresses = {"lo": ["127.0.0.1", "10.79.0.11"], "ens5": ["10.79.0.30"]}
+    found = {name: [SimpleNamespace(address=address) for address in own] for name, own in addresses.items()}
+    monkeypatch.setattr(teams.socket, "socket", Probe)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert teams.interface_to("10.79.0.11") == teams.interface_to("10.79.0.12") == "ens5"
 
 
 def test_one_learner_alone_exchanges_nothing():

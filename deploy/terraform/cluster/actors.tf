@@ -107,9 +107,13 @@ resource "aws_autoscaling_group" "actor" {
     }
   }
 
+  lifecycle {
+    replace_triggered_by = [aws_subnet.this.id] # as of the learner's
+  }
+
   # After replay and learner: where EC2 has no GPU to give, no actor host costs anything.
   depends_on = [
-    aws_instance.replay, aws_instance.learner,
+    aws_instance.replay, aws_autoscaling_group.learner,
     aws_iam_role_policy.deadline, aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
     aws_vpc_security_group_egress_rule.aws, aws_ec2_subnet_cidr_reservation.fixed,
   ]

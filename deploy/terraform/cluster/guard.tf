@@ -1,7 +1,8 @@
 # The time limit. Three things end the spending, so that no single one has to work:
-# hosts power themselves off (which terminates them), the group of actor hosts is scaled to zero by AWS, and ten minutes
-# later AWS terminates replay and learner if they are still there, for example because their system hangs.
-# A finished learner ends the spending, too: it scales the group to zero and sets the hosts' deadline to now.
+# hosts power themselves off (which terminates them), the groups of actor and learner hosts are scaled to zero by AWS, and
+# ten minutes later AWS terminates the replay host if it is still there, for example because its system hangs.
+# A learner host that powers itself off first scales its group to zero, which would replace it for ever.
+# A finished learner ends the spending, too: it scales the groups to zero and sets the hosts' deadline to now.
 
 resource "terraform_data" "deadline" {
   # The time of the first apply counts: ignoring later values keeps plans without drift.
@@ -36,22 +37,23 @@ resource "aws_autoscaling_schedule" "limit" {
   desired_capacity       = 0
 }
 
-locals {
-  fixed_hosts = merge({ replay = aws_instance.replay.id }, {
-    for rank, host in local.learner_hosts : host.name => aws_instance.learner[rank].id
-  })
+# It also ends a learner host that hangs.
+resource "aws_autoscaling_schedule" "learner_limit" {
+  count = var.learner_hosts
 
-  terminate_at  = "at(${trimsuffix(timeadd(terraform_data.deadline.output, "10m"), "Z")})"
-  terminate_arn = "arn:${local.partition}:scheduler:::aws-sdk:ec2:terminateInstances"
+  scheduled_action_name  = "${local.learner_hosts[count.index].group}-limit"
+  autoscaling_group_name = aws_autoscaling_group.learner[count.index].name
+  start_time             = terraform_data.deadline.output
+  min_size               = 0
+  max_size               = 0
+  desired_capacity       = 0
 }
 
-# A resource each, not one for all: a host that cannot be started must not keep the others from their limit. And a
-# request for all would do nothing when one of them is long gone.
 resource "aws_scheduler_schedule" "replay_limit" {
   #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
   name                         = "${var.name}-limit-replay"
   description                  = "Terminates the replay host of the cluster ${var.name} when its time is over"
-  schedule_expression          = local.terminate_at
+  schedule_expression          = "at(${trimsuffix(timeadd(terraform_data.deadline.output, "10m"), "Z")})"
   schedule_expression_timezone = "UTC"
   action_after_completion      = "NONE"
 
@@ -60,35 +62,9 @@ resource "aws_scheduler_schedule" "replay_limit" {
   }
 
   target {
-    arn      = local.terminate_arn
+    arn      = "arn:${local.partition}:scheduler:::aws-sdk:ec2:terminateInstances"
     role_arn = aws_iam_role.limit.arn
     input    = jsonencode({ InstanceIds = [aws_instance.replay.id] })
-
-    retry_policy {
-      maximum_event_age_in_seconds = 3600
-      maximum_retry_attempts       = 20
-    }
-  }
-}
-
-resource "aws_scheduler_schedule" "learner_limit" {
-  #checkov:skip=CKV_AWS_297:The schedule holds an instance id and a time; there is nothing to hide with a key of one's own.
-  count = var.learner_hosts
-
-  name                         = "${var.name}-limit-${local.learner_hosts[count.index].name}"
-  description                  = "Terminates a learner host of the cluster ${var.name} when its time is over"
-  schedule_expression          = local.terminate_at
-  schedule_expression_timezone = "UTC"
-  action_after_completion      = "NONE"
-
-  flexible_time_window {
-    mode = "OFF"
-  }
-
-  target {
-    arn      = local.terminate_arn
-    role_arn = aws_iam_role.limit.arn
-    input    = jsonencode({ InstanceIds = [aws_instance.learner[count.index].id] })
 
     retry_policy {
       maximum_event_age_in_seconds = 3600
@@ -129,15 +105,13 @@ resource "aws_iam_role_policy" "limit" {
   })
 }
 
-# A host whose kernel hangs is started again; its units start by themselves, and its files are still there.
+# A replay host whose kernel hangs is started again; its units start by themselves, and its files are still there.
 resource "aws_cloudwatch_metric_alarm" "hangs" {
-  for_each = local.fixed_hosts
-
-  alarm_name          = "${var.name}-${each.key}-hangs"
-  alarm_description   = "Reboots the ${each.key} host of the cluster ${var.name} after three minutes without a sign of life"
+  alarm_name          = "${var.name}-replay-hangs"
+  alarm_description   = "Reboots the replay host of the cluster ${var.name} after three minutes without a sign of life"
   namespace           = "AWS/EC2"
   metric_name         = "StatusCheckFailed_Instance"
-  dimensions          = { InstanceId = each.value }
+  dimensions          = { InstanceId = aws_instance.replay.id }
   statistic           = "Maximum"
   comparison_operator = "GreaterThanOrEqualToThreshold"
   threshold           = 1

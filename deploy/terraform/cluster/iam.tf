@@ -48,6 +48,18 @@ locals {
     Action   = ["ssm:GetParameter"]
     Resource = [local.deadline_arn]
   }]
+  # A new learner host takes the address of its rank, also from one that hangs.
+  address_statements = [{
+    Sid      = "Address"
+    Effect   = "Allow"
+    Action   = ["ec2:AssignPrivateIpAddresses"]
+    Resource = ["arn:${local.partition}:ec2:${var.region}:${local.account}:network-interface/*"]
+    Condition = { StringEquals = {
+      "aws:ResourceTag/Project" = local.project
+      "aws:ResourceTag/Cluster" = var.name
+      "aws:ResourceTag/Role"    = "learner"
+    } }
+  }]
   # A learner at the end of its run ends the cluster. The schedules of guard.tf end it anyway when its time is over.
   finish_statements = [
     {
@@ -57,10 +69,13 @@ locals {
       Resource = [local.deadline_arn]
     },
     {
-      Sid      = "EndActors"
-      Effect   = "Allow"
-      Action   = ["autoscaling:SetDesiredCapacity"]
-      Resource = ["arn:${local.partition}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.actor_group}"]
+      Sid    = "EndGroups"
+      Effect = "Allow"
+      Action = ["autoscaling:SetDesiredCapacity"]
+      Resource = [
+        for group in local.groups :
+        "arn:${local.partition}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${group}"
+      ]
     },
   ]
   result_statements = [
@@ -130,6 +145,12 @@ resource "aws_iam_role_policy" "deadline" {
   name   = "deadline"
   role   = aws_iam_role.host[each.key].id
   policy = jsonencode({ Version = "2012-10-17", Statement = local.deadline_statements })
+}
+
+resource "aws_iam_role_policy" "address" {
+  name   = "address"
+  role   = aws_iam_role.host["learner"].id
+  policy = jsonencode({ Version = "2012-10-17", Statement = local.address_statements })
 }
 
 resource "aws_iam_role_policy" "finish" {

@@ -21,7 +21,7 @@ data "aws_ec2_instance_type_offerings" "zones" {
   lifecycle {
     postcondition {
       condition     = length(setsubtract(local.instance_types, self.instance_types)) == 0
-      error_message = "No zone of ${var.region} offers ${join(", ", sort(setsubtract(local.instance_types, self.instance_types)))}: change replay_instance_type, learner_instance_type or actor_instance_types, or choose another region. `aws ec2 describe-instance-type-offerings --region ${var.region}` lists what there is."
+      error_message = "No zone of ${var.region} offers ${join(", ", sort(setsubtract(local.instance_types, self.instance_types)))}: change replay_instance_type, learner_instance_types or actor_instance_types, or choose another region. `aws ec2 describe-instance-type-offerings --region ${var.region}` lists what there is."
     }
   }
 }
@@ -162,6 +162,17 @@ locals {
   shard_actors = var.actor_hosts * ceil(max(values(local.workers_of)...) / local.shards)
   environments = coalesce(var.environments_per_worker, try(local.limits.environments_per_worker[var.agent][var.preset], 1))
 
+  # The types of learner hosts that do not fit, each for one reason.
+  types_without_gpu     = [for type in var.learner_instance_types : type if !contains(local.facts_of[type].gpu_makers, "NVIDIA")]
+  types_with_gpu        = [for type in var.learner_instance_types : type if !contains(local.types_without_gpu, type)]
+  types_of_other_driver = [for type in local.types_with_gpu : type if !contains(local.learner_families, split(".", type)[0])]
+  types_of_few_gpus     = [for type in local.types_with_gpu : "${type} (${local.facts_of[type].gpus})" if local.facts_of[type].gpus < var.learner_gpus]
+  types_of_idle_gpus    = [for type in local.types_with_gpu : "${type} has ${local.facts_of[type].gpus}" if local.facts_of[type].gpus > var.learner_gpus]
+  types_of_no_group = [
+    for type in concat([var.replay_instance_type], var.learner_instance_types) : type
+    if !contains(local.facts_of[type].strategies, "cluster")
+  ]
+
   types_of_few_vcpus          = [for type in var.actor_instance_types : type if local.facts_of[type].vcpus < local.shards]
   types_of_other_architecture = sort([for type, facts in local.facts_of : type if !contains(facts.architectures, local.architecture)])
 }
@@ -178,7 +189,7 @@ resource "terraform_data" "zone" {
 
     precondition {
       condition     = var.availability_zone != null || length(local.zones) > 0
-      error_message = "No zone of ${var.region} offers ${join(", ", sort(local.instance_types))} together (missing: ${join("; ", [for zone, types in local.types_missing_in_zone : "${zone} ${join(" ", types)}"])}). Change replay_instance_type, learner_instance_type or actor_instance_types, or choose another region."
+      error_message = "No zone of ${var.region} offers ${join(", ", sort(local.instance_types))} together (missing: ${join("; ", [for zone, types in local.types_missing_in_zone : "${zone} ${join(" ", types)}"])}). Change replay_instance_type, learner_instance_types or actor_instance_types, or choose another region."
     }
 
     precondition {
@@ -188,22 +199,22 @@ resource "terraform_data" "zone" {
 
     precondition {
       condition     = length(local.types_of_other_architecture) == 0
-      error_message = "The images are ${local.architecture}, which ${join(", ", local.types_of_other_architecture)} cannot run: change replay_instance_type, learner_instance_type or actor_instance_types (Graviton types have a g after the generation's number)."
+      error_message = "The images are ${local.architecture}, which ${join(", ", local.types_of_other_architecture)} cannot run: change replay_instance_type, learner_instance_types or actor_instance_types (Graviton types have a g after the generation's number)."
     }
 
     precondition {
-      condition     = contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
-      error_message = "learner_instance_type ${var.learner_instance_type} has no NVIDIA GPU: choose a g or p type, such as g6.4xlarge."
+      condition     = length(local.types_without_gpu) == 0
+      error_message = "learner_instance_types ${join(", ", local.types_without_gpu)} have no NVIDIA GPU: choose g or p types, such as g6.4xlarge."
     }
 
     precondition {
-      condition     = contains(local.learner_families, split(".", var.learner_instance_type)[0]) || !contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
-      error_message = "learner_instance_type ${var.learner_instance_type} has no whole GPU that the image's driver drives: choose one of ${join(", ", local.learner_families)}, such as g6.4xlarge."
+      condition     = length(local.types_of_other_driver) == 0
+      error_message = "learner_instance_types ${join(", ", local.types_of_other_driver)} have no whole GPU that the image's driver drives: choose one of ${join(", ", local.learner_families)}, such as g6.4xlarge."
     }
 
     precondition {
-      condition     = local.facts_of[var.learner_instance_type].gpus >= var.learner_gpus || !contains(local.facts_of[var.learner_instance_type].gpu_makers, "NVIDIA")
-      error_message = "learner_gpus ${var.learner_gpus} is more than the GPUs of learner_instance_type ${var.learner_instance_type} (${local.facts_of[var.learner_instance_type].gpus}): give fewer, or a type with so many, such as g6.12xlarge (4) or g6.48xlarge (8)."
+      condition     = length(local.types_of_few_gpus) == 0
+      error_message = "learner_gpus ${var.learner_gpus} is more than the GPUs of learner_instance_types ${join(", ", local.types_of_few_gpus)}: give fewer, or types with so many, such as g6.12xlarge (4) or g6.48xlarge (8)."
     }
 
     precondition {
@@ -227,8 +238,8 @@ resource "terraform_data" "zone" {
     }
 
     precondition {
-      condition     = !var.use_placement_group || alltrue([for type in [var.replay_instance_type, var.learner_instance_type] : contains(local.facts_of[type].strategies, "cluster")])
-      error_message = "replay_instance_type ${var.replay_instance_type} or learner_instance_type ${var.learner_instance_type} cannot be in a cluster placement group: choose others, or set use_placement_group = false."
+      condition     = !var.use_placement_group || length(local.types_of_no_group) == 0
+      error_message = "replay_instance_type or learner_instance_types ${join(", ", local.types_of_no_group)} cannot be in a cluster placement group: choose others, or set use_placement_group = false."
     }
 
     precondition {
@@ -245,8 +256,13 @@ resource "terraform_data" "zone" {
 
 check "gpus" {
   assert {
-    condition     = local.facts_of[var.learner_instance_type].gpus <= var.learner_gpus
-    error_message = "learner_instance_type ${var.learner_instance_type} has ${local.facts_of[var.learner_instance_type].gpus} GPUs, which all cost, and learner_gpus is ${var.learner_gpus}: raise it, or choose a smaller type."
+    condition     = length(local.types_of_idle_gpus) == 0
+    error_message = "learner_instance_types ${join(", ", local.types_of_idle_gpus)}: all GPUs cost, and learner_gpus is ${var.learner_gpus}: raise it, or choose smaller types."
+  }
+
+  assert {
+    condition     = var.learner_hosts == 1 || length(distinct([for type in var.learner_instance_types : split(".", type)[0]])) == 1
+    error_message = "learner_instance_types ${join(", ", var.learner_instance_types)} have GPUs of several kinds, and learner_hosts is ${var.learner_hosts}: nobody has seen different GPUs compute the same network, and learners whose networks differ end the run. Give types of one family."
   }
 }
 

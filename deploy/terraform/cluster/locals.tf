@@ -9,16 +9,18 @@ locals {
   replay_address = cidrhost(var.vpc_cidr, 10)
   learner_hosts = [for rank in range(var.learner_hosts) : {
     name    = rank == 0 ? "learner" : "learner-${rank}"
+    group   = rank == 0 ? "${var.name}-learner" : "${var.name}-learner-${rank}"
     address = cidrhost(var.vpc_cidr, 11 + rank)
   }]
 
   key_path      = "/${local.project}/${var.name}/keys"
   deadline_name = "/${local.project}/${var.name}/deadline"
   actor_group   = "${var.name}-actor"
+  groups        = concat([local.actor_group], local.learner_hosts[*].group)
   log_group     = "/${local.project}/${var.name}"
   bucket_prefix = "${var.name}/"
 
-  instance_types = toset(concat([var.replay_instance_type, var.learner_instance_type], var.actor_instance_types))
+  instance_types = toset(concat([var.replay_instance_type], var.learner_instance_types, var.actor_instance_types))
 
   # The replay host has a server for each shard of the experience.
   learners = var.learner_hosts * var.learner_gpus
@@ -62,9 +64,11 @@ locals {
       APEXRL_ROLE      = "learner"
       APEXRL_FLAGS     = "${local.shared_flags} ${local.learning_flags}${local.further_flags.learner}"
       APEXRL_HOST_RANK = rank
+      APEXRL_ADDRESS   = host.address
       APEXRL_BUCKET    = var.results_bucket
       APEXRL_RUN       = var.run
-      APEXRL_GROUP     = local.actor_group
+      APEXRL_GROUP     = host.group
+      APEXRL_GROUPS    = join(" ", [for group in local.groups : group if group != host.group])
   }) })
   user_data = {
     for name, environment in local.host_environment :

@@ -27,7 +27,7 @@ resource "aws_subnet" "this" {
   lifecycle {
     precondition {
       condition     = contains(local.zones, terraform_data.zone.input)
-      error_message = "The cluster is in ${terraform_data.zone.input}, which does not offer ${join(", ", try(local.types_missing_in_zone[terraform_data.zone.input], ["anything"]))}. Change replay_instance_type, learner_instance_type or actor_instance_types; or `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone`, which makes all hosts anew in a zone that offers them."
+      error_message = "The cluster is in ${terraform_data.zone.input}, which does not offer ${join(", ", try(local.types_missing_in_zone[terraform_data.zone.input], ["anything"]))}. Change replay_instance_type, learner_instance_types or actor_instance_types; or `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone`, which makes all hosts anew in a zone that offers them."
     }
   }
 }

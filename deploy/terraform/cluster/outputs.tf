@@ -1,17 +1,28 @@
-output "tensorboard_command" {
-  description = "Run it, leave it running, and open http://127.0.0.1:6006 (needs the Session Manager plugin of the AWS CLI)."
-  value       = "aws ssm start-session --region ${var.region} --target ${aws_instance.learner[0].id} --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
+# A group makes its host anew when it has to. So commands ask for the one that runs now.
+locals {
+  learner_queries = { for host in local.learner_hosts : host.name => join(" ", [
+    "aws ec2 describe-instances --region ${var.region} --output text --filters Name=tag:Name,Values=${host.group}",
+    "Name=instance-state-name,Values=running --query",
+  ]) }
+  learner_ids = {
+    for name, query in local.learner_queries : name => "\"$(${query} 'Reservations[].Instances[].InstanceId')\""
+  }
 }
 
-output "tensorboard_url" {
-  description = "TensorBoard for operator_cidrs; null without any."
-  value       = length(var.operator_cidrs) > 0 ? "http://${aws_instance.learner[0].public_ip}:6006" : null
+output "tensorboard_command" {
+  description = "Run it, leave it running, and open http://127.0.0.1:6006 (needs the Session Manager plugin of the AWS CLI)."
+  value       = "aws ssm start-session --region ${var.region} --target ${local.learner_ids.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=6006,localPortNumber=6006"
+}
+
+output "tensorboard_url_command" {
+  description = "Prints the address of TensorBoard for operator_cidrs; null without any."
+  value       = length(var.operator_cidrs) > 0 ? "${local.learner_queries.learner} \"Reservations[].Instances[].join('', ['http://', PublicIpAddress, ':6006'])\"" : null
 }
 
 output "shell_commands" {
   description = "A shell on a host, without SSH. For an actor host take an instance id from `actor_hosts_command`."
   value = {
-    for name, id in local.fixed_hosts : name => "aws ssm start-session --region ${var.region} --target ${id}"
+    for name, id in merge({ replay = aws_instance.replay.id }, local.learner_ids) : name => "aws ssm start-session --region ${var.region} --target ${id}"
   }
 }
 

@@ -153,15 +153,25 @@ variable "replay_instance_type" {
   }
 }
 
-variable "learner_instance_type" {
-  description = "Instance type of each learner host, with an NVIDIA GPU."
-  type        = string
-  default     = "g6.4xlarge"
+variable "learner_instance_types" {
+  description = "Instance types of each learner host, with an NVIDIA GPU, the preferred first. Another one is taken where EC2 has no capacity of it."
+  type        = list(string)
+  default     = ["g6.4xlarge", "g5.4xlarge"]
   nullable    = false
 
   validation {
-    condition     = can(regex("^[a-z0-9-]+\\.[a-z0-9-]+$", var.learner_instance_type))
-    error_message = "learner_instance_type has to be an EC2 instance type with an NVIDIA GPU, such as g6.4xlarge."
+    condition     = length(var.learner_instance_types) >= 1 && length(var.learner_instance_types) <= 40
+    error_message = "learner_instance_types has to name 1 to 40 instance types, such as [\"g6.4xlarge\", \"g5.4xlarge\"]."
+  }
+
+  validation {
+    condition     = alltrue([for type in var.learner_instance_types : can(regex("^[a-z0-9-]+\\.[a-z0-9-]+$", type))])
+    error_message = "learner_instance_types has to hold EC2 instance types with NVIDIA GPUs, such as [\"g6.4xlarge\", \"g5.4xlarge\"]."
+  }
+
+  validation {
+    condition     = length(distinct(var.learner_instance_types)) == length(var.learner_instance_types)
+    error_message = "learner_instance_types names a type twice: name each once."
   }
 }
 

@@ -21,6 +21,7 @@ class Shape(NamedTuple):
 PROTOCOLS = ("tcp", "udp", "icmp", "icmpv6", "-1")
 GROUP_TEXT = re.compile(r"[\w. \-:/()#,@\[\]+=&;{}!$*]{0,255}", re.A)  # no apostrophes: EC2 refuses them
 AT_TIME = re.compile(r"at\(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\)")
+DURATION = re.compile(r"0|\d+[smh]")
 UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 POLICY = ("JSON",)
 BOOL_TEXT = ("true", "false")
@@ -58,6 +59,8 @@ VALUES: dict[str, dict[str, Rule]] = {
     "aws_autoscaling_group": {
         "health_check_type": ("EC2", "ELB", "VPC_LATTICE", "EBS"),
         "instance_refresh.strategy": Shape("autoscaling", "RefreshStrategy"),
+        "timeouts.delete": DURATION,
+        "wait_for_capacity_timeout": DURATION,
         "mixed_instances_policy.instances_distribution.on_demand_allocation_strategy": ("lowest-price", "prioritized"),
         "mixed_instances_policy.instances_distribution.spot_allocation_strategy": (
             *("lowest-price", "capacity-optimized", "capacity-optimized-prioritized", "price-capacity-optimized"),

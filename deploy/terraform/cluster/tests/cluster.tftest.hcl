@@ -12,11 +12,11 @@ mock_provider "aws" {
     defaults = { names = ["us-east-1a", "us-east-1b"] }
   }
 
-  # us-east-1a lacks the learner's type.
+  # us-east-1a lacks one of the learner's types.
   mock_data "aws_ec2_instance_type_offerings" {
     defaults = {
-      instance_types = ["r6in.4xlarge", "c7i.8xlarge", "r6in.4xlarge", "g6.4xlarge", "c7i.8xlarge"]
-      locations      = ["us-east-1a", "us-east-1a", "us-east-1b", "us-east-1b", "us-east-1b"]
+      instance_types = ["r6in.4xlarge", "g6.4xlarge", "c7i.8xlarge", "r6in.4xlarge", "g6.4xlarge", "g5.4xlarge", "c7i.8xlarge"]
+      locations      = ["us-east-1a", "us-east-1a", "us-east-1a", "us-east-1b", "us-east-1b", "us-east-1b", "us-east-1b"]
     }
   }
 
@@ -77,12 +77,12 @@ run "defaults" {
   }
 
   assert {
-    condition     = output.tensorboard_url == null && length(aws_vpc_security_group_ingress_rule.tensorboard) == 0
+    condition     = output.tensorboard_url_command == null && length(aws_vpc_security_group_ingress_rule.tensorboard) == 0
     error_message = "Nobody reaches TensorBoard from outside before operator_cidrs says so."
   }
 
   assert {
-    condition     = strcontains(aws_instance.learner[0].user_data, "--replay-host 10.79.0.10 --learner-host 10.79.0.11")
+    condition     = strcontains(base64decode(aws_launch_template.learner[0].user_data), "--replay-host 10.79.0.10 --learner-host 10.79.0.11")
     error_message = "The learner has to know where the replay is."
   }
 }
@@ -165,26 +165,39 @@ run "learners_of_several_hosts" {
   command = plan
 
   variables {
-    learner_hosts = 2
+    learner_hosts          = 2
+    learner_instance_types = ["g6.4xlarge"]
   }
 
   assert {
-    condition     = [for host in aws_instance.learner : host.private_ip] == ["10.79.0.11", "10.79.0.12"]
-    error_message = "Each learner host has an address of its own."
+    condition     = [for group in aws_autoscaling_group.learner : "${group.name} ${group.max_size}"] == ["apexrl-learner 1", "apexrl-learner-1 1"]
+    error_message = "Each learner host has a group of its own, of one host."
   }
 
   assert {
     condition = alltrue([
-      for rank, host in aws_instance.learner : strcontains(host.user_data, "APEXRL_HOST_RANK=${rank}\n") &&
-      strcontains(host.user_data, "--learner-host 10.79.0.11 --num-learners 1 --learner-hosts 2")
+      for rank, template in aws_launch_template.learner : alltrue([for words in [
+        "APEXRL_HOST_RANK=${rank}\n", "APEXRL_ADDRESS=10.79.0.${11 + rank}\n",
+        "--learner-host 10.79.0.11 --num-learners 1 --learner-hosts 2",
+      ] : strcontains(base64decode(template.user_data), words)])
     ])
-    error_message = "Each host has to know its rank, and where the first one is."
+    error_message = "Each host has to know its rank, its address, and where the first one is."
   }
 
   assert {
-    condition     = alltrue([for host in aws_instance.learner : host.placement_group == aws_placement_group.this[0].name])
+    condition     = alltrue([for group in aws_autoscaling_group.learner : group.placement_group == aws_placement_group.this[0].name])
     error_message = "Learner hosts have to be close."
   }
+}
+
+run "gpus_of_several_kinds_that_learn_together" {
+  command = plan
+
+  variables {
+    learner_hosts = 2
+  }
+
+  expect_failures = [check.gpus]
 }
 
 run "more_learner_hosts_than_replay_servers" {
