@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from apexrl.agents.contract import OF_ONE_BATCH
 from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.networks.device import choose_device
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
 OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
-OWN_STATE = "learning.walk_"  # begins the names of tensors that each rank has for itself
+OWN_STATE = f"learning.{OF_ONE_BATCH}"  # begins the names of tensors that each rank has for itself
 
 
 class Standing(NamedTuple):

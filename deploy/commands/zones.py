@@ -1,5 +1,7 @@
 """`terraform apply` in one zone after another, until EC2 has capacity for the cluster."""
 
+import re
+
 from cluster import Cluster
 from findings import zones_of_types
 from tfvars import read_tfvars
@@ -9,7 +11,7 @@ from commands.place import CLUSTER, terraform
 from commands.steps import StepError, failure, run_and_hear
 
 APPLY_SECONDS = 3600.0
-NO_CAPACITY = "InsufficientInstanceCapacity"
+NO_CAPACITY = re.compile("InsufficientInstanceCapacity|do not have sufficient [^ ]+ capacity")  # of EC2, of a group
 CURE = "give other learner_instance_types or replay_instance_type, or use_placement_group = false"
 
 
@@ -26,7 +28,7 @@ def apply(*arguments: str) -> None:
         status, errors = run_and_hear(*command, seconds=APPLY_SECONDS)
         if not status:
             return
-        if NO_CAPACITY not in errors:
+        if not NO_CAPACITY.search(" ".join(errors.replace("│", " ").split())):  # Terraform breaks its lines
             raise failure(command, status)
         cluster = place.described()
         zones = sorted(set.intersection(*zones_of_types(cluster).values()))

@@ -21,6 +21,9 @@ OUTPUTS = {
     "tensorboard_command": 'aws ssm start-session --region us-east-1 --target "$(aws ec2 describe-instances)"',
     "logs_command": "aws logs tail /apexrl/apexrl-smoke --region us-east-1 --follow",
 }
+NO_HOST = "Error: creating EC2 Instance: InsufficientInstanceCapacity: no g6.xlarge"
+NO_HOST_OF_GROUP = """│ Error: waiting for Auto Scaling Group (apexrl-smoke-learner): We currently do not have
+│ sufficient g6.xlarge capacity in the Availability Zone you requested"""
 SUMMARY = "2026-11-22T10:00:00.000000+00:00 apexrl-replay: {} transitions (1%); oldest 3 s; in 64/s, out 0/s"
 
 
@@ -94,7 +97,7 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
         case ["apply", *_]:
             if not is_bootstrap and _is_full(directory):
                 state.write_text(state.read_text() if state.exists() else "aws_vpc.this\n")
-                print("Error: creating EC2 Instance: InsufficientInstanceCapacity: no g6.xlarge", file=sys.stderr)
+                print(NO_HOST if _zone(directory) == f"{REGION}a" else NO_HOST_OF_GROUP, file=sys.stderr)
                 return 1
             _bootstrap() if is_bootstrap else _cluster(directory)
             state.write_text("aws_vpc.this\naws_autoscaling_group.actor\n")
@@ -118,9 +121,13 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
 
 def _is_full(directory: Path) -> bool:
     """Returns whether the cluster's zone, by default the first one, has no capacity."""
-    full, chosen = Path(os.environ["FAKE_FULL"]), directory / "zone.auto.tfvars"
-    zone = re.search('"(.*)"', chosen.read_text())[1] if chosen.exists() else f"{REGION}a"
-    return full.exists() and zone in full.read_text().split()
+    full = Path(os.environ["FAKE_FULL"])
+    return full.exists() and _zone(directory) in full.read_text().split()
+
+
+def _zone(directory: Path) -> str:
+    chosen = directory / "zone.auto.tfvars"
+    return re.search('"(.*)"', chosen.read_text())[1] if chosen.exists() else f"{REGION}a"
 
 
 def _bootstrap() -> None:

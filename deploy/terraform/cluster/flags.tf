@@ -76,7 +76,7 @@ locals {
   mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=uniform:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]
 
   replays_by_walking = alltrue([
-    anytrue([for part in local.mix_parts : startswith(part, "uniform")]),
+    contains(local.mix_parts, "uniform"),
     lookup(var.agent_flags, "lstm", "false") == "true", lookup(var.learner_flags, "replay_state", "walk") == "walk",
   ])
 
