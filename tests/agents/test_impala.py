@@ -185,11 +185,6 @@ def test_new_rows_alone_keep_the_entropy_up_with_the_weight_that_all_would_have(
     assert found == pytest.approx(0.5 * weight * expected / num_steps, rel=1e-4)
 
 
-def test_a_mix_without_replay_clones_nothing():
-    batches = random_batches(9, ALL)
-    assert loss_of(batches, policy_cloning_cost=5.0, value_cloning_cost=5.0) == loss_of(batches)
-
-
 def test_states_outside_the_trust_region_teach_nothing_and_others_do():
     """The behaviour of some rows is the policy itself: their KL is 0. That of the others is far from it."""
     update = updates(mix=LASER, trust_region=0.01)
