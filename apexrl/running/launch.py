@@ -128,7 +128,7 @@ def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitSta
     if asked.resume and asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
     if earlier and (rate := rate_that_stays(Path(earlier), plan.command)):
-        console.print(f"--total-frames are reached: the learning rate stays {rate:g}, with more of them it falls to 0")
+        console.print(f"the learning rate stays {rate:g}; with more --total-frames it falls to 0", soft_wrap=True)
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
