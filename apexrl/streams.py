@@ -39,6 +39,7 @@ class _Tail:
     def __init__(self, first_step: int, arrays: dict[str, np.ndarray]):
         self.first_step = first_step
         self.arrays = arrays
+        self.heard = 0  # the count of unrolls when its last one came
 
 
 class StreamCutter:
@@ -52,9 +53,8 @@ class StreamCutter:
         """Takes a log's spec and another one, of which `why_not_cut` says nothing."""
         self._wanted = wanted
         self._seen = SeenSteps(log.unroll_steps)
-        self._tails: dict[Stream, _Tail] = {}
+        self._tails: collections.OrderedDict[Stream, _Tail] = collections.OrderedDict()  # the last heard at the end
         self._num_unrolls = 0
-        self._heard: collections.OrderedDict[Stream, int] = collections.OrderedDict()  # the last unroll of each
         stacked = log.stacked_frames
         # By field: the entries beyond one a step. Starts are kept for all frames, as `UnrollBuilder` does.
         self._beyond = {"frame": stacked, "start": stacked, "action": 0, "reward": 0, "discount": 0}
@@ -67,7 +67,6 @@ class StreamCutter:
 
         All of them have to be taken before the next call.
         """
-        self._forget_silent(stream)
         known, arrays = self._seen.known(stream, first_step), self._arrays_of(unroll)
         if known is None:
             tail = self._tails[stream] = _Tail(first_step, arrays)
@@ -76,6 +75,7 @@ class StreamCutter:
             for name, array in arrays.items():
                 new = array if name in self._firsts else array[known + self._beyond[name] :]
                 tail.arrays[name] = np.concatenate([tail.arrays[name], new])
+        self._forget_silent(stream, tail)
         while len(tail.arrays["action"]) >= self._wanted.unroll_steps:
             yield tail.first_step, self._cut(tail)
             tail.first_step += self._wanted.unroll_starts
@@ -83,14 +83,14 @@ class StreamCutter:
                 dropped = self._firsts_dropped if name in self._firsts else self._wanted.unroll_starts
                 tail.arrays[name] = array[dropped:]
 
-    def _forget_silent(self, stream: Stream) -> None:
+    def _forget_silent(self, stream: Stream, tail: _Tail) -> None:
+        """Takes note that a stream was heard, and forgets those that have ended."""
         self._num_unrolls += 1
-        self._heard[stream] = self._num_unrolls
-        self._heard.move_to_end(stream)
-        while self._num_unrolls - next(iter(self._heard.values())) > SILENT_ROUNDS * len(self._heard):
-            gone, _ = self._heard.popitem(last=False)
+        tail.heard = self._num_unrolls
+        self._tails.move_to_end(stream)
+        while self._num_unrolls - next(iter(self._tails.values())).heard > SILENT_ROUNDS * len(self._tails):
+            gone, _ = self._tails.popitem(last=False)
             self._seen.forget(gone)
-            del self._tails[gone]
 
     def _arrays_of(self, unroll: Unroll) -> dict[str, np.ndarray]:
         older = np.zeros(self._wanted.stacked_frames - 1, bool)  # their frames are hidden already
