@@ -35,6 +35,8 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
     try:
         wants = wants_of(share)
     except ConfigError as error:
+        if num_learners == 1:
+            raise
         raise ConfigError(
             f"each of {num_learners} learners takes an equal part of --batch-size {size}: {error}"
         ) from error

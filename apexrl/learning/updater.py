@@ -162,9 +162,9 @@ class Updater:
         own = self._tensors()
         state = {name: tensor for name, tensor in state.items() if name.startswith((ACTING, LEARNING))}
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
-        if any(not name.startswith(LEARNING + OF_ONE_BATCH) for name in others):
+        if wrong := sorted(name for name in others if not name.startswith(LEARNING + OF_ONE_BATCH)):
             raise ConfigError(
-                f"the checkpoint is of another network or optimizer ({sorted(others)[:3]} differ): "
+                f"the checkpoint is of another network or optimizer ({wrong[:3]} differ): "
                 "go on with the flags, such as --optimizer, and with the version of apexrl with which it was begun"
             )
         self._forget()

@@ -95,8 +95,10 @@ class ReplayServer:
             for task in running:
                 task.cancel()
             outcomes = await asyncio.gather(*running, return_exceptions=True)
-            if self._writing is not None:  # or its older snapshot would replace the last one
-                await asyncio.gather(self._writing, return_exceptions=True)
+            if self._writing is not None and not self._writing.done():  # its older snapshot would replace the last one
+                [outcome] = await asyncio.gather(self._writing, return_exceptions=True)
+                if outcome is not None:
+                    logger.error("what was being written is lost: %s", outcome)
             self._save()
         for outcome in outcomes:
             if isinstance(outcome, Exception):

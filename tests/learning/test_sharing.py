@@ -45,6 +45,9 @@ def test_a_part_that_the_mix_cannot_divide_is_told_with_the_whole_batch():
     command = parse(LearnerCommand, ["--agent", "impala", *mix])
     with pytest.raises(ConfigError, match="each of 2 learners takes an equal part of --batch-size 8: --batch-size 4"):
         share_of(command, 2)
+    command = parse(LearnerCommand, ["--agent", "impala", *mix[:-1], "9"])
+    with pytest.raises(ConfigError, match=r"^--batch-size 9 cannot be divided"):
+        share_of(command, 1)
 
 
 def test_a_learner_walks_through_one_shard():
