@@ -277,7 +277,5 @@ class Family(NamedTuple):
     wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
     tables: Callable[[Any], tuple[str, ...]]  # from the update's: those that replay.py serves unless told otherwise
     module: str  # its Implementation; loaded by actors and learners only
-    raw_rewards_flag: Callable[[Any], str] = lambda update: (
-        ""
-    )  # from the update's: a flag that takes no clipped rewards
+    raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy

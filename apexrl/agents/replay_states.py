@@ -38,11 +38,9 @@ class ReplayStates:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that updates change, by name."""
-        return (
-            {f"{OF_ONE_BATCH}numbers": self._numbers, f"{OF_ONE_BATCH}states": self._ended}
-            if len(self._numbers)
-            else {}
-        )
+        if not len(self._numbers):
+            return {}
+        return {f"{OF_ONE_BATCH}numbers": self._numbers, f"{OF_ONE_BATCH}states": self._ended}
 
     def begin(self, batches: Batches, network: ActorCriticNetwork) -> dict[str, UnrollBatch]:
         """Returns the batches to learn from by table: B rows each, with the states that they begin with."""

@@ -37,7 +37,7 @@ class UnrollLog:
         return len(self._ring) - len(self)
 
     def skip_to(self, number: int) -> None:
-        """Makes `number` the next one; the numbers before it are missing. Only while a log is restored.
+        """Makes `number` the next one; the numbers before it are missing. For who follows another log.
 
         Raises: ValueError when that is not ahead, or the ring cannot hold the gap.
         """

@@ -53,7 +53,7 @@ class Table(Protocol):
         """Takes note of new unrolls: priorities [M, P] before the exponent, valid [M, K] where a transition starts."""
 
     def skip(self, end_number: int) -> None:
-        """The numbers up to end_number - 1 that were not inserted do not exist; only while a log is restored."""
+        """The numbers up to end_number - 1 that were not inserted do not exist."""
 
     def evict(self, number: int) -> None:
         """Takes the oldest unroll out of sampling."""
