@@ -1,19 +1,16 @@
 """`apexrl compare RUN RUN ...`: finds the runs to compare; `comparison` compares them."""
 
 import glob
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import program
 from apexrl.lifecycle import exit_status
-
-if TYPE_CHECKING:
-    from apexrl.tools.run_results import RunResult
 
 
 def compare(
@@ -34,15 +31,18 @@ def compare(
       out: Where the files go, without .csv and .png.
     """
     bounds = dict(map(_bounds, scale))
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"--threshold {threshold} makes no sense: give a mean return")
     # They load torch, and a mistake in the command line is answered before.
     from apexrl.tools.comparison import Scale, write_comparison  # noqa: PLC0415
     from apexrl.tools.run_results import named_by_settings, readable_runs  # noqa: PLC0415
 
     scales = {env: Scale(low, high) for env, (low, high) in bounds.items()}
     faults: list[str] = []
-    groups: dict[str, list[RunResult]] = {}
-    for name, patterns in map(_group, group):
-        groups.setdefault(name, []).extend(readable_runs(matching(patterns), faults))
+    patterns: dict[str, list[str]] = {}
+    for name, of_group in map(_group, group):
+        patterns.setdefault(name, []).extend(of_group)
+    groups = {name: readable_runs(matching(of_group), faults) for name, of_group in patterns.items()}
     for name, members in named_by_settings(readable_runs(matching(runs), faults)).items():
         groups.setdefault(name, []).extend(members)
     groups = {name: members for name, members in groups.items() if members}

@@ -44,7 +44,7 @@ def write_comparison(
 ) -> None:
     """Prints the table of groups, none of them empty, and writes OUT.csv and OUT.png.
 
-    Raises: ConfigError when a scale is missing or of no game, OSError when a file cannot be written.
+    Raises: ConfigError when a scale is missing or of no game, or a file cannot be written.
     """
     lines = [Line(group, env, alike) for group, runs in groups.items() for env, alike in _by_game(runs).items()]
     games = list(dict.fromkeys(line.env for line in lines))
@@ -177,5 +177,8 @@ def _picture_of(lines: Sequence[Line], curves: Mapping[tuple[str, str, str], Mea
 
 def _write(path: Path, data: bytes) -> None:
     if data:
-        write_durably(path, data)
+        try:
+            write_durably(path, data)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}): give another --out") from error
         print(path)

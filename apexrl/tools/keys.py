@@ -7,6 +7,7 @@ import tyro
 
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import program
+from apexrl.lifecycle import exit_status
 from apexrl.net.keyring import ROLES, make_keys
 
 
@@ -19,13 +20,14 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
     """
     try:
         for name in names:
-            if name.split("-")[0] not in ROLES:
+            role, dash, further = name.partition("-")
+            if role not in ROLES or (dash and not further):
                 raise ConfigError(f"{name}: a key is of {', '.join(ROLES)}, or one of these with -anything behind it")
         for path in make_keys(directory, names):
             print(path)
     except ApexError as error:
         print(f"cannot make keys: {error}", file=sys.stderr)
-        return 1
+        return exit_status(error)
     return 0
 
 

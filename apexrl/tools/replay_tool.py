@@ -17,6 +17,7 @@ import tyro
 
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.flags import program
+from apexrl.lifecycle import exit_status
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.replay.journal import (
@@ -284,8 +285,8 @@ def main() -> int:
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog=program())
     except (ApexError, OSError) as error:
-        print(error, file=sys.stderr)
-    return 1
+        print(f"cannot inspect: {error}", file=sys.stderr)
+        return exit_status(error) if isinstance(error, ApexError) else 1
 
 
 if __name__ == "__main__":

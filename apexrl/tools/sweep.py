@@ -55,7 +55,9 @@ class Sweep:
         try:
             self._records = msgspec.json.decode(path.read_bytes(), type=dict[str, Record]) if path.exists() else {}
         except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{path} is damaged ({error}): remove it, and all runs are looked at again") from error
+            raise ConfigError(
+                f"{path} is damaged ({error}): put a sound copy there, or move {directory} away"
+            ) from error
         for run in runs:
             record = self._records.get(run.directory.name)
             if record is not None and run.has_begun and record.arguments != run.arguments:
@@ -96,6 +98,10 @@ class Sweep:
 
         Raises: ApexError when it fails, or ended too early.
         """
+        if run.has_begun and run.directory.name not in self._records:
+            raise ConfigError(
+                f"{run.directory} is a run that this sweep did not begin: move it, or give another directory"
+            )
         if run.has_begun and run.command.reproducible:
             with lock_run(str(run.directory)):
                 shutil.rmtree(run.directory)

@@ -15,9 +15,10 @@ from apexrl.types import LogPosition
 
 
 def write_run(directory: Path, returns, seed=0, env="Catch-v0", frames=1000, agent="apex-dqn", **update) -> Path:
-    """Writes a run with an evaluation every `frames` frames and 60 seconds; keywords change the update's settings."""
+    """Writes a run with an evaluation every `frames` frames and 60 seconds; keywords change its settings."""
     command = with_preset(default_command(RunCommand, agent), "small")
-    command = with_sections(command, {"update": update})
+    own = {name: update.pop(name) for name in list(update) if name in command.__dataclass_fields__}
+    command = dataclasses.replace(with_sections(command, {"update": update}), **own)
     command = dataclasses.replace(command, seed=seed, run_dir=str(directory), env=EnvConfig(env), max_seconds=seed)
     directory.mkdir(parents=True, exist_ok=True)
     save_config(command)

@@ -64,6 +64,8 @@ def test_groups_have_names_and_patterns(tmp_path, run_main):
     status, rows, *_ = run_main("--group", f"all={tmp_path}/*/s?,slow/s0", "--group", "one=slow/s1")
     assert status == 0 and [(row["group"], row["seeds"]) for row in rows] == [("all", "5"), ("one", "1")]
     assert rows[1]["final return"] == "6.00", "one seed has no interval"
+    _, rows, *_ = run_main("--group", "twice=slow/s1", "--group", "twice=slow/s1,slow/s*")
+    assert [row["seeds"] for row in rows] == ["3"], "each run counts once"
 
 
 def test_games_are_averaged_where_all_groups_have_them(tmp_path, run_main):
@@ -105,6 +107,7 @@ def test_what_is_no_run_is_named_and_left_out(tmp_path, run_main):
         (["none", "neither/*"], "none: there is no such run\nneither/*: there is no such run"),
         ([], "give the directories of runs"),
         (["--group", "name"], "--group name: give NAME=RUN,RUN,..."),
+        (["good", "--threshold", "nan"], "--threshold nan makes no sense: give a mean return"),
         (["--group", "=x"], "--group =x: give NAME=RUN,RUN,..."),
         *((["good", "--scale", text], f"--scale {text}: give ENV=LOW:HIGH") for text in ("x=2", "x=3:2", "x=1:inf")),
     ],
@@ -129,4 +132,4 @@ def test_without_matplotlib_there_is_everything_but_the_picture(tmp_path, run_ma
 def test_a_place_that_cannot_be_written_is_named(tmp_path, run_main):
     write_run(tmp_path / "good", [1])
     status, _, _, err = run_main("good", "--out", "good/status.json/c")
-    assert status == 1 and err.startswith("cannot compare: ") and "status.json" in err
+    assert status == 2 and err.startswith("cannot compare: ") and "status.json" in err and "give another --out" in err

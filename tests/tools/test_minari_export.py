@@ -151,7 +151,7 @@ def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
 def test_a_dataset_that_cannot_be_written_is_refused_in_one_line(journal, tmp_path, monkeypatch):
     directory, spec, _, entries = journal
     status, text = tool("export", "--format", "minari", directory, "--out", tmp_path / "catch")
-    assert (status, text.count("\n")) == (1, 1) and "catch: the directory's name is the dataset's id: NAME-vN" in text
+    assert (status, text.count("\n")) == (2, 1) and "catch: the directory's name is the dataset's id: NAME-vN" in text
     with pytest.raises(ConfigError, match="holds no whole game"):
         write_dataset([], spec, tmp_path / "catch-v0")
     (tmp_path / "catch-v0").mkdir()

@@ -51,7 +51,10 @@ def test_each_run_that_cannot_be_read_has_a_line(tmp_path):
 
 
 def test_runs_are_grouped_by_everything_but_seed_and_place(tmp_path):
-    same = [read_run(write_run(tmp_path / f"a{seed}", [1], seed)) for seed in range(3)]
+    same = [
+        read_run(write_run(tmp_path / f"a{seed}", [1], seed, fork=f"runs/seed{seed}", wandb=bool(seed)))
+        for seed in range(3)
+    ]
     other = read_run(write_run(tmp_path / "b", [1], 0, learning_rate=0.5, batch_size=32))
     game = read_run(write_run(tmp_path / "c", [1], 0, env="CartPole-v1"))
     foreign = read_run(write_run(tmp_path / "d", [1], 0, agent="tests.own_agent:own"))

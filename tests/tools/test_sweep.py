@@ -90,8 +90,27 @@ def test_a_failing_run_is_named_and_the_others_are_made(launches, make, capsys):
     assert make().run() == [] and [name for name, _ in launches.starts[4:]] == ["b-seed0"]
 
 
-def test_a_run_that_was_cut_off_goes_on_for_the_rest_of_its_time(tmp_path, spec, launches, make):
+def cut_off(launches, make, **flags):
+    """Leaves the first run of a sweep begun, and none complete."""
+    launches.failing = set(ALL)
+    sweep = make(**flags)
+    sweep.run()
+    write_run(sweep._runs[0].directory, [0, 1])
+    launches.starts, launches.failing = [], set()
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_run_that_the_sweep_did_not_begin_is_left_alone(tmp_path, launches, make, capsys, reproducible):
     write_run(tmp_path / "a-seed0", [0, 1])
+    before = {path: path.read_bytes() for path in (tmp_path / "a-seed0").iterdir()}
+    assert make(reproducible=reproducible).run() == ["a-seed0"]
+    assert "a-seed0 is a run that this sweep did not begin: move it" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    assert [name for name, _ in launches.starts] == ALL[1:]
+
+
+def test_a_run_that_was_cut_off_goes_on_for_the_rest_of_its_time(tmp_path, spec, launches, make):
+    cut_off(launches, make)
     write_checkpoint(tmp_path / "a-seed0", spec, 70.5)
     assert make().run() == []
     assert launches.starts[0][1] == ["--max-seconds", "29.5", "--resume", str(tmp_path / "a-seed0")]
@@ -99,13 +118,13 @@ def test_a_run_that_was_cut_off_goes_on_for_the_rest_of_its_time(tmp_path, spec,
 
 def test_a_run_that_is_cut_off_keeps_the_end_that_its_environment_has(tmp_path, launches, make):
     """The flags that are known for CartPole hold a total. A run that has reached it would not take it up again."""
-    write_run(tmp_path / "a-seed0", [0, 1])
+    cut_off(launches, make, env="CartPole-v1", **{"max-seconds": 0})
     make(env="CartPole-v1", **{"max-seconds": 0}).run()
     assert launches.starts[0][1] == ["--resume", str(tmp_path / "a-seed0"), "--total-frames", "200000"]
 
 
 def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, make):
-    write_run(tmp_path / "a-seed0", [0, 1])
+    cut_off(launches, make, reproducible=True)
     (tmp_path / "a-seed0" / "of-the-first-start").touch()
     assert make(reproducible=True).run() == []
     assert launches.starts[0][1] == ["--max-seconds", "100.0", "--run-dir", str(tmp_path / "a-seed0")]
@@ -113,7 +132,7 @@ def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, mak
 
 
 def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_complete(tmp_path, spec, launches, make):
-    write_run(tmp_path / "a-seed0", [0, 1])
+    cut_off(launches, make)
     write_checkpoint(tmp_path / "a-seed0", spec, 100.0)
     assert make().run() == [] and [name for name, _ in launches.starts] == ALL[1:]
 
@@ -142,7 +161,7 @@ def test_a_run_that_was_begun_with_other_flags_is_refused(launches, make):
 
 def test_a_damaged_record_is_refused(tmp_path, make):
     (tmp_path / RECORD_FILE).write_text('{"a-seed0": 3}')
-    with pytest.raises(ConfigError, match=r"sweep\.json is damaged .*: remove it"):
+    with pytest.raises(ConfigError, match=r"sweep\.json is damaged .*, or move"):
         make()
 
 

@@ -68,8 +68,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"lerning-rate": 1.0}, "command line is refused, see above: .*--lerning-rate 1.0"),
-        ({"learning-rate": "fast"}, "command line is refused"),
+        ({"lerning-rate": 1.0}, "no flag --lerning-rate, did you mean --learning-rate"),
+        ({"learning-rate": "fast"}, "command line is refused, see above: .*--learning-rate fast"),
         ({"learning-rate": -1.0}, "--learning-rate -1.0 makes no sense"),
         ({"env": "Nothing-v0"}, "Nothing"),
         ({"max-seconds": 0}, "it never ends: give max-seconds"),
@@ -79,12 +79,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ({"checkpoint": "x"}, "--checkpoint does not train"),
     ],
 )
-def test_a_variant_that_cannot_run_is_named_before_anything_starts(flags, complaint, capsys):
+def test_a_variant_that_cannot_run_is_named_before_anything_starts(flags, complaint):
     file = SweepFile("runs/x", (0,), SMALL, {"good": {}, "bad": flags})
     with pytest.raises(ConfigError, match=f"^the variant bad: .*{complaint}"):
         runs_of(file, [])
-    if "lerning-rate" in flags:
-        assert "Perhaps you meant" in capsys.readouterr().err
 
 
 def test_flags_of_the_sweep_itself_are_refused_on_the_command_line():
