@@ -32,6 +32,7 @@ from typing import Any, Literal
 import torch
 import tyro
 
+from apexrl.files import write_json
 from benchmarks.learner_work import NO_PRESET, PONG, Setting, stream_of
 from benchmarks.replay_frames import make
 
@@ -220,7 +221,7 @@ def main(options: Options) -> None:
             runs[setting].append(measure(setting, frames, options))
             rows = with_ratios([row_of(setting, runs[setting]) for setting in settings if runs[setting]], basis)
             if options.json:  # after each measurement: a limit loses no figure
-                Path(options.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+                write_json(Path(options.json), {"machine": machine, "rows": rows})
     print(f"{machine}; ratios of {basis}")
     print(table(rows), flush=True)
     if any("failed" in row for row in rows):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tyro
 
+from apexrl.config import LearningConfig
 from apexrl.net import InsertClient, LogAppend, LogBatch, LogClient, LogStart, ReplayClient
 from apexrl.types import StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec
@@ -108,7 +109,8 @@ def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    client = LogClient(f"tcp://127.0.0.1:{port}", f"bench-learner-{time.monotonic_ns()}", {"transitions": batch}, 4)
+    name, ahead = f"bench-learner-{time.monotonic_ns()}", LearningConfig().prefetch_batches
+    client = LogClient(f"tcp://127.0.0.1:{port}", name, {"transitions": batch}, ahead)
     store, codec = None, None
     rng = np.random.default_rng(0)
     batches = applied = 0

@@ -27,6 +27,8 @@ _EVENTS, _READABLE, _NO_WAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK
 EXPIRY_PERIOD_SECONDS = 1.0
 SUMMARY_PERIOD_SECONDS = 60.0
 LINGER_SECONDS = 0.05
+CROWD_LINGER_SECONDS = 0.1  # of CROWD actors or more
+CROWD = 16  # actors, so many that their inserts come together, and that none waits for an acknowledgement
 QUEUE_LINGER_SECONDS = 0.02  # where a fifo table stands: its unrolls are used once, and soon
 BUSY_MESSAGES = 2000
 MAX_MESSAGES_AT_ONCE = 1024
@@ -54,13 +56,13 @@ class ReplayServer:
         Raises: ConfigError when a port or the journal cannot be used; everything is released then.
         """
         self.service = ReplayService(config, seed, journal_dir, time.monotonic())
-        has_queue = any(table.kind == "fifo" for table in tables_of(config, 1).values())
-        self._linger_seconds = QUEUE_LINGER_SECONDS if has_queue else LINGER_SECONDS
+        self._has_queue = any(table.kind == "fifo" for table in tables_of(config, 1).values())
         self._config = config
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None  # what the second thread does
         self._comes_again = False
+        self._linger: asyncio.TimerHandle | None = None  # until it ends, inserts wait in the socket
         self._descriptors: dict[str, int] = {}
         self._num_received = 0  # messages of this second, plus half of the count a second ago
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -80,8 +82,7 @@ class ReplayServer:
         """Serves until `stop` is set, then writes everything to the disk."""
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
-        self._linger = loop.call_soon(lambda: None)
-        for role, wake in (("actor", self._wake_for_actors), ("learner", self._wake)):
+        for role, wake in (("actor", self._wake_for_actors), ("learner", self._wake_for_learners)):
             self._descriptors[role] = int(self._sockets[role].getsockopt(zmq.FD))
             loop.add_reader(self._descriptors[role], wake, loop)
         bodies = self._keep_house(loop), self._keep_journal(), stop.wait()
@@ -89,7 +90,8 @@ class ReplayServer:
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._linger.cancel()
+            if self._linger is not None:
+                self._linger.cancel()
             for descriptor in self._descriptors.values():
                 loop.remove_reader(descriptor)
             for task in running:
@@ -119,9 +121,24 @@ class ReplayServer:
             self._wake(loop)
             return
         loop.remove_reader(self._descriptors["actor"])
-        self._linger = loop.call_later(self._linger_seconds, self._end_linger, loop)
+        self._begin_linger(loop)
+
+    def _wake_for_learners(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves the actors, too, so the next inserts wait from now on; under high load they wait no more."""
+        if self._linger is not None:
+            self._linger.cancel()
+            if self._num_received > BUSY_MESSAGES:
+                self._end_linger(loop)
+                return
+            self._begin_linger(loop)
+        self._wake(loop)
+
+    def _begin_linger(self, loop: asyncio.AbstractEventLoop) -> None:
+        seconds = CROWD_LINGER_SECONDS if len(self.service.actors.sessions) >= CROWD else LINGER_SECONDS
+        self._linger = loop.call_later(QUEUE_LINGER_SECONDS if self._has_queue else seconds, self._end_linger, loop)
 
     def _end_linger(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._linger = None
         loop.add_reader(self._descriptors["actor"], self._wake_for_actors, loop)
         self._wake(loop)
 
