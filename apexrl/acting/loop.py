@@ -1,5 +1,6 @@
 """The actor's loop: step a vector of environments, and send the steps as prioritized unrolls."""
 
+import collections
 import logging
 import socket
 import time
@@ -42,6 +43,8 @@ class EnvironmentGroup:
         self._spec = spec
         self._episodes: list[list[Episode]] = [[] for _ in streams]
         self._num_unrolls = 0
+        # The parameters that chose the actions of an unroll, and those of the step behind it.
+        self._versions: collections.deque[int] = collections.deque(maxlen=spec.unroll_steps + 1)
 
     def reset(self, agent: Actor, seed: int) -> None:
         """Begins the games."""
@@ -69,6 +72,7 @@ class EnvironmentGroup:
         """Chooses actions and begins the next step; returns the extras of the observations."""
         self._actions, extras, self._state = agent.act(self._seen, self.exploration, self._state, rng)
         self._envs.send(self._actions)
+        self._versions.append(agent.header.params_version)
         return extras
 
     def observe(self, agent: Actor, extras: Extras) -> Round | None:
@@ -96,7 +100,7 @@ class EnvironmentGroup:
         return Round(
             self.streams[0],
             first_step,
-            agent.header.params_version,
+            self._versions[0],
             self.exploration.copy(),
             valid,
             np.where(can_be_drawn, priorities, 0).astype(np.float32),

@@ -1,7 +1,6 @@
 """IMPALA, a V-trace actor-critic (arXiv:1802.01561), and LASER, which mixes replay into its batches (arXiv:1909.11583).
 
-`ImpalaActor` samples actions from its policy, and logs the probabilities of all of them. `ImpalaLearner` corrects for
-the difference between that policy and its own.
+`ImpalaActor` logs the probabilities of all actions. `ImpalaLearner` corrects for the difference from its own policy.
 """
 
 import dataclasses
@@ -166,7 +165,9 @@ class ImpalaLearner:
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
         log_rhos = action_log_probs(logits, batch.action) - action_log_probs(behavior, batch.action)
-        accept = self._accepted(behavior, logits)
+        accept = None
+        if self._online_share < 1 and update.trust_region:
+            accept = accepted_states(behavior, logits, update.trust_region, update.rho_bar)
         rewards = soft_asymmetric(batch.reward) if update.reward_transform == "soft-asymmetric" else batch.reward
         targets = vtrace(
             log_rhos, algorithm.gamma * batch.discount, rewards, values, output.values[-1],
@@ -214,12 +215,6 @@ class ImpalaLearner:
         is_new = [torch.full_like(batch.weight, part.is_online, dtype=torch.bool)
                   for part, batch in zip(self._parts, parts, strict=True)]  # fmt: skip
         return joined(parts), torch.cat(is_new)
-
-    def _accepted(self, behavior: Tensor, logits: Tensor) -> Tensor | None:
-        """Returns [T, B] bool: which states are inside the trust region; None where there is none."""
-        if self._online_share == 1 or not self._update.trust_region:
-            return None
-        return accepted_states(behavior, logits, self._update.trust_region, self._update.rho_bar)
 
     def _entropy_weight(self, is_new: Tensor) -> Tensor | float:
         """Returns weights [B]: new unrolls alone keep the entropy up (LASER), with the weight that all would have."""

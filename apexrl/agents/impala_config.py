@@ -60,7 +60,8 @@ class ImpalaUpdate(UpdateConfig):
     entropy_cost_end: Annotated[float, Range(0)] = 0.0
     """Weight of the entropy after `entropy_frames`."""
     entropy_frames: Annotated[int, Range(0)] = 0
-    """Environment frames over which the weight of the entropy goes linearly to its end; 0: it is constant."""
+    """Environment frames over which the weight of the entropy goes linearly to its end; 0: it is constant. They are
+    the frames of the log: a journal that is read whole has passed them at once."""
     rho_bar: float = 1.0
     """Greatest importance ratio of a step's error: it decides which policy's value is learned (IMPALA)."""
     c_bar: float = 1.0
@@ -72,9 +73,9 @@ class ImpalaUpdate(UpdateConfig):
     (LASER, whose authors do not state the number); 0: none is rejected."""
     replay_state: str = "walk"
     """The state with which an LSTM begins a replayed unroll: walk, burn-in:N, stored or zero. walk plays an episode's
-    unrolls in order, each from the state in which the one before ended (LASER); attentive and elite replay, which
-    choose single unrolls, take stored states. burn-in:N takes the state stored N steps earlier, and the newest
-    parameters through them; N is a multiple of --unroll-starts. stored is the actor's."""
+    unrolls in order, each from the state in which the one before ended (LASER); attentive and elite replay and parts
+    with a capacity, which choose single unrolls, take stored states. burn-in:N takes the state stored N steps earlier,
+    and the newest parameters through them; N is a multiple of --unroll-starts. stored is the actor's."""
     policy_cloning_cost: Annotated[float, Range(0)] = 0.0
     """Weight of KL(behaviour || policy) on replayed unrolls (CLEAR: 0.01)."""
     value_cloning_cost: Annotated[float, Range(0)] = 0.0
@@ -147,6 +148,8 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
     sizes = batch_sizes(parts, update.batch_size)
     if (update.policy_cloning_cost or update.value_cloning_cost) and all(part.is_online for part in parts):
         raise ConfigError("--policy-cloning-cost and --value-cloning-cost are for replayed unrolls: add some to --mix")
+    if update.entropy_cost_end and not update.entropy_frames:
+        raise ConfigError(f"--entropy-cost-end {update.entropy_cost_end:g} is never reached: give --entropy-frames")
     replays = replay_view(algorithm, update)
     queue = next((part.name for part in parts if part.is_online), "")
     found = []

@@ -19,7 +19,7 @@ EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_
 MAX_KEPT_UPDATES = 1000
 AGES_UPDATES = (0, 10, 100, 1000, 10_000)  # the least ages of the bins
 PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action
-PROBABILITY_SECONDS, MAX_PROBABILITIES = 10.0, 10_000
+PROBABILITY_UPDATES = 100  # over which it is averaged
 MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks with memory bear fewer
 LAG_SAID_SECONDS = 60.0
 
@@ -45,7 +45,7 @@ def returns_by_exploration(sums: np.ndarray) -> dict[str, float]:
 
 
 class UpdateMetrics:
-    """The metrics of the newest update that arrived; the policy's probabilities are means over some seconds.
+    """The metrics of the newest update that arrived; the policy's probabilities are means over some updates.
 
     One update sees a few states only, and its `probability_*` are as noisy. Used from one thread.
     """
@@ -53,22 +53,17 @@ class UpdateMetrics:
     def __init__(self) -> None:
         self._newest: dict[str, float] = {}
         self._of_rows: Callable[[], dict[str, float]] = dict
-        # Seconds and probabilities of recent updates.
-        self._recent: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=MAX_PROBABILITIES)
+        self._recent: collections.deque[dict[str, float]] = collections.deque(maxlen=PROBABILITY_UPDATES)
 
     def add(self, metrics: dict[str, float], of_rows: Callable[[], dict[str, float]] = dict) -> None:
         """Takes the metrics of the newest update: always the same names; `of_rows` returns more when it is asked."""
-        self._newest, self._of_rows, now = metrics, of_rows, time.monotonic()
-        probabilities = {name: value for name, value in metrics.items() if name.startswith(PROBABILITY)}
-        if probabilities:
-            self._recent.append((now, probabilities))
-            while self._recent[0][0] < now - PROBABILITY_SECONDS:
-                self._recent.popleft()
+        self._newest, self._of_rows = metrics, of_rows
+        self._recent.append({name: value for name, value in metrics.items() if name.startswith(PROBABILITY)})
 
     def values(self) -> dict[str, float]:
-        """Returns the newest metrics, each `probability_*` as its mean over the last PROBABILITY_SECONDS of updates."""
-        names = self._recent[-1][1] if self._recent else ()
-        means = {name: float(np.mean([values[name] for _, values in self._recent])) for name in names}
+        """Returns the newest metrics, each `probability_*` as its mean over the last PROBABILITY_UPDATES updates."""
+        names = self._recent[-1] if self._recent else ()
+        means = {name: float(np.mean([values[name] for values in self._recent])) for name in names}
         return self._newest | self._of_rows() | means
 
 
@@ -87,11 +82,12 @@ class VersionLags:
     def add(self, version: int, acted: Mapping[str, np.ndarray]) -> None:
         """Takes the version that is updated, and those that acted in its batches [M] by table.
 
-        A peer may state any number: one below 0 names no version, one above the learner's has the lag 0.
+        A peer may state any number. One below 0 names no version, and one above the learner's none of its own: it is
+        of a run before, or of another one.
         """
         for table, versions in acted.items():
             kept = self._lags.setdefault(table, collections.deque(maxlen=MAX_KEPT_UPDATES))
-            kept.append(np.maximum(version - versions[versions >= 0], 0))
+            kept.append(version - versions[(versions >= 0) & (versions <= version)])
 
     def report(self) -> dict[str, float]:
         """Returns p50, p95 and max since the last report, of all fifo tables together and of each other table.
@@ -137,8 +133,8 @@ class RejectedShares:
             shares = rows[table].get("rejected_share")
             if shares is None:
                 continue
-            known = acted[table] >= 0
-            bins = np.digitize(np.maximum(version - acted[table][known], 0), AGES_UPDATES) - 1
+            known = (acted[table] >= 0) & (acted[table] <= version)
+            bins = np.digitize(version - acted[table][known], AGES_UPDATES) - 1
             np.add.at(self._sums, bins, shares[known])
             np.add.at(self._counts, bins, 1)
 

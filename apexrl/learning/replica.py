@@ -4,6 +4,7 @@ Where the frames lie on a GPU, a draw stays keys and weights until the update ga
 """
 
 import collections
+import contextlib
 import logging
 import queue
 import threading
@@ -147,6 +148,8 @@ class Replica:
 
         Raises: PeerError when the server refuses us or changes its spec, ConfigError when memory does not suffice.
         """
+        if self._device_stream.cuda is not None:  # else this thread would make a context on the first GPU, too
+            torch.cuda.set_device(self._device_stream.device)
         try:
             while not self._stop.is_set():
                 self.follow(POLL_MILLISECONDS)
@@ -276,20 +279,23 @@ class Replica:
         if device.type == "cuda":
             with self._device_stream.exclusive():
                 on_device = torch.cuda.mem_get_info(device)[0]
-            if needed + DEVICE_RESERVE_BYTES > on_device:
-                logger.warning(
-                    "the unroll store needs %.1f GB and %.1f GB beside it, %.1f GB are free on %s: "
-                    "it goes to host memory, and each batch is copied from there",
-                    needed / 1e9, DEVICE_RESERVE_BYTES / 1e9, on_device / 1e9, device,
-                )  # fmt: skip
-                device = torch.device("cpu")
-        if device.type == "cpu":
-            free = free_memory_bytes(self._memory_gb)
-            if needed > free:
-                raise ConfigError(
-                    f"the unroll store needs {needed / 1e9:.1f} GB on {device}, {free / 1e9:.1f} GB are free: "
-                    "start the replay with a smaller --capacity"
-                )
+            if needed + DEVICE_RESERVE_BYTES <= on_device:
+                with contextlib.suppress(torch.OutOfMemoryError):  # another process may take the memory first
+                    return self._store_on(device, start)
+            logger.warning(
+                "the unroll store needs %.1f GB and %.1f GB beside it, %.1f GB were free on %s: "
+                "it goes to host memory, and each batch is copied from there",
+                needed / 1e9, DEVICE_RESERVE_BYTES / 1e9, on_device / 1e9, device,
+            )  # fmt: skip
+        free = free_memory_bytes(self._memory_gb)
+        if needed > free:
+            raise ConfigError(
+                f"the unroll store needs {needed / 1e9:.1f} GB in host memory, {free / 1e9:.1f} GB are free: "
+                "start the replay with a smaller --capacity"
+            )
+        return self._store_on(torch.device("cpu"), start)
+
+    def _store_on(self, device: torch.device, start: LogStart) -> UnrollStore:
         return UnrollStore(start.spec, start.ring_unrolls, self._wants, device, self._num_batches, self._device_stream)
 
     def _apply(self, append: LogAppend) -> None:

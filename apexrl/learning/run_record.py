@@ -54,7 +54,8 @@ def latest_checkpoint(directory: Path) -> Checkpoint | None:
       replace.
     """
     path = directory / CHECKPOINTS / LATEST
-    choice = "put a sound copy there, or train a new network on the run's experience (run.sh --from-scratch)"
+    anew = f"train a new network on the run's experience (--resume {directory} --from-scratch)"
+    choice = f"put a sound copy there, or {anew}"
     if path.exists():
         try:
             checkpoint = load_checkpoint(path)

@@ -3,17 +3,20 @@
 import threading
 
 import msgspec
+import numpy as np
 import pytest
 
-from apexrl.acting.loop import ActorLoop
+from apexrl.acting.loop import ActorLoop, EnvironmentGroup
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.config import ActingConfig, ActorCommand, EnvConfig, WireConfig
+from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.dueling import make_network
 from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.types import Field
 from tests.system.processes import wait_for
 
 NETWORK, OTHER = DuelingConfig((4, 4, 4), 8), DuelingConfig((8, 4, 4), 8)
@@ -78,3 +81,41 @@ def test_a_learner_of_another_environment_is_refused_at_the_first_contact(publis
     publisher.publish(encoded(msgspec.structs.replace(loop.spec, num_actions=9), 1))
     with pytest.raises(ConfigError, match="do not fit: they are for"):
         loop._wait_for_agent(Stop())
+
+
+class Numbered:
+    """An agent whose parameters have another version at each call; it logs them."""
+
+    def __init__(self, spec, every):
+        self.header, self._every, self._calls = ParametersHeader(0, spec, "counting", ""), every, 0
+
+    def initial_state(self, num_envs):
+        return None
+
+    def act(self, observation, exploration, state, rng):
+        self.header = msgspec.structs.replace(self.header, params_version=self._calls // self._every)
+        self._calls += 1
+        size = len(observation.starts)
+        return np.zeros(size, np.int32), {"version": np.full(size, self.header.params_version, np.float32)}, None
+
+    def priorities(self, unrolls, extras):
+        return None
+
+
+@pytest.mark.parametrize("every", [1, 3, 4])
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_the_version_of_an_unroll_is_the_one_that_chose_its_first_action(every, overlap):
+    """Parameters that arrive just before an unroll is complete chose none of its actions."""
+    envs = make_environment(EnvConfig("Catch-v0"), 2)
+    extras = (Field("version", "step", "float32"),)
+    spec = make_spec(EnvConfig("Catch-v0"), envs).streamed(4, overlap_steps=overlap, extras=extras)
+    group, agent, rounds = EnvironmentGroup(envs, spec, range(2)), Numbered(spec, every), []
+    group.reset(agent, 0)
+    for _ in range(40):
+        if (step := group.receive()) is not None:
+            group.add(step)
+        if (complete := group.observe(agent, group.act(agent, np.random.default_rng(0)))) is not None:
+            rounds.append(complete)
+    group.close()
+    assert len(rounds) > 5
+    assert [made.params_version for made in rounds] == [made.unrolls.extras["version"][0, 0] for made in rounds]

@@ -51,6 +51,16 @@ def test_gradients_are_those_of_the_papers_definitions(name, lstm):
         assert metrics["rejected_share"] == 0
 
 
+@pytest.mark.parametrize(("frames", "cost"), [(0, 0.4), (50, 0.25), (100, 0.1), (10**9, 0.1)])
+def test_the_weight_of_the_entropy_goes_linearly_to_its_end(frames, cost):
+    batches = random_batches(1, ALL)
+    falling = make_learner(updates(entropy_cost=0.4, entropy_cost_end=0.1, entropy_frames=100))
+    falling.schedule(frames, 0.0)
+    found, _ = gradients_of(falling, batches)
+    expected, _ = gradients_of(make_learner(updates(entropy_cost=cost)), batches)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-8)
+
+
 def changed_where(batch, mask, seed=0):
     """Returns a batch with other numbers at the steps of a mask [T, B]: nothing is left of what they said."""
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
-from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.run_record import RunRecord, latest_checkpoint, numbered_checkpoints
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
@@ -136,7 +136,7 @@ def test_the_best_of_another_network_is_not_written_over(tmp_path, spec, agent, 
     with pytest.raises(ConfigError, match="choose another --run-dir"):
         RunRecord(tmp_path, identity_of(spec)._replace(network=to_text(DuelingConfig((1, 2, 3), 4))))
     (tmp_path / "checkpoints" / BEST).write_bytes(b"junk")
-    with pytest.raises(WireError, match=r"best\.safetensors"):
+    with pytest.raises(ConfigError, match=r"best\.safetensors"):
         RunRecord(tmp_path, identity_of(spec))
 
 
