@@ -5,7 +5,8 @@
 # calls are enough. Each part leaves OUT_DIR/PART.json and PART.log; a part whose JSON is there is not measured again. A
 # part that fails is named and the others go on; its figures so far are kept in PART.part. The exit status is 1 when a
 # part failed, 3 when parts are left. The table is printed and left in OUT_DIR/summary.txt. After each part, everything
-# is in one archive, OUT_DIR.tgz. Nothing is fetched from a network.
+# is in one archive, OUT_DIR.tgz. An OUT_DIR that is new begins with that archive, where one is there: so a second call
+# goes on with the first one's parts on another machine, too. Nothing is fetched from a network.
 #
 #   PYTHON=python3.12      interpreter, 3.11 or newer, with torch
 #   WHEELS=DIR             wheels of what is missing, installed beside them in DIR/site-VERSION; torch stays as it is
@@ -23,6 +24,10 @@ set -uo pipefail
 mkdir -p "$1" || exit 2
 out=$(cd "$1" && pwd)
 archive=$(realpath -m "${ARCHIVE:-$out.tgz}")
+[[ "$archive" != "$out"/* ]] || { echo "ARCHIVE $archive lies in what it is to hold: give another" >&2; exit 2; }
+if [ -z "$(ls -A "$out")" ] && [ -s "$archive" ]; then
+  tar xzf "$archive" -C "$out" || exit 2
+fi
 [ -z "${WHEELS:-}" ] || WHEELS=$(cd "$WHEELS" && pwd) || exit 2
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
@@ -30,7 +35,7 @@ python=${PYTHON:-python3}
 device=${APEXRL_GPU_DEVICE:-cuda}
 learner_seconds=${LEARNER_SECONDS:-2}
 actor_seconds=${ACTOR_SECONDS:-5}
-served_seconds=${SERVED_SECONDS:-25}
+served_seconds=${SERVED_SECONDS:-50}
 together_seconds=${TOGETHER_SECONDS:-45}
 pong_seconds=${PONG_SECONDS:-140}
 slack_seconds=${SLACK_SECONDS:-0}
@@ -183,12 +188,12 @@ tests=()
 mapfile -t tests < <(grep -rlF 'tests.devices' tests --include='test_*.py')
 
 # shellcheck disable=SC2016 # expanded by the inner shell
-part machine 20 bash -c 'lscpu; free -g; nvidia-smi; "$1" benchmarks/gpu_report.py machine "$2"' \
+part machine 40 bash -c 'lscpu; free -g; nvidia-smi; "$1" benchmarks/gpu_report.py machine "$2"' \
   machine "$python" "$out/machine.part"
 part smoke 60 "${probe[@]}" smoke --json "$out/smoke.part"
 # Without the project's pytest settings: they name plugins that need not be here.
 # shellcheck disable=SC2016 # expanded by the inner shell
-part tests 90 bash -c '"$1" -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider -m gpu \
+part tests 120 bash -c '"$1" -m pytest -v -c /dev/null --rootdir . -p no:cacheprovider -m gpu \
   --junitxml "$2/tests.xml" "${@:3}" && "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
   tests "$python" "$out" "${tests[@]}"
 part ceilings 40 "${probe[@]}" ceilings --json "$out/ceilings.part"
@@ -197,13 +202,15 @@ part learner 120 "${learner[@]}" --presets paper --batch-sizes "${batches[@]}" -
   --json "$out/learner.part"
 part learner-gpu 60 "${learner[@]}" --presets gpu --batch-sizes 64 --kinds ours eager --json "$out/learner-gpu.part"
 part gather 40 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds gather --json "$out/gather.part"
-part actor-cpu 35 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
-part actor-cuda 35 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
+part actor-cpu 50 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
+part actor-cuda 50 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
 part cores 40 "${probe[@]}" cores --json "$out/cores.part"
 
 ending=() # by time
-run served "$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu
-run served-gpu "$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu --preset gpu
+served=("$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu
+  --min-size-to-sample 5000) # soon there, so that most of the seconds count
+run served "${served[@]}"
+run served-gpu "${served[@]}" --preset gpu
 run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
 run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
 with_mps together-mps "$together_seconds" --no-evaluator --samples-per-insert 0

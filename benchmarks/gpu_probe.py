@@ -26,6 +26,7 @@ from apexrl.agents.contract import Learner, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import EnvConfig, LearnerCommand
 from apexrl.environments.vector import make_environment, take_step
+from apexrl.files import write_json
 from apexrl.flags import default_command, wants_of, with_preset
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.unroll_store import UnrollStore
@@ -186,6 +187,8 @@ def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
     for preset, optimizer, batch_size in PROFILED:
         world, name = World(device, optimizer, batch_size, preset), f"{preset}_{optimizer}_{batch_size}"
         timed = TIMED_UPDATES if device.type == "cuda" else 3
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         world.run(3)
         yield f"{name}_first_seconds", time.perf_counter() - started
@@ -283,7 +286,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, figure in PARTS[arguments.part](torch.device(arguments.device)):
         found[name] = figure
-        arguments.json.write_text(json.dumps(found, indent=1))
+        write_json(arguments.json, found)
         print(name, figure if not isinstance(figure, list) else json.dumps(figure, indent=1), flush=True)
 
 

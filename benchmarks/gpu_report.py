@@ -1,7 +1,7 @@
 """The parts of `benchmarks/gpu.sh` that read and write its files: `python benchmarks/gpu_report.py WORK ...`.
 
 It needs only the standard library (torch for `machine`), so that it can list missing packages:
-  missing                prints the requirements of requirements.txt that this interpreter does not have
+  missing                prints the requirements of requirements.txt, and pytest, that this interpreter does not have
   wanted WHEELS          prints the wheels in a directory that have to be installed
   machine FILE           writes the machine and its software, as JSON
   tests XML FILE         writes the outcome of pytest, as JSON; fails when no test ran, or one was skipped
@@ -38,8 +38,9 @@ GOAL_RETURN, GOAL_SECONDS = 18, 90
 
 
 def missing() -> list[str]:
-    """Returns the lines of requirements.txt that cannot be imported."""
+    """Returns the lines of requirements.txt, and that of pytest, that cannot be imported."""
     lines = [line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    lines += [line for line in (ROOT / "requirements-dev.txt").read_text().splitlines() if line.startswith("pytest==")]
     names = {line: re.split(r"[<>=~!;\[ ]", line)[0] for line in lines if line and not line.startswith("-")}
     modules = {line: MODULES.get(name, name.replace("-", "_")) for line, name in names.items()}
     wanted = [line for line, name in names.items() if name not in NOT_NEEDED]
@@ -112,8 +113,13 @@ def outcome_of(xml: Path) -> dict[str, int]:
 
 def read_parts(directory: Path) -> dict[str, Any]:
     """Returns the figures of the parts that have run, by name, also of those that failed halfway."""
-    paths = [*sorted(directory.glob("*.part")), *sorted(directory.glob("*.json"))]
-    return {path.stem: json.loads(path.read_text()) for path in paths}
+    found = {}
+    for path in [*sorted(directory.glob("*.part")), *sorted(directory.glob("*.json"))]:
+        try:
+            found[path.stem] = json.loads(path.read_text())
+        except ValueError as error:  # a part that was killed while it wrote
+            print(f"{path} is left out: {error}", file=sys.stderr)
+    return found
 
 
 def runs_of(parts: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from apexrl.files import write_json
 from apexrl.learning.status_file import STATUS_FILE, Status, read_status
 from apexrl.runs import CURVE_FILE
 from benchmarks.replay import ROOT, free_ports
@@ -119,19 +120,21 @@ def _rates(first: Report, last: Report) -> dict[str, Any]:
     }
 
 
-def stop(launcher: subprocess.Popen[bytes]) -> int:
-    """Ends a run as Ctrl-C does; returns the launcher's exit status."""
+def stop(launcher: subprocess.Popen[bytes]) -> None:
+    """Ends a run as Ctrl-C does."""
     if launcher.poll() is None:
         launcher.send_signal(signal.SIGINT)
     try:
-        return launcher.wait(STOP_SECONDS)
+        launcher.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         launcher.kill()  # its roles notice this, and end by themselves
-        return launcher.wait()
+        launcher.wait()
 
 
-def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -> dict[str, Any]:
-    """Runs once, and leaves the small files and the logs of the run in `keep`.
+def measure(flags: list[str], seconds: float, until: float | None, keep: Path, out: Path) -> dict[str, Any]:
+    """Runs once, writes the figures to `out`, and leaves the small files and the logs of the run in `keep`.
+
+    The figures are there before the run is ended, which can take long.
 
     Raises: RuntimeError when the launcher failed, ValueError when the reports give no figures.
     """
@@ -153,19 +156,20 @@ def measure(flags: list[str], seconds: float, until: float | None, keep: Path) -
         try:
             # The deadline counts from the start of this process, so that loading makes no run longer than planned.
             reports = watch(launcher, run, psutil.Process().create_time() + seconds, until)
-            failed_by_itself = launcher.poll() not in (None, 0)
+            if launcher.poll() not in (None, 0):
+                raise RuntimeError(f"the launcher ended with status {launcher.returncode}; logs: {keep / 'logs'}")
+            batch_size = json.loads((run / "config.json").read_bytes())["command"]["update"]["batch_size"]
+            found = {"flags": flags, "batch_size": batch_size, **figures_of(reports, started, until)}
+            write_json(out, found)
+            return found
         finally:
-            status = stop(launcher)
+            stop(launcher)
             keep.mkdir(parents=True, exist_ok=True)
             for name in KEPT:
                 if (run / name).exists():
                     shutil.copy(run / name, keep)
             if (run / "logs").exists():
                 shutil.copytree(run / "logs", keep / "logs", dirs_exist_ok=True)
-        if failed_by_itself:
-            raise RuntimeError(f"the launcher ended with status {status}; logs: {keep / 'logs'}")
-        batch_size = json.loads((keep / "config.json").read_bytes())["command"]["update"]["batch_size"]
-        return {"flags": flags, "batch_size": batch_size, **figures_of(reports, started, until)}
 
 
 def interrupted(*_: object) -> None:
@@ -186,8 +190,7 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="after --: flags of apexrl.running.launch")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupted)
-    found = measure(arguments.flags, arguments.seconds, arguments.until, arguments.keep)
-    arguments.json.write_text(json.dumps(found, indent=1))
+    found = measure(arguments.flags, arguments.seconds, arguments.until, arguments.keep, arguments.json)
     print(json.dumps({name: value for name, value in found.items() if name != "figures"}, indent=1))
 
 
