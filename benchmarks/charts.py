@@ -22,7 +22,7 @@ COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
-SWEEPS = ("laser-catch", "switching-catch")  # whose curves are in files of their names
+SWEEPS = ("laser-catch", "laser-cartpole", "switching-catch")  # whose curves are in files of their names
 
 
 class Bars(NamedTuple):
