@@ -87,7 +87,7 @@ class UnrollSender:
         return True
 
     def run(self) -> None:
-        """Sends until stopped, and then the unrolls that the replay still takes; the body of the thread.
+        """Sends until stopped, and then until the replay takes no more; the body of the thread.
 
         Raises: PeerError when the replay is silent for longer than the patience.
         """
@@ -95,19 +95,26 @@ class UnrollSender:
             while True:
                 self._client.poll()  # keeps our lease
                 try:
-                    self._send(self._queue.get(timeout=POLL_SECONDS))
+                    unrolls = self._queue.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     if self._stop.is_set():
                         break
+                    continue
+                if not self._send(unrolls):
+                    break
         finally:
             if not self._client.flush(FLUSH_SECONDS):
                 logger.warning("%d unrolls were not acknowledged at the end", self._client.num_unacknowledged)
             self._client.close()
 
-    def _send(self, unrolls: Round) -> None:
+    def _send(self, unrolls: Round) -> bool:
+        """Inserts the unroll of each stream; returns False at the first that is not sent, because we are stopped."""
         for i in range(len(unrolls.episodes)):
             started, waited = time.perf_counter(), sum(self.waited_seconds.values())
             block = self._codec.encode(unrolls.unrolls.stream(i))
-            self._client.insert(unrolls.header(i), block, self._patience_seconds, self._stop.is_set)
+            sent = self._client.insert(unrolls.header(i), block, self._patience_seconds, self._stop.is_set)
             waited = sum(self.waited_seconds.values()) - waited
             self.busy_seconds += time.perf_counter() - started - waited
+            if not sent:
+                return False  # one that is sent later would leave a gap in its stream
+        return True

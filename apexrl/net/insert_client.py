@@ -78,15 +78,16 @@ class InsertClient:
 
     def insert(
         self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
-    ) -> None:
+    ) -> bool:
         """Waits until the server allows another unroll, then sends this one. Sends nothing when stopped before.
 
+        Returns: whether it was sent. The stream has a gap when it was not and another follows.
         Raises: PeerError when the server is silent for `timeout_seconds`; a server that tells the client to wait is
           not silent. WireError when no server takes the header, for example because a return is not finite.
         """
         self._wait(lambda: self.may_insert, timeout_seconds, stopped)
         if not self.may_insert:
-            return
+            return False
         message = wire.Insert.of(header, self._next_sequence, self.actor)
         encoded = wire.encode(message)
         wire.decode_insert(encoded)
@@ -95,6 +96,7 @@ class InsertClient:
             self._last_progress = time.monotonic()
         self._unacknowledged[message.sequence] = (encoded, block)
         self._send_allowed()
+        return True
 
     def poll(self) -> None:
         """Takes the messages that have arrived and keeps the connection alive. Does not wait."""

@@ -31,9 +31,11 @@ class Client:
     def insert(self, header, block, timeout_seconds, stopped):
         while not self.gate.wait(0.01):
             if stopped():
-                return
+                self.gate.set()  # the server allows more a moment later
+                return False
         self.inserted.append((header, block))
         self.bytes_sent += len(block)
+        return True
 
     def flush(self, timeout_seconds):
         return True
@@ -100,6 +102,16 @@ def test_no_more_is_queued_than_the_bound_while_the_replay_takes_nothing(client,
     client.gate.set()
     while not sender.offer(unrolls):
         pass
+
+
+def test_nothing_is_sent_behind_an_unroll_that_a_stopped_actor_could_not_send(client, sending, spec, make_unroll):
+    sender, stop, thread = sending
+    for number in range(2):
+        while not sender.offer(round_of(spec, make_unroll, number)[0]):
+            pass
+    stop.set()
+    thread.join(100)
+    assert client.gate.is_set() and not client.inserted  # else a stream would have a gap
 
 
 def test_a_replay_that_is_silent_for_too_long_ends_the_actor(client, sending):
