@@ -177,17 +177,17 @@ class WireConfig:
     """Host of the learner; of several hosts, the first."""
     bind_host: str = "127.0.0.1"
     """Address that servers listen on; 0.0.0.0 for other hosts to reach them."""
-    actor_port: int = 51001
+    actor_port: Annotated[int, Range(1, 65535)] = 51001
     """Replay server's port for actors."""
-    batch_port: int = 51002
+    batch_port: Annotated[int, Range(1, 65535)] = 51002
     """Replay server's port for learners."""
-    parameter_port: int = 52001
+    parameter_port: Annotated[int, Range(1, 65535)] = 52001
     """Learner's port for parameters."""
-    metrics_port: int = 52002
+    metrics_port: Annotated[int, Range(1, 65535)] = 52002
     """Learner's port for the metrics of all roles."""
     shards: Annotated[int, Range(1, 64)] = 1
     """Replay servers, each with its part of experience and actors; shard s has --actor-port and --batch-port + 2 s."""
-    meeting_port: int = 52003
+    meeting_port: Annotated[int, Range(1, 65535)] = 52003
     """Port of the first learner's host where several learners meet."""
     patience_seconds: float = 600.0
     """Seconds that a role waits for another before it gives up."""
@@ -211,7 +211,7 @@ class ActingConfig:
     """Parts of a process's environments: while one steps, the actions for the next are chosen."""
     parameter_period_frames: int = 400
     """Frames of one environment between looks for newer parameters (Ape-X)."""
-    compression_level: int = 1
+    compression_level: Annotated[int, Range(1, 22)] = 1
     """zstd level of an unroll's block."""
 
 
@@ -273,7 +273,7 @@ class Command:
     """The algorithm: apex-dqn, impala, or module:name of your own. With --env Corridor-v0 the default is impala."""
     preset: PresetName = "auto"
     """Defaults of flags that are not given: the paper's, those for a GPU, two CPU cores, or small environments."""
-    seed: Annotated[int, Range(0)] = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of everything random."""
 
 
@@ -362,7 +362,7 @@ class RunCommand(Command):
     from_scratch: bool = False
     """With --resume or --fork: a new network learns from the experience. --resume moves results to DIR/earlier-N."""
     fork: str = ""
-    """Begin a new run with newest checkpoint, experience and flags of this directory's, which stays; flags here win."""
+    """Begin a new run with the checkpoint, the experience and the flags of this one, which stays; flags here win."""
     at: Annotated[int, Range(0)] = 0
     """With --fork: take the checkpoint of this update, and the experience until then; 0: the newest."""
     from_journal: str = ""
@@ -373,7 +373,7 @@ class RunCommand(Command):
     """End after so many seconds; 0: never."""
     tensorboard: bool = True
     """Serve TensorBoard."""
-    tensorboard_port: int = 6006
+    tensorboard_port: Annotated[int, Range(1, 65535)] = 6006
     """Port of TensorBoard."""
     tensorboard_host: str = "127.0.0.1"
     """Address that TensorBoard listens on."""

@@ -5,6 +5,7 @@ An algorithm's sections take the place of the commands' general ones, so its num
 
 import dataclasses
 import decimal
+import difflib
 import re
 import shutil
 import sys
@@ -16,8 +17,8 @@ from typing import Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from apexrl.agents.contract import Transitions, Want
-from apexrl.agents.families import family_of
+from apexrl.agents.contract import Transitions, Unrolls, Want
+from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config import (
     DEFAULT_AGENT,
     ActorCommand,
@@ -39,6 +40,7 @@ from apexrl.types import StreamSpec
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")
 REPEATABLE = "--wrapper"
+OF_RUNS = ("resume", "fork", "from_journal", "guest")  # flags that begin with another run
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 KINDS: Mapping[str, type[Command]] = {
@@ -171,14 +173,26 @@ def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
 
 
 def check_names(default: Command, arguments: Sequence[str]) -> None:
-    """Raises ConfigError when a flag belongs to other commands, and means nothing for this one."""
+    """Raises ConfigError when a flag belongs to other commands or algorithms, or to none."""
     own = set(names_in(default))
-    for word in arguments:
-        name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-        if not word.startswith("--") or name in own:
+    for i, word in enumerate(arguments):
+        flag = word.partition("=")[0]
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if len(word) < 3 or not word.startswith("--"):
+            continue
+        value = word.partition("=")[2] if "=" in word else "".join(arguments[i + 1 : i + 2])
+        if name in OF_RUNS and getattr(default, name, True) == value == "":
+            raise ConfigError(f"{flag} is empty: give the directory of a run")
+        if name in own:
             continue
         if theirs := [of for of, kind in KINDS.items() if name in names_in(default_command(kind, default.agent))]:
-            raise ConfigError(f"{word.partition('=')[0]} means nothing here: it is a flag of {', '.join(theirs)}")
+            raise ConfigError(f"{flag} means nothing here: it is a flag of {', '.join(theirs)}")
+        if others := [agent for agent in FAMILIES if name in names_in(default_command(type(default), agent))]:
+            raise ConfigError(f"{flag} is a flag of --agent {' or '.join(others)}, this is --agent {default.agent}")
+        flags = [flag_of(of) for of in own]
+        near = [of for of in flags if flag.startswith(of)] or difflib.get_close_matches(flag, flags, 1, cutoff=0.75)
+        meant = f", did you mean {near[0]}? All of them:" if near else ":"
+        raise ConfigError(f"there is no flag {flag}{meant} {program()} --help")
 
 
 def names_in(config: Any) -> Iterator[str]:
@@ -278,6 +292,13 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     Args:
       stream: the spec of the algorithm's unrolls; the tables have to fit it, too.
     """
+    if isinstance(command, LearnerCommand) and command.learner_host_rank >= command.learner_hosts:
+        raise ConfigError(
+            f"--learner-host-rank {command.learner_host_rank}: with --learner-hosts {command.learner_hosts} give one "
+            f"from 0 to {command.learner_hosts - 1}"
+        )
+    if isinstance(command, ActorCommand | LearnerCommand | ReplayCommand | RunCommand):
+        check_ranges(command.wires.of_shard(command.wires.shards - 1))
     if not isinstance(command, ReplayCommand | RunCommand | OfflineCommand):
         return
     replay = explicit_replay(command)
@@ -297,6 +318,9 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
                 f"--tables {' '.join(replay.tables)}: --agent {command.agent} needs a table named {want.table}, "
                 f"of the kind {' or '.join(kinds)}"
             )
+        if isinstance(want.view, Unrolls) and want.view.walks and tables[want.table].capacity:
+            walking = f"{want.table} walks through whole episodes, however old"
+            raise ConfigError(f"--tables: {walking}: leave out its capacity, or give another --replay-state")
         most = min(tables[want.table].capacity or held, held)
         if tables[want.table].kind in DISTINCT and want.batch_size > most:
             raise ConfigError(

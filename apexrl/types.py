@@ -184,7 +184,7 @@ class UnrollHeader(NamedTuple):
 
     stream: int
     first_step: int  # position of the first step in its stream; the next unroll of the stream begins K later
-    params_version: int
+    params_version: int  # of the parameters that chose the first action; later ones may be newer
     exploration: float
     valid: np.ndarray  # [K] bool: whether a transition starts there; else that step is a reset
     priorities: np.ndarray  # [P] float32, 0 where nothing may be drawn

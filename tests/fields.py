@@ -1,31 +1,8 @@
-"""Streams with fields of every kind, and a slow reader of blocks: the oracle of the codec and the builder."""
+"""Unrolls with fields of every kind, and a slow reader of blocks: the oracle of the codec and the builder."""
 
 import numpy as np
-from hypothesis import strategies as st
 
-from apexrl.types import Field, StreamSpec, Unroll
-
-KINDS = [(at, dtype) for at in ("step", "observation", "first") for dtype in ("uint8", "int32", "float16", "float32")]
-
-
-@st.composite
-def specs(draw):
-    """Draws specs: any mix of extras, discrete actions or vectors, any overlap."""
-    kinds = draw(st.lists(st.sampled_from(KINDS), max_size=4))
-    shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
-    extras = tuple(Field(f"extra-{i}", *kind, draw(shapes)) for i, kind in enumerate(kinds))
-    size = draw(st.integers(0, 2))
-    names = () if size else draw(st.sampled_from([(), ("left", "stay", "right")]))
-    return StreamSpec(
-        *("Any-v0", draw(shapes), draw(st.sampled_from(["uint8", "float32"])), draw(st.integers(1, 3))),
-        num_actions=0 if size else 3,
-        frames_per_step=1,
-        action_bounds=((-1.0, 2.0),) * size,
-        action_names=names,
-        unroll_starts=draw(st.integers(1, 6)),
-        overlap_steps=draw(st.integers(0, 8)),
-        extras=extras,
-    )
+from apexrl.types import Unroll
 
 
 def random_array(rng, dtype, shape):

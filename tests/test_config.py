@@ -252,11 +252,34 @@ def test_a_flag_of_another_command_is_refused_in_one_line(command, flag, command
     assert str(refused.value) == f"{flag.partition('=')[0]} means nothing here: it is a flag of {commands}"
 
 
-def test_a_mistyped_flag_is_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(RunCommand, ["--enviroment", "Pong-v4"])
-    assert ended.value.code == 2
-    assert "--enviroment" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "flags", "complaint"),
+    [
+        (RunCommand, ["--enviroment", "Pong-v4"], "there is no flag --enviroment, did you mean --env? All of them: "),
+        (RunCommand, ["--learning-rat=3"], "there is no flag --learning-rat, did you mean --learning-rate? All of "),
+        (ActorCommand, ["--xyz"], "there is no flag --xyz: "),
+        (RunCommand, ["--mix", "queue=1"], "--mix is a flag of --agent impala, this is --agent apex-dqn"),
+        (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn, this is "),
+        *((RunCommand, flags, f"{flags[0].strip('=')} is empty: give the directory of a run")
+          for flags in (["--resume", ""], ["--fork="], ["--guest", ""], ["--from-journal", ""])),
+        (ReplayCommand, ["--actor-port", "65536"], "--actor-port 65536 makes no sense: it has to be at most 65535"),
+        (RunCommand, ["--shards", "8", "--batch-port", "65530"], "--batch-port 65544 makes no sense: it has to be at "),
+        (RunCommand, ["--seed", str(2**63)], "--seed 9223372036854775808 makes no sense: it has to be at most "),
+        (ActorCommand, ["--compression-level", "23"], "--compression-level 23 makes no sense: it has to be at most 22"),
+        (LearnerCommand, ["--learner-host-rank", "1"], "--learner-host-rank 1: with --learner-hosts 1 give one from 0"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_cannot_be_heeded_is_refused_in_one_line(command, flags, complaint):
+    with pytest.raises(ConfigError) as refused:
+        parse(command, flags)
+    assert str(refused.value).startswith(complaint) and "\n" not in str(refused.value)
+
+
+def test_a_table_that_walks_has_no_capacity():
+    flags = ["--agent", "impala", "--lstm", "--mix", "queue=1/4", "uniform=3/4"]
+    parse(RunCommand, flags)
+    with pytest.raises(ConfigError, match="uniform walks through whole episodes"):
+        parse(RunCommand, [*flags, "--tables", "queue=fifo", "uniform=uniform:0:1:64"])
 
 
 def test_no_tables_are_those_of_the_algorithm():

@@ -68,7 +68,7 @@ def test_the_help_shows_the_numbers_of_a_saved_run(capsys):
 
 def test_a_mistake_is_answered_with_the_defaults_of_the_preset(capsys):
     with pytest.raises(SystemExit):
-        parse(LearnerCommand, ["--batchsize", "3", "--preset", "small"])
+        parse(LearnerCommand, ["--batch-size", "many", "--preset", "small"])
     assert "(default: 128)" in capsys.readouterr().err
 
 

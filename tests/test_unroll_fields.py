@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apexrl.errors import ApexError, WireError
 from apexrl.types import Field, StreamSpec, TimeSteps
 from apexrl.unroll import UnrollBuilder, UnrollCodec
-from tests.fields import random_array, random_unroll, slow_arrays, slow_block, specs
+from tests.fields import random_array, random_unroll, slow_arrays, slow_block
 
 EXTRAS = (
     Field("log_prob", "step", "float32"),
@@ -19,6 +19,28 @@ EXTRAS = (
     Field("flag", "observation", "uint8"),
 )
 SPEC = StreamSpec("Count-v0", (1,), "float32", 1, 3, 1, unroll_starts=4, overlap_steps=2, extras=EXTRAS)
+
+KINDS = [(at, dtype) for at in ("step", "observation", "first") for dtype in ("uint8", "int32", "float16", "float32")]
+
+
+@st.composite
+def specs(draw):
+    """Draws specs: any mix of extras, discrete actions or vectors, any overlap."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), max_size=4))
+    shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+    extras = tuple(Field(f"extra-{i}", *kind, draw(shapes)) for i, kind in enumerate(kinds))
+    size = draw(st.integers(0, 2))
+    names = () if size else draw(st.sampled_from([(), ("left", "stay", "right")]))
+    return StreamSpec(
+        *("Any-v0", draw(shapes), draw(st.sampled_from(["uint8", "float32"])), draw(st.integers(1, 3))),
+        num_actions=0 if size else 3,
+        frames_per_step=1,
+        action_bounds=((-1.0, 2.0),) * size,
+        action_names=names,
+        unroll_starts=draw(st.integers(1, 6)),
+        overlap_steps=draw(st.integers(0, 8)),
+        extras=extras,
+    )
 
 
 def steps_of(frames, t, num_envs):

@@ -87,7 +87,7 @@ def public_keys(directory: Path, role: str) -> list[bytes]:
     """
     paths = sorted({*directory.glob(f"{role}.public"), *directory.glob(f"{role}-*.public")})
     if not paths:
-        raise ConfigError(f"{directory} has no {role}.public: make keys with `python -m apexrl.tools.keys {directory}`")
+        raise ConfigError(f"{directory} has no {role}.public: make keys with `apexrl keys {directory}`")
     return [read_key(path) for path in paths]
 
 
@@ -100,9 +100,7 @@ def read_key(path: Path) -> bytes:
         text = path.read_text(encoding="ascii").strip()
         is_open = path.suffix == ".secret" and bool(path.stat().st_mode & 0o077)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as a key ({error}): `python -m apexrl.tools.keys DIR` makes keys"
-        ) from error
+        raise ConfigError(f"{path} cannot be read as a key ({error}): `apexrl keys DIR` makes keys") from error
     if len(text) != 40 or not _is_z85(text):
         raise ConfigError(f"{path} is not a key: 40 characters of Z85 were expected")
     if is_open:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from apexrl.errors import ConfigError, WireError
+from apexrl.errors import ConfigError
 from apexrl.files import replacing
 from apexrl.networks.parameters import Identity, Parameters, ParametersHeader
 from apexrl.types import LogPosition, StreamSpec
@@ -86,19 +86,19 @@ def save_checkpoint(path: Path, header: CheckpointHeader, tensors: dict[str, Ten
 def load_header(path: Path) -> CheckpointHeader:
     """Reads the header of a checkpoint, without its tensors.
 
-    Raises: WireError when it is no checkpoint of ours.
+    Raises: ConfigError when it is no checkpoint of ours.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return _header(file)
     except _MALFORMED as error:
-        raise WireError(f"{path} is not a checkpoint of this program: {error}") from error
+        raise ConfigError(f"{path} is no checkpoint of this program: {error}") from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint.
 
-    Raises: ConfigError when there is no such file, WireError when it is no checkpoint of ours.
+    Raises: ConfigError when there is no such file, or it is no checkpoint of ours.
     """
     if not path.is_file():
         raise ConfigError(f"no checkpoint at {path}")
@@ -107,7 +107,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             header = _header(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except _MALFORMED as error:
-        raise WireError(f"{path} is not a checkpoint of this program: {error}") from error
+        raise ConfigError(f"{path} is no checkpoint of this program: {error}") from error
     return Checkpoint(header, tensors)
 
 

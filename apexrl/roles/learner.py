@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from apexrl.config import LearnerCommand, OfflineCommand
-from apexrl.errors import PeerError
+from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
 from apexrl.flags import parse, value_given
 from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
@@ -19,6 +19,8 @@ def main(stop: Stop) -> None:
     """Learns as the command line says. The parts load after it is parsed: a mistake is answered at once."""
     is_offline = value_given("--from-journal", sys.argv) or "--guest" in sys.argv
     command = parse(OfflineCommand if is_offline else LearnerCommand)
+    if isinstance(command, OfflineCommand) and command.guest and command.from_journal:
+        raise ConfigError("--guest and --from-journal begin differently: give one of them")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
     import torch
 

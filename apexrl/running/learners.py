@@ -28,8 +28,6 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     """
     learning, wires = command.learning, command.wires
     hosts, host_rank = command.learner_hosts, command.learner_host_rank
-    if host_rank >= hosts:
-        raise ConfigError(f"--learner-host-rank {host_rank} of {hosts} hosts: give 0 to {hosts - 1}")
     meeting = wires.learner_host if hosts > 1 else THIS_HOST
     os.environ |= {**child_environment(), PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))

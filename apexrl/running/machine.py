@@ -10,6 +10,7 @@ from apexrl.agents.contract import Want
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import wants_of
+from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import num_cores
 from apexrl.memory import free_memory_bytes
@@ -80,30 +81,33 @@ def fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: Str
     replay = command.replay
     num_workers = command.acting.num_workers
     contexts = num_workers if command.has_actors and machine.actor_device == machine.device != CPU else 0
-    largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts)
+    num_devices = len(set(devices_of(command.learning, command.learning.num_learners)))
+    largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts, num_devices)
     if replay.capacity > largest:
         is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
         if is_asked_for or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
             if machine.device.type == "cuda":
                 memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
-            raise ConfigError(
-                f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): "
-                f"the largest that does is --capacity {max(largest, 0)}; --memory-gb says how much may be taken"
-            )
+            cure = f"the largest that does is --capacity {largest}; --memory-gb says how much may be taken"
+            if largest < 1:
+                cure = f"none does beside {num_workers} actor processes; give fewer --num-workers, or more --memory-gb"
+            raise ConfigError(f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): {cure}")
         replay = dataclasses.replace(replay, capacity=largest)
     return dataclasses.replace(command, replay=replay)
 
 
 def largest_capacity(
-    machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int, num_contexts: int = 0
-) -> int:
+    machine: Machine, spec: StreamSpec, wants: Sequence[Want], num_workers: int, num_contexts: int = 0,
+    num_devices: int = 1,
+) -> int:  # fmt: skip
     """Returns how many transitions fit this machine beside its processes.
 
     Frames that do not fit the GPU lie in host memory: whichever holds more is the bound.
 
     Args:
       num_contexts: actors that compute on the learner's GPU.
+      num_devices: GPUs of the learners, each of which holds its part.
     """
     per_transition = UnrollStore.bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
     host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
@@ -111,5 +115,5 @@ def largest_capacity(
     if machine.device.type == "cpu":
         return int(in_host_memory)
     taken = DEVICE_RESERVE_BYTES + CONTEXT_BYTES * num_contexts
-    on_device = (SHARE_OF_MEMORY * machine.device_memory_bytes - taken) / per_transition
+    on_device = num_devices * (SHARE_OF_MEMORY * machine.device_memory_bytes - taken) / per_transition
     return int(max(in_host_memory, min(on_device, host / SERVER_BYTES_PER_TRANSITION)))

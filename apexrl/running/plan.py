@@ -31,6 +31,7 @@ from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
+from apexrl.running.run_directory import host_of
 from apexrl.runs import new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -192,7 +193,9 @@ def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunC
         acting = dataclasses.replace(acting, num_workers=wires.shards)
     command = dataclasses.replace(command, wires=wires, acting=acting)
     share = share_of(learner_command(command), num_learners)
-    check_together(dataclasses.replace(command, update=share.update, replay=part_of(command.replay, wires.shards)))
+    check_together(
+        dataclasses.replace(command, update=share.update, replay=part_of(explicit_replay(command), wires.shards))
+    )
     devices_of(command.learning, num_learners)
     return command
 
@@ -223,6 +226,8 @@ def check_asked(asked: RunCommand) -> None:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
     if asked.smoke and (begins or not asked.evaluator):
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
+    if asked.guest and asked.env != host_of(Path(asked.guest)).env:
+        raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
     if asked.guest and (useless := _changed(asked.acting, ActingConfig())):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
     if asked.from_journal:
@@ -266,8 +271,9 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     command, spec, machine, known = plan
     acting, replay, update, wires = command.acting, command.replay, command.update, command.wires
     store = UnrollStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
-    on_device = machine.device.type == "cuda" and store + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
-    frames = machine.device if on_device else "the host"
+    num_devices = len(set(devices_of(command.learning, command.learning.num_learners)))
+    fits = store / num_devices + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
+    frames = machine.device if machine.device.type == "cuda" and fits else "the host"
     actions = f"{spec.num_actions} actions" if spec.num_actions else f"actions of {len(spec.action_bounds)} numbers"
     shape = f"{spec.stacked_frames} x {spec.frame_shape}" if spec.stacked_frames > 1 else f"{spec.frame_shape}"
     environment = f"{f'{spec.env} {spec.variant}'.strip()}, {actions}, observations {shape}"

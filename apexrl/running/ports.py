@@ -1,6 +1,7 @@
 """The ports of a run on this machine."""
 
 import contextlib
+import errno
 import socket
 
 from apexrl.config import RunCommand
@@ -28,10 +29,12 @@ def check_ports(command: RunCommand) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
+                fault = f"port {port} on {host} cannot be used ({error.strerror})"
+                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                    flag = "--tensorboard-host" if name == "tensorboard_port" else "--bind-host"
+                    raise ConfigError(f"{fault}: give an address of this machine as {flag}") from None
                 flag = "--" + name.replace("_port", "-port")
-                raise ConfigError(
-                    f"port {port} on {host} cannot be used ({error.strerror}): stop who uses it or give another {flag}"
-                ) from error
+                raise ConfigError(f"{fault}: stop who uses it or give another {flag}") from error
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -16,7 +16,7 @@ import psutil
 
 from apexrl import __version__
 from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
-from apexrl.errors import ConfigError, WireError
+from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import actor_command, default_command, parse_onto
 from apexrl.learning.run_record import CHECKPOINTS, latest_checkpoint, numbered_checkpoints
@@ -109,7 +109,7 @@ def _with_open_totals(learning: LearningConfig, checkpoint: Path) -> LearningCon
     """Returns the learner's numbers without the totals that its run has reached, by its checkpoint."""
     try:
         header = load_header(checkpoint)
-    except (OSError, WireError):  # `continued` tells a damaged one
+    except (OSError, ConfigError):  # `continued` tells a damaged one
         return learning
     frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
     return dataclasses.replace(

@@ -53,7 +53,7 @@ def test_keys_are_never_replaced(keys, capsys):
     before = (keys / "actor.secret").read_bytes()
     with pytest.raises(ConfigError, match="exists already: remove it"):
         make_keys(keys, ("learner-2", "actor"))
-    assert main(keys, ("actor",)) == 1
+    assert main(keys, ("actor",)) == 2
     assert "exists already" in capsys.readouterr().err
     assert (keys / "actor.secret").read_bytes() == before and not (keys / "learner-2.public").exists()
 
@@ -66,7 +66,7 @@ def test_names_follow_the_directory_on_the_command_line(tmp_path):
 
 
 def test_a_key_of_no_role_is_refused(tmp_path, capsys):
-    assert main(tmp_path, ("server",)) == 1
+    assert main(tmp_path, ("server",)) == main(tmp_path, ("learner-",)) == 2
     assert "server" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
@@ -83,12 +83,12 @@ def test_no_directory_means_no_keys():
 @pytest.mark.parametrize("missing", ["actor.public", "actor.secret"])
 def test_a_missing_key_is_named_with_the_cure(keys, missing):
     (keys / missing).unlink()
-    with pytest.raises(ConfigError, match=f"{missing} .*python -m apexrl.tools.keys"):
+    with pytest.raises(ConfigError, match=f"{missing} .*apexrl keys"):
         load_keyring(str(keys), "actor")
 
 
 def test_a_missing_directory_is_named_with_the_cure(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.*python -m apexrl.tools.keys"):
+    with pytest.raises(ConfigError, match=r"nowhere.*apexrl keys"):
         load_keyring(str(tmp_path / "nowhere"), "actor")
 
 
@@ -113,7 +113,7 @@ def test_a_server_needs_the_public_keys_of_its_clients_and_a_client_that_of_its_
     for path in [*keys.glob("actor*"), *keys.glob("replay.*")]:
         path.unlink()
     keyring = Keyring(keys, "learner")
-    with pytest.raises(ConfigError, match=r"no actor\.public.*python -m apexrl.tools.keys"):
+    with pytest.raises(ConfigError, match=r"no actor\.public.*apexrl keys"):
         ParameterPublisher("127.0.0.1", 0, keyring, context)
     with pytest.raises(ConfigError, match=r"replay\.public"):
         LogClient("tcp://127.0.0.1:1", "learner", {TABLE: 4}, 1, keyring=keyring, context=context)

@@ -3,7 +3,7 @@ import pickle
 import pytest
 import torch
 
-from apexrl.errors import ConfigError, WireError
+from apexrl.errors import ConfigError
 from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
 
@@ -34,7 +34,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, spec):
 def test_a_pickle_is_never_opened(tmp_path):
     path = tmp_path / "evil.safetensors"
     path.write_bytes(pickle.dumps({"acting.a": 1}))
-    with pytest.raises(WireError, match="not a checkpoint"):
+    with pytest.raises(ConfigError, match="no checkpoint of this program"):
         load_checkpoint(path)
 
 
@@ -42,7 +42,7 @@ def test_a_file_cut_short_is_named(tmp_path, spec):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, CheckpointHeader(spec, "apex-dqn", NETWORK, Counters()), {"acting.a": torch.ones(100)})
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(WireError, match=r"c\.safetensors"):
+    with pytest.raises(ConfigError, match=r"c\.safetensors"):
         load_checkpoint(path)
 
 

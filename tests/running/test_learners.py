@@ -46,4 +46,4 @@ def test_a_host_that_waits_for_the_others_can_be_stopped(first_host):
 def test_a_rank_that_no_host_has_is_refused(first_host):
     with first_host("--learner-host-rank", 2) as host:
         assert host.popen.wait(60) == PERMANENT_STATUS
-        assert "--learner-host-rank 2 of 2 hosts: give 0 to 1" in host.text()
+        assert "--learner-host-rank 2: with --learner-hosts 2 give one from 0 to 1" in host.text()

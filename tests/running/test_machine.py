@@ -16,9 +16,9 @@ GB = 10**9
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
-def largest(device, host_gb, device_gb, num_contexts=0):
+def largest(device, host_gb, device_gb, num_contexts=0, num_devices=1):
     machine = Machine(16, host_gb * GB, torch.device(device), device_gb * GB)
-    return largest_capacity(machine, SPEC, WANTS, 8, num_contexts)
+    return largest_capacity(machine, SPEC, WANTS, 8, num_contexts, num_devices)
 
 
 def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
@@ -31,6 +31,10 @@ def test_actors_that_compute_on_the_gpu_have_room_there():
     capacity = largest("cuda", 16, 80, num_contexts=13)
     needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
     assert needed == pytest.approx((0.85 * 80 - 2 - 13 * 1.2) * GB, rel=0.01)
+
+
+def test_the_gpus_of_several_learners_hold_a_part_each():
+    assert largest("cuda", 16, 24, num_devices=4) == pytest.approx(4 * largest("cuda", 16, 24), rel=1e-6)
 
 
 def test_the_host_is_the_bound_where_the_gpu_holds_less():

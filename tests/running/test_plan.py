@@ -17,6 +17,7 @@ from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.types import StreamSpec
+from tests.tools.run_directories import write_run
 
 GB = 10**9
 OWN = "tests.own_agent:own"
@@ -305,6 +306,24 @@ def test_each_role_gets_its_part_of_a_run():
 def test_flags_that_say_nothing_together_are_refused(flags, complaint):
     with pytest.raises(ConfigError, match=complaint):
         check_asked(parse_onto(default_command(RunCommand), flags))
+
+
+def test_a_guest_takes_the_environment_of_its_run(tmp_path):
+    write_run(tmp_path / "run", [1])
+    with pytest.raises(ConfigError, match="leave out --env and its settings"):
+        check_asked(parse_onto(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
+
+
+def test_each_shard_has_to_hold_its_part_of_a_batch():
+    flags = ["--env", "Catch-v0", "--agent", "impala", "--mix", "queue=1/2", "uniform@8=1/2", "--batch-size", "16"]
+
+    def planned(*more):
+        arguments = [*flags, *more]
+        return make_plan(parse_onto(default_command(RunCommand, "impala"), arguments), None, arguments)
+
+    planned()
+    with pytest.raises(ConfigError, match="uniform@8 holds 4 unrolls, and --agent impala draws 8"):
+        planned("--shards", "2")
 
 
 @pytest.fixture

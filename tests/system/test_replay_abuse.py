@@ -396,4 +396,4 @@ def test_a_server_without_good_keys_ends_with_a_cure(tmp_path, free_ports, key_d
             lines = server.text().splitlines()
             print(f"\nkeys {name}: {lines[-1]}")
             assert "Traceback" not in server.text(), name
-            assert any(cure in lines[-1] for cure in ("apexrl.tools.keys", "chmod 600", "40 characters")), lines[-1]
+            assert any(cure in lines[-1] for cure in ("apexrl keys", "chmod 600", "40 characters")), lines[-1]
