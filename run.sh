@@ -8,8 +8,8 @@ venv="$checkout/.venv"
 requirements="requirements.txt"
 [ "${1:-}" = test ] && requirements="requirements-dev.txt"
 
-if [ ! -x "$venv/bin/python" ]; then
-  python=""
+make_environment() {
+  local python=""
   for candidate in python3 python3.13 python3.12 python3.11 python; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       python=$candidate
@@ -17,8 +17,9 @@ if [ ! -x "$venv/bin/python" ]; then
     fi
   done
   [ -n "$python" ] || { echo "run.sh: Python 3.11 or newer is needed" >&2; exit 1; }
-  "$python" -m venv "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; rm -rf "$venv"; exit 1; }
-fi
+  "$python" -m venv --clear "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; rm -rf "$venv"; exit 1; }
+}
+[ -x "$venv/bin/python" ] || make_environment
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without an NVIDIA GPU the one from PyTorch's index for CPUs is taken,
 # unless pip is told where to look for packages, or this machine does not reach the index.
@@ -35,13 +36,15 @@ choose_torch() {
   fi
 }
 
-# The stamp keeps the text of the installed requirements, so a later start installs again only after a change.
+# The stamp keeps Python's version and the text of the installed requirements: a later start installs only after a change.
 stamp="$venv/installed-$requirements"
-if ! cmp -s <(cat "$checkout/requirements.txt" "$checkout/$requirements") "$stamp"; then
+wanted() { "$venv/bin/python" -V && cat "$checkout/requirements.txt" "$checkout/$requirements"; }
+if ! cmp -s <(wanted) "$stamp"; then
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_environment # Ctrl-C came while the last one was made
   echo "installing $requirements into $venv ..."
   choose_torch
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${index[@]}" --requirement "$checkout/$requirements"
-  cat "$checkout/requirements.txt" "$checkout/$requirements" >"$stamp"
+  wanted >"$stamp"
 fi
 
 case "${1:-}" in

@@ -40,6 +40,7 @@ from apexrl.types import StreamSpec
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")
 REPEATABLE = "--wrapper"
+_SWAPPED = str.maketrans("-_", "_-")
 OF_RUNS = ("resume", "fork", "from_journal", "guest")  # flags that begin with another run
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -177,7 +178,7 @@ def check_names(default: Command, arguments: Sequence[str]) -> None:
     own = set(names_in(default))
     for i, word in enumerate(arguments):
         flag = word.partition("=")[0]
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        name = flag.removeprefix("--").removeprefix("no-").translate(_SWAPPED)  # no flag has an underscore
         if len(word) < 3 or not word.startswith("--"):
             continue
         value = word.partition("=")[2] if "=" in word else "".join(arguments[i + 1 : i + 2])

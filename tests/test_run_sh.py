@@ -13,6 +13,7 @@ STAND_IN = """#!/bin/sh
 cd "$(dirname "$0")/../.."
 echo "$APEXRL_PROGRAM: $*" >>calls
 case "$*" in
+  -V) echo "Python 3.$(cat version 2>/dev/null)" ;;
   "-m pip config list") cat pip-config 2>/dev/null ;;
   *urlopen*) test -e reachable ;;
 esac
@@ -43,7 +44,8 @@ def run_sh(directory, *words, gpu=False, reachable=True, pip_config=""):
         ["bash", directory / "run.sh", *words], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     calls = (directory / "calls").read_text().splitlines()
-    return [call for call in calls if "pip config" not in call and "urlopen" not in call], done.stdout
+    probes = ("pip config", "urlopen", "pip --version", ": -V")
+    return [call for call in calls if not any(probe in call for probe in probes)], done.stdout
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,39 @@ def test_torch_comes_without_cuda_where_there_is_no_gpu(tmp_path, machine, is_cp
 def test_flags_train_and_a_word_is_a_command(tmp_path, words, called):
     """Messages name the script as it was typed."""
     assert run_sh(tmp_path, *words)[0][-1] == called.replace("RUN", f"{tmp_path}/run.sh")
+
+
+def test_another_python_installs_again(tmp_path):
+    assert any("pip install" in call for call in run_sh(tmp_path)[0])
+    assert not any("pip install" in call for call in run_sh(tmp_path)[0])
+    (tmp_path / "version").write_text("13")
+    assert any("pip install" in call for call in run_sh(tmp_path)[0])
+
+
+INTERRUPTED = """#!/bin/sh
+if [ "$1 $2" = "-m venv" ]; then
+  for place; do :; done
+  mkdir -p "$place/bin"
+  if [ -e interrupted ]; then cp "$0" "$place/bin/python"; touch "$place/pip"; else
+    printf '#!/bin/sh\\ntest "$*" = -V\\n' >"$place/bin/python"
+    chmod +x "$place/bin/python"
+    touch interrupted
+    kill -INT $PPID $$
+  fi
+fi
+"""
+
+
+def test_an_environment_whose_making_was_interrupted_is_made_anew(tmp_path):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    shutil.copy(ROOT / "run.sh", tmp_path)
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).write_text("")
+    (programs / "python3").write_text(INTERRUPTED)
+    (programs / "python3").chmod(0o755)
+    call = {"cwd": tmp_path, "env": {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}, "timeout": 60}
+    assert subprocess.run(["bash", "run.sh", "--help"], check=False, **call).returncode
+    assert (tmp_path / ".venv/bin/python").exists() and not (tmp_path / ".venv/pip").exists()
+    subprocess.run(["bash", "run.sh", "--help"], check=True, **call)
+    assert (tmp_path / ".venv/pip").exists()

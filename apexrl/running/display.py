@@ -2,7 +2,9 @@
 
 import collections
 import logging
+import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +31,18 @@ MOST_SHOWN_ACTIONS = 3
 STALE_SECONDS = 15.0  # the learner writes the status every few seconds
 PACE_SECONDS = 60.0
 BAR_CHARACTERS = 24
+
+
+class RunConsole(Console):
+    """Prints for people. A reader that goes away, as `tee` does at Ctrl-C, ends no run: the rest is not printed."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False)  # others wrote much of the printed text
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich, whose own method ends the process. The interpreter flushes the stream once more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Targets(NamedTuple):

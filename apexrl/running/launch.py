@@ -2,68 +2,38 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from apexrl.config import Command, OfflineCommand, RunCommand
-from apexrl.errors import ApexError, ConfigError
+from apexrl.errors import ApexError
 from apexrl.files import write_json
-from apexrl.flags import (
-    actor_command,
-    agent_of,
-    default_command,
-    learner_command,
-    parse_onto,
-    replay_command,
-    sister,
-    to_flags,
-    value_given,
-)
-from apexrl.help import HELP
+from apexrl.flags import actor_command, learner_command, replay_command, sister, to_flags
 from apexrl.learning.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import Stop, end_with_parent, exit_status, role_script
 from apexrl.networks.checkpoint import Counters, load_checkpoint
-from apexrl.replay.journal import identity_of
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import ConsoleHandler, Display, probabilities_of, summary_of, targets_of
-from apexrl.running.plan import Plan, check_asked, describe, make_plan
-from apexrl.running.ports import check_ports
-from apexrl.running.run_directory import (
-    CONFIG_FILE,
-    SUMMARY_FILE,
-    as_fork,
-    as_guest,
-    check_new,
-    checkpoint_of,
-    continued,
-    environment_of,
-    fork_run,
-    host_of,
-    journals_of,
-    latest_path,
-    lock_run,
-    rate_that_stays,
-    save_config,
-    saved_command,
-    set_aside,
-)
+from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
+from apexrl.running.plan import Plan
+from apexrl.running.prepare import prepare, trackers_of
+from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of, latest_path
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
+from apexrl.running.trackers import KINDS as TRACKERS
 
 logger = logging.getLogger("run")
 
 ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  # 9 s together
+TRACKERS_IDLE_SECONDS = 10.0  # they wait for servers, which takes neither processor nor disk
 ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
+INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
 WATCH_SECONDS = 0.2
 FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
@@ -71,114 +41,21 @@ FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end o
 def main() -> int:
     """Runs the command line; returns the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    console = Console(markup=False, emoji=False, highlight=False)  # others wrote much of the printed text
+    console = RunConsole()
     form, handlers = "%(asctime)s %(name)s: %(message)s", [ConsoleHandler(console)]
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
     stop = Stop()
-    stop.on_signals()
     end_with_parent(stop, ENDING_SECONDS)
     try:
         with contextlib.ExitStack() as held:
-            plan = prepare(sys.argv[1:], console, held)
+            plan = prepare(sys.argv[1:], console, held, begin=stop.on_signals)
             return Run(plan, console).run(stop)
+    except KeyboardInterrupt:
+        console.print("stopped before it began: nothing was changed")
+        return INTERRUPTED_STATUS
     except (ApexError, OSError) as error:
         console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
         return exit_status(error) if isinstance(error, ApexError) else 1
-
-
-def prepare(arguments: Sequence[str], console: Console, held: contextlib.ExitStack, fixed_ports: bool = True) -> Plan:
-    """Returns the plan of a run whose directory is locked, until `held` is closed, and ready.
-
-    Args:
-      fixed_ports: the ports of the plan have to be free on this machine.
-    Raises: ConfigError when the run cannot work; nothing was changed then.
-    """
-    agent, saved = value_given("--agent", arguments), None
-    if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
-        saved, not_given = saved_command(Path(earlier))
-        agent = agent or saved.agent
-    host = value_given("--guest", arguments)
-    if host and saved is None:
-        agent = agent or host_of(Path(host)).agent
-    default = default_command(RunCommand, agent or agent_of(arguments))
-    if saved is None and (journal := value_given("--from-journal", arguments)):
-        environment = environment_of(Path(journal), identity_of(Path(journal)).spec)
-        default = dataclasses.replace(default, env=environment)
-    if host and saved is None:
-        default = as_guest(default, host_of(Path(host)))
-    words = [word for word in arguments if word not in HELP]
-    asked = parse_onto(default, words)
-    check_asked(asked)
-    trackers_of(asked)
-    if len(words) < len(arguments):
-        show_plan_help(asked, saved, arguments)
-    with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
-        if saved is not None:
-            (copying if asked.fork else held).enter_context(lock_run(earlier))
-            if not_given:
-                missing = ", ".join(not_given)
-                console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
-        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
-        if fixed_ports:
-            check_ports(plan.command)
-        if not asked.resume:
-            _make_directory(asked, saved, plan.command, held)
-    directory = Path(plan.command.run_dir)
-    going_on = None if saved is None or asked.from_scratch else continued(directory)
-    if asked.resume and asked.from_scratch:
-        console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
-    if earlier and (rate := rate_that_stays(Path(earlier), plan.command)):
-        console.print(f"the learning rate stays {rate:g}; with more --total-frames it falls to 0", soft_wrap=True)
-    save_config(plan.command)
-    _show_plan(console, plan, going_on)
-    return plan
-
-
-def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str]) -> NoReturn:
-    """Prints the help, with the defaults that a run of these arguments would have here, and ends the program."""
-    make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
-    raise AssertionError("a plan's last parsing has printed the help")
-
-
-def _make_directory(
-    asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack
-) -> None:
-    """Makes and locks the directory of a new run; that of a fork gets the experience and the checkpoint of `saved`.
-
-    Raises: ConfigError when it is not empty, or when the other run cannot be forked.
-    """
-    checkpoint = None
-    if asked.fork and (asked.at or not asked.from_scratch):
-        checkpoint = checkpoint_of(Path(asked.fork), asked.at)
-    check_new(Path(command.run_dir))
-    held.enter_context(lock_run(command.run_dir))
-    if saved is not None:
-        fork_run(saved, checkpoint, command)
-
-
-def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
-    table = Table(show_header=False, box=None)
-    for row in describe(plan):
-        table.add_row(*row)
-    console.print(table)
-    if going_on is not None:
-        frames = going_on.transitions_inserted * plan.spec.frames_per_step
-        path = latest_path(Path(plan.command.run_dir))
-        console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
-    elif plan.command.resume or plan.command.from_scratch:
-        console.print("training a new network on the run's experience")
-
-
-def trackers_of(command: RunCommand) -> list[str]:
-    """Returns the names of the trackers that a run wants.
-
-    Raises: ConfigError when one is not installed.
-    """
-    wanted = [name for name, asked in (("wandb", command.wandb), ("mlflow", command.mlflow)) if asked]
-    for name in wanted:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--{name} needs a package: say `.venv/bin/python -m pip install {name}`")
-    return wanted
 
 
 def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
@@ -244,8 +121,11 @@ def start_trackers(supervisor: Supervisor, command: RunCommand) -> None:
 def shown_by_board(directory: Path) -> Path:
     """Returns the directory whose event files TensorBoard reads: that of all runs, where it holds nothing else."""
     directory = directory.resolve()
-    others = (path for path in directory.parent.iterdir() if path != directory)
-    return directory.parent if all((path / CONFIG_FILE).exists() for path in others) else directory
+    try:
+        others = (path for path in directory.parent.iterdir() if path != directory)
+        return directory.parent if all((path / CONFIG_FILE).exists() for path in others) else directory
+    except OSError:  # somebody else's, such as lost+found
+        return directory
 
 
 def end_steps(names: Iterable[str]) -> list[tuple[list[str], float]]:
@@ -256,7 +136,8 @@ def end_steps(names: Iterable[str]) -> list[tuple[list[str], float]]:
     actors = [name for name in names if name.startswith(("actors", "evaluator"))]
     learner = [name for name in names if name in FINISHING]
     others = [name for name in names if name not in (*actors, *learner)]
-    return [(actors, ACTORS_IDLE_SECONDS), (learner, LEARNER_IDLE_SECONDS), (others, OTHERS_IDLE_SECONDS)]
+    others_idle_seconds = OTHERS_IDLE_SECONDS if TRACKERS.keys().isdisjoint(others) else TRACKERS_IDLE_SECONDS
+    return [(actors, ACTORS_IDLE_SECONDS), (learner, LEARNER_IDLE_SECONDS), (others, others_idle_seconds)]
 
 
 class Run:
@@ -277,7 +158,8 @@ class Run:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
         status, fault, has_finished = 0, "", False
         try:
-            self._start()
+            if not stop.is_set():
+                self._start()
             with Display(self._console, self._directory, self._supervisor, self._targets) as display:
                 while not stop.wait(WATCH_SECONDS):
                     finished = self._supervisor.watch()

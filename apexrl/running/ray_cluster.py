@@ -28,7 +28,7 @@ from apexrl.flags import agent_of, default_command, parse_onto
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import LINE_PERIOD_SECONDS, progress_rows
+from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, progress_rows
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import check_asked
 from apexrl.running.ray_flags import RayConfig, divided
@@ -56,7 +56,7 @@ SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = RunConsole()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to end before there is a cluster
     stop = Stop()

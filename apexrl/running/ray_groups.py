@@ -30,7 +30,6 @@ from apexrl.running.launch import (
     FINISHING,
     checkpoint_time,
     end_steps,
-    prepare,
     roles_of,
     start_board,
     start_role,
@@ -39,6 +38,7 @@ from apexrl.running.launch import (
     waits_in_vain,
 )
 from apexrl.running.ports import free_ports
+from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import CONFIG_FILE, journals_of, lock_run
 from apexrl.running.supervise import Supervisor
 

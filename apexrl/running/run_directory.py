@@ -76,9 +76,11 @@ def check_new(directory: Path) -> None:
         raise ConfigError(f"{directory} is not empty: give another --run-dir, or --resume {directory} to continue it")
 
 
-def saved_command(directory: Path) -> tuple[RunCommand, list[str]]:
+def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:
     """Returns the configuration of the run to continue, and the names of fields that its file does not have.
 
+    Args:
+      at: the update from which it goes on; 0: the latest.
     Raises: ConfigError when there is no such run, when it is a reproducible one, or its configuration cannot be read.
     """
     path = directory / CONFIG_FILE
@@ -90,7 +92,7 @@ def saved_command(directory: Path) -> tuple[RunCommand, list[str]]:
             f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
             "the start, and goes on when it is not stopped"
         )
-    learning = _with_open_totals(command.learning, latest_path(directory))
+    learning = _with_open_totals(command.learning, directory, at)
     command = dataclasses.replace(  # without the flags that hold for one start only
         command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False
     )
@@ -102,13 +104,13 @@ def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:
     directory = Path(asked.resume or asked.fork or ".")
     if not (asked.resume or asked.fork) or not (directory / CONFIG_FILE).is_file():
         return asked
-    return parse_onto(saved_command(directory)[0], arguments)
+    return parse_onto(saved_command(directory, asked.at)[0], arguments)
 
 
-def _with_open_totals(learning: LearningConfig, checkpoint: Path) -> LearningConfig:
-    """Returns the learner's numbers without the totals that its run has reached, by its checkpoint."""
+def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> LearningConfig:
+    """Returns the learner's numbers without the totals that its run has reached, by its checkpoint of an update."""
     try:
-        header = load_header(checkpoint)
+        header = load_header(_kept_checkpoints(directory).get(at, latest_path(directory)))
     except (OSError, ConfigError):  # `continued` tells a damaged one
         return learning
     frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
@@ -316,13 +318,17 @@ def checkpoint_of(directory: Path, at: int) -> Checkpoint:
         raise ConfigError(f"{directory} has no checkpoint yet: --from-scratch forks its experience alone")
     if at in (0, latest.header.counters.updates):
         return latest
-    kept = {load_header(path).counters.updates: path for path in numbered_checkpoints(directory)}
+    kept = _kept_checkpoints(directory)
     if at not in kept:
         updates = ", ".join(map(str, sorted({*kept, latest.header.counters.updates})))
         raise ConfigError(
             f"--at {at}: {directory} has checkpoints of updates {updates} (--keep-checkpoints keeps more)"
         )
     return load_checkpoint(kept[at])
+
+
+def _kept_checkpoints(directory: Path) -> dict[int, Path]:
+    return {load_header(path).counters.updates: path for path in numbered_checkpoints(directory)}
 
 
 def set_aside(directory: Path) -> Path:

@@ -21,7 +21,7 @@ from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, write_json
 from apexrl.lifecycle import Stop, exit_status
 from apexrl.running.display import Summary
-from apexrl.running.launch import ENDING_SECONDS
+from apexrl.running.launch import ENDING_SECONDS, INTERRUPTED_STATUS
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status
@@ -196,10 +196,10 @@ def main() -> int:
         return 0 if "--help" in sys.argv else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     stop = Stop()
-    stop.on_signals()
     try:
         file = read_file(Path(sys.argv[1]))
         runs = runs_of(file, sys.argv[2:])
+        stop.on_signals()
         with locked(Path(file.directory) / LOCK_FILE, "a sweep that goes on"):
             sweep = Sweep(Path(file.directory), runs, stop)
             failed = sweep.run()
@@ -210,6 +210,9 @@ def main() -> int:
     except (ApexError, OSError) as error:
         print(f"cannot sweep: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
+    except KeyboardInterrupt:
+        print("stopped before it began", file=sys.stderr)
+        return INTERRUPTED_STATUS
     if failed:
         print(f"failed: {', '.join(failed)}; the same command tries again", file=sys.stderr)
     return 1 if failed else 0

@@ -15,7 +15,8 @@ from apexrl.running.plan import check_asked, make_plan
 from apexrl.running.run_directory import CONFIG_FILE
 
 # The sweep gives them, or they fit none of its runs.
-OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--smoke")
+OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--guest",
+             "--smoke")  # fmt: skip
 
 Value = bool | int | float | str | list[int | float | str]
 

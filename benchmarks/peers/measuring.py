@@ -14,14 +14,20 @@ WARM_UP_SECONDS = 2.0
 
 def parse_arguments(description: str | None, **choices: tuple[str, ...]) -> argparse.Namespace:
     """Returns the arguments that every script takes, and more by name: each has some choices, the first by default."""
+    parser = argument_parser(description)
+    for name, words in choices.items():
+        parser.add_argument(f"--{name}", choices=words, default=words[0])
+    return parser.parse_args()
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that every script takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="Pong", help="Pong, Breakout, Seaquest, ...")
     parser.add_argument("--envs", type=int, default=1, help="environments that step together")
     parser.add_argument("--threads", type=int, default=1, help="0: as many as the library takes by itself")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the measurement, after the warm-up")
-    for name, words in choices.items():
-        parser.add_argument(f"--{name}", choices=words, default=words[0])
-    return parser.parse_args()
+    return parser
 
 
 def report(step: Callable[[], int], seconds: float) -> None:

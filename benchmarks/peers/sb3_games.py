@@ -1,10 +1,12 @@
 """Trains Stable-Baselines3's DQN with the Atari hyperparameters of its zoo, and evaluates it as ours is evaluated.
 
 `python -m benchmarks.peers.sb3_games --game Breakout --threads 0 --seconds 1800 > sb3-breakout.csv` prints lines like
-those of a run's evaluations.csv. Every EVALUATION_SECONDS, and at the end, an evaluation plays whole games with 0.1 %
+those of a run's evaluations.csv. An evaluation every EVALUATION_SECONDS, and at the end, plays whole games with 0.1 %
 random actions and counts what the game counts. Its time is not counted: ours evaluates beside the training.
 
-The zoo stops random play after a tenth of its 10 M agent steps, and begins to learn after 100,000.
+On a busy machine `--frames N` ends after so many frames instead, with NUM_EVALUATIONS on the way: so many as a run by
+itself makes in the time in question. The zoo stops random play after a tenth of its 10 M agent steps, and begins to
+learn after 100,000.
 """
 
 import time
@@ -19,33 +21,37 @@ from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
-from benchmarks.peers.measuring import parse_arguments
+from benchmarks.peers.measuring import argument_parser
 
 FRAMES_PER_STEP = 4
 ZOO_STEPS = 10_000_000
 EPISODES = 10
 EPSILON = 0.001  # of an evaluation
 EVALUATION_SECONDS = 300.0
+NUM_EVALUATIONS = 6
 
 
 class Evaluations(BaseCallback):
-    """Plays EPISODES games every EVALUATION_SECONDS of training, and ends the run after `seconds`."""
+    """Plays EPISODES games at each evaluation, and ends the run after so many frames, or seconds if they are 0."""
 
-    def __init__(self, envs: VecEnv, seconds: float):
+    def __init__(self, envs: VecEnv, seconds: float, frames: int):
         super().__init__()
         self._envs = envs
-        self._seconds = seconds
-        self._next = EVALUATION_SECONDS
+        self._frames = frames
+        self._end = frames or seconds
+        self._period = frames / NUM_EVALUATIONS if frames else EVALUATION_SECONDS
+        self._next = self._period
         self._started = time.perf_counter()
 
     def _on_step(self) -> bool:
         passed = time.perf_counter() - self._started
-        if passed < min(self._next, self._seconds):
+        now = FRAMES_PER_STEP * self.num_timesteps if self._frames else passed
+        if now < min(self._next, self._end):
             return True
         self._evaluate(passed)
-        self._next += EVALUATION_SECONDS
+        self._next += self._period
         self._started = time.perf_counter() - passed
-        return passed < self._seconds
+        return now < self._end
 
     def _evaluate(self, passed: float) -> None:
         exploration, self.model.exploration_rate = self.model.exploration_rate, EPSILON
@@ -59,8 +65,10 @@ class Evaluations(BaseCallback):
 
 
 def main() -> None:
-    """Learns for so many seconds, evaluations not counted."""
-    arguments = parse_arguments(__doc__)
+    """Learns for so many frames or seconds, evaluations not counted."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--frames", type=int, default=0, help="end after so many instead")
+    arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     gymnasium.register_envs(ale_py)
@@ -85,7 +93,7 @@ def main() -> None:
         seed=0,
     )
     print("seconds,frames,updates,episodes,mean,median,min,max", flush=True)
-    model.learn(ZOO_STEPS, callback=Evaluations(make(1000), arguments.seconds))
+    model.learn(ZOO_STEPS, callback=Evaluations(make(1000), arguments.seconds, arguments.frames))
 
 
 if __name__ == "__main__":

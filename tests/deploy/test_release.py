@@ -101,6 +101,16 @@ def run_script(script: str, directory) -> list[str]:
     return record.read_text().splitlines()
 
 
+def test_the_installer_can_try_again_after_it_has_installed_the_units(state):
+    """They harden every apexrl-*.service, transient ones, too: one that may not write the system cannot install it."""
+    import yaml
+
+    for text in user_data(state).values():
+        [command] = yaml.safe_load(text)["runcmd"]
+        [unit] = [word.removeprefix("--unit=") for word in command if word.startswith("--unit=")]
+        assert unit and not unit.startswith("apexrl-") and "--property=Restart=on-failure" in command
+
+
 def test_shellcheck_finds_nothing_in_the_script(state, tmp_path):
     require_tool("shellcheck", "shellcheck")
     import yaml

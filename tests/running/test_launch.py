@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,16 @@ from apexrl.files import write_json
 from apexrl.flags import default_command, parse, with_preset
 from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status
 from apexrl.networks.checkpoint import Counters
-from apexrl.running.launch import prepare, roles_of, say_next, say_unevaluated, shown_by_board, waits_in_vain
+from apexrl.running.launch import (
+    OTHERS_IDLE_SECONDS,
+    end_steps,
+    roles_of,
+    say_next,
+    say_unevaluated,
+    shown_by_board,
+    waits_in_vain,
+)
+from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import latest_path, lock_run, save_config, saved_command
 
 OWN = "tests.own_agent:own"
@@ -86,6 +96,43 @@ def test_the_board_shows_all_runs_of_a_directory_that_holds_nothing_else(tmp_pat
     assert shown_by_board(run) == tmp_path / "runs"
     (tmp_path / "runs" / "notes.txt").write_text("")
     assert shown_by_board(run) == run
+
+
+def test_the_board_shows_one_run_beside_what_cannot_be_read(tmp_path, monkeypatch):
+    run, others = tmp_path / "disk" / "run", tmp_path / "disk" / "lost+found"
+    run.mkdir(parents=True)
+    others.mkdir()
+
+    def stat(path, **options):
+        if path.parent == others:
+            raise PermissionError(13, "Permission denied", str(path))
+        return os.stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert shown_by_board(run) == run
+
+
+def test_trackers_may_wait_for_their_servers_at_the_end():
+    names = ["replay", "learner", "actors", "evaluator", "tensorboard"]
+    limits = dict(itertools.chain(*([(name, idle) for name in step] for step, idle in end_steps([*names, "wandb"]))))
+    assert limits["wandb"] > 2 * limits["learner"] and limits.keys() == {*names, "wandb"}
+    assert end_steps(names)[-1] == (["replay", "tensorboard"], OTHERS_IDLE_SECONDS)
+
+
+def test_nothing_is_changed_before_a_run_begins(saved, tmp_path):
+    """From `begin` on a signal waits until the run is ready: half of a fork would be neither a run nor nothing."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    before = sorted((tmp_path / "run").iterdir())
+    (tmp_path / "run" / "status.json").write_text("{}")
+    for words in (["--resume", saved.run_dir, "--from-scratch"], ["--fork", saved.run_dir, "--from-scratch"]):
+        directory = ["--run-dir", str(tmp_path / "new")] if "--fork" in words else []
+        with pytest.raises(KeyboardInterrupt), contextlib.ExitStack() as held:
+            prepare([*words, *directory], Console(quiet=True), held, begin=interrupt)
+    left = {path.name for path in (tmp_path / "run").iterdir()} - {"run.lock", "status.json"}
+    assert left == {path.name for path in before} and not (tmp_path / "new").exists()
 
 
 def finished(saved, **evaluated):

@@ -14,6 +14,7 @@ from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
 from apexrl.flags import default_command, parse_onto, with_preset, with_sections
+from apexrl.learning.run_record import NUMBERED
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.run_directory import (
     CONFIG_FILE,
@@ -108,6 +109,20 @@ def test_a_total_that_is_not_reached_yet_stays(tmp_path, spec, transitions, upda
         )
     learning = saved_command(tmp_path)[0].learning
     assert (learning.total_frames, learning.total_updates) == left
+
+
+def test_a_fork_of_an_earlier_update_has_the_totals_that_its_run_reached_later(tmp_path, spec):
+    command = dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path))
+    save_config(with_sections(command, {"learning": {"total_frames": 400}}))
+    for path, updates, frames in ((latest_path(tmp_path), 9, 400), (kept_path(tmp_path, 5), 5, 100)):
+        counters = Counters(updates=updates, logs=(LogPosition("log", 0, frames),))
+        save_checkpoint(path, CheckpointHeader(spec, "apex-dqn", "{}", counters), {"x": torch.zeros(2)})
+    totals = {at: saved_command(tmp_path, at)[0].learning.total_frames for at in (0, 5, 9)}
+    assert totals == {0: 0, 5: 400, 9: 0}
+
+
+def kept_path(directory, updates):
+    return latest_path(directory).with_name(NUMBERED.format(updates))
 
 
 def test_a_run_that_ended_at_rate_0_goes_on_with_its_first_rate(tmp_path):

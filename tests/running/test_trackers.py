@@ -8,7 +8,7 @@ from apexrl.errors import ConfigError
 from apexrl.flags import default_command
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.networks.checkpoint import Counters
-from apexrl.running import launch, trackers
+from apexrl.running import prepare, trackers
 from apexrl.runs import CONFIG_FILE
 from tests.system.processes import Process, wait_for
 
@@ -85,8 +85,8 @@ def test_a_run_is_told_to_the_real_package(run, tmp_path, kind):
 
 
 def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None)
     command = default_command(RunCommand)
-    assert launch.trackers_of(command) == []
+    assert prepare.trackers_of(command) == []
     with pytest.raises(ConfigError, match=r"--wandb needs a package: say `.venv/bin/python -m pip install wandb`"):
-        launch.trackers_of(command.__class__(**{**vars(command), "wandb": True}))
+        prepare.trackers_of(command.__class__(**{**vars(command), "wandb": True}))

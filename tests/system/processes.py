@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     """A running script; a context manager that kills it and everything it started."""
 
-    def __init__(self, arguments, log: Path, environment=None):
+    def __init__(self, arguments, log: Path, environment=None, output=None):
         self.log = log
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
                 [sys.executable, *map(str, arguments)],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
-                stdout=file,
+                stdout=output or file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
@@ -71,7 +71,7 @@ def wait_for(condition, seconds, what):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
-def launch(tmp_path: Path, ports, *flags, name="run") -> Process:
+def launch(tmp_path: Path, ports, *flags, name="run", output=None) -> Process:
     """Starts a whole run with its own ports; its directory is tmp_path / name."""
     names = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
     wires = [text for pair in zip(names, ports, strict=True) for text in pair]
@@ -79,7 +79,7 @@ def launch(tmp_path: Path, ports, *flags, name="run") -> Process:
     arguments = ["-m", "apexrl.running.launch", *directory, *wires, *flags]
     if "--tensorboard-port" not in flags:
         arguments.append("--no-tensorboard")
-    return Process(arguments, tmp_path / f"{name}.txt")
+    return Process(arguments, tmp_path / f"{name}.txt", output=output)
 
 
 def read_json(path: Path):

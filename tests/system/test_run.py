@@ -1,5 +1,6 @@
 """Whole runs through all real processes."""
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import pytest
 from apexrl.learning.metric_texts import text_of
 from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
+from apexrl.running.launch import INTERRUPTED_STATUS
 from apexrl.runs import read_evaluations
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
 
@@ -325,3 +327,24 @@ def test_a_second_signal_kills_what_has_not_ended(tmp_path, free_ports):
         assert run.popen.wait(300) == 0
         assert re.search(r"actors.*: killed", run.text())
         assert not psutil.pid_exists(victim)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_whose_environment_hangs_can_be_stopped(tmp_path, free_ports, number):
+    sign = tmp_path / "sign"
+    flags = ("--env", "tests.system.hanging_env:Hanging-v0", "--env-kwargs", json.dumps({"sign": str(sign)}))
+    with launch(tmp_path, free_ports(4), *flags) as run:
+        wait_for(sign.exists, 30, "the making of the environment")
+        run.signal(number)
+        assert run.popen.wait(300) in (INTERRUPTED_STATUS, -signal.SIGTERM)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_ends_in_order_when_the_reader_of_its_output_goes_first(tmp_path, free_ports):
+    """As in `bash run.sh | tee log`, where Ctrl-C ends tee at once."""
+    with launch(tmp_path, free_ports(4), *CARTPOLE, "--no-evaluator", output=subprocess.PIPE) as run:
+        wait_for(lambda: updates_of(tmp_path / "run"), 300, "updates")
+        run.popen.stdout.close()
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0
+    assert read_json(tmp_path / "run" / "summary.json")["updates"]

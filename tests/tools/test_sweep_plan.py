@@ -75,6 +75,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ({"max-seconds": 0}, "it never ends: give max-seconds"),
         ({"seed": 3}, "--seed cannot be given here"),
         ({"run_dir": "x"}, "--run-dir cannot be given here"),
+        ({"guest": "runs/x"}, "--guest cannot be given here"),
         ({"smoke": True}, "--smoke cannot be given here"),
         ({"checkpoint": "x"}, "--checkpoint does not train"),
     ],

@@ -1,0 +1,141 @@
+"""From a command line to a run that is ready to start: its plan, its directory, its configuration."""
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from apexrl.config import RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import agent_of, default_command, parse_onto, value_given
+from apexrl.help import HELP
+from apexrl.networks.checkpoint import Counters
+from apexrl.replay.journal import identity_of
+from apexrl.running.plan import Plan, check_asked, describe, make_plan
+from apexrl.running.ports import check_ports
+from apexrl.running.run_directory import (
+    CONFIG_FILE,
+    as_fork,
+    as_guest,
+    check_new,
+    checkpoint_of,
+    continued,
+    environment_of,
+    fork_run,
+    host_of,
+    latest_path,
+    lock_run,
+    rate_that_stays,
+    save_config,
+    saved_command,
+    set_aside,
+)
+
+
+def prepare(
+    arguments: Sequence[str],
+    console: Console,
+    held: contextlib.ExitStack,
+    fixed_ports: bool = True,
+    begin: Callable[[], None] = lambda: None,
+) -> Plan:
+    """Returns the plan of a run whose directory is locked, until `held` is closed, and ready.
+
+    Args:
+      fixed_ports: the ports of the plan have to be free on this machine.
+      begin: called before anything is changed; an interrupt after it would leave half of a run.
+    Raises: ConfigError when the run cannot work; nothing was changed then.
+    """
+    agent, saved = value_given("--agent", arguments), None
+    if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
+        at = value_given("--at", arguments)
+        saved, not_given = saved_command(Path(earlier), int(at) if at.isdecimal() else 0)
+        agent = agent or saved.agent
+    host = value_given("--guest", arguments)
+    if host and saved is None:
+        agent = agent or host_of(Path(host)).agent
+    default = default_command(RunCommand, agent or agent_of(arguments))
+    if saved is None and (journal := value_given("--from-journal", arguments)):
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec)
+        default = dataclasses.replace(default, env=environment)
+    if host and saved is None:
+        default = as_guest(default, host_of(Path(host)))
+    words = [word for word in arguments if word not in HELP]
+    asked = parse_onto(default, words)
+    check_asked(asked)
+    trackers_of(asked)
+    if len(words) < len(arguments):
+        show_plan_help(asked, saved, arguments)
+    with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
+        if saved is not None:
+            (copying if asked.fork else held).enter_context(lock_run(earlier))
+            if not_given:
+                missing = ", ".join(not_given)
+                console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
+        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
+        if fixed_ports:
+            check_ports(plan.command)
+        begin()
+        if not asked.resume:
+            _make_directory(asked, saved, plan.command, held)
+    directory = Path(plan.command.run_dir)
+    going_on = None if saved is None or asked.from_scratch else continued(directory)
+    if asked.resume and asked.from_scratch:
+        console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
+    if earlier and (rate := rate_that_stays(Path(earlier), plan.command)):
+        console.print(f"the learning rate stays {rate:g}; with more --total-frames it falls to 0", soft_wrap=True)
+    save_config(plan.command)
+    _show_plan(console, plan, going_on)
+    return plan
+
+
+def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str]) -> NoReturn:
+    """Prints the help, with the defaults that a run of these arguments would have here, and ends the program."""
+    make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
+    raise AssertionError("a plan's last parsing has printed the help")
+
+
+def _make_directory(
+    asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack
+) -> None:
+    """Makes and locks the directory of a new run; that of a fork gets the experience and the checkpoint of `saved`.
+
+    Raises: ConfigError when it is not empty, or when the other run cannot be forked.
+    """
+    checkpoint = None
+    if asked.fork and (asked.at or not asked.from_scratch):
+        checkpoint = checkpoint_of(Path(asked.fork), asked.at)
+    check_new(Path(command.run_dir))
+    held.enter_context(lock_run(command.run_dir))
+    if saved is not None:
+        fork_run(saved, checkpoint, command)
+
+
+def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
+    table = Table(show_header=False, box=None)
+    for row in describe(plan):
+        table.add_row(*row)
+    console.print(table)
+    if going_on is not None:
+        frames = going_on.transitions_inserted * plan.spec.frames_per_step
+        path = latest_path(Path(plan.command.run_dir))
+        console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
+    elif plan.command.resume or plan.command.from_scratch:
+        console.print("training a new network on the run's experience")
+
+
+def trackers_of(command: RunCommand) -> list[str]:
+    """Returns the names of the trackers that a run wants.
+
+    Raises: ConfigError when one is not installed.
+    """
+    wanted = [name for name, asked in (("wandb", command.wandb), ("mlflow", command.mlflow)) if asked]
+    for name in wanted:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"--{name} needs a package: say `.venv/bin/python -m pip install {name}`")
+    return wanted
