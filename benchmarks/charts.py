@@ -22,6 +22,7 @@ COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
+ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X",)}
 SWEEPS = ("laser-catch", "laser-cartpole", "switching-catch")  # whose curves are in files of their names
 
 
@@ -133,6 +134,18 @@ def draw_curves(path: Path) -> None:
     path.write_bytes(picture_of([panels], "evaluation return: mean, worst to best game"))
 
 
+def draw_games(path: Path) -> None:
+    """Writes the chart of other games: mean return over frames, of ours and of SB3's DQN in the same time."""
+    rows = []
+    for game, systems in ATARI.items():
+        panel = Panel(game, "frames", [])
+        for label in systems:
+            curve = read_curve(RESULTS / f"games-{game}-{label}.csv".lower().replace(" ", "-"))
+            panel.lines.append(Line(label, curve.frames, curve.returns, curve.worst, curve.best))
+        rows.append([panel])
+    path.write_bytes(picture_of(rows, "mean, worst to best game"))
+
+
 def draw_sweep(name: str, path: Path) -> None:
     """Writes the chart of a sweep: mean return over frames of each variant, with its interval over seeds."""
     panel = Panel("", "frames", [*variants(RESULTS / f"{name}.csv")])
@@ -155,5 +168,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     draw_speeds(folder / "speeds.png")
     draw_curves(folder / "curves.png")
+    draw_games(folder / "games.png")
     for sweep in SWEEPS:
         draw_sweep(sweep, folder / f"{sweep}.png")
