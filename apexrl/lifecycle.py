@@ -31,6 +31,7 @@ PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
+INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
     *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),

@@ -18,7 +18,7 @@ from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.flags import actor_command, learner_command, replay_command, sister, to_flags
 from apexrl.learning.status_file import LAST_EVALUATION, read_status
-from apexrl.lifecycle import Stop, end_with_parent, exit_status, role_script
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
@@ -33,7 +33,6 @@ logger = logging.getLogger("run")
 ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  # 9 s together
 TRACKERS_IDLE_SECONDS = 10.0  # they wait for servers, which takes neither processor nor disk
 ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
-INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
 WATCH_SECONDS = 0.2
 FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 

@@ -19,7 +19,7 @@ from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import actor_command, default_command, parse_onto
-from apexrl.learning.run_record import CHECKPOINTS, latest_checkpoint, numbered_checkpoints
+from apexrl.learning.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import (
     LATEST,
@@ -109,8 +109,9 @@ def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:
 
 def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> LearningConfig:
     """Returns the learner's numbers without the totals that its run has reached, by its checkpoint of an update."""
+    kept = latest_path(directory).with_name(NUMBERED.format(at))
     try:
-        header = load_header(_kept_checkpoints(directory).get(at, latest_path(directory)))
+        header = load_header(kept if at and kept.is_file() else latest_path(directory))
     except (OSError, ConfigError):  # `continued` tells a damaged one
         return learning
     frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
@@ -318,17 +319,13 @@ def checkpoint_of(directory: Path, at: int) -> Checkpoint:
         raise ConfigError(f"{directory} has no checkpoint yet: --from-scratch forks its experience alone")
     if at in (0, latest.header.counters.updates):
         return latest
-    kept = _kept_checkpoints(directory)
+    kept = {load_header(path).counters.updates: path for path in numbered_checkpoints(directory)}
     if at not in kept:
         updates = ", ".join(map(str, sorted({*kept, latest.header.counters.updates})))
         raise ConfigError(
             f"--at {at}: {directory} has checkpoints of updates {updates} (--keep-checkpoints keeps more)"
         )
     return load_checkpoint(kept[at])
-
-
-def _kept_checkpoints(directory: Path) -> dict[int, Path]:
-    return {load_header(path).counters.updates: path for path in numbered_checkpoints(directory)}
 
 
 def set_aside(directory: Path) -> Path:

@@ -19,9 +19,9 @@ import msgspec
 from apexrl.config import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, write_json
-from apexrl.lifecycle import Stop, exit_status
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status
 from apexrl.running.display import Summary
-from apexrl.running.launch import ENDING_SECONDS, INTERRUPTED_STATUS
+from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status

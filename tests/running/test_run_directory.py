@@ -117,6 +117,7 @@ def test_a_fork_of_an_earlier_update_has_the_totals_that_its_run_reached_later(t
     for path, updates, frames in ((latest_path(tmp_path), 9, 400), (kept_path(tmp_path, 5), 5, 100)):
         counters = Counters(updates=updates, logs=(LogPosition("log", 0, frames),))
         save_checkpoint(path, CheckpointHeader(spec, "apex-dqn", "{}", counters), {"x": torch.zeros(2)})
+    kept_path(tmp_path, 7).write_bytes(b"damaged")  # a checkpoint that nobody asks for
     totals = {at: saved_command(tmp_path, at)[0].learning.total_frames for at in (0, 5, 9)}
     assert totals == {0: 0, 5: 400, 9: 0}
 
