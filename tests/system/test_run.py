@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from apexrl.learning.metric_texts import text_of
-from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
+from apexrl.lifecycle import INTERRUPTED_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
-from apexrl.running.launch import INTERRUPTED_STATUS
 from apexrl.runs import read_evaluations
 from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
 
@@ -329,14 +328,14 @@ def test_a_second_signal_kills_what_has_not_ended(tmp_path, free_ports):
         assert not psutil.pid_exists(victim)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_whose_environment_hangs_can_be_stopped(tmp_path, free_ports, number):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED_STATUS), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_run_whose_environment_hangs_can_be_stopped(tmp_path, free_ports, number, status):
     sign = tmp_path / "sign"
     flags = ("--env", "tests.system.hanging_env:Hanging-v0", "--env-kwargs", json.dumps({"sign": str(sign)}))
     with launch(tmp_path, free_ports(4), *flags) as run:
         wait_for(sign.exists, 30, "the making of the environment")
         run.signal(number)
-        assert run.popen.wait(300) in (INTERRUPTED_STATUS, -signal.SIGTERM)
+        assert run.popen.wait(300) == status
         assert not (tmp_path / "run").exists()
 
 
