@@ -134,6 +134,8 @@ class LearnerSessions:
         for peer, session in self.sessions.items():
             if session.follows_log:
                 self._send_unrolls(peer, session, replay)
+            else:
+                session.next_number = replay.log.end_number
         hungry = [
             (peer, session, i)
             for peer, session in self.sessions.items()

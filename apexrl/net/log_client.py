@@ -134,11 +134,13 @@ class LogClient:
                     self._demand()
                 return LogAppend(message.number, wire.decode_insert(attachments[0]), attachments[1])
             case wire.Batch() if self._subscribed and self._is_next(message):
+                self._has_seen(message.next_number)
                 self._next_batch[message.table] += 1
                 self._untaken[message.table] += 1
                 self.waits_for = ""
                 return self._batch(message)
             case wire.Standing() if self._subscribed and self._is_whole(message):
+                self._has_seen(message.next_number)
                 self.waits_for = " ".join(filter(None, dict.fromkeys(message.waits_for)))
             case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
                 # Something is missing, or the server does not know us: subscribe again from where we are.
@@ -209,14 +211,21 @@ class LogClient:
         )
 
     def _is_next(self, message: wire.Batch) -> bool:
-        """True when neither a batch nor an unroll was lost before this batch."""
-        is_known = message.table < len(self._tables) and message.index == self._next_batch[message.table]
-        return is_known and (not self._follows_log or message.next_number == self._next_number)
+        """True when neither a batch nor an unroll was lost before this batch, and it was demanded."""
+        table = message.table
+        is_known = table < len(self._tables) and message.index == self._next_batch[table]
+        is_demanded = is_known and self._untaken[table] < self._prefetch_batches
+        return is_demanded and (not self._follows_log or message.next_number == self._next_number)
 
     def _is_whole(self, message: wire.Standing) -> bool:
         """True when nothing was lost on the way here."""
         has_all = not self._follows_log or message.next_number == self._next_number
         return has_all and list(message.next_batches) == self._next_batch
+
+    def _has_seen(self, next_number: int) -> None:
+        """Takes note of the numbers that keys name by now, where no unrolls come that would show it."""
+        if not self._follows_log:
+            self._next_number = next_number
 
     def _keep_alive(self) -> None:
         if self._connection.is_silent:
@@ -254,10 +263,14 @@ class LogClient:
             return None
 
     def _send_updates(self) -> None:
+        if not self._subscribed:  # the next answer says whether their keys still name the same items
+            return
         for message in self._updates.drain():
             self._connection.send(message)
 
     def _demand(self) -> None:
+        if not self._subscribed:  # the server counts batches from 0 once it has heard us
+            return
         self._send_updates()  # the batches that are demanded are drawn by them
         self._unasked = [0] * len(self._tables)
         batches = (n + self._prefetch_batches - u for n, u in zip(self._next_batch, self._untaken, strict=True))

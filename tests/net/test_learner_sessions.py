@@ -293,3 +293,17 @@ def test_the_limiters_fit_the_largest_batch_and_keep_it_while_nobody_is_there(pe
     assert limiter.slack == 16
     peers.say("learner", b"small", wire.Goodbye())
     assert limiter.slack == 16
+
+
+def test_a_reader_without_a_replica_is_told_what_its_keys_can_name(peers):
+    """It says so when it comes back: a log that has lost some of that since is another one to it."""
+    peers.hello(b"a", streams=8)
+    peers.subscribe(b"l", follows=False)
+    for sequence in range(4):
+        peers.store(b"a", sequence)
+        peers.demand(b"l", 0, sequence + 1)
+        peers.say("learner", b"l", wire.Heartbeat())
+        messages = peers.heard(b"l")
+        told = only(messages, wire.Batch) + only(messages, wire.Standing)
+        assert {message.next_number for message in told} == {sequence + 1}
+    assert only(messages, wire.Batch)

@@ -165,3 +165,51 @@ def test_what_was_held_back_is_sent_when_it_is_allowed(by_hand, spec, header, co
             sent += [m.sequence for m in by_hand.heard() if isinstance(m, wire.Insert)]
         assert sent == expected
     client.close()
+
+
+def test_nothing_is_demanded_between_a_subscription_and_its_answer(by_hand, spec, context):
+    """The server counts from 0 again: what is demanded by the old count would allow any number of batches."""
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, context=context)
+
+    def subscribe():
+        request = hear(by_hand, client, wire.Subscribe).request
+        by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+        assert isinstance(client.poll(500), LogStart)
+        assert hear(by_hand, client, wire.Demand).batches == (2,)
+
+    subscribe()
+    for index in range(2):
+        by_hand.say(wire.Batch(0, index, 0, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+        assert isinstance(client.poll(500), LogBatch)
+    client.update_priorities(np.arange(4), np.ones(4))
+    by_hand.say(wire.Stranger())
+    wait_for(lambda: client.poll(100) or client.waits_for == "replay_connection", 10, "the server's answer")
+    for _ in range(2):
+        client.batch_used()  # updates go on meanwhile
+    client.poll(1)
+    assert [type(message) for message in by_hand.heard()] == [wire.Subscribe]  # priorities may be of another log
+    client._asked_seconds = -1e9  # ask again, to hear the number of the request
+    subscribe()
+    client.close()
+
+
+def test_a_reader_without_a_replica_says_how_far_its_keys_went(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, follows_log=False, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 3, (0,), ("transitions",)))
+    by_hand.say(wire.Batch(0, 0, 7, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+    assert isinstance(client.poll(500), LogStart) and isinstance(client.poll(500), LogBatch)
+    by_hand.say(wire.Stranger())
+    assert hear(by_hand, client, wire.Subscribe).next_number == 7
+    client.close()
+
+
+def test_more_batches_than_were_demanded_are_not_handed_out(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    for index in range(3):
+        by_hand.say(wire.Batch(0, index, 0, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+    assert [type(client.poll(500)) for _ in range(4)] == [LogStart, LogBatch, LogBatch, type(None)]
+    assert hear(by_hand, client, wire.Subscribe).request > request
+    client.close()
