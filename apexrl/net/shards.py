@@ -74,7 +74,9 @@ class ShardedReplayClient:
         wanted = np.unique(np.fromiter((int(number) for number in numbers), np.int64))
         found = {}
         for shard, client in enumerate(self.shards):
-            held = client.fetch(wanted[wanted % count == shard] // count, timeout_seconds)
+            if not (of_shard := wanted % count == shard).any():
+                continue
+            held = client.fetch(wanted[of_shard] // count, timeout_seconds)
             found.update({number * count + shard: unroll for number, unroll in held.items()})
         return found
 

@@ -54,6 +54,7 @@ def test_a_shard_that_is_away_does_not_hold_up_the_others(start_server, free_por
         client = ShardedReplayClient([away, server.learner_endpoint], "reader", {TABLE: 4}, context=context)
         for _ in range(5):
             assert (client.sample(TABLE, 10).keys % 2 == 1).all()
+        assert client.fetch([1, 3, 5], 10).keys() == {1, 3, 5}
         client.close()
         actor.close()
     client = ShardedReplayClient([away, away], "reader", {TABLE: 4}, context=context)
