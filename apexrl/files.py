@@ -7,6 +7,7 @@ temporary file; the next write of the same file uses it again.
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def write_durably(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replaces a JSON file durably."""
     write_durably(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def give_second_name(path: Path, target: Path, may_link: bool = True) -> None:
+    """Makes a file known by another name, too: as one file with two names, or as a durable copy.
+
+    Args:
+      may_link: whether nobody will write into the file. It is copied too where the file system takes no second name.
+    """
+    if may_link:
+        with contextlib.suppress(OSError):  # the other file system, or one without links
+            os.link(path, target)
+            return
+    shutil.copy(path, target)
+    sync_file(target)
 
 
 def sync_directory(directory: Path) -> None:

@@ -17,8 +17,9 @@ from apexrl.net.insert_checks import InsertSizes, checked_arrays, why_impossible
 from apexrl.net.learner_sessions import LearnerSessions
 from apexrl.net.outbox import Outbox
 from apexrl.net.statistics import Vitals, metrics_of, peers_of
-from apexrl.replay.journal import Journal, Lock, new_identity, recover
+from apexrl.replay.journal import Journal, Lock, new_identity
 from apexrl.replay.log import LogEntry
+from apexrl.replay.recovery import recover
 from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.streams import difference
 from apexrl.tables import tables_of

@@ -6,15 +6,13 @@ name, all are copied.
 """
 
 import contextlib
-import os
 import secrets
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from apexrl.errors import ConfigError, WireError
-from apexrl.files import sync_directory, sync_file, write_durably
+from apexrl.files import give_second_name, sync_directory, write_durably
 from apexrl.replay.journal import (
     IDENTITY_FILE,
     SNAPSHOT_FILE,
@@ -58,7 +56,7 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
             _copy_until(paths.pop(), target, end, forked)
             forked = msgspec.structs.replace(forked, lives=tuple(life for life in forked.lives if life < end))
         for path in paths:
-            _share(path, target / path.name, may_link=until is not None or path != paths[-1])
+            give_second_name(path, target / path.name, may_link=until is not None or path != paths[-1])
         if until is None:
             _copy_snapshot(source, target, identity.log, forked.log)
         write_durably(target / IDENTITY_FILE, msgspec.json.encode(forked))
@@ -66,18 +64,9 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
     return identity.log, forked.log
 
 
-def _share(path: Path, target: Path, may_link: bool) -> None:
-    if may_link:
-        with contextlib.suppress(OSError):  # the other file system, or one without links
-            os.link(path, target)
-            return
-    shutil.copy(path, target)
-    sync_file(target)
-
-
 def _copy_until(path: Path, target: Path, end: int, identity: LogIdentity) -> None:
     """Copies the readable records before a number."""
-    found = scan(path.read_bytes())
+    found = scan(path.read_bytes(), first_number_of(path))
     header = SegmentHeader(identity.format, identity.log, 0, first_number_of(path), identity.spec)
     kept = [piece for entry in found.entries if entry.number < end for piece in pack(*entry)]
     write_durably(target / path.name, b"".join([pack_header(found.header or header), *kept]))

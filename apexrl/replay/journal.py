@@ -4,7 +4,7 @@ A journal is a directory:
   log.json              the log's name, the spec of its unrolls, and the number at which each life of the server began
   unrolls-NUMBER.log    records (`segment.py`) from that number on; deleted whole when all of them are evicted
   priorities.bin        a snapshot of the tables (`snapshot.py`)
-  *.damaged             files renamed because a part of them is unreadable; their readable records are rewritten
+  *.damaged             files set aside because a part of them is unreadable (`recovery.py`)
   lock                  held by the server that writes here
 An append returns when the operating system has the bytes, so a killed server loses nothing. A power cut can still take
 the bytes that are not synced. `take_unsynced` gives their files, and the owner syncs them from any thread.
@@ -18,12 +18,11 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from apexrl.errors import ConfigError, JournalError
-from apexrl.files import sync_directory, sync_file, write_durably
+from apexrl.files import sync_directory, write_durably
 from apexrl.replay.segment import FORMAT, Entry, Scan, SegmentHeader, pack, pack_header, scan
 from apexrl.types import Count, Name, StreamSpec
 
@@ -73,14 +72,6 @@ def new_identity(spec: StreamSpec) -> LogIdentity:
     return LogIdentity(FORMAT, secrets.token_hex(8), (0,), spec)
 
 
-class Recovered(NamedTuple):
-    """The content of a journal."""
-
-    identity: LogIdentity
-    entries: list[Entry]  # in the order of their numbers, which may have gaps
-    end_number: int
-
-
 class Lock:
     """The right to write into a journal, held until `close`."""
 
@@ -107,6 +98,11 @@ class Lock:
 def segment_paths(directory: Path) -> list[Path]:
     """Returns the files of unrolls, oldest first."""
     return sorted(directory.glob(SEGMENT_PATTERN), key=first_number_of)
+
+
+def segment_path(directory: Path, first_number: int) -> Path:
+    """Returns the path of the file that begins with an unroll."""
+    return directory / f"unrolls-{first_number:016d}.log"
 
 
 def first_number_of(path: Path) -> int:
@@ -136,7 +132,7 @@ def identity_of(directory: Path) -> LogIdentity:
     """
     if (identity := read_identity(directory)) is not None:
         return identity
-    for header in (found.header for _, found in _scans(segment_paths(directory))):
+    for header in (found.header for _, found in read_segments(directory)):
         if header is not None:
             check_format(header.format, directory)
             return LogIdentity(FORMAT, header.log, (), header.spec)
@@ -148,7 +144,7 @@ def identity_of(directory: Path) -> LogIdentity:
 def held_numbers(directory: Path) -> range:
     """Returns the numbers of a journal's unrolls, from the first file's first to the last file's last."""
     paths = segment_paths(directory)
-    for _, found in _scans(paths[::-1]):
+    for _, found in read_segments(directory, newest_first=True):
         if found.entries:
             return range(first_number_of(paths[0]), found.entries[-1].number + 1)
     return range(0)
@@ -156,28 +152,29 @@ def held_numbers(directory: Path) -> range:
 
 def read_entries(directory: Path) -> Iterator[Entry]:
     """Yields the readable unrolls of a journal in order. Takes no lock, mends nothing, skips evicted files."""
-    paths = segment_paths(directory)
-    ends = dict(zip(paths, map(first_number_of, paths[1:]), strict=False))
-    for path, found in _scans(paths):
+    for path, found in read_segments(directory):
         if found.damages:
             num_bytes = sum(damage.num_bytes for damage in found.damages)
             logger.warning("%d bytes of %s are no records: damaged, or being written", num_bytes, path)
-        # A number that two files hold was acknowledged with the later one.
-        yield from (entry for entry in found.entries if entry.number < ends.get(path, sys.maxsize))
+        yield from found.entries
 
 
-def _scans(paths: Sequence[Path]) -> Iterator[tuple[Path, Scan]]:
-    """Yields the content of files, without those that were evicted meanwhile.
+def read_segments(directory: Path, newest_first: bool = False) -> Iterator[tuple[Path, Scan]]:
+    """Yields the files of unrolls and their content, without those that were evicted meanwhile.
 
     Raises: ConfigError when one cannot be read.
     """
-    for path in paths:
+    paths = segment_paths(directory)
+    ends = [*map(first_number_of, paths[1:]), sys.maxsize]
+    for path, end in sorted(zip(paths, ends, strict=False), key=lambda item: item[1], reverse=newest_first):
         try:
-            yield path, scan(path.read_bytes())
+            found = scan(path.read_bytes(), first_number_of(path))
         except FileNotFoundError:
             continue
         except OSError as error:
             raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+        # A number that two files hold was acknowledged with the later one.
+        yield path, found._replace(entries=[entry for entry in found.entries if entry.number < end])
 
 
 def check_format(found: int, directory: Path) -> None:
@@ -187,64 +184,6 @@ def check_format(found: int, directory: Path) -> None:
             f"the journal in {directory} has format {found}, this version reads format {FORMAT}: start a new run or "
             "give another --journal-dir; the version that wrote this journal still reads it"
         )
-
-
-def recover(directory: Path) -> Recovered | None:
-    """Reads a journal and mends it: truncates an incomplete last record, renames damaged files to `*.damaged`.
-
-    Needs the `Lock`. The identity that it returns begins the next life of the server; the first append writes it down.
-
-    Returns: None when the directory holds no journal.
-    Raises: ConfigError when another version wrote it, or when no file says which log it is.
-    """
-    identity = read_identity(directory)
-    scans = [(path, scan(path.read_bytes())) for path in segment_paths(directory)]
-    for _, found in scans:  # before anything is changed
-        if found.header is not None:
-            check_format(found.header.format, directory)
-    if identity is None:
-        headers = [found.header for _, found in scans if found.header is not None]
-        if not headers and scans:
-            raise ConfigError(f"{directory} holds unrolls, but not whose: both {IDENTITY_FILE} and headers are lost")
-        if not headers:
-            return None
-        logger.warning("%s is missing or damaged: learners will read the log from its beginning", IDENTITY_FILE)
-        identity = LogIdentity(FORMAT, secrets.token_hex(8), (), headers[-1].spec)
-    entries: dict[int, Entry] = {}
-    for path, found in scans:
-        _mend(path, found, is_last=path == scans[-1][0], identity=identity)
-        sync_file(path)  # a server that was killed had not synced all of it
-        if not found.entries:
-            path.unlink()
-        for entry in found.entries:  # when a number was written twice, only the later unroll was acknowledged
-            entries[entry.number] = entry
-    end = max(entries, default=identity.lives[-1] - 1 if identity.lives else -1) + 1
-    identity = msgspec.structs.replace(identity, lives=(*identity.lives, end))
-    return Recovered(identity, [entries[number] for number in sorted(entries)], end)
-
-
-def _mend(path: Path, found: Scan, is_last: bool, identity: LogIdentity) -> None:
-    if not found.damages:
-        return
-    torn = found.damages[-1]
-    if is_last and len(found.damages) == 1 and torn.offset == found.end_of_records and found.header is not None:
-        logger.warning("%s ends in %d bytes of an unfinished record: cut off", path.name, torn.num_bytes)
-        os.truncate(path, found.end_of_records)
-        return
-    aside = path.with_name(path.name + ".damaged")
-    logger.error(
-        "%s is damaged in %d places (%d bytes): set aside as %s, %d unrolls of it could be read",
-        path, len(found.damages), sum(damage.num_bytes for damage in found.damages), aside.name, len(found.entries),
-    )  # fmt: skip
-    header = SegmentHeader(FORMAT, identity.log, 0, first_number_of(path), identity.spec)
-    pieces = [pack_header(found.header or header)]
-    for entry in found.entries:
-        pieces += pack(*entry)
-    mended = path.with_name(path.name + ".mended")
-    write_durably(mended, b"".join(pieces))
-    path.rename(aside)
-    mended.rename(path)
-    sync_directory(path.parent)
 
 
 class Journal:
@@ -265,6 +204,7 @@ class Journal:
         self._firsts = [first_number_of(path) for path in segment_paths(directory)]
         self._descriptor = -1
         self._size = 0
+        self._refused_bytes = 0  # of the append that failed last
         self._unsynced: list[int] = []  # descriptors of finished files
 
     def append(self, first_number: int, records: Sequence[tuple[bytes, bytes]]) -> None:
@@ -275,10 +215,10 @@ class Journal:
         pieces: list[bytes] = []
         for i, (message, block) in enumerate(records):
             pieces += pack(first_number + i, message, block)
+        written = sum(map(len, pieces))
         try:
             if self._descriptor < 0 or self._size >= SEGMENT_BYTES:
                 self._begin_file(first_number)
-            written = sum(map(len, pieces))
             self.unsynced_bytes += written
             _write_all(self._descriptor, pieces)
             if self._sync_at_once:
@@ -286,6 +226,7 @@ class Journal:
                 self.unsynced_bytes = 0
         except OSError as error:
             self._undo()
+            self._refused_bytes = written
             raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
         self._size += written
         self.num_bytes += written
@@ -293,7 +234,7 @@ class Journal:
     def forget_before(self, number: int) -> None:
         """Deletes the files that hold only unrolls before a number."""
         while len(self._firsts) > 1 and self._firsts[1] <= number:
-            path = self._path(self._firsts.pop(0))
+            path = segment_path(self.directory, self._firsts.pop(0))
             try:
                 size = path.stat().st_size
                 path.unlink()
@@ -302,11 +243,11 @@ class Journal:
                 logger.warning("%s holds nothing any more but cannot be deleted: %s", path, error)
 
     def is_writable(self) -> bool:
-        """Returns whether an append can succeed after a failure: writes a megabyte and deletes it."""
+        """Returns whether the append that failed can succeed: writes as much, a megabyte at least, and deletes it."""
         path = self.directory / "probe"
         try:
             with path.open("wb") as file:
-                file.write(bytes(PROBE_BYTES))
+                file.write(bytes(max(PROBE_BYTES, self._refused_bytes)))
                 file.flush()
                 os.fdatasync(file.fileno())
             return True
@@ -331,14 +272,11 @@ class Journal:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def _path(self, first_number: int) -> Path:
-        return self.directory / f"unrolls-{first_number:016d}.log"
-
     def _begin_file(self, first_number: int) -> None:
         header = pack_header(
             SegmentHeader(FORMAT, self._identity.log, self._identity.life, first_number, self._identity.spec)
         )
-        path = self._path(first_number)
+        path = segment_path(self.directory, first_number)
         if not self._is_written_down:
             write_durably(self.directory / IDENTITY_FILE, msgspec.json.encode(self._identity))
             self._is_written_down = True

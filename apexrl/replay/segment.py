@@ -7,8 +7,9 @@ A record has these parts, little-endian:
   uint32    bytes of the insert message
   uint32    bytes of the block
   ...       the message, then the block
-The first record of a file is its header: another magic, and a `SegmentHeader` in the place of the message. A reader
-finds the next record after a damaged one by its magic and its checksum.
+The first record of a file is its header: another magic, and a `SegmentHeader` in the place of the message. Numbers go
+up by one. A reader finds the next record after a damaged one by its magic, its checksum and its number: a block is an
+actor's, and may hold bytes that look like a record of any number.
 """
 
 import struct
@@ -71,24 +72,33 @@ def pack_header(header: SegmentHeader) -> bytes:
     return b"".join(pack(header.first_number, msgspec.msgpack.encode(header), b"", HEADER_MAGIC))
 
 
-def scan(data: bytes) -> Scan:
-    """Reads a whole file. It never raises, whatever the bytes are."""
+def scan(data: bytes, first_number: int = 0) -> Scan:
+    """Reads a whole file. It never raises, whatever the bytes are.
+
+    Args:
+      first_number: number of its first unroll, as its name says, for where its header is damaged.
+    """
     header: SegmentHeader | None = None
     entries: list[Entry] = []
     damages: list[Damage] = []
     position = good = 0
+    next_number = first_number
     while position < len(data):
         begin = position
         record = _unpack(data, begin, HEADER_MAGIC if begin == 0 else UNROLL_MAGIC)
-        if record is None:
-            position = _next_record(data, begin + 1)
+        if record is None or (damages and record[0].number > next_number):
+            position = _next_record(data, begin, next_number)
             damages.append(Damage(begin, position - begin))
+            next_number += (position - begin) // _FIXED.size  # at most so many are lost here
             continue
         entry, position = record
         good = position
         if begin > 0:
             entries.append(entry)
-        elif (header := _header(entry.message)) is None:
+            next_number = entry.number + 1
+            continue
+        next_number = entry.number
+        if (header := _header(entry.message)) is None:
             damages.append(Damage(begin, position))
     return Scan(header, entries, damages, good)
 
@@ -108,12 +118,16 @@ def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | Non
     return Entry(number, data[start:middle], data[middle:end]), end
 
 
-def _next_record(data: bytes, position: int) -> int:
-    """Returns the position of the next good record, or the end of the data."""
-    while (position := data.find(UNROLL_MAGIC, position)) >= 0:
-        if _unpack(data, position, UNROLL_MAGIC) is not None:
+def _next_record(data: bytes, begin: int, next_number: int) -> int:
+    """Returns the position of the next good record after a damage, or the end of the data.
+
+    No record has a larger number than next_number and those that fit between it and the beginning of the damage.
+    """
+    position = begin
+    while (position := data.find(UNROLL_MAGIC, position + 1)) >= 0:
+        record = _unpack(data, position, UNROLL_MAGIC)
+        if record is not None and record[0].number <= next_number + (position - begin) // _FIXED.size:
             return position
-        position += 1
     return len(data)
 
 

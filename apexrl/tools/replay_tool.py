@@ -76,7 +76,7 @@ def segments(directory: Path) -> Iterator[Segment]:
         except FileNotFoundError:
             follows = False
             continue
-        yield Segment(path, data, scan(data), path == paths[-1], follows)
+        yield Segment(path, data, scan(data, first_number_of(path)), path == paths[-1], follows)
         follows = True
 
 

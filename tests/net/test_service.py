@@ -170,7 +170,7 @@ def test_a_journal_that_cannot_be_mended_is_a_clear_error(spec, tmp_path, monkey
     (path,) = tmp_path.glob("unrolls-*.log")
     path.write_bytes(path.read_bytes().replace(wire.encode(insert_of(b"a", 1)), b"?" * 10))
     with monkeypatch.context() as patch:
-        patch.setattr("apexrl.replay.journal.write_durably", full)
+        patch.setattr("apexrl.replay.recovery.write_durably", full)
         with pytest.raises(ConfigError, match="No space left"):
             Peers(spec, tmp_path)
     assert stored(Peers(spec, tmp_path)) == [("a", 0), None, ("a", 2)]

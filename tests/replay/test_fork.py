@@ -20,9 +20,9 @@ from apexrl.replay.journal import (
     Lock,
     read_entries,
     read_identity,
-    recover,
     segment_paths,
 )
+from apexrl.replay.recovery import recover
 from apexrl.replay.snapshot import load_snapshot, write_snapshot
 from apexrl.types import LogPosition
 from tests.net.peers import TABLE, Peers, block_of, insert_of

@@ -1,54 +1,14 @@
 import os
+import resource
 
 import pytest
 
 from apexrl.errors import ConfigError, JournalError
 from apexrl.replay import journal as journals
-from apexrl.replay.journal import IDENTITY_FILE, Journal, Lock, LogIdentity, new_identity, recover, sync
-from apexrl.replay.segment import FORMAT, Entry, pack_header, scan
-
-
-def record(number):
-    return b"message %d" % number, bytes([number % 256]) * (20 + number % 7)
-
-
-def fill(journal, numbers):
-    """Appends one record at a time."""
-    for number in numbers:
-        journal.append(number, [record(number)])
-
-
-def entries(numbers):
-    return [Entry(number, *record(number)) for number in numbers]
-
-
-def failing(number, message):
-    """A function that raises an OSError."""
-
-    def fail(*_):
-        raise OSError(number, message)
-
-    return fail
-
-
-def names(directory):
-    return sorted(path.name for path in directory.iterdir())
-
-
-def open_again(directory, sync_at_once=False):
-    """A journal for the next life of the server."""
-    return Journal(directory, recover(directory).identity, sync_at_once)
-
-
-@pytest.fixture
-def journal(spec, tmp_path):
-    return Journal(tmp_path, new_identity(spec))
-
-
-@pytest.fixture
-def small_files(monkeypatch):
-    """Each file takes a few records."""
-    monkeypatch.setattr(journals, "SEGMENT_BYTES", 240)
+from apexrl.replay.journal import IDENTITY_FILE, PROBE_BYTES, Journal, Lock, LogIdentity, new_identity, sync
+from apexrl.replay.recovery import recover
+from apexrl.replay.segment import FORMAT
+from tests.replay.records import entries, failing, fill, names, open_again, record
 
 
 def test_what_is_appended_is_recovered_without_a_close(journal, spec, tmp_path):
@@ -109,96 +69,6 @@ def test_the_files_of_earlier_lives_are_forgotten_too(journal, tmp_path, small_f
     assert recover(tmp_path).entries[0].number == 8
 
 
-def last_file(directory):
-    return sorted(directory.glob("unrolls-*.log"))[-1]
-
-
-def test_a_torn_end_is_cut_off_and_appends_go_on_behind_it(journal, tmp_path):
-    fill(journal, range(4))
-    path = last_file(tmp_path)
-    path.write_bytes(path.read_bytes()[:-3])
-    journal = open_again(tmp_path)
-    fill(journal, range(3, 6))
-    recovered = recover(tmp_path)
-    assert recovered.entries == entries(range(6))
-    assert recovered.identity.lives == (0, 3, 6)
-    assert not list(tmp_path.glob("*.damaged"))
-
-
-@pytest.mark.parametrize("lost", ["record", "header", "file", "header and record"])
-def test_damage_in_the_middle_costs_what_it_hits(journal, tmp_path, small_files, lost):
-    fill(journal, range(8))
-    path = sorted(tmp_path.glob("unrolls-*.log"))[1]
-    data = bytearray(path.read_bytes())
-    inside = [entry.number for entry in journals.scan(path.read_bytes()).entries]
-    position = data.index(b"message")
-    if "header" in lost:
-        data[0] ^= 1
-    if "record" in lost:
-        data[position] ^= 1
-    before = bytes(data)
-    path.write_bytes(data)
-    if lost == "file":
-        path.unlink()
-    gone = inside[: {"header": 0, "file": None}.get(lost, 1)]
-    left = entries(number for number in range(8) if number not in gone)
-    recovered = recover(tmp_path)
-    assert recovered.entries == left and recovered.end_number == 8
-    aside = path.with_name(path.name + ".damaged")
-    assert aside.exists() == (lost != "file") and (lost == "file" or aside.read_bytes() == before)
-    journal = Journal(tmp_path, recovered.identity)
-    fill(journal, range(8, 10))
-    aside.unlink(missing_ok=True)
-    recovered = recover(tmp_path)  # the mended journal is whole now
-    assert recovered.entries == left + entries([8, 9]) and not aside.exists()
-
-
-def test_a_damaged_end_of_the_last_file_gives_its_numbers_to_others(journal, tmp_path):
-    fill(journal, range(4))
-    path = last_file(tmp_path)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"message 1")] ^= 1
-    data[data.index(b"message 3")] ^= 1
-    path.write_bytes(data)
-    journal = open_again(tmp_path)
-    fill(journal, [3])
-    recovered = recover(tmp_path)
-    assert recovered.entries == entries([0, 2, 3])
-    assert recovered.identity.lives == (0, 3, 4)
-
-
-def test_a_file_of_a_newer_version_is_refused(journal, tmp_path, spec):
-    fill(journal, range(2))
-    header = journals.pack_header(journals.SegmentHeader(FORMAT + 1, "log", 0, 2, spec))
-    (tmp_path / "unrolls-0000000000000002.log").write_bytes(header)
-    with pytest.raises(ConfigError, match=f"has format {FORMAT + 1}, this version reads format {FORMAT}"):
-        recover(tmp_path)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b'{"format":2}'])
-def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_path, content):
-    fill(journal, range(4))
-    before = recover(tmp_path).identity
-    path = tmp_path / IDENTITY_FILE
-    path.unlink() if content is None else path.write_bytes(content)
-    recovered = recover(tmp_path)
-    assert recovered.entries == entries(range(4))
-    assert recovered.identity.spec == spec and recovered.identity.log != before.log
-    assert recovered.identity.lives == (4,)
-    fill(Journal(tmp_path, recovered.identity), [4])
-    again = recover(tmp_path)
-    assert (again.identity.log, again.identity.lives) == (recovered.identity.log, (4, 5))
-    assert again.entries == entries(range(5))
-
-
-def test_the_journal_of_a_newer_version_is_refused(journal, tmp_path):
-    fill(journal, range(2))
-    path = tmp_path / IDENTITY_FILE
-    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3'))
-    with pytest.raises(ConfigError, match=f"has format {FORMAT + 1}, this version reads format {FORMAT}"):
-        recover(tmp_path)
-
-
 def test_a_replica_is_continued_as_long_as_its_numbers_mean_the_same(spec):
     identity = LogIdentity(FORMAT, "log", (0, 100, 80), spec)
     assert identity.life == 2
@@ -208,16 +78,6 @@ def test_a_replica_is_continued_as_long_as_its_numbers_mean_the_same(spec):
     # The power went in life 1: the numbers from 80 on were lost, and given to others.
     assert identity.continues("log", 1, 80) and not identity.continues("log", 1, 81)
     assert identity.continues("log", 0, 80) and not identity.continues("log", 0, 81)
-
-
-def test_a_power_cut_that_takes_the_newest_unrolls_ends_the_replicas_that_had_them(journal, tmp_path):
-    fill(journal, range(6))
-    size = journal._size
-    fill(journal, range(6, 10))
-    os.truncate(last_file(tmp_path), size)
-    identity = recover(tmp_path).identity
-    assert identity.lives == (0, 6)
-    assert identity.continues(identity.log, 0, 6) and not identity.continues(identity.log, 0, 7)
 
 
 def test_a_second_owner_is_refused_until_the_first_leaves(tmp_path):
@@ -357,35 +217,26 @@ def test_a_disk_is_asked_whether_it_takes_something_again(journal, tmp_path, mon
     assert names(tmp_path) == before
 
 
+def test_a_disk_is_asked_for_as_much_as_it_refused(journal, monkeypatch):
+    free_bytes = 3 * PROBE_BYTES
+    with monkeypatch.context() as patch:
+        FullDisk(patch)
+        with pytest.raises(JournalError):
+            journal.append(0, [(b"message", bytes(free_bytes))])
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, limit[1]))  # a write beyond it fails, as on a full disk
+    try:
+        assert not journal.is_writable()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert journal.is_writable()
+
+
 def test_a_close_syncs(journal, tmp_path):
     fill(journal, range(2))
     journal.close()
     assert journal.unsynced_bytes == 0
     journal.close()
-
-
-def test_unrolls_of_an_unknown_log_are_not_written_over(journal, tmp_path):
-    fill(journal, range(6))
-    journal.close()
-    (tmp_path / "log.json").unlink()
-    damaged = bytearray(last_file(tmp_path).read_bytes())
-    damaged[30] ^= 255
-    last_file(tmp_path).write_bytes(damaged)
-    with pytest.raises(ConfigError, match="holds unrolls, but not whose"):
-        recover(tmp_path)
-    assert last_file(tmp_path).read_bytes() == damaged
-
-
-def test_a_file_without_unrolls_is_removed(journal, tmp_path):
-    fill(journal, range(6))
-    journal.close()
-    (tmp_path / "unrolls-0000000000000009.log").write_bytes(pack_header(header_of(last_file(tmp_path))))
-    assert recover(tmp_path).end_number == 6
-    assert [path.name for path in tmp_path.glob("unrolls-*")] == ["unrolls-0000000000000000.log"]
-
-
-def header_of(path):
-    return scan(path.read_bytes()).header
 
 
 def test_a_file_that_cannot_be_deleted_is_named_and_holds_nothing_up(

@@ -4,8 +4,9 @@ import pytest
 
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, JournalError
-from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity, recover
+from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity
 from apexrl.replay.log import LogEntry
+from apexrl.replay.recovery import recover
 from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.replay.snapshot import write_snapshot
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from apexrl.config import ReplayConfig
-from apexrl.replay.journal import SNAPSHOT_FILE, Journal, Recovered, new_identity, recover
+from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity
 from apexrl.replay.log import LogEntry
+from apexrl.replay.recovery import Recovered, recover
 from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.replay.snapshot import write_snapshot
 from apexrl.types import StreamSpec

@@ -13,7 +13,7 @@ import zmq
 
 from apexrl.net import InsertClient, ReplayClient, wire
 from apexrl.net.service import PEER_TIMEOUT_SECONDS
-from apexrl.replay.journal import recover
+from apexrl.replay.recovery import recover
 from tests.system.fuzz import BLOCK, HOST, SPEC, K, make_header, resident_mb, scaled, start_replay
 from tests.system.processes import wait_for
 

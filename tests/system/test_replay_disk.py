@@ -11,7 +11,8 @@ import pytest
 from apexrl.errors import PeerError
 from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net import InsertClient, LogAppend, LogClient, LogStart, ReplayClient, wire
-from apexrl.replay.journal import recover, segment_paths
+from apexrl.replay.journal import segment_paths
+from apexrl.replay.recovery import recover
 from tests.system.fuzz import BLOCK, HOST, SPEC, TABLE, GoodPeers, K, make_header, resident_mb, scaled, start_replay
 from tests.system.processes import Process, wait_for
 
