@@ -60,6 +60,7 @@ class StreamCutter:
         self._beyond = {"frame": stacked, "start": stacked, "action": 0, "reward": 0, "discount": 0}
         self._beyond |= {field.name: int(field.at == "observation") for field in wanted.extras}
         self._firsts = [field.name for field in wanted.extras if field.at == "first"]
+        self._log_starts = log.unroll_starts
         self._firsts_dropped = wanted.unroll_starts // log.unroll_starts
 
     def add(self, stream: Stream, first_step: int, unroll: Unroll) -> Iterator[tuple[int, Unroll]]:
@@ -68,7 +69,7 @@ class StreamCutter:
         All of them have to be taken before the next call.
         """
         known, arrays = self._seen.known(stream, first_step), self._arrays_of(unroll)
-        if known is None:
+        if known is None or self._misses_firsts(self._tails[stream], first_step):
             tail = self._tails[stream] = _Tail(first_step, arrays)
         else:
             tail = self._tails[stream]
@@ -82,6 +83,11 @@ class StreamCutter:
             for name, array in tail.arrays.items():
                 dropped = self._firsts_dropped if name in self._firsts else self._wanted.unroll_starts
                 tail.arrays[name] = array[dropped:]
+
+    def _misses_firsts(self, tail: _Tail, first_step: int) -> bool:
+        """True when an unroll before this one is missing, of which only the steps are known."""
+        due = (tail.first_step + len(tail.arrays[name]) * self._log_starts for name in self._firsts)
+        return any(step != first_step for step in due)
 
     def _forget_silent(self, stream: Stream, tail: _Tail) -> None:
         """Takes note that a stream was heard, and forgets those that have ended."""

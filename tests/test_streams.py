@@ -70,6 +70,17 @@ def test_extras_of_the_first_observation_stay_with_it(multiple):
             assert_same(unroll, expected[e][first_step // (8 * multiple)])
 
 
+def test_extras_of_the_first_observation_stay_with_it_when_unrolls_that_overlap_by_more_are_missing():
+    log, streams = unrolls_of(4, 9, at="first")
+    spec, _ = unrolls_of(8, 2, at="first")
+    for stream in streams:
+        for number, unroll in enumerate(stream):
+            unroll.extras["value"][:] = 4 * number
+    made = cut_all(StreamCutter(log, spec), streams, 4, lambda number: number % 7 != 3)
+    assert len(made[0]) > 5
+    assert all(unroll.extras["value"] == first_step for of in made for first_step, unroll in of.items())
+
+
 def test_no_unroll_reaches_over_missing_steps():
     log, streams = unrolls_of(8, 2)
     spec, expected = unrolls_of(4, 6)

@@ -259,9 +259,9 @@ class Journal:
 
     def take_unsynced(self) -> list[int]:
         """Returns descriptors of the files written since the last call; call `sync` with them in any thread."""
-        descriptors, self._unsynced = self._unsynced, []
         if self._descriptor >= 0 and self.unsynced_bytes:
-            descriptors.append(os.dup(self._descriptor))
+            self._unsynced.append(os.dup(self._descriptor))
+        descriptors, self._unsynced = self._unsynced, []
         self.unsynced_bytes = 0
         return descriptors
 
