@@ -44,6 +44,10 @@ def copied_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype | N
 
 
 def autocast_for(device: torch.device, spec: EnvironmentSpec) -> Callable[[], torch.autocast]:
-    """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32."""
+    """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32.
+
+    It keeps no cast weights. Older versions of torch keep those of all threads in one place: a thread that ends its
+    context takes them from another one's gradient.
+    """
     enabled = fastest_dtype(device, spec) == torch.bfloat16
-    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
