@@ -7,6 +7,8 @@ import torch
 from apexrl.errors import ConfigError
 from apexrl.types import EnvironmentSpec
 
+KEEPS_CASTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
 
 def choose_device(name: str) -> torch.device:
     """Returns the device to compute on, and makes it this process's own; auto takes a GPU when there is one.
@@ -46,8 +48,8 @@ def copied_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype | N
 def autocast_for(device: torch.device, spec: EnvironmentSpec) -> Callable[[], torch.autocast]:
     """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32.
 
-    It keeps no cast weights. Older versions of torch keep those of all threads in one place: a thread that ends its
-    context takes them from another one's gradient.
+    Cast weights are kept within the context but with older versions of torch. Those keep them for all threads in one
+    place: a thread that ends its context takes them from another one's gradient.
     """
     enabled = fastest_dtype(device, spec) == torch.bfloat16
-    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=KEEPS_CASTS)
