@@ -22,8 +22,8 @@ COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
-ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X",)}
-SWEEPS = ("laser-catch", "laser-cartpole", "switching-catch")  # whose curves are in files of their names
+ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X", "SB3 DQN")}
+SWEEPS = ("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch")  # whose curves are in files of their names
 
 
 class Bars(NamedTuple):
@@ -149,7 +149,7 @@ def draw_games(path: Path) -> None:
 def draw_sweep(name: str, path: Path) -> None:
     """Writes the chart of a sweep: mean return over frames of each variant, with its interval over seeds."""
     panel = Panel("", "frames", [*variants(RESULTS / f"{name}.csv")])
-    path.write_bytes(picture_of([[panel]], "return: mean of ten seeds, 95 %"))
+    path.write_bytes(picture_of([[panel]], "return: mean over the seeds, 95 %"))
 
 
 def variants(path: Path) -> Iterator[Line]:
