@@ -23,7 +23,7 @@ GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
 ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X", "SB3 DQN")}
-SWEEPS = ("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch")  # whose curves are in files of their names
+SWEEPS = ("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch")  # curves in files of their names
 
 
 class Bars(NamedTuple):

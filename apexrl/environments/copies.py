@@ -64,7 +64,9 @@ class GymnasiumEnvironment:
         self.action_names: tuple[str, ...] = ()
         if isinstance(actions, gymnasium.spaces.Discrete):
             self.num_actions, self._first_action = int(actions.n), int(actions.start)
-            self.action_names = tuple(map(str, self._envs.metadata.get("action_names", ())))
+            names = tuple(map(str, self._envs.metadata.get("action_names", ())))
+            if len(names) == self.num_actions:  # else a wrapper has other actions than the environment that it wraps
+                self.action_names = names
         elif isinstance(actions, gymnasium.spaces.Box):
             self.action_bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True))
         self.stacked_frames = config.frame_stack or 1

@@ -84,7 +84,11 @@ def _picture(env: Any, config: EnvConfig, notes: set[str]) -> Any:
     if config.resize:
         if len(config.resize) > 2:
             raise ConfigError(f"--resize {' '.join(map(str, config.resize))}: give one side, or height and width")
-        env = gymnasium.wrappers.ResizeObservation(env, (config.resize[0], config.resize[-1]))
+        size = config.resize[0], config.resize[-1]
+        env = gymnasium.wrappers.ResizeObservation(env, size)
+        if space.shape[2:] == (1,):  # OpenCV leaves the only channel out, and older versions of gymnasium take that
+            box = Box(0, 255, (*size, 1), np.uint8)
+            env = gymnasium.wrappers.TransformObservation(env, lambda picture: picture.reshape(box.shape), box)
     return env
 
 

@@ -352,9 +352,9 @@ class LearnerLoop:
         self._take_evaluations(record)
         self._connections.accept(self._run, *(log.log for log in logs))
         scalars = self._connections.latest() | self._own_metrics(updater, replicas, rate)
-        versions = replicas.params_versions
-        if not isinstance(self._command, OfflineCommand):  # else other learners made the versions
-            scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / max(len(versions), 1)
+        versions = [version for version in replicas.params_versions if 0 <= version <= updater.num_updates]
+        if versions and not isinstance(self._command, OfflineCommand):  # else other learners made the versions
+            scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / len(versions)
         record.report(scalars, games, self._waits_for)
 
     def _take_evaluations(self, record: RunRecord) -> None:

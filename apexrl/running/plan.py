@@ -39,7 +39,9 @@ from apexrl.types import EnvironmentSpec, StreamSpec
 STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is random: no greedy one solves these
 PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a GPU)"}
 
-STREAM_SETTINGS = ("env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack")  # of the environment
+STREAM_SETTINGS = (  # of the environment
+    "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
+)  # fmt: skip
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
 PERIODS_SECONDS = ("checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds")  # of others

@@ -97,6 +97,17 @@ def only_the_picture(env):
     return gymnasium.wrappers.TransformObservation(env, lambda seen: seen["picture"], env.observation_space["picture"])
 
 
+def only_the_green(env):
+    """A wrapper that leaves one channel of a picture."""
+    box = Box(0, 255, (*env.observation_space.shape[:2], 1), np.uint8)
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[:, :, 1:2], box)
+
+
+def without_the_last_action(env):
+    """A wrapper with fewer actions than the environment names."""
+    return gymnasium.wrappers.TransformAction(env, lambda action: action, Discrete(int(env.action_space.n) - 1))
+
+
 def unchanged(env):
     """A wrapper that does nothing."""
     return gymnasium.Wrapper(env)

@@ -70,6 +70,13 @@ def test_pictures_become_gray_and_small(kwargs):
     assert gray.shape == (24, 20) and spec.variant.endswith('"grayscale": true, "resize": [24, 20]}')
     assert (gray[:12, :10] > gray[:12, 10:]).all() and (gray[:12, :10] > gray[12:, :10]).all()
     assert first_frame(EnvConfig(PAINTED, resize=(24,)))[0].shape == (24, 24, 3)
+    assert first_frame(EnvConfig(PAINTED, wrapper=(f"{ODD}:only_the_green",), resize=(24, 20)))[0].shape == (24, 20, 1)
+
+
+def test_names_of_actions_that_a_wrapper_takes_away_are_left_out():
+    assert first_frame(EnvConfig("Catch-v0"))[1].action_names == ("left", "stay", "right")
+    spec = first_frame(EnvConfig("Catch-v0", wrapper=(f"{ODD}:without_the_last_action",)))[1]
+    assert (spec.num_actions, spec.action_names) == (2, ())
 
 
 @pytest.mark.parametrize(("env", "usual"), [("CartPole-v1", 1), ("PongNoFrameskip-v4", 4)])

@@ -111,6 +111,7 @@ def plan_again(flags, agent="apex-dqn"):
         *(["--preset", "two-cores"], ["--run-dir", "runs/other"], ["--env", "CartPole-v1"]),
         *(["--env-kwargs", '{"rows": 12}'], ["--frame-stack", "2"], ["--resize", "20"]),
         ["--wrapper", "tests.environments.odd_envs:unchanged"],
+        ["--clip-rewards", "no"],
         *(["--n-steps", "5"], ["--unroll-starts", "40"], ["--optimizer", "rmsprop"], ["--hidden-size", "64"]),
         ["--channels", "1", "2", "3"],
         ["--from-scratch", "--env", "CartPole-v1"],
