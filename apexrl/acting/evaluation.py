@@ -92,18 +92,26 @@ def play_games(
     while playing := [i for i in range(num_envs) if len(games[i]) < quota[i]]:
         if stop.is_set():
             return None
-        picture = None if games[0] else envs[0].render()
-        if picture is not None:
-            recorder.add(picture)
+        is_filmed = not games[0]
+        if is_filmed:
+            _film(envs[0], recorder)
         actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
         for i in playing:
             seen = take_step(envs[i], actions[i : i + 1])
             frames[i], starts[i], rewards[i] = seen.frames[0], seen.starts[0], seen.rewards[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
+        if is_filmed and games[0]:  # the picture with which the game ended
+            _film(envs[0], recorder)
         progress.update([game[0] for stream in games for game in stream])
     played = [game for stream in games for game in stream]
     return Games([game[0] for game in played], [game[1] for game in played])
+
+
+def _film(env: VectorEnvironment, recorder: VideoWriter) -> None:
+    picture = env.render()
+    if picture is not None:
+        recorder.add(picture)
 
 
 class Evaluator:
@@ -133,7 +141,7 @@ class Evaluator:
         agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
         seed = self._command.seed + 1_000_003 * (version + 1)
         video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
-        recorder = VideoWriter(video, 60 / self.spec.frames_per_step)
+        recorder = VideoWriter(video, self._envs[0].pictures_per_second)
         progress = Progress(config.episodes, version, report)
         games = play_games(agent, self._envs, config, seed, recorder, progress, stop)
         picture = recorder.close()

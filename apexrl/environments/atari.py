@@ -37,6 +37,7 @@ class AtariEnvironment:
     frame_shape: tuple[int, ...] = (84, 84)
     frame_dtype: Literal["uint8", "float32"] = "uint8"
     frames_per_step = FRAMES_PER_STEP
+    pictures_per_second = 60 / FRAMES_PER_STEP
     action_bounds: tuple[tuple[float, float], ...] = ()
 
     def __init__(

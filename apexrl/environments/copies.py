@@ -15,6 +15,7 @@ from apexrl.errors import ApexError, ConfigError
 from apexrl.types import MAX_ACTION_SIZE, TimeSteps
 from apexrl.unroll import LARGEST_VALUE
 
+USUAL_PICTURES_PER_SECOND, MAX_PICTURES_PER_SECOND = 60.0, 240.0
 OWN_FLAGS = {"max_episode_steps": "--max-episode-frames", "render_mode": "--record-dir"}  # by argument of gymnasium
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 class GymnasiumEnvironment:
     """Any other Gymnasium environment with discrete or vector actions. This process steps its copies one by one.
 
-    A class that names its discrete actions does so in its `metadata`, as "action_names".
+    A class that names its discrete actions does so in its `metadata`, as "action_names". Its
+    "render_fps" is the speed of videos.
     """
 
     frames_per_step = 1
@@ -70,6 +72,9 @@ class GymnasiumEnvironment:
         elif isinstance(actions, gymnasium.spaces.Box):
             self.action_bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True))
         self.stacked_frames = config.frame_stack or 1
+        speed: Any = self._envs.metadata.get("render_fps")
+        is_speed = isinstance(speed, int | float) and 0 < speed <= MAX_PICTURES_PER_SECOND
+        self.pictures_per_second = float(speed) if is_speed else USUAL_PICTURES_PER_SECOND
         self._clip = config.clip_rewards == "yes"
         self._watchdog.start()
 

@@ -31,6 +31,7 @@ class VectorEnvironment(Protocol):
     frame_dtype: Literal["uint8", "float32"]
     stacked_frames: int
     frames_per_step: int
+    pictures_per_second: float  # of a video that shows the game as fast as people play it
 
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first frames [E, *frame]."""

@@ -88,7 +88,7 @@ def test_every_environment_plays_its_share_of_whole_games_and_then_rests(recorde
     assert games.steps == [3, 3, 2, 2, 40]
     assert games.returns == [0, 0, 2, 2, 80]
     assert [env.num_steps for env in envs] == [3 + 1 + 3, 2 + 1 + 2, 40]
-    assert recorder.num_pictures == 3  # the first game's
+    assert recorder.num_pictures == 4  # the first game's, before each step and after the last
     assert [env.seeds for env in envs] == [[7], [8], [9]]
 
 

@@ -73,6 +73,15 @@ def test_pictures_become_gray_and_small(kwargs):
     assert first_frame(EnvConfig(PAINTED, wrapper=(f"{ODD}:only_the_green",), resize=(24, 20)))[0].shape == (24, 20, 1)
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"), [("CartPole-v1", 50), ("Catch-v0", 10), (PAINTED, 60), ("ALE/Pong-v5", 15)]
+)
+def test_a_video_is_as_fast_as_the_game(env, expected):
+    envs = make_environment(EnvConfig(env), 1)
+    assert envs.pictures_per_second == expected
+    envs.close()
+
+
 def test_names_of_actions_that_a_wrapper_takes_away_are_left_out():
     assert first_frame(EnvConfig("Catch-v0"))[1].action_names == ("left", "stay", "right")
     spec = first_frame(EnvConfig("Catch-v0", wrapper=(f"{ODD}:without_the_last_action",)))[1]
