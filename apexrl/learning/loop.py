@@ -72,7 +72,7 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self._results = Results(fifo_tables(self._family, command))
+        self._results = Results(fifo_tables(self._family, command), isinstance(command, OfflineCommand))
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         bound = command.learning.publish_megabytes_per_second

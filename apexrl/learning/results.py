@@ -17,12 +17,14 @@ from apexrl.lifecycle import CpuMeter, resident_bytes
 class Results:
     """Takes the results of each update, in order. Used from one thread."""
 
-    def __init__(self, fifo_tables: Collection[str]):
+    def __init__(self, fifo_tables: Collection[str], is_offline: bool = False):
         """Takes none yet.
 
         Args:
           fifo_tables: the tables whose unrolls are meant to be new.
+          is_offline: whether other learners made the versions that acted, so that experience has no age in updates.
         """
+        self._is_offline = is_offline
         self._soundness = Soundness()
         self._update_metrics = UpdateMetrics()
         self._version_lags, self._rejected_shares = VersionLags(fifo_tables), RejectedShares(fifo_tables)
@@ -41,9 +43,11 @@ class Results:
         for table, values in priorities.items():
             keys = pending.keys[table]
             replica.update_priorities(draw.generation, table, keys, self._soundness.usable(keys, values))
-        self._version_lags.add(version, draw.versions)
+        if not self._is_offline:
+            self._version_lags.add(version, draw.versions)
         if rows := pending.rows():
-            self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
+            if not self._is_offline:
+                self._rejected_shares.add(version, acted_rows(draw, pending.keys), rows)
             replica.add_results(draw.generation, {table: (pending.keys[table], rows[table]) for table in rows})
 
     def metrics(self) -> dict[str, float]:

@@ -1,0 +1,17 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from apexrl.learning.results import Results
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_experience_of_other_learners_has_no_age(is_offline):
+    """A guest's version 20,000 and its host's 1,000 are of two counts."""
+    results = Results(("queue",), is_offline)
+    pending = SimpleNamespace(result=lambda: ({}, {"loss": 1.0}), row_metrics=dict, rows=dict, keys={})
+    draw = SimpleNamespace(generation=0, versions={"queue": np.arange(1000, 1006)})
+    results.take(pending, draw, 20_000, None, None)
+    ages = {name for name in results.metrics() if "version_lag" in name}
+    assert ages == (set() if is_offline else {f"learner/version_lag_{name}" for name in ("p50", "p95", "max")})
