@@ -22,6 +22,7 @@ from apexrl.types import Count, Name, StreamSpec
 
 FORMAT = 2
 HEADER_MAGIC, UNROLL_MAGIC = b"apxH", b"apxU"
+MISSING_RECORDS = 4
 _FIXED = struct.Struct("<4sIQII")
 _CHECKED = struct.Struct("<QII")
 
@@ -89,7 +90,7 @@ def scan(data: bytes, first_number: int = 0) -> Scan:
         if record is None or (damages and record[0].number > next_number):
             position = _next_record(data, begin, next_number)
             damages.append(Damage(begin, position - begin))
-            next_number += (position - begin) // _FIXED.size  # at most so many are lost here
+            next_number += _most_lost(position - begin)
             continue
         entry, position = record
         good = position
@@ -118,6 +119,11 @@ def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | Non
     return Entry(number, data[start:middle], data[middle:end]), end
 
 
+def _most_lost(num_bytes: int) -> int:
+    """Returns how many records so many damaged bytes can stand for. A few may be missing without a trace."""
+    return num_bytes // _FIXED.size + MISSING_RECORDS
+
+
 def _next_record(data: bytes, begin: int, next_number: int) -> int:
     """Returns the position of the next good record after a damage, or the end of the data.
 
@@ -126,7 +132,7 @@ def _next_record(data: bytes, begin: int, next_number: int) -> int:
     position = begin
     while (position := data.find(UNROLL_MAGIC, position + 1)) >= 0:
         record = _unpack(data, position, UNROLL_MAGIC)
-        if record is not None and record[0].number <= next_number + (position - begin) // _FIXED.size:
+        if record is not None and record[0].number <= next_number + _most_lost(position - begin):
             return position
     return len(data)
 

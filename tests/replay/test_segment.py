@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from apexrl.replay.segment import (
@@ -89,6 +89,31 @@ def test_bytes_overwritten_lose_only_the_records_they_belong_to(records, begin, 
     lost = {i for i, (first, last) in enumerate(bounds_of(pieces)) if left[first:last] != pieces[i]}
     assert found.header == (None if 0 in lost else HEADER)
     assert found.entries == [entry for i, entry in enumerate(entries_of(records), 1) if i not in lost]
+
+
+@settings(max_examples=300, deadline=None)
+@example([(b"", b"apxU"), (b"", b"x")], len(pack_header(HEADER)) + 24, 3)  # its last bytes are the magic that follows
+@given(RECORDS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_bytes_cut_out_lose_only_the_records_they_belong_to(records, begin, length):
+    pieces = pieces_of(records)
+    data = b"".join(pieces)
+    begin %= len(data)
+    length = min(1 + length % 60, len(data) - begin)
+    left = data[:begin] + data[begin + length :]
+    found = scan(left, 5)
+    assert all(entry in entries_of(records) for entry in found.entries)
+    # Where bytes repeat, nobody can tell which of them are gone: a cut nearby leaves the same.
+    nearby = range(max(0, begin - length), begin + length + 1)
+    cuts = [cut for cut in nearby if data[:cut] + data[cut + length :] == left]
+    bounds = list(enumerate(bounds_of(pieces)))
+    hits = [{i for i, (first, end) in bounds if first < cut + length and cut < end} for cut in cuts]
+    assert any(not lost_beside(hit, found, entries_of(records)) for hit in hits)
+    assert found.header == HEADER or any(0 in hit for hit in hits)
+
+
+def lost_beside(hit, found, entries):
+    """The entries that were not found, but for those of the pieces that were hit; the header is piece 0."""
+    return [entry for i, entry in enumerate(entries, 1) if i not in hit and entry not in found.entries]
 
 
 @pytest.mark.parametrize("number", [5, 6, 7, 10**12, 2**64 - 2])
