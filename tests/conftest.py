@@ -66,6 +66,12 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(f"{count:5} {reason}" + (f": {cure}" if cure else ""))
 
 
+@pytest.fixture(autouse=True)
+def same_networks() -> None:
+    """Makes the new networks of a test the same ones each time, alone and after other tests."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def spec() -> StreamSpec:
     """Frames of two numbers, stacks of 3, unrolls of 8 starts and 2 more steps."""

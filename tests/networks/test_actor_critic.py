@@ -229,6 +229,16 @@ def test_an_actor_in_bfloat16_is_close_to_float32(monkeypatch, config):
     assert torch.allclose(logits, exact.logits, atol=0.03) and torch.allclose(values, exact.values, atol=0.03)
 
 
+def test_a_new_network_whose_values_are_near_0_acts_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(policies, "fastest_dtype", lambda device, spec: torch.bfloat16)
+    spec = spec_of((84, 84))
+    with torch.random.fork_rng():
+        for seed in range(40):
+            torch.manual_seed(seed)
+            acting = policy_of(spec, CONFIGS[1], make_network(spec, CONFIGS[1]))
+            assert acting.dtype == torch.bfloat16, seed
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_loss_reaches_every_parameter(config):
     spec = spec_of((40, 40))

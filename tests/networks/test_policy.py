@@ -184,8 +184,12 @@ def test_a_description_of_an_absurd_network_takes_no_memory(sizes):
 
 
 def test_a_precision_that_computes_something_else_is_not_used(monkeypatch, caplog):
+    def wrong(x, kernel, *args, **options):  # as on hardware that computes bfloat16 wrongly
+        return right(x, kernel, *args, **options) * (0.8 if x.dtype == torch.bfloat16 else 1)
+
+    right = nn.functional.conv2d
+    monkeypatch.setattr(nn.functional, "conv2d", wrong)
     monkeypatch.setattr(policy, "fastest_dtype", lambda device, spec: torch.bfloat16)
-    monkeypatch.setattr(policy, "TOLERANCE", 1e-6)
     spec = spec_of((84, 84))
     network = make_network(spec, CONFIG)
     with caplog.at_level(logging.WARNING):
