@@ -163,12 +163,12 @@ def end_with_parent(stop: Stop, patience_seconds: float) -> None:
     parent = os.environ.get(PARENT_VARIABLE)
 
     def watch() -> None:
-        while not stop.wait(1.0):
-            if os.getppid() != int(parent or 0):
-                logger.warning("the supervisor is gone")
-                stop.set()
-                time.sleep(patience_seconds)
-                os._exit(1)
+        while os.getppid() == int(parent or 0):  # after a stop, too: nobody else would end a role that hangs
+            time.sleep(1.0)
+        logger.warning("the supervisor is gone")
+        stop.set()
+        time.sleep(patience_seconds)
+        os._exit(1)
 
     if parent:
         stop.thread(watch, "parent")

@@ -64,7 +64,15 @@ def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
     tables = []
     for text in config.tables:
         kind, *numbers = text.split(":")
-        parts = [str(-(-int(n) // num_shards)) if i and n.isdecimal() else n for i, n in enumerate(numbers)]
+        parts = [_shared(n, num_shards) if i else n for i, n in enumerate(numbers)]
         tables.append(":".join([kind, *parts]))
     capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
     return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))
+
+
+def _shared(number: str, num_shards: int) -> str:
+    """Returns a shard's part of a number; what is none stays, and `tables_of` says so."""
+    try:
+        return str(-(-int(number) // num_shards))
+    except ValueError:
+        return number

@@ -1,14 +1,16 @@
 """The end of a role: its exit status and its last words, as a process of its own."""
 
+import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from apexrl.errors import ConfigError, PeerError
 from apexrl.lifecycle import exit_status
-from tests.system.processes import ROOT
+from tests.system.processes import ROOT, wait_for
 
 ROLE = (
     "from apexrl.errors import *\nfrom apexrl.lifecycle import run_role\ndef main(stop):\n {}\n"
@@ -72,3 +74,29 @@ def test_every_signal_is_counted():
         process.send_signal(signal.SIGINT)
     assert process.wait(100) == 0
     process.stdout.close()
+
+
+def test_a_role_that_hangs_at_its_end_is_gone_after_its_supervisor():
+    role = (
+        "import time, apexrl.lifecycle as l; l.ORPHAN_SECONDS = 0.5\n"
+        "def main(stop):\n print('plays', flush=True); stop.wait(); print('hangs', flush=True); time.sleep(600)\n"
+        "l.run_role('role', main)"
+    )
+    supervisor = (
+        "import os, subprocess, sys, time\n"
+        "os.environ['APEXRL_PARENT'] = str(os.getpid())\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {role!r}]).pid, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", supervisor], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pid = int(process.stdout.readline())
+    try:
+        assert process.stdout.readline() == "plays\n"
+        os.kill(pid, signal.SIGTERM)
+        assert process.stdout.readline() == "hangs\n"
+        process.kill()
+        wait_for(lambda: not psutil.pid_exists(pid), 60, "the end of the role")
+    finally:
+        process.kill()
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()

@@ -67,7 +67,10 @@ class VideoWriter:
         self._stride = 1
 
     def add(self, picture: np.ndarray) -> None:
-        """Adds an RGB picture [height, width, 3]."""
+        """Adds an RGB picture [height, width, 3]; one of another size becomes as large as the first."""
+        if self._kept and picture.shape != self._kept[0].shape:
+            height, width = self._kept[0].shape[:2]
+            picture = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
         if self._count % self._stride == 0:
             self._kept.append(picture.copy())
             if len(self._kept) > KEPT_PICTURES:

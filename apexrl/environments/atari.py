@@ -133,7 +133,9 @@ def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
 
 def is_atari(registered: EnvSpec) -> bool:
     """Returns whether an id is that of an Atari game."""
-    return "game" in registered.kwargs
+    entry = registered.entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return "game" in registered.kwargs and module.startswith("ale_py")
 
 
 def has_usual_frameskip(env: str) -> bool:

@@ -16,7 +16,6 @@ from apexrl.types import MAX_ACTION_SIZE, TimeSteps
 from apexrl.unroll import LARGEST_VALUE
 
 USUAL_PICTURES_PER_SECOND, MAX_PICTURES_PER_SECOND = 60.0, 240.0
-OWN_FLAGS = {"max_episode_steps": "--max-episode-frames", "render_mode": "--record-dir"}  # by argument of gymnasium
 
 logger = logging.getLogger(__name__)
 
@@ -31,29 +30,22 @@ class GymnasiumEnvironment:
     frames_per_step = 1
 
     def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
-        for name, flag in OWN_FLAGS.items():
-            if name in config.kwargs:
-                raise ConfigError(f"--env-kwargs cannot hold {name}: give {flag} instead")
-        limit = min(registered.max_episode_steps or config.max_episode_frames, config.max_episode_frames)
+        if "render_mode" in config.kwargs:
+            raise ConfigError("--env-kwargs cannot hold render_mode: --record-dir chooses where videos go")
         self._env = config.env
+        self._limit = _longest_episode(config, registered)
         self._renders = render and "rgb_array" in _render_modes(registered)
         if render and not self._renders:
             logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
                            'metadata = {"render_modes": ["rgb_array"]}')  # fmt: skip
-        mode: dict[str, Any] = {"render_mode": "rgb_array"} if self._renders else {}
         self._watchdog = Watchdog(config.env, config.step_deadline_seconds)
-        notes: set[str] = set()
-        self._envs = gymnasium.make_vec(
-            registered.id,
-            num_envs,
-            vectorization_mode="sync",
-            wrappers=[lambda env: Watched(presented(env, config, notes), self._watchdog)],
-            max_episode_steps=limit,
-            **mode,
-            **config.kwargs,
-        )
-        for note in sorted(notes):
-            logger.warning("%s: %s", config.env, note)
+        try:
+            self._envs = self._make(config, registered, num_envs)
+        except Exception as error:  # foreign code, and its games matter more than their pictures
+            if not self._renders or isinstance(error, ConfigError):
+                raise
+            self._give_up_pictures(error)
+            self._envs = self._make(config, registered, num_envs)
         actions = self._envs.single_action_space
         if refusal := _why_other_actions(actions):
             self._envs.close()
@@ -111,16 +103,35 @@ class GymnasiumEnvironment:
             return None
         try:
             pictures: Any = self._envs.render()
-            return pictures[0]
-        except gymnasium.error.DependencyNotInstalled as error:
-            logger.warning("no pictures of this environment: %s", error)
-            self._renders = False
+            return _as_picture(pictures[0])
+        except Exception as error:  # as above
+            self._give_up_pictures(error)
             return None
 
     def close(self) -> None:
         """Closes the environments."""
         self._watchdog.close()
         self._envs.close()
+
+    def _make(self, config: EnvConfig, registered: EnvSpec, num_envs: int) -> gymnasium.vector.VectorEnv:
+        notes: set[str] = set()
+        kwargs: dict[str, Any] = config.kwargs | {"max_episode_steps": self._limit}
+        if self._renders:
+            kwargs["render_mode"] = "rgb_array"
+        envs = gymnasium.make_vec(
+            registered.id,
+            num_envs,
+            vectorization_mode="sync",
+            wrappers=[lambda env: Watched(presented(env, config, notes), self._watchdog)],
+            **kwargs,
+        )
+        for note in sorted(notes):
+            logger.warning("%s: %s", config.env, note)
+        return envs
+
+    def _give_up_pictures(self, error: Exception) -> None:
+        logger.warning("no pictures of this environment: %s: %s", type(error).__name__, error)
+        self._renders = False
 
     def _frames(self, observations: np.ndarray) -> np.ndarray:
         """Returns observations as frames, a copy. Raises ApexError when one holds no finite number."""
@@ -138,6 +149,33 @@ class GymnasiumEnvironment:
                 f"environment {self._env!r} gave {values[place]} {where} {name}, in step {self._games.steps[place[0]]} "
                 f"of an episode: a finite number up to {LARGEST_VALUE:g} is needed"
             )
+
+
+def _longest_episode(config: EnvConfig, registered: EnvSpec) -> int:
+    """Returns the steps after which an episode is cut: the flag's, unless the environment has fewer.
+
+    Raises: ConfigError when --env-kwargs give a limit that is none.
+    """
+    own = config.kwargs.get("max_episode_steps", registered.max_episode_steps)
+    if own is None:
+        return config.max_episode_frames
+    if type(own) is not int or own < 1:
+        raise ConfigError(f"--env-kwargs: max_episode_steps is {own!r}, and should be a whole number from 1 on")
+    if own < config.max_episode_frames != EnvConfig.max_episode_frames:
+        logger.info(
+            "%s ends its episodes after %d steps, before --max-episode-frames %d; --env-kwargs "
+            '\'{"max_episode_steps": %d}\' lets them last',
+            config.env, own, config.max_episode_frames, config.max_episode_frames,
+        )  # fmt: skip
+    return min(own, config.max_episode_frames)
+
+
+def _as_picture(picture: Any) -> np.ndarray:
+    """Returns what an environment rendered. Raises ValueError when it is no RGB picture of bytes."""
+    array = np.asarray(picture)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise ValueError(f"render() gave {array.shape} of {array.dtype}: [height, width, 3] of uint8 is needed")
+    return array
 
 
 def _why_other_actions(actions: gymnasium.Space) -> str:

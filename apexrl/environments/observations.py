@@ -4,7 +4,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Text, Tuple
 
 from apexrl.config import EnvConfig
 from apexrl.errors import ConfigError, reason_of
@@ -103,6 +103,13 @@ def _is_picture(space: gymnasium.Space) -> bool:
 
 
 def _is_flattenable(space: gymnasium.Space) -> bool:
+    """Whether a space becomes a vector of numbers. The numbers of characters say nothing, so text does not."""
+    if isinstance(space, Dict):
+        return all(map(_is_flattenable, space.values()))
+    if isinstance(space, Tuple):
+        return all(map(_is_flattenable, space))
+    if isinstance(space, Text):
+        return False
     try:
         return isinstance(gymnasium.spaces.flatten_space(space), Box)
     except NotImplementedError:  # a space that gymnasium does not know

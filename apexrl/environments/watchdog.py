@@ -79,7 +79,10 @@ class Watchdog:
 
 
 class Watched(gymnasium.Wrapper):
-    """An environment that tells a watchdog of its calls."""
+    """An environment that tells a watchdog of its calls, and keeps its infos for itself.
+
+    Nobody here reads infos, and a vector of environments fails to merge those whose values change their type or shape.
+    """
 
     def __init__(self, env: gymnasium.Env, watchdog: Watchdog):
         super().__init__(env)
@@ -87,11 +90,13 @@ class Watched(gymnasium.Wrapper):
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict]:
         """Begins an episode."""
-        return self._watchdog.call("reset", self.env.reset, **kwargs)
+        observation, _ = self._watchdog.call("reset", self.env.reset, **kwargs)
+        return observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """Takes a step."""
-        return self._watchdog.call("step", self.env.step, action)
+        observation, reward, terminated, truncated, _ = self._watchdog.call("step", self.env.step, action)
+        return observation, reward, terminated, truncated, {}
 
     def render(self) -> Any:
         """Returns a picture."""

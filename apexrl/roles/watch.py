@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from apexrl.config import EvaluationConfig, Range
+from apexrl.config import Range
 from apexrl.flags import REGISTRY, check_ranges, program
 from apexrl.lifecycle import Stop, run_role
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
@@ -39,9 +39,9 @@ def main(stop: Stop) -> None:
 
     command = played(directory, load_header(checkpoint))
     record_dir = asked.record_dir or str(directory / "watched")
-    evaluation = EvaluationConfig(
-        episodes=asked.episodes, checkpoint=str(checkpoint), record_dir=record_dir,
-    )  # fmt: skip
+    evaluation = dataclasses.replace(
+        command.evaluation, episodes=asked.episodes, checkpoint=str(checkpoint), record_dir=record_dir
+    )
     print(f"plays {checkpoint}", flush=True)
     play_checkpoint(dataclasses.replace(command, evaluation=evaluation, seed=asked.seed), stop)
 

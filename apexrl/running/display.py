@@ -181,7 +181,7 @@ class Display:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the shown rows as (name, value)."""
-        rows = [("time", time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._started)))]
+        rows = [("time", duration(time.monotonic() - self._started))]
         rows += self._disk()
         status, age_seconds = read_status(self._directory), self._status_age()
         if status is None or age_seconds is None:

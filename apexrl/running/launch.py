@@ -149,7 +149,8 @@ class Run:
         self._console = console
         self._directory = Path(command.run_dir)
         self._logs = self._directory / "logs"
-        self._supervisor = Supervisor(command.max_restarts)
+        # A reproducible run continues nothing, so a new start of its one role would only hide why the first one died.
+        self._supervisor = Supervisor(0 if command.reproducible else command.max_restarts)
         self._clock = Clock(command)
         self._checkpointed = checkpoint_time(self._directory)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import agent_of, default_command, parse_onto, value_given
+from apexrl.flags import agent_of, default_command, parse_onto, value_given, whole_number
 from apexrl.help import HELP
 from apexrl.networks.checkpoint import Counters
 from apexrl.replay.journal import identity_of
@@ -53,8 +53,7 @@ def prepare(
     """
     agent, saved = value_given("--agent", arguments), None
     if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
-        at = value_given("--at", arguments)
-        saved, not_given = saved_command(Path(earlier), int(at) if at.isdecimal() else 0)
+        saved, not_given = saved_command(Path(earlier), _update_of(value_given("--at", arguments)))
         agent = agent or saved.agent
     host = value_given("--guest", arguments)
     if host and saved is None:
@@ -92,6 +91,14 @@ def prepare(
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
+
+
+def _update_of(text: str) -> int:
+    """Returns the update that --at names; 0 without one, or with one that the parser will refuse."""
+    try:
+        return whole_number(text)
+    except ValueError:
+        return 0
 
 
 def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str]) -> NoReturn:

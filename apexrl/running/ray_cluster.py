@@ -4,7 +4,6 @@ The driver places the groups of the run's processes (`ray_groups`), follows them
 end by themselves, with a last checkpoint. It needs `pip install "ray[default]>=2.60"`.
 """
 
-import collections
 import contextlib
 import logging
 import math
@@ -18,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from rich.console import Console
 from rich.text import Text
 
 from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
-from apexrl.flags import agent_of, default_command, parse_onto
+from apexrl.flags import agent_of, default_command, parse_onto, value_given
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, progress_rows
+from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import check_asked
 from apexrl.running.ray_flags import RayConfig, divided
@@ -46,7 +46,7 @@ from apexrl.running.ray_groups import (
     clean_up,
     own_code,
 )
-from apexrl.running.run_directory import ROOT, on_saved
+from apexrl.running.run_directory import ROOT, continued_agent, on_saved
 from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
@@ -78,14 +78,15 @@ class Driver:
 
     def __init__(self, config: RayConfig, arguments: list[str], num_workers: int, console: Console):
         self._config, self._console, self._num_workers = config, console, num_workers
-        asked = parse_onto(default_command(RunCommand, agent_of(arguments)), arguments)
+        agent = value_given("--agent", arguments) or continued_agent(arguments) or agent_of(arguments)
+        asked = parse_onto(default_command(RunCommand, agent), arguments)
         check_asked(asked)
         directory = asked.resume or asked.run_dir
+        self._asked = on_saved(asked, arguments)
         if not directory:
-            directory = str(Path(new_run(asked.env.env)).resolve())
+            directory = str(Path(new_run(self._asked.env.env)).resolve())
             arguments = [*arguments, "--run-dir", directory]
-        self._directory = Path(directory)
-        self._asked, self._arguments = on_saved(asked, arguments), arguments
+        self._directory, self._arguments = Path(directory), arguments
         self._run = config.ray_namespace or f"apexrl-{self._directory.name}"
         self._groups: dict[str, Any] = {}  # handles
         self._nodes: dict[str, tuple[str, int]] = {}  # node and processes, by group of actors
@@ -231,7 +232,7 @@ class Driver:
             return
         self._nodes_due = time.monotonic() + NODES_SECONDS
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        alive = collections.Counter({node["NodeID"]: node["Resources"].get("CPU", 0) for node in nodes})
+        alive = {node["NodeID"] for node in nodes}
         for group, (node, _) in list(self._nodes.items()):
             if node not in alive:
                 self._print(f"{group}: its node is gone")
@@ -243,10 +244,10 @@ class Driver:
                 self._print(f"{largest}: makes room for replay or learner, whose node is gone")
                 self._drop(largest)
             return
-        for number, bundle in enumerate(place.bundle_specs):
-            alive[table["bundles_to_node_id"][number]] -= bundle["CPU"]
         taken = {node for node, _ in self._nodes.values()}
-        for node, cpus in sorted(alive.items(), key=lambda item: -item[1]):
+        # Other runs and jobs hold CPUs, too, and so do replay and learner.
+        free = {node: kinds.get("CPU", 0) for node, kinds in available_resources_per_node().items() if node in alive}
+        for node, cpus in sorted(free.items(), key=lambda item: -item[1]):
             workers = int(min(cpus, self._missing_workers))
             if node in taken or workers < 1:
                 continue
@@ -295,7 +296,7 @@ class Driver:
             return
         self._line_due = time.monotonic() + LINE_PERIOD_SECONDS
         status = next((r.status for r in reports if r.status is not None), None)
-        rows = [("time", time.strftime("%H:%M:%S", time.gmtime(clock.elapsed())))]
+        rows = [("time", duration(clock.elapsed()))]
         rows += progress_rows(status) if status is not None else [("state", "starting")]
         workers = sum(count for group, (_, count) in self._nodes.items() if any(r.group == group for r in reports))
         rows.append(("actors", f"{workers} on {len(self._nodes)} nodes"))

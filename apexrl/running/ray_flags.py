@@ -9,7 +9,8 @@ import tyro
 from apexrl.errors import ConfigError
 from apexrl.flags import value_given
 
-PATH_FLAGS = ("--run-dir", "--resume", "--fork")
+PATH_FLAGS = ("--run-dir", "--resume", "--fork", "--journal-dir", "--record-dir", "--keys")
+WORDS = ("", "auto", "off")  # values of path flags that are no paths
 LEAST_PATIENCE_SECONDS = 15.0  # a group is silent while its processes end
 
 
@@ -45,7 +46,7 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
         if name.startswith("--ray-"):
             ray_flags += [name, value]
         elif name in PATH_FLAGS:
-            run_flags += [name, str(Path(value).resolve())]
+            run_flags += [name, value if value in WORDS else str(Path(value).resolve())]
         else:
             workers = value
             run_flags += [name, value] if value != "auto" else []

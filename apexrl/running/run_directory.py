@@ -18,7 +18,7 @@ from apexrl import __version__
 from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, write_json
-from apexrl.flags import actor_command, default_command, parse_onto
+from apexrl.flags import actor_command, default_command, parse_onto, value_given
 from apexrl.learning.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.networks.checkpoint import (
@@ -97,6 +97,12 @@ def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:
         command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False
     )
     return command, not_given
+
+
+def continued_agent(arguments: Sequence[str]) -> str:
+    """Returns the agent of the run that a command line continues; empty without one that is seen here."""
+    path = Path(value_given("--resume", arguments) or value_given("--fork", arguments) or ".") / CONFIG_FILE
+    return read_config(path)[0].agent if path.is_file() else ""
 
 
 def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:

@@ -37,6 +37,15 @@ def test_a_video_can_be_played(tmp_path):
     assert strip.startswith(b"\x89PNG")
 
 
+def test_pictures_of_other_sizes_become_as_large_as_the_first(tmp_path):
+    writer = VideoWriter(tmp_path / "game.webm", 30.0)
+    for side in (32, 48, 16):
+        writer.add(np.full((side, side, 3), side, np.uint8))
+    assert writer.close().startswith(b"\x89PNG")
+    reader = cv2.VideoCapture(str(tmp_path / "game.webm"))
+    assert [reader.read()[1].shape for _ in range(3)] == [(64, 64, 3)] * 3
+
+
 def test_a_video_that_cannot_be_written_is_not_announced(tmp_path, caplog):
     folder = VideoFolder(tmp_path / "videos")
     (tmp_path / "videos").rmdir()

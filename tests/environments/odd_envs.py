@@ -1,10 +1,11 @@
 """Environments that are hard to play, or that cannot be played: `tests.environments.odd_envs:ID`."""
 
 import time
+import typing
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 
 from apexrl.environments.catch import Catch
 
@@ -86,6 +87,41 @@ class Painted(Odd):
         super().__init__(Box(0, 255, picture.shape, dtype), picture)
 
 
+class Informed(Odd):
+    """Gives infos whose types and shapes change, in each copy at another time."""
+
+    def __init__(self):
+        super().__init__(Box(0, 1, (2,), np.float32), np.zeros(2, np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._end, self._steps = 1 + int(self.np_random.integers(5)), 0
+        return self._observation, {"winner": None, "path": np.zeros(self._end)}
+
+    def step(self, action):
+        self._steps += 1
+        ends = self._steps == self._end
+        infos = {"winner": 1 if ends else None, "path": np.zeros(self._steps)}
+        return self._observation, 1.0, ends, False, infos
+
+
+class Filmed(Odd):
+    """Fails where its pictures are wanted: when it is made, in `render`, or by pictures that are none."""
+
+    metadata: typing.ClassVar = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, pictures, render_mode=None):
+        super().__init__(Box(0, 1, (2,), np.float32), np.zeros(2, np.float32))
+        if render_mode and pictures == "no screen":
+            raise RuntimeError("failed to create a GL context")
+        self.render_mode, self._pictures = render_mode, pictures
+
+    def render(self):
+        if self._pictures == "no display":
+            raise RuntimeError("failed to open display")
+        return "text" if self._pictures == "letters" else np.zeros((4, 4), np.float32)
+
+
 def in_a_dictionary(env):
     """A wrapper that puts an observation into a dictionary, beside words."""
     space = Dict({"picture": env.observation_space, "words": Words()})
@@ -129,6 +165,10 @@ def make_failing():
     raise ZeroDivisionError("the board has no fields,\nso it is not one")
 
 
+def make_game(game, render_mode=None):
+    return Odd(Box(0, 255, (10, 10, 4), np.uint8))
+
+
 def make_catch(render_mode=None):
     return Catch(render_mode=render_mode)
 
@@ -144,6 +184,7 @@ SPACES = {
     "Words-in-dict-v0": Dict({"mission": Words()}),
     "Channels-last-v0": Box(0, 255, (96, 96, 3), np.uint8),
     "Board-v0": Box(0, 1, (8, 8, 111), np.uint8),
+    "Text-in-dict-v0": Dict({"a": Box(0, 1, (2,)), "t": Text(5), "both": Tuple((Text(5), Discrete(2)))}),
 }
 ACTIONS = {
     "Vector-actions-v0": Box(np.array([-1, 2], np.float32), np.array([0, 5], np.float32)),
@@ -157,6 +198,7 @@ ENTRY_POINTS = {
     "Fails-v0": make_failing,
     "Without-box2d-v0": make_without_box2d,
     "Given-v0": Given,
+    "Informed-v0": Informed,
     "Painted-v0": Painted,
     "Versioned-v0": Painted,
     "Versioned-v1": Painted,
@@ -176,5 +218,9 @@ for name, space in SPACES.items():
     gymnasium.register(name, entry_point=Odd, kwargs={"space": space}, disable_env_checker=True)
 for name, space in ACTIONS.items():
     gymnasium.register(name, entry_point=Actions, kwargs={"space": space}, disable_env_checker=True)
+for pictures in ("no screen", "no display", "letters", "gray"):
+    name = f"Filmed-{pictures.replace(' ', '-')}-v0"
+    gymnasium.register(name, entry_point=Filmed, kwargs={"pictures": pictures}, disable_env_checker=True)
+gymnasium.register("Chess-v0", entry_point=make_game, kwargs={"game": "chess"}, disable_env_checker=True)
 for name, kwargs in ATARI.items():
     gymnasium.register(name, entry_point="ale_py.env:AtariEnv", kwargs=kwargs)

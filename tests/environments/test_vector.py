@@ -213,6 +213,12 @@ def test_a_module_that_fails_at_its_import_is_named(tmp_path, monkeypatch, error
         make_environment(EnvConfig(env="failing_module:Any-v0"), 1)
 
 
+def test_texts_are_left_out_by_name(caplog):
+    envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Text-in-dict-v0"), 1)
+    assert envs.frame_shape == (2,) and "observations without both, t, which cannot be flattened" in caplog.text
+    envs.close()
+
+
 def test_keys_that_cannot_be_flattened_are_left_out_by_name(caplog):
     envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Mission-v0"), 3)
     assert envs.frame_shape == (4 + 12,)
@@ -244,6 +250,49 @@ def test_a_function_that_names_its_render_modes_gives_pictures(caplog):
     assert envs.render().shape == (160, 112, 3)
     assert not caplog.records
     envs.close()
+
+
+@pytest.mark.parametrize("pictures", ["no-screen", "no-display", "letters", "gray"])
+def test_games_go_on_when_their_pictures_fail(pictures, caplog):
+    envs = make_environment(EnvConfig(env=f"tests.environments.odd_envs:Filmed-{pictures}-v0"), 1, render=True)
+    envs.reset(seed=0)
+    for _ in range(3):
+        assert envs.render() is None and take_step(envs, np.zeros(1, int)).frames.shape == (1, 2)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("no pictures of this environment: ")
+    envs.close()
+
+
+def test_infos_of_copies_may_differ():
+    envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Informed-v0"), 8)
+    envs.reset(seed=0)
+    steps = [take_step(envs, np.zeros(8, int)) for _ in range(40)]
+    assert len({int(n) for step in steps for n in step.episode_steps}) > 3, "the copies end at different times"
+    envs.close()
+
+
+def test_another_game_with_an_argument_of_ataris_is_none():
+    envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Chess-v0"), 1)
+    assert envs.frame_shape == (10, 10, 4)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "frames", "steps"),
+    [("", 108_000, 200), ('{"max_episode_steps": 250}', 108_000, 250), ('{"max_episode_steps": 250}', 30, 30)],
+)
+def test_an_episode_ends_at_the_lower_of_two_limits(kwargs, frames, steps, caplog):
+    envs = make_environment(EnvConfig("MountainCar-v0", env_kwargs=kwargs, max_episode_frames=frames), 1)
+    envs.reset(seed=0)
+    ended = [take_step(envs, np.ones(1, int)).episode_steps[0] for _ in range(steps)]
+    assert ended[-1] == steps and not any(ended[:-1])
+    envs.close()
+
+
+def test_a_limit_that_cannot_be_had_by_its_flag_is_said(caplog):
+    with caplog.at_level("INFO"):
+        make_environment(EnvConfig("MountainCar-v0", max_episode_frames=1000), 1).close()
+    assert """'{"max_episode_steps": 1000}' lets them last""" in caplog.text
 
 
 def test_discrete_observations_become_vectors():

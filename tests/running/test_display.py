@@ -81,6 +81,13 @@ def test_a_replay_is_never_more_than_full():
     assert dict(progress_rows(status_with({"replay/fill": 0.994})))["replay"].startswith("99% full")
 
 
+def test_the_time_of_a_long_run_counts_on_beyond_a_day(shown, monkeypatch):
+    display, _ = shown
+    started = display._started
+    monkeypatch.setattr("time.monotonic", lambda: started + 25 * 3600 + 61)
+    assert dict(display.rows())["time"] == "25:01:01"
+
+
 def test_the_way_to_the_first_update_and_to_the_end(shown, tmp_path, monkeypatch):
     display, _ = shown
     display._targets = Targets(warm_up_transitions=2000, total_frames=8000, total_updates=0)

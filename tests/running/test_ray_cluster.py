@@ -8,12 +8,16 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
+from apexrl.flags import parse
 from apexrl.networks.checkpoint import load_checkpoint
-from apexrl.running.run_directory import latest_path
+from apexrl.running.run_directory import latest_path, save_config
 from tests.running.ray_nodes import RayNodes
 from tests.system.processes import ROOT, wait_for
 
@@ -163,6 +167,48 @@ def test_flags_without_sense_are_refused(flags, message):
 
     with pytest.raises(ConfigError, match=message):
         divided(flags)
+
+
+def test_paths_are_whole_where_they_are_paths():
+    from apexrl.running.ray_flags import divided
+
+    flags = ["--journal-dir", "journals", "--keys=keys", "--record-dir", "videos"]
+    here = [str(Path(name).resolve()) for name in ("journals", "keys", "videos")]
+    _, divided_flags, _ = divided(flags)
+    assert divided_flags == ["--journal-dir", here[0], "--keys", here[1], "--record-dir", here[2]]
+    assert divided(["--journal-dir", "off"])[1] == ["--journal-dir", "off"]
+
+
+def test_a_run_that_goes_on_keeps_its_agent(tmp_path, monkeypatch):
+    from apexrl.running.ray_cluster import Driver
+    from apexrl.running.ray_flags import RayConfig
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    save_config(parse(RunCommand, ["--agent", "impala", "--env", "Catch-v0", "--run-dir", str(tmp_path / "old")]))
+    resumed = Driver(RayConfig(), ["--resume", str(tmp_path / "old"), "--entropy-cost", "0.02"], 0, Console())
+    assert resumed._asked.update.entropy_cost == 0.02
+    forked = Driver(RayConfig(), ["--fork", str(tmp_path / "old")], 0, Console())
+    assert forked._directory.name.startswith("Catch-v0-")
+
+
+def test_actors_take_the_cpus_that_nobody_else_holds(monkeypatch, tmp_path):
+    from apexrl.running import ray_cluster
+
+    monkeypatch.chdir(tmp_path)
+    busy, full, dead = (digit * 56 for digit in "bfd")
+    free = {busy: {"CPU": 5.0}, full: {"GPU": 1.0}, dead: {"CPU": 4.0}}
+    nodes = [{"NodeID": node, "Alive": node != dead, "Resources": {"CPU": 16.0}} for node in free]
+    monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray_cluster.ray.util, "placement_group_table", lambda place: {"state": "CREATED"})
+    monkeypatch.setattr(ray_cluster, "available_resources_per_node", lambda: free)
+    driver = ray_cluster.Driver(ray_cluster.RayConfig(), ["--env", "Catch-v0"], 0, Console())
+    started = []
+    monkeypatch.setattr(driver, "_start", lambda name, kind, *arguments, **options: started.append((name, options)))
+    driver._spread(driver._asked, None)
+    ((name, options),) = started
+    assert name == f"actors {busy[:8]}" and options["num_cpus"] == 5
+    assert options["scheduling_strategy"].node_id == busy
 
 
 def test_a_cluster_that_is_not_there_is_one_line(nodes):

@@ -16,6 +16,7 @@ from apexrl.files import locked
 from apexrl.flags import default_command, parse_onto, with_preset, with_sections
 from apexrl.learning.run_record import NUMBERED
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.running.prepare import _update_of
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
@@ -225,3 +226,8 @@ def test_results_are_set_aside_and_the_experience_stays(tmp_path, spec):
         assert continued(tmp_path) is None and (tmp_path / "journal").is_dir()
     (tmp_path / CURVE_FILE).write_text("alone")
     assert (set_aside(tmp_path) / CURVE_FILE).read_text() == "alone"
+
+
+@pytest.mark.parametrize(("text", "update"), [("", 0), ("70", 70), ("7_000", 7000), ("2e5", 200_000), ("many", 0)])
+def test_the_update_of_a_fork_is_read_as_flags_are(text, update):
+    assert _update_of(text) == update
