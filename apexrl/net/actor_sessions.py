@@ -68,6 +68,9 @@ class ActorSessions:
         self.sessions: dict[bytes, ActorSession] = {}
         self.leases = Leases(MAX_SLOTS)
         self.journal_fault = ""
+        self.has_stalled = (
+            False  # an actor had sent all that it might, though nothing else held it up; the owner resets
+        )
         self._outbox = outbox
         self._sizes: InsertSizes | None = None  # sizes of the log's inserts, once there is a log
         self._arrived: list[_Arrived] = []
@@ -172,6 +175,7 @@ class ActorSessions:
             session = self.sessions.get(peer)
             if session is None:
                 continue
+            self.has_stalled |= 0 < session.told[1] <= session.stored_sequence and not state[0]
             session.told = self._standing(session, replay)
             self._outbox.send("actor", peer, wire.Acknowledge(*session.told, state[1], state[0]))
         self._to_tell = {}

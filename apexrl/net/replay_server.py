@@ -31,6 +31,7 @@ CROWD_LINGER_SECONDS = 0.1  # of CROWD actors or more
 CROWD = 16  # actors, so many that their inserts come together, and that none waits for an acknowledgement
 QUEUE_LINGER_SECONDS = 0.02  # where a fifo table stands: its unrolls are used once, and soon
 BUSY_MESSAGES = 2000
+HURRY_SECONDS = 1.0  # for so long no insert waits for others, when an actor had sent all that it might
 MAX_MESSAGES_AT_ONCE = 1024
 MAX_BYTES_AT_ONCE = 32 * 2**20
 MAX_QUEUED_BY_PEER = 128  # messages; further ones stay in the peer's own queue
@@ -65,6 +66,7 @@ class ReplayServer:
         self._linger: asyncio.TimerHandle | None = None  # until it ends, inserts wait in the socket
         self._descriptors: dict[str, int] = {}
         self._num_received = 0  # messages of this second, plus half of the count a second ago
+        self._hurries_until = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = {role: make_socket(self._context, zmq.ROUTER) for role in ("actor", "learner")}
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
@@ -117,7 +119,7 @@ class ReplayServer:
 
     def _wake_for_actors(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets inserts wait for others under low load, because waking for each is most of their cost."""
-        if self._num_received > BUSY_MESSAGES:
+        if self._is_busy:
             self._wake(loop)
             return
         loop.remove_reader(self._descriptors["actor"])
@@ -127,11 +129,16 @@ class ReplayServer:
         """Serves the actors, too, so the next inserts wait from now on; under high load they wait no more."""
         if self._linger is not None:
             self._linger.cancel()
-            if self._num_received > BUSY_MESSAGES:
+            if self._is_busy:
                 self._end_linger(loop)
                 return
             self._begin_linger(loop)
         self._wake(loop)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether inserts wait for no others: so many come anyway, or an actor stands still meanwhile."""
+        return self._num_received > BUSY_MESSAGES or time.monotonic() < self._hurries_until
 
     def _begin_linger(self, loop: asyncio.AbstractEventLoop) -> None:
         seconds = CROWD_LINGER_SECONDS if len(self.service.actors.sessions) >= CROWD else LINGER_SECONDS
@@ -165,6 +172,8 @@ class ReplayServer:
         for role, socket in self._sockets.items():
             self._drain(role, socket, now)
         has_more = self.service.advance()
+        if self.service.actors.has_stalled:
+            self.service.actors.has_stalled, self._hurries_until = False, now + HURRY_SECONDS
         for role, peer, frames in self.service.outbox.drain():
             with contextlib.suppress(zmq.Again):
                 send(self._sockets[role], (peer, *frames))

@@ -232,6 +232,7 @@ def test_actors_wait_for_the_learner_when_it_is_behind(spec):
     assert 0 < sequence < 20
     peers.say("actor", b"a", wire.Heartbeat())
     assert peers.heard(b"a") == [wire.Acknowledge(sequence, allowed, 1, "learner")]
+    assert not peers.service.actors.has_stalled, "it waits for the learner, and not for an acknowledgement"
     peers.subscribe(b"l", batch_size=8)
     peers.demand(b"l", 0, 100)
     assert only(peers.heard(b"l"), wire.Batch)
@@ -340,6 +341,19 @@ def test_a_lost_permission_is_told_again_with_the_next_heartbeat(peers):
     assert peers.heard(b"a") == []
     peers.say("actor", b"a", wire.Heartbeat())
     assert peers.heard(b"a") == [lost]
+
+
+def test_an_actor_that_stands_still_until_it_is_acknowledged_is_noticed(peers):
+    actors = peers.service.actors
+    peers.hello(b"a", streams=1)
+    for sequence in range(3):
+        peers.insert(b"a", sequence)
+    peers.service.advance()
+    assert peers.heard(b"a")[-1].allowed_sequence == 7 and not actors.has_stalled
+    for sequence in range(3, 7):
+        peers.insert(b"a", sequence)
+    peers.service.advance()
+    assert actors.has_stalled
 
 
 def test_what_was_not_allowed_is_dropped(peers):

@@ -5,7 +5,14 @@ from unittest.mock import Mock
 import pytest
 
 from apexrl.config import ReplayConfig
-from apexrl.net.replay_server import BUSY_MESSAGES, CROWD, CROWD_LINGER_SECONDS, LINGER_SECONDS, ReplayServer
+from apexrl.net.replay_server import (
+    BUSY_MESSAGES,
+    CROWD,
+    CROWD_LINGER_SECONDS,
+    HURRY_SECONDS,
+    LINGER_SECONDS,
+    ReplayServer,
+)
 
 
 @pytest.fixture
@@ -45,3 +52,17 @@ def test_under_high_load_no_insert_waits_however_often_learners_speak(server):
     assert server.service.advance.call_count == 1 and loop.add_reader.call_args.args[0] == 7
     server._wake_for_actors(loop)
     assert server.service.advance.call_count == 2 and loop.call_later.call_count == 1
+
+
+def test_no_insert_waits_for_a_while_after_an_actor_stood_still(server, monkeypatch):
+    loop, now = Mock(), [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    server.service.actors.has_stalled = True
+    server._wake_for_learners(loop)
+    assert not server.service.actors.has_stalled
+    now[0] += HURRY_SECONDS - 0.1
+    server._wake_for_actors(loop)
+    assert server.service.advance.call_count == 2 and not loop.call_later.called
+    now[0] += 0.2
+    server._wake_for_actors(loop)
+    assert server.service.advance.call_count == 2 and loop.call_later.called
