@@ -1,0 +1,28 @@
+"""What a run's best network is played with."""
+
+import sys
+
+import torch
+
+from apexrl.acting import evaluation
+from apexrl.config import RunCommand
+from apexrl.flags import parse
+from apexrl.lifecycle import Stop
+from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.roles import watch
+from apexrl.running.run_directory import latest_path, save_config
+
+
+def test_games_are_watched_as_the_run_evaluates_them(monkeypatch, tmp_path, spec):
+    command = parse(RunCommand, ["--env", "Catch-v0", "--evaluation-epsilon", "0.05", "--run-dir", str(tmp_path)])
+    save_config(command)
+    checkpoint = latest_path(tmp_path).with_name(BEST)
+    checkpoint.parent.mkdir()
+    header = CheckpointHeader(spec, "apex-dqn", "{}", Counters(updates=7))
+    save_checkpoint(checkpoint, header, {"x": torch.zeros(2)})
+    watched = []
+    monkeypatch.setattr(evaluation, "play_checkpoint", lambda command, stop: watched.append(command.evaluation))
+    monkeypatch.setattr(sys, "argv", ["watch", str(tmp_path), "--episodes", "3"])
+    watch.main(Stop())
+    assert [(config.episodes, config.evaluation_epsilon) for config in watched] == [(3, 0.05)]
+    assert watched[0].checkpoint == str(checkpoint)
