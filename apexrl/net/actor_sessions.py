@@ -68,9 +68,7 @@ class ActorSessions:
         self.sessions: dict[bytes, ActorSession] = {}
         self.leases = Leases(MAX_SLOTS)
         self.journal_fault = ""
-        self.has_stalled = (
-            False  # an actor had sent all that it might, though nothing else held it up; the owner resets
-        )
+        self.has_stalled = False  # an actor could send no more until it was acknowledged; the server resets it
         self._outbox = outbox
         self._sizes: InsertSizes | None = None  # sizes of the log's inserts, once there is a log
         self._arrived: list[_Arrived] = []

@@ -101,8 +101,9 @@ def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:
 
 def continued_agent(arguments: Sequence[str]) -> str:
     """Returns the agent of the run that a command line continues; empty without one that is seen here."""
-    path = Path(value_given("--resume", arguments) or value_given("--fork", arguments) or ".") / CONFIG_FILE
-    return read_config(path)[0].agent if path.is_file() else ""
+    run = value_given("--resume", arguments) or value_given("--fork", arguments)
+    path = Path(run) / CONFIG_FILE
+    return read_config(path)[0].agent if run and path.is_file() else ""
 
 
 def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:

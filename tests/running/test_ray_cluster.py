@@ -188,6 +188,8 @@ def test_a_run_that_goes_on_keeps_its_agent(tmp_path, monkeypatch):
     save_config(parse(RunCommand, ["--agent", "impala", "--env", "Catch-v0", "--run-dir", str(tmp_path / "old")]))
     resumed = Driver(RayConfig(), ["--resume", str(tmp_path / "old"), "--entropy-cost", "0.02"], 0, Console())
     assert resumed._asked.update.entropy_cost == 0.02
+    monkeypatch.chdir(tmp_path / "old")
+    assert Driver(RayConfig(), ["--env", "Catch-v0"], 0, Console())._asked.agent == "apex-dqn", "it continues nothing"
     forked = Driver(RayConfig(), ["--fork", str(tmp_path / "old")], 0, Console())
     assert forked._directory.name.startswith("Catch-v0-")
 
