@@ -94,6 +94,9 @@ class UnrollStore:
         # One more frame, all zeros: stacks show it in the place of frames from before their episode.
         self._frames = torch.empty((self._zero_frame + 1, frame_bytes // dtype.itemsize), dtype=dtype, device=device)
         self._frames[self._zero_frame] = 0
+        # An unroll of screens waits here for its way into the ring in blocks: memory that a CPU's cache keeps.
+        shape = spec.unroll_frames, self._frames.shape[1]
+        self._screens = torch.empty(shape, dtype=dtype, device=device) if self._frame_layout.in_blocks else None
         # Zeros: a row that was never written may be gathered, and has to point inside the ring.
         self._rows = torch.zeros((self.ring_unrolls, self._row_layout.words), dtype=torch.int32, device=device)
         records = self.ring_unrolls, *_records_shape(spec, self._transition_records)
@@ -159,7 +162,8 @@ class UnrollStore:
     def begin(self, number: int) -> Slot:
         """Returns the place of an unroll, whose frames are to be written before `commit`.
 
-        The unroll at its position is forgotten, even if `commit` is not called after all.
+        The unroll at its position is forgotten, even if `commit` is not called after all. The place is good until the
+        next call of `begin`.
         """
         spec = self.spec
         position = number % self.ring_unrolls
@@ -191,10 +195,9 @@ class UnrollStore:
                 for there, staged in zip(place, self._staging.next_piece(), strict=True):
                     there.copy_(staged, non_blocking=True)
                 self._staging.sent()
-            if self._frame_layout.in_blocks:  # once here instead of in every batch
-                frames = place[0]
-                screens = frames.view(torch.uint8).view(-1, *self.spec.frame_shape)
-                frames.copy_(self._frame_layout.store(screens).flatten(1).view(frames.dtype))
+            if self._screens is not None:  # once here instead of in every batch
+                screens = self._screens.view(torch.uint8).view(-1, *self.spec.frame_shape)
+                self._frame_layout.store_in(self._frames[self._frames_of(position)], screens)
             self._numbers[position] = slot.number
 
     def sample(self, table: str, keys: np.ndarray, weights: np.ndarray) -> SampledKeys | Gathered | None:
@@ -282,8 +285,9 @@ class UnrollStore:
         return torch.cat([torch.where(is_held, previous, earliest), key]), torch.cat([is_held.float(), weight])
 
     def _place_of(self, position: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the frames, the row and the records of a ring position."""
-        return self._frames[self._frames_of(position)], self._rows[position], self._records[position]
+        """Returns where the frames, the row and the records of a ring position are written."""
+        frames = self._frames[self._frames_of(position)] if self._screens is None else self._screens
+        return frames, self._rows[position], self._records[position]
 
     def _frames_of(self, position: int) -> slice:
         return slice(position * self.spec.unroll_frames, (position + 1) * self.spec.unroll_frames)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import math
+import sys
 import time
 from collections.abc import Mapping
 
@@ -17,7 +19,7 @@ from apexrl.types import Granularity, Sample, StreamSpec
 logger = logging.getLogger(__name__)
 
 APPLIED_PERIOD_UNROLLS = 64  # a learner that catches up says how far it is after so many
-MAX_UPDATE_DELAY_SECONDS = 0.01  # of priorities that wait for others
+MAX_UPDATE_DELAY_SECONDS = 0.2  # of priorities that wait for the next demand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +120,13 @@ class LogClient:
         Raises: PeerError when the server refuses us, WireError when its message cannot be read.
         """
         self._keep_alive()
-        received = self._connection.receive(0)
-        if received is None and (timeout_milliseconds > 0 or self._updates.are_late()):
+        patience = self._updates.patience_milliseconds
+        if not patience:
             self._send_updates()
-            received = self._connection.receive(timeout_milliseconds)
+        received = self._connection.receive(min(timeout_milliseconds, patience))
+        if received is None and patience < timeout_milliseconds:
+            self._send_updates()
+            received = self._connection.receive(timeout_milliseconds - patience)
         if received is None:
             return None
         message, attachments = received
@@ -171,8 +176,8 @@ class LogClient:
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str | None = None) -> None:
         """Sends new priorities [B] of sampled keys [B]; a lost message is not sent again.
 
-        They wait for those of the batches that are at hand, until the next demand or the next `poll` that waits or is
-        MAX_UPDATE_DELAY_SECONDS later.
+        While batches are at hand they wait for the next demand, before which nothing is drawn by them: a message wakes
+        the server, which costs it more than its work. They wait for MAX_UPDATE_DELAY_SECONDS at most.
 
         Raises: ValueError when they are not as many as the keys.
         """
@@ -284,9 +289,12 @@ class _Updates:
         self._by_table: dict[int, list[tuple[bytes, bytes]]] = {}
         self._since = 0.0
 
-    def are_late(self) -> bool:
-        """True when some have waited for long enough."""
-        return bool(self._by_table) and time.monotonic() - self._since > MAX_UPDATE_DELAY_SECONDS
+    @property
+    def patience_milliseconds(self) -> int:
+        """Milliseconds for which they may still wait; very many when there are none."""
+        if not self._by_table:
+            return sys.maxsize
+        return max(0, math.ceil(1e3 * (self._since + MAX_UPDATE_DELAY_SECONDS - time.monotonic())))
 
     def have_room(self, table: int, count: int) -> bool:
         """True when so many more keys of a table fit into one message."""

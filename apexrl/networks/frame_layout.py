@@ -56,10 +56,13 @@ class FrameLayout:
         """Returns frames [N, *frame] as stored frames [N, *stored]; the frames themselves where nothing differs."""
         if not self.in_blocks:
             return frames
-        height, width, pixels = self.stored_shape
-        words = frames.contiguous().view(torch.int32).view(-1, height, BLOCK, width)
-        words = words.transpose(2, 3).contiguous()  # four pixels of a row move as one word
-        return words.view(torch.uint8).view(-1, height, width, pixels)
+        words = self._words_in_blocks(frames).contiguous()
+        return words.view(torch.uint8).view(-1, *self.stored_shape)
+
+    def store_in(self, memory: Tensor, frames: Tensor) -> None:
+        """Writes frames [N, *frame] in blocks to memory [N, words], the bytes of stored frames."""
+        words = self._words_in_blocks(frames)
+        memory.view(torch.int32).view(words.shape).copy_(words)
 
     def store_stacks(self, observations: Tensor) -> Tensor:
         """Returns plain observations [B, H, *frame] as stacks of stored frames [B, H, *stored]."""
@@ -129,6 +132,11 @@ class FrameLayout:
         by_frame = kernel.unflatten(1, (self.stacked_frames, -1))
         turned = (by_frame.roll(1 + newest, 1).flatten(1, 2) for newest in range(self.stacked_frames))
         return [kernel.contiguous(memory_format=torch.channels_last) for kernel in turned]
+
+    def _words_in_blocks(self, frames: Tensor) -> Tensor:
+        """Returns a view of frames [N, *frame] as [N, h/4, w/4, 4] int32: four pixels of a row move as one word."""
+        height, width, _ = self.stored_shape
+        return frames.contiguous().view(torch.int32).view(-1, height, BLOCK, width).transpose(2, 3)
 
 
 def as_channels(blocks: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apexrl.net import wire
+from apexrl.net import log_client, wire
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.log_client import LogBatch, LogClient, LogStart
 from tests.net.peers import TABLE, block_of
@@ -101,11 +101,32 @@ def test_priorities_go_together_as_far_as_they_fit_into_one_message(by_hand, spe
     assert [len(m.keys) for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities)] == [8 * wire.MAX_BATCH, 8]
 
 
-def test_priorities_do_not_wait_for_a_demand_that_does_not_come(by_hand, spec, context):
+def test_priorities_wait_for_the_demand_while_batches_are_at_hand(by_hand, spec, context, monkeypatch):
+    monkeypatch.setattr(log_client, "MAX_UPDATE_DELAY_SECONDS", 3600)
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 4, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    assert isinstance(client.poll(500), LogStart)
+    client._untaken[0] = 3
+    for index in range(2):
+        client.update_priorities(np.array([index]), np.ones(1))
+        for _ in range(3):
+            client.poll(5)
+        assert not [m for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities)]
+        client.batch_used()
+    updates, demands = by_hand.heard()[-2:]
+    assert wire.array_from(updates.keys, np.int64).tolist() == [0, 1]
+    assert isinstance(demands, wire.Demand)
+    client.close()
+
+
+@pytest.mark.parametrize("at_hand", [0, 1])
+def test_priorities_do_not_wait_for_a_demand_that_does_not_come(by_hand, spec, context, at_hand):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
     request = hear(by_hand, client, wire.Subscribe).request
     by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
     assert isinstance(client.poll(500), LogStart)
+    client._untaken[0] = at_hand
     client.update_priorities(np.arange(4), np.ones(4))
     assert hear(by_hand, client, wire.UpdatePriorities).keys == np.arange(4).tobytes()
     client.close()
