@@ -229,7 +229,7 @@ class LearningConfig:
     """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
     memory_gb: Annotated[float, Range(0)] = 0.0
     """Gigabytes that experience may take on this host; 0: the free memory of the machine and of its control group."""
-    prefetch_batches: int = 8
+    prefetch_batches: Annotated[int, Range(1, 64)] = 8
     """Batches gathered ahead of the update."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""

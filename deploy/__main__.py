@@ -52,7 +52,7 @@ def _parser() -> Parser:
     cost = command("cost", "tells the price of a plan")
     cost.add_argument("plan", nargs="?", default="", metavar="PLAN", help=plan)
     cost.add_argument("--frames-per-second", type=float, metavar="N", help="as measured on such a cluster")
-    cost.add_argument("--updates-per-second", type=float, metavar="N", help="as measured on such a learner")
+    cost.add_argument("--updates-per-second", type=float, metavar="N", help="as measured on such a learner of Ape-X")
     return parser
 
 

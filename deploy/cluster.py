@@ -107,6 +107,10 @@ class Cluster(NamedTuple):
     operator_cidrs: tuple[str, ...]
     results_bucket: str
     max_hours: int
+    agent: str
+    preset: str
+    learner_flags: dict[str, str]
+    replay_flags: dict[str, str]
 
     @property
     def spot_hosts(self) -> int:
@@ -208,6 +212,10 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         if isinstance(value, bool):
             return value
         expected = "true or false"
+    elif kind == dict[str, str]:
+        if isinstance(value, dict):
+            return {flag: str(text) for flag, text in value.items()}
+        expected = "a map of flags"
     else:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)

@@ -13,6 +13,7 @@ from cluster import Cluster, ClusterFlags, read_cluster
 from tfvars import DeployError, read_defaults
 
 PRICES = Path(__file__).resolve().parent / "prices.json"
+LIMITS = Path(__file__).resolve().parent / "terraform" / "cluster" / "limits.json"
 IMAGE = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
 FRAMES = 200_000_000
 STEPS_A_VCPU = 1_856
@@ -111,7 +112,25 @@ def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
     return Row(name, cluster.actor_hosts * each, low, high, is_certain)
 
 
-def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float, batch_size: int,
+def learning_of(cluster: Cluster) -> dict[str, float]:
+    """Returns the transitions of an update and the samples of a transition, by the plan's flags or its preset.
+
+    Raises: DeployError when they are not known of the plan's agent and preset, or a flag is no number.
+    """
+    by_preset = json.loads(LIMITS.read_text(encoding="utf-8"))["learning"].get(cluster.agent, {})
+    if cluster.preset not in by_preset:
+        raise DeployError(
+            f"--updates-per-second: how many transitions a learner of agent {cluster.agent} and preset "
+            f"{cluster.preset} takes is not known; leave it out"
+        )
+    flags = cluster.learner_flags | cluster.replay_flags
+    try:
+        return {name: float(flags.get(name, number)) for name, number in by_preset[cluster.preset].items()}
+    except ValueError as error:
+        raise DeployError(f"batch_size and samples_per_insert of the plan have to be numbers: {error}") from error
+
+
+def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float, batch_size: float,
                      samples_per_insert: float) -> str:  # fmt: skip
     """Returns how many actor hosts keep a learner busy; more of them only wait for it.
 
@@ -123,8 +142,8 @@ def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_secon
     steps_per_second = updates_per_second * batch_size / samples_per_insert
     hosts = steps_per_second / (prices["instances"][name]["vcpus"] * STEPS_A_VCPU)
     return (
-        f"a learner of {updates_per_second:g} updates/s of {batch_size} takes {steps_per_second:,.0f} transitions/s at "
-        f"{samples_per_insert:g} samples an insert: {hosts:.1f} hosts of {name} make them, if a vCPU makes "
+        f"a learner of {updates_per_second:g} updates/s of {batch_size:g} takes {steps_per_second:,.0f} transitions/s "
+        f"at {samples_per_insert:g} samples an insert: {hosts:.1f} hosts of {name} make them, if a vCPU makes "
         f"{STEPS_A_VCPU:,} (docs/benchmarks.md); the plan has {cluster.actor_hosts}"
     )
 
@@ -175,8 +194,8 @@ def main(
     flags: tyro.conf.OmitArgPrefixes[ClusterFlags],
     frames_per_second: float | None = None,
     updates_per_second: float | None = None,
-    batch_size: int = 512,
-    samples_per_insert: float = 0.8,
+    batch_size: int | None = None,
+    samples_per_insert: float | None = None,
 ) -> int:
     """Prints the cost of a cluster.
 
@@ -184,19 +203,22 @@ def main(
       flags: The description of the cluster.
       frames_per_second: Environment frames a second of the whole cluster, measured on such a cluster.
       updates_per_second: Updates a second of the learner alone; tells how many actor hosts it can use.
-      batch_size: Transitions of an update, as the learner has it.
-      samples_per_insert: Samples of a transition, as the replay has it.
+      batch_size: Transitions of an update; by default as the description's learner has it.
+      samples_per_insert: Samples of a transition; by default as the description's replay has it.
     """
     try:
-        rates = {"frames-per-second": frames_per_second, "updates-per-second": updates_per_second}
-        rates |= {"batch-size": batch_size, "samples-per-insert": samples_per_insert}
+        cluster, prices = read_cluster(flags), read_prices(PRICES)
+        given = {"batch_size": batch_size, "samples_per_insert": samples_per_insert}
+        learning = {name: number for name, number in given.items() if number is not None}
+        if updates_per_second is not None and len(learning) < len(given):
+            learning = learning_of(cluster) | learning
+        rates = {"frames_per_second": frames_per_second, "updates_per_second": updates_per_second, **learning}
         for name, rate in rates.items():
             if rate is not None and not 0 < rate < float("inf"):
-                raise DeployError(f"--{name} {rate:g}: a positive number is needed")
-        cluster, prices = read_cluster(flags), read_prices(PRICES)
+                raise DeployError(f"--{name.replace('_', '-')} {rate:g}: a positive number is needed")
         print("\n".join(report(cluster, prices, frames_per_second)))
         if updates_per_second is not None:
-            print(hosts_of_learner(cluster, prices, updates_per_second, batch_size, samples_per_insert))
+            print(hosts_of_learner(cluster, prices, updates_per_second, **learning))
     except DeployError as error:
         print(f"cannot tell the cost: {error}", file=sys.stderr)
         return 1

@@ -8,13 +8,17 @@ from collections.abc import Mapping
 import torch
 
 from apexrl.config import WireConfig
+from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
+from apexrl.net.wire import MAX_MESSAGE_BYTES
 from apexrl.networks.parameters import ParametersHeader, encode_halves, halved
+
+MAX_PARAMETER_BYTES = MAX_MESSAGE_BYTES - 2 * 2**20  # an evaluation sends them back, with a picture
 
 
 class Logs:
@@ -65,8 +69,11 @@ class Connections(Logs):
         """Publishes parameters as they are now. The publisher's thread encodes them.
 
         That thread ends the learner with an ApexError when a value is beyond float16.
+
+        Raises: ConfigError when they are too large for a message: no actor would ever get them.
         """
         halves = halved(tensors)
+        check_size(halves)
 
         def encode() -> bytes:
             encoded = encode_halves(header, halves)
@@ -111,3 +118,13 @@ class OtherConnections(Logs):
         """Closes the connection, and frees the keys."""
         self._metrics.close()
         super().close()
+
+
+def check_size(halves: Mapping[str, torch.Tensor]) -> None:
+    """Raises ConfigError when parameters are too large for a message."""
+    num_bytes = sum(tensor.nbytes for tensor in halves.values())
+    if num_bytes > MAX_PARAMETER_BYTES:
+        raise ConfigError(
+            f"the network has {num_bytes / 2**20:.0f} MiB of parameters in half precision, and a message to the "
+            f"actors holds {MAX_PARAMETER_BYTES // 2**20}: make it smaller, as with --hidden-size"
+        )

@@ -29,7 +29,7 @@ class Connection:
         self.endpoint = endpoint
         self.routing_id = new_routing_id()
         self.num_dropped = 0  # messages of ours that the server dropped
-        self.last_heard = time.monotonic()
+        self.last_heard = self.last_sent = time.monotonic()
         self._ask_again = -1e9
         self._fault = "is it running, and are host and port right?"
         self._last_said = -1e9
@@ -44,6 +44,7 @@ class Connection:
 
     def send_frames(self, *frames: bytes) -> None:
         """Sends a message that is encoded already."""
+        self.last_sent = time.monotonic()
         with contextlib.suppress(zmq.Again):
             send(self._socket, frames)
 

@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 MAX_LEARNERS = 256
 MAX_UNAPPLIED_UNROLLS = 512
 MAX_UNAPPLIED_BYTES = 64 * 2**20
-MAX_BATCHES_AHEAD = 64
 MAX_TRANSITIONS_AT_ONCE = 2**18  # in batches
 MAX_TRANSITIONS_IN_A_DRAW = 2**13  # of several batches of a learner that is alone in wanting some
 MAX_FETCHED_BYTES = 2**20  # at once; further answers wait for the other peers
@@ -105,7 +104,7 @@ class LearnerSessions:
             case wire.Demand():
                 session.has_applied(message.applied_number)
                 for table, batches in zip(session.tables, message.batches, strict=False):
-                    table.allowed = min(batches, table.sent + MAX_BATCHES_AHEAD)
+                    table.allowed = min(batches, table.sent + wire.MAX_BATCHES_AHEAD)
             case wire.Heartbeat():
                 waits_for = tuple(replay.why_no_sample(table.table, table.batch_size) for table in session.tables)
                 sent = tuple(table.sent for table in session.tables)

@@ -19,6 +19,7 @@ from apexrl.types import Granularity, Sample, StreamSpec
 logger = logging.getLogger(__name__)
 
 APPLIED_PERIOD_UNROLLS = 64  # a learner that catches up says how far it is after so many
+MAX_SILENCE_SECONDS = 12.0  # of ours: a server forgets a learner from which it hears nothing for 15 s
 MAX_UPDATE_DELAY_SECONDS = 0.2  # of priorities that wait for the next demand
 
 
@@ -86,9 +87,12 @@ class LogClient:
         Args:
           learner: a name for people to read.
           batch_sizes: by table, for those that batches are wanted from.
-          prefetch_batches: batches of each table that may be on the way or not yet taken.
+          prefetch_batches: batches of each table that may be on the way or not yet taken, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys.
+        Raises: ValueError when so many batches ahead are not served.
         """
+        if not 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD:
+            raise ValueError(f"prefetch_batches {prefetch_batches}: a server sends 1 to {wire.MAX_BATCHES_AHEAD} ahead")
         self.waits_for = "replay_connection"
         self._connection = Connection(endpoint, keyring, context)
         self._learner = learner
@@ -167,6 +171,7 @@ class LogClient:
 
         The server hears of it when half of those that it may send ahead were used: it draws them together.
         """
+        self._return_after_silence()
         position = self._position(table)
         self._untaken[position] -= 1
         self._unasked[position] += 1
@@ -183,12 +188,14 @@ class LogClient:
         """
         if len(keys) != len(priorities):
             raise ValueError(f"{len(priorities)} priorities of {len(keys)} keys")
-        if not self._subscribed:
-            return
+        self._return_after_silence()
         position = self._position(table)
-        if not self._updates.have_room(position, len(keys)):
-            self._send_updates()
-        self._updates.add(position, keys, priorities)
+        for first in range(0, len(keys), wire.MAX_BATCH):
+            part = slice(first, first + wire.MAX_BATCH)
+            if not self._updates.have_room(position, len(keys[part])):
+                self._send_updates()
+                self._updates.drain()  # where nobody answers, the newest are kept
+            self._updates.add(position, keys[part], priorities[part])
         if not any(self._untaken):
             self._send_updates()
 
@@ -232,7 +239,17 @@ class LogClient:
         if not self._follows_log:
             self._next_number = next_number
 
+    def _return_after_silence(self) -> None:
+        """Subscribes again where we were not called for so long that the server may have forgotten us.
+
+        Priorities wait for its answer: it would drop those of a stranger.
+        """
+        if self._subscribed and time.monotonic() - self._connection.last_sent > MAX_SILENCE_SECONDS:
+            self._subscribed = False
+            self._subscribe()
+
     def _keep_alive(self) -> None:
+        self._return_after_silence()
         if self._connection.is_silent:
             self.waits_for = "replay_connection"
         if not self._connection.should_ask():

@@ -1,6 +1,7 @@
 """The sockets of all roles: messages are bounded, nothing lingers, dead links are noticed, keys are checked."""
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +21,7 @@ DEAD_LINK_SECONDS = 20
 HANDSHAKE_FAULTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-LOOPBACK = ("127.", "localhost", "::1")
+LOOPBACK = ("127.", "localhost")
 
 
 def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) -> zmq.Socket:
@@ -61,9 +62,10 @@ def bind(
         socket.bind(f"tcp://{host}:{port or '*'}")
     except zmq.ZMQError as error:
         socket.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error}): choose another port or stop who uses it"
-        ) from error
+        cure = "choose another port or stop who uses it"
+        if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+            cure = "give --bind-host an IPv4 address of this host"
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}): {cure}") from error
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.decode().rstrip("\0")

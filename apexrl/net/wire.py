@@ -39,6 +39,7 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
 MAX_FETCH = 1024
+MAX_BATCHES_AHEAD = 64  # of a table, beyond those sent
 
 Array = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_BATCH)]
 Bits = Annotated[bytes, msgspec.Meta(max_length=MAX_BATCH // 8)]

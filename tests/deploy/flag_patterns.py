@@ -3,7 +3,8 @@
 The cluster's variables of flags (`replay_flags` and so on) take the names of this file only, with values that match its
 regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster itself
 sets (addresses, ports, shards, directories, keys), and one whose value needs quotes. limits.json, written beside it,
-holds the numbers of actors and environments that a replay server takes, and the environments of each preset.
+holds the numbers of actors and environments that a replay server takes, and by preset the environments of a process
+and the numbers by which a learner uses up experience.
 """
 
 import dataclasses
@@ -13,12 +14,15 @@ from typing import Any
 
 from apexrl.agents.families import FAMILIES
 from apexrl.config import (
+    DEFAULT_AGENT,
     ActingConfig,
     ActorCommand,
     EnvConfig,
     EvaluationConfig,
+    LearnerCommand,
     LearningConfig,
     PresetName,
+    ReplayCommand,
     ReplayConfig,
 )
 from apexrl.flags import parse, range_of
@@ -102,7 +106,16 @@ def text_of_limits() -> str:
         }
         for agent in agents()
     }
-    limits = {"actors": MAX_ACTORS, "environments": MAX_SLOTS, "environments_per_worker": environments}
+    # Of apex-dqn alone: its batches are of transitions.
+    learning = {
+        preset: {
+            "batch_size": parse(LearnerCommand, ["--preset", preset]).update.batch_size,
+            "samples_per_insert": parse(ReplayCommand, ["--preset", preset]).replay.samples_per_insert,
+        }
+        for preset in PRESETS
+    }
+    limits = {"actors": MAX_ACTORS, "environments": MAX_SLOTS, "environments_per_worker": environments,
+              "learning": {DEFAULT_AGENT: learning}}  # fmt: skip
     return json.dumps(limits, indent=2) + "\n"
 
 

@@ -203,6 +203,12 @@ def test_a_learner_tells_how_many_hosts_it_can_use(cost):
     text = cost("--updates-per-second", "100", *others).stdout
     assert "takes 2,560 transitions/s" in text and ": 0.2 hosts of c7i.2xlarge" in text
     assert cost("--updates-per-second", "0").returncode == 1
+    flags = {"TF_VAR_preset": "two-cores", "TF_VAR_learner_flags": "{ batch_size = 32 }"}
+    assert "updates/s of 32 takes 1,280 transitions/s at 2.5" in cost("--updates-per-second", "100", **flags).stdout
+    flags |= {"TF_VAR_replay_flags": '{ samples_per_insert = "4" }'}
+    assert "updates/s of 32 takes 800 transitions/s at 4 s" in cost("--updates-per-second", "100", **flags).stdout
+    refused = cost("--updates-per-second", "100", TF_VAR_agent="impala")
+    assert refused.returncode == 1 and "agent impala and preset paper takes is not known" in refused.stderr
     result = cost("--updates-per-second", "1", "--samples-per-insert", "0")
     assert (result.returncode, result.stderr) == (
         1,

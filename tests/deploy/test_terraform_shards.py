@@ -10,7 +10,7 @@ from apexrl.flags import of_own_shard, parse
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.terraform import BUCKET, Workspace, of_learners, role_environment, templates, user_data
 
-MIX = ("queue=1/8", "uniform=1/8", "elite-1@500=3/4")
+MIX = ("queue=1/8", "uniform=1/8", "elite-1@500=1/4", "elite-insertion@700=1/2")
 VARIABLES = {
     "results_bucket": BUCKET,
     "agent": "impala",

@@ -235,7 +235,7 @@ def test_what_is_wrong_is_one_line_and_status_2(clone):
 
 def test_the_price_of_a_plan_is_told(clone):
     printed, _ = clone.run("cost", "smoke", "--updates-per-second", "100")
-    assert "apexrl-smoke: US dollars" in printed and "a learner of 100 updates/s of 512 takes 64,000" in printed
+    assert "apexrl-smoke: US dollars" in printed and "a learner of 100 updates/s of 64 takes 2,560 " in printed
     clone.run("cost", "smoke", "--updates-per-second", "0", status=1)
     assert "--updates-per-second 0: a positive number is needed" in clone.said
     alone, _ = clone.run("cost", "64-actors")

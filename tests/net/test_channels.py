@@ -23,7 +23,7 @@ from apexrl.net.metrics_channel import (
     checksum,
 )
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber, relay
-from apexrl.net.sockets import make_socket
+from apexrl.net.sockets import bind, make_socket
 from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
 from tests.system.processes import wait_for
 
@@ -32,6 +32,12 @@ def test_a_port_in_use_is_a_clear_error(server):
     port = int(server.actor_endpoint.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
         ParameterPublisher("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["::1", "203.0.113.7", "no-such-interface"])
+def test_an_address_of_another_host_is_named_as_the_mistake(context, host):
+    with pytest.raises(ConfigError, match=f"cannot listen on {host}:.*: give --bind-host an IPv4 address of this host"):
+        bind(make_socket(context, zmq.ROUTER), host, 0)
 
 
 def make_parameters(spec, version):

@@ -95,10 +95,14 @@ def test_priorities_go_together_as_far_as_they_fit_into_one_message(by_hand, spe
     by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
     hear(by_hand, client, wire.Demand)
     client._untaken[0] = 1  # a batch is at hand, whose priorities will follow
-    for count in (3, wire.MAX_BATCH - 3, 1):
+    for count in (3, wire.MAX_BATCH - 3, wire.MAX_BATCH + 1):
         client.update_priorities(np.zeros(count), np.ones(count))
     client.close()
-    assert [len(m.keys) for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities)] == [8 * wire.MAX_BATCH, 8]
+    assert [len(m.keys) for m in by_hand.heard() if isinstance(m, wire.UpdatePriorities)] == [
+        8 * wire.MAX_BATCH,
+        8 * wire.MAX_BATCH,
+        8,
+    ]
 
 
 def test_priorities_wait_for_the_demand_while_batches_are_at_hand(by_hand, spec, context, monkeypatch):
@@ -234,3 +238,37 @@ def test_more_batches_than_were_demanded_are_not_handed_out(by_hand, spec, conte
     assert [type(client.poll(500)) for _ in range(4)] == [LogStart, LogBatch, LogBatch, type(None)]
     assert hear(by_hand, client, wire.Subscribe).request > request
     client.close()
+
+
+def test_priorities_after_a_long_silence_wait_until_the_server_knows_the_learner_again(
+    by_hand, spec, context, monkeypatch
+):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
+    request = hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    hear(by_hand, client, wire.Demand)
+    monkeypatch.setattr(log_client, "MAX_SILENCE_SECONDS", -1)  # nobody called it for as long
+    client.update_priorities(np.arange(4), np.ones(4))
+    client.batch_used()
+    monkeypatch.undo()
+    asked = by_hand.heard()
+    assert [type(message) for message in asked] == [wire.Subscribe]
+    by_hand.say(wire.Subscribed(asked[0].request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    assert hear(by_hand, client, wire.UpdatePriorities).keys == np.arange(4).tobytes()
+    client.close()
+
+
+def test_priorities_that_nobody_takes_are_bounded_and_the_newest_are_kept(by_hand, spec, context):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
+    for first in (0, wire.MAX_BATCH):
+        client.update_priorities(np.arange(first, first + wire.MAX_BATCH), np.ones(wire.MAX_BATCH))
+    by_hand.say(wire.Subscribed(hear(by_hand, client, wire.Subscribe).request, "log", 0, True, spec, 10, 0, (0,),
+                                ("transitions",)))  # fmt: skip
+    updates = hear(by_hand, client, wire.UpdatePriorities)
+    assert wire.array_from(updates.keys, np.int64).tolist() == list(range(wire.MAX_BATCH, 2 * wire.MAX_BATCH))
+    client.close()
+
+
+def test_more_batches_ahead_than_a_server_sends_are_refused():
+    with pytest.raises(ValueError, match="prefetch_batches 65: a server sends 1 to 64 ahead"):
+        LogClient("tcp://127.0.0.1:1", "reader", {TABLE: 4}, 65)

@@ -73,7 +73,7 @@ locals {
   # The tables of a mix, which only the learner knows by that name: as table_texts in apexrl/agents/mix.py.
   mix_parts  = try([for part in split(" ", var.learner_flags["mix"]) : split("=", part)[0]], [])
   mix_pace   = contains(local.mix_parts, "queue") ? "0" : ""
-  mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=uniform:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]
+  mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=${startswith(part, "elite-insertion") ? "elite" : "uniform"}:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]
 
   replays_by_walking = alltrue([
     contains(local.mix_parts, "uniform"),
