@@ -109,8 +109,8 @@ class Cluster(NamedTuple):
     max_hours: int
     agent: str
     preset: str
-    learner_flags: dict[str, str]
-    replay_flags: dict[str, str]
+    learner_flags: tuple[tuple[str, str], ...]  # names and values
+    replay_flags: tuple[tuple[str, str], ...]
 
     @property
     def spot_hosts(self) -> int:
@@ -212,9 +212,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         if isinstance(value, bool):
             return value
         expected = "true or false"
-    elif kind == dict[str, str]:
+    elif kind == tuple[tuple[str, str], ...]:
         if isinstance(value, dict):
-            return {flag: str(text) for flag, text in value.items()}
+            return tuple((flag, str(text)) for flag, text in value.items())
         expected = "a map of flags"
     else:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):

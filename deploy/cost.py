@@ -123,7 +123,7 @@ def learning_of(cluster: Cluster) -> dict[str, float]:
             f"--updates-per-second: how many transitions a learner of agent {cluster.agent} and preset "
             f"{cluster.preset} takes is not known; leave it out"
         )
-    flags = cluster.learner_flags | cluster.replay_flags
+    flags = dict(cluster.learner_flags + cluster.replay_flags)
     try:
         return {name: float(flags.get(name, number)) for name, number in by_preset[cluster.preset].items()}
     except ValueError as error:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apexrl.net import wire
-from apexrl.net.learner_sessions import MAX_BATCHES_AHEAD, MAX_UNAPPLIED_UNROLLS
+from apexrl.net.learner_sessions import MAX_UNAPPLIED_UNROLLS
 from tests.net.peers import TABLE, Peers, block_of, insert_of, only
 
 
@@ -142,9 +142,9 @@ def test_a_learner_is_told_where_it_stands(peers):
         peers.insert(b"a", sequence)
     peers.subscribe(b"l")
     peers.demand(b"l", 0, 2**53)
-    assert len(only(peers.heard(b"l"), wire.Batch)) == MAX_BATCHES_AHEAD
+    assert len(only(peers.heard(b"l"), wire.Batch)) == wire.MAX_BATCHES_AHEAD
     peers.say("learner", b"l", wire.Heartbeat())
-    assert peers.heard(b"l") == [wire.Standing(3, (MAX_BATCHES_AHEAD,), ("",))]
+    assert peers.heard(b"l") == [wire.Standing(3, (wire.MAX_BATCHES_AHEAD,), ("",))]
 
 
 def batches_of(spec, *demands, **changes):
