@@ -50,7 +50,9 @@ class ReplayClient:
           endpoint: the server's port for learners.
           name: for people to read.
           batch_sizes: by table, for those that will be sampled.
+          prefetch_batches: batches of each table that come ahead, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys, or none.
+        Raises: ValueError when so many batches ahead are not served.
         """
         self.spec: StreamSpec | None = None
         self.granularity: dict[str, Granularity] = {}  # by table: the items that its keys name; set by the first batch

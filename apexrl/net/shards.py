@@ -38,7 +38,7 @@ class ShardedReplayClient:
     ):
         """Connects to all servers and waits for none. The order of the endpoints has to stay the same.
 
-        Raises: ValueError when there is no endpoint.
+        Raises: ValueError when there is no endpoint, or so many batches ahead are not served.
         """
         if not endpoints:
             raise ValueError("at least one endpoint is needed")
