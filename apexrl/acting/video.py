@@ -82,16 +82,24 @@ class VideoWriter:
 
     def close(self) -> bytes:
         """Finishes the video. Returns a PNG of a few pictures side by side, empty when there was no picture."""
-        if self._writer is not None:
-            self._writer.release()
-        else:
+        if self._writer is None:
             self.video = None
+        else:
+            self._writer.release()
+            self._check()
         if not self._kept:
             return b""
         chosen = np.linspace(0, len(self._kept) - 1, STRIP_PICTURES).astype(int)
         strip = np.concatenate([self._kept[i] for i in chosen], axis=1)
         encoded, data = cv2.imencode(".png", cv2.cvtColor(strip, cv2.COLOR_RGB2BGR))
         return data.tobytes() if encoded else b""
+
+    def _check(self) -> None:
+        """Removes a video that cannot be played: OpenCV tells nobody that the disk was full."""
+        if self.video is not None and not cv2.VideoCapture(str(self.video)).read()[0]:
+            logger.warning("no video: %s was not written whole; see whether its disk has space", self.video)
+            self.video.unlink(missing_ok=True)
+            self.video = None
 
     def _write(self, video: Path, picture: np.ndarray) -> None:
         height, width = picture.shape[:2]

@@ -102,6 +102,9 @@ class EventFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
+            if os.fstat(descriptor).st_size < self._num_bytes:  # somebody removed it: it begins anew
+                self._num_bytes = 0
+                self._pending[:0] = _record(Event(wall_time=time.time(), file_version=FILE_VERSION))
             written = os.pwrite(descriptor, self._pending, self._num_bytes)
             if written < len(self._pending):
                 os.ftruncate(descriptor, self._num_bytes)
@@ -112,13 +115,17 @@ class EventFile:
         self._pending.clear()
 
     def _add(self, event: Event) -> None:
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        record = b"".join((length, _checksum(length), data, _checksum(data)))
+        record = _record(event)
         if len(self._pending) + len(record) > MAX_PENDING_BYTES:
             self.num_dropped += 1
         else:
             self._pending += record
+
+
+def _record(event: Event) -> bytes:
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _checksum(length), data, _checksum(data)))
 
 
 def _checksum(data: bytes) -> bytes:

@@ -67,7 +67,7 @@ TEXTS = tuple(
         ("learner/entropy", "nats", "Mean entropy of the policy."),
         ("learner/importance_ratio", "", "Mean ratio of the policy's and the actor's probability of an action."),
         ("learner/importance_weight", "", "Mean importance weight of a batch."),
-        ("learner/probability_*", "share", "Mean probability of an action, over the updates of ten seconds."),
+        ("learner/probability_*", "share", "Mean probability of an action, over the last 100 updates."),
         ("learner/gradient_norm", "", "Norm of the gradient before it is clipped."),
         ("learner/rejected_share", "share", "Share of a batch's steps that the trust region rejects."),
         ("learner/rejected_share_by_age/*", "share", "The same of replayed steps, by the least age in updates."),

@@ -7,7 +7,6 @@ disk that takes nothing ends no run: training goes on, the fault is said and cou
 import collections
 import logging
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from apexrl.errors import ApexError, ConfigError, JournalError
-from apexrl.files import TEMPORARY, write_durably, write_json
+from apexrl.files import TEMPORARY, give_second_name, replacing, write_durably, write_json
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.learning.updater import Updater
@@ -252,9 +251,13 @@ class RunRecord:
     def _keep(self, latest: Path) -> None:
         """Gives the latest checkpoint a second name, which stays when it is replaced, and forgets the oldest such."""
         name = latest.with_name(NUMBERED.format(self.counters.updates))
-        name.unlink(missing_ok=True)
-        os.link(latest, name)
-        for old in numbered_checkpoints(self._directory)[: -self._keep_checkpoints]:
+        with replacing(name) as temporary:
+            temporary.unlink(missing_ok=True)
+            give_second_name(latest, temporary)
+        # By age: after a return to an earlier checkpoint, some of later updates are older.
+        others = [path for path in numbered_checkpoints(self._directory) if path != name]
+        others.sort(key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+        for old in others[self._keep_checkpoints - 1 :]:
             old.unlink()
 
     def _best_return(self) -> float | None:
@@ -270,7 +273,7 @@ class RunRecord:
     def _curve_row(self, evaluation: Evaluation, metrics: dict[str, float]) -> str:
         version = evaluation.params_version
         seconds, frames = self._published.get(version, (self._seconds, self.frames))
-        values = ",".join(f"{metrics[f'evaluation/return_{name}']:.2f}" for name in ("mean", "median", "min", "max"))
+        values = ",".join(f"{metrics[f'evaluation/return_{name}']:.8g}" for name in ("mean", "median", "min", "max"))
         return f"{seconds:.0f},{frames},{version},{len(evaluation.returns)},{values}"
 
     def _write_results(self) -> None:
@@ -299,6 +302,7 @@ def _tidy(directory: Path) -> None:
     """Makes the run directory, and removes the temporary files that a killed learner left."""
     (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     written = (
+        *(directory / CHECKPOINTS).glob(f"update-*{TEMPORARY}"),
         *(directory / CHECKPOINTS).glob(f"latest.*{TEMPORARY}"),
         *(directory / CHECKPOINTS).glob(f"best.*{TEMPORARY}"),
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from apexrl.files import replacing
 from apexrl.networks.actor_critic import ActorCriticNetwork, History, memory_of, split
 from apexrl.networks.torsos import FrameNetwork
 from apexrl.types import EnvironmentSpec
@@ -102,4 +103,5 @@ def write_onnx(graph: Graph, path: Path, notes: dict[str, str]) -> None:
         )
     assert program is not None
     program.model.metadata_props.update(notes)
-    program.save(str(path), external_data=False)
+    with replacing(path) as temporary:
+        program.save(str(temporary), external_data=False)

@@ -127,7 +127,7 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
 def probabilities_of(status: Status | None) -> dict[str, float]:
     """Returns the policy's mean probability of each action, as `probability_NAME`; none where the learner gives none.
 
-    Each is the mean over the updates of the learner's last 10 seconds (`learning.metrics.PROBABILITY_SECONDS`).
+    Each is the mean over the learner's last updates (`learning.metrics.PROBABILITY_UPDATES`).
     """
     metrics = status.metrics if status is not None else {}
     return {tag.removeprefix(LEARNER): p for tag, p in metrics.items() if tag.startswith(LEARNER + PROBABILITY)}

@@ -85,6 +85,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     default = saved if saved is not None else _defaults(asked, machine, environment)
     command = parse_onto(default, arguments)
     command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
+    if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
+        command = with_sections(command, {"replay": {"journal_dir": str(Path(command.replay.journal_dir).resolve())}})
     family = family_of(command.agent)
     stream = family.stream(command.algorithm, environment)
     if command.from_journal:

@@ -67,12 +67,15 @@ def begin(kind: str, directory: Path) -> Tracker:
 
 def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
     """Tells the metrics of a run when they are new, until told to stop; then once more."""
-    told_frames, last = -1, False
+    told, last = None, False
     while not last:
         last = stop.wait(LOOK_SECONDS)
         status = read_status(directory)
-        if status is not None and status.frames > told_frames:
-            told_frames = status.frames
+        if status is None:
+            continue
+        counters = status.counters
+        # The last evaluations, and updates from a journal, come without new frames.
+        if told != (told := (status.frames, counters.updates, counters.evaluation_episodes)):
             tracker.log(status.metrics, status.frames)
 
 

@@ -31,6 +31,8 @@ def compare(
       out: Where the files go, without .csv and .png.
     """
     bounds = dict(map(_bounds, scale))
+    if not out.name:
+        raise ConfigError(f"--out {out}: give a path without .csv and .png, such as {out / 'comparison'}")
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold} makes no sense: give a mean return")
     # They load torch, and a mistake in the command line is answered before.
@@ -43,8 +45,10 @@ def compare(
     for name, of_group in map(_group, group):
         patterns.setdefault(name, []).extend(of_group)
     groups = {name: readable_runs(matching(of_group), faults) for name, of_group in patterns.items()}
-    for name, members in named_by_settings(readable_runs(matching(runs), faults)).items():
-        groups.setdefault(name, []).extend(members)
+    by_settings = named_by_settings(readable_runs(matching(runs), faults))
+    if taken := groups.keys() & by_settings.keys():
+        raise ConfigError(f"--group {min(taken)}=...: runs without a group have this name, too; give another")
+    groups |= by_settings
     groups = {name: members for name, members in groups.items() if members}
     if not groups:
         raise ConfigError("\n".join(faults) or "give the directories of runs")
@@ -73,8 +77,12 @@ def _bounds(text: str) -> tuple[str, tuple[float, float]]:
 
 def matching(patterns: Iterable[str]) -> list[Path]:
     """Returns the paths that match patterns, each once, and a pattern as it is where nothing matches."""
-    found = (Path(path) for pattern in patterns for path in sorted(glob.glob(pattern)) or [pattern])
+    found = (Path(path) for pattern in patterns for path in _paths_of(pattern))
     return list({path.resolve(): path for path in found}.values())
+
+
+def _paths_of(pattern: str) -> list[str]:
+    return [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern)) or [pattern]
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ def write_comparison(
 ) -> None:
     """Prints the table of groups, none of them empty, and writes OUT.csv and OUT.png.
 
-    Raises: ConfigError when a scale is missing or of no game, or a file cannot be written.
+    Raises: ConfigError when a scale is of no game, or a file cannot be written.
     """
     lines = [Line(group, env, alike) for group, runs in groups.items() for env, alike in _by_game(runs).items()]
     games = list(dict.fromkeys(line.env for line in lines))
@@ -54,7 +54,10 @@ def write_comparison(
     print(_table_of(lines, threshold))
     common = [env for env in games if sum(line.env == env for line in lines) == len(groups)]
     if len(common) > 1:
-        print(f"\n{_table_of_averages([line for line in lines if line.env in common], scales)}")
+        try:
+            print(f"\n{_table_of_averages([line for line in lines if line.env in common], scales)}")
+        except ConfigError as error:
+            print(f"no average over games: {error}", file=sys.stderr)
     curves = {
         (line.group, line.env, against): mean_curve([(position(run), run.curve.returns) for run in line.runs])
         for line in lines
@@ -116,7 +119,7 @@ def _table_of_averages(lines: Sequence[Line], scales: Mapping[str, Scale]) -> st
 def _scale_of(env: str, lines: Sequence[Line]) -> Scale:
     returns = np.concatenate([run.curve.returns for line in lines if line.env == env for run in line.runs])
     if returns.min() == returns.max():
-        raise ConfigError(f"{env} has no return but {returns[0]:g}: give --scale {env}=LOW:HIGH")
+        raise ConfigError(f"{env} has no return but {returns[0]:g}: give compare --scale {env}=LOW:HIGH")
     return Scale(returns.min(), returns.max())
 
 
@@ -152,7 +155,7 @@ def _csv_of(lines: Sequence[Line], curves: Mapping[tuple[str, str, str], MeanCur
     seeds = {line[:2]: len(line.runs) for line in lines}
     for (group, env, against), curve in curves.items():
         for point in zip(*curve, strict=True):
-            numbers = ["" if np.isnan(number) else f"{number:.8g}" for number in point]
+            numbers = ["" if np.isnan(number) else f"{number:.12g}" for number in point]
             writer.writerow([group, env, against, *numbers, seeds[group, env]])
     return file.getvalue().encode()
 

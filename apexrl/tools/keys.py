@@ -23,7 +23,7 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
             role, dash, further = name.partition("-")
             if role not in ROLES or (dash and not further):
                 raise ConfigError(f"{name}: a key is of {', '.join(ROLES)}, or one of these with -anything behind it")
-        for path in make_keys(directory, names):
+        for path in make_keys(directory, tuple(dict.fromkeys(names))):
             print(path)
     except ApexError as error:
         print(f"cannot make keys: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ import numpy as np
 import tyro
 
 from apexrl.errors import ApexError, ConfigError, WireError
+from apexrl.files import replacing
 from apexrl.flags import program
 from apexrl.lifecycle import exit_status
 from apexrl.net import wire
@@ -201,7 +202,7 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
       format: numpy, or minari, for which that package has to be installed.
     """
     first, _, end = numbers.partition(":")
-    if ":" not in numbers or not (first + end + "0").isdigit():
+    if ":" not in numbers or not (first + end + "0").isdecimal():
         raise ConfigError(f"--numbers {numbers}: give FIRST:END, such as 100:200, 100: or :200")
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec
@@ -217,7 +218,9 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
         path = out if in_one else out / f"unroll-{group[0].number:016d}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         if group:
-            np.savez(path, **_arrays(group, spec))  # type: ignore[arg-type]
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, **_arrays(group, spec))  # type: ignore[arg-type]
+                file.flush()
         num_unrolls += len(group)
     if not num_unrolls:
         raise ConfigError(f"--numbers {numbers}: the journal holds none of these (`inspect` says what it holds)")

@@ -22,7 +22,7 @@ ELSEWHERE = {"wires"}  # a section of hosts and ports
 OF_ONE_RUN = {
     *("seed", "run_dir", "resume", "from_scratch", "max_seconds", "smoke", "max_restarts", "memory_gb"),
     *("tensorboard", "tensorboard_port", "tensorboard_host", "journal_dir", "record_dir", "wandb", "mlflow"),
-    *("fork", "from_journal", "guest"),
+    *("fork", "at", "from_journal", "guest"),
 }
 
 

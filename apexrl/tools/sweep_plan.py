@@ -1,5 +1,6 @@
 """The file of a sweep, and the runs that follow from it: every command line is checked before anything starts."""
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -54,6 +55,8 @@ def read_file(path: Path) -> SweepFile:
         file = msgspec.toml.decode(path.read_bytes(), type=SweepFile)
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(f"{path}: {error}") from error
+    if file.threshold is not None and not math.isfinite(file.threshold):
+        raise ConfigError(f"{path}: threshold {file.threshold} makes no sense: give a mean return")
     if len(set(file.seeds)) < len(file.seeds):
         raise ConfigError(f"{path}: give each seed once")
     file = file if file.variants else msgspec.structs.replace(file, variants={path.stem: {}})

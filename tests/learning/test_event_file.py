@@ -104,3 +104,14 @@ def test_records_have_the_lengths_that_they_say(tmp_path):
         (length,) = struct.unpack("<Q", data[:8])
         data, count = data[16 + length :], count + 1
     assert count == 3
+
+
+def test_a_file_that_somebody_removed_begins_anew(tmp_path):
+    events = EventFile(tmp_path)
+    events.scalars({"a": 1.0}, 1)
+    events.flush()
+    next(tmp_path.iterdir()).unlink()
+    for value in (2.0, 3.0):
+        events.scalars({"a": value}, int(value))
+        events.flush()
+    assert [event.value for event in read(tmp_path).Scalars("a")] == [2.0, 3.0]

@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -54,7 +57,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, spec, agent, record):
     assert again.run == record.run
     assert agent.num_updates == 40
     again.evaluated(evaluation(agent, 5.0))
-    assert [row[4] for row in curve(tmp_path)] == ["mean", "2.00", "5.00"]
+    assert [row[4] for row in curve(tmp_path)] == ["mean", "2", "5"]
 
 
 def test_a_row_of_the_curve_tells_when_its_parameters_were_published(tmp_path, agent, record):
@@ -161,7 +164,7 @@ def test_a_full_disk_stops_nothing_and_everything_is_written_later(tmp_path, age
     record.report({"a": 1.0}, {}, "")
     assert json.loads((tmp_path / "status.json").read_text())["metrics"]["learner/disk_faults_total"] >= 4
     assert best_return(tmp_path) == 5.0
-    assert [row[4] for row in curve(tmp_path)] == ["mean", "1.00", "5.00"]
+    assert [row[4] for row in curve(tmp_path)] == ["mean", "1", "5"]
     assert record.checkpoint(agent)
 
 
@@ -195,6 +198,29 @@ def test_the_newest_checkpoints_are_kept_under_their_updates(tmp_path, spec, age
     assert [(counters.updates, counters.logs[0].next_number) for counters in kept] == [(10, 10), (100, 100)]
     assert latest_checkpoint(tmp_path).header.counters == kept[-1]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+
+
+def test_after_a_return_to_an_earlier_checkpoint_the_new_ones_are_kept(tmp_path, spec, agent):
+    record = RunRecord(tmp_path, identity_of(spec), keep_checkpoints=2)
+    for updates in (900, 1000, 510, 520):
+        record.count(updates, 16, (), 0)
+        assert record.checkpoint(agent)
+        later = [load_checkpoint(path).header.counters.updates for path in numbered_checkpoints(tmp_path)]
+        assert updates in later
+    assert later == [510, 520]
+
+
+def test_checkpoints_are_kept_where_a_file_has_one_name(tmp_path, spec, agent, monkeypatch):
+    record = RunRecord(tmp_path, identity_of(spec), keep_checkpoints=2)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EOPNOTSUPP, "Operation not supported")))
+    record.count(8, 16, (), 0)
+    assert record.checkpoint(agent) and record._disk.num_faults == 0
+    assert [load_checkpoint(path).header.counters.updates for path in numbered_checkpoints(tmp_path)] == [8]
+
+
+def test_small_returns_are_not_rounded_away(tmp_path, agent, record):
+    record.evaluated(evaluation(agent, 0.004, 0.003))
+    assert curve(tmp_path)[-1][4:] == ["0.0035", "0.0035", "0.003", "0.004"]
 
 
 def test_no_other_checkpoint_is_kept_unless_asked_for(tmp_path, agent, record):

@@ -59,7 +59,7 @@ def test_keys_are_never_replaced(keys, capsys):
 
 
 def test_names_follow_the_directory_on_the_command_line(tmp_path):
-    command = [sys.executable, "-m", "apexrl.tools.keys", tmp_path / "keys", "actor-2", "replay"]
+    command = [sys.executable, "-m", "apexrl.tools.keys", tmp_path / "keys", "actor-2", "replay", "replay"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout.split()
     names = [f"{name}{suffix}" for name in ("actor-2", "replay") for suffix in (".public", ".secret")]
     assert made == [str(tmp_path / "keys" / name) for name in names]

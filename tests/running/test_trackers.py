@@ -45,6 +45,18 @@ def test_metrics_are_told_once(run):
     assert told == [({"replay/size": 7.0}, 40)]
 
 
+def test_what_comes_without_new_frames_is_told(run):
+    told, at_end = [], Counters(updates=9, evaluation_episodes=10)
+    last = Status("Catch-v0", 40, at_end, {"evaluation/return_mean": 1.0}, "")
+
+    def log(metrics, frames):
+        told.append((dict(metrics), frames))
+        (run / STATUS_FILE).write_bytes(msgspec.json.encode(last))
+
+    trackers.follow(run, trackers.Tracker("1", log, lambda: None), Now())
+    assert told == [({"replay/size": 7.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
+
+
 def test_a_later_start_goes_on_with_the_run_of_the_tracker(run, monkeypatch):
     begun = []
 

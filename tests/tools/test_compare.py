@@ -88,9 +88,11 @@ def test_games_are_averaged_where_all_groups_have_them(tmp_path, run_main):
 def test_a_game_of_one_return_needs_a_scale(tmp_path, run_main):
     for env in ("Catch-v0", "CartPole-v1"):
         write_run(tmp_path / "runs" / env, [1, 1], env=env)
-    status, _, _, err = run_main("runs/*")
-    assert status == 2 and "CartPole-v1 has no return but 1: give --scale CartPole-v1=LOW:HIGH" in err
-    assert run_main("runs/*", "--scale", "Catch-v0=0:1", "--scale", "CartPole-v1=0:2")[0] == 0
+    status, rows, out, err = run_main("runs/*")
+    assert (status, len(rows)) == (0, 2) and "interquartile" not in out and (tmp_path / "comparison.png").exists()
+    assert "no average over games: CartPole-v1 has no return but 1: give compare --scale CartPole-v1=LOW:HIGH" in err
+    _, _, out, err = run_main("runs/*", "--scale", "Catch-v0=0:1", "--scale", "CartPole-v1=0:2")
+    assert "interquartile" in out and not err
 
 
 def test_what_is_no_run_is_named_and_left_out(tmp_path, run_main):
@@ -109,6 +111,8 @@ def test_what_is_no_run_is_named_and_left_out(tmp_path, run_main):
         (["--group", "name"], "--group name: give NAME=RUN,RUN,..."),
         (["good", "--threshold", "nan"], "--threshold nan makes no sense: give a mean return"),
         (["--group", "=x"], "--group =x: give NAME=RUN,RUN,..."),
+        (["good", "--group", "apex-dqn=good"], "--group apex-dqn=...: runs without a group have this name, too"),
+        (["good", "--out", "."], "--out .: give a path without .csv and .png, such as comparison"),
         *((["good", "--scale", text], f"--scale {text}: give ENV=LOW:HIGH") for text in ("x=2", "x=3:2", "x=1:inf")),
     ],
 )
@@ -133,3 +137,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, run_main):
     write_run(tmp_path / "good", [1])
     status, _, _, err = run_main("good", "--out", "good/status.json/c")
     assert status == 2 and err.startswith("cannot compare: ") and "status.json" in err and "give another --out" in err
+
+
+def test_a_run_whose_name_looks_like_a_pattern_is_meant_itself(tmp_path, run_main):
+    write_run(tmp_path / "a[1]", [3, 3, 3])
+    write_run(tmp_path / "a1", [7, 7, 7])
+    _, rows, _, _ = run_main("a[1]")
+    assert [(row["seeds"], row["final return"]) for row in rows] == [("1", "3.00")]
+
+
+def test_positions_in_the_csv_are_whole_frames(tmp_path, run_main):
+    write_run(tmp_path / "long", [1, 1], frames=123_456_789)
+    run_main("long")
+    with (tmp_path / "comparison.csv").open() as file:
+        assert "123456789" in {row["position"] for row in csv.DictReader(file)}

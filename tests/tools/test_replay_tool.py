@@ -1,5 +1,7 @@
 """The journal tool as a process, over journals that the real classes wrote, whole, damaged and while one is written."""
 
+import contextlib
+import errno
 import subprocess
 import sys
 import threading
@@ -195,6 +197,21 @@ def test_export_gives_back_what_was_inserted(written, tmp_path, spec, make_unrol
         assert np.array_equal(one["frames"][0], make_unroll(spec, 19).frames)
 
 
+def test_a_full_disk_leaves_an_earlier_export_alone(written, tmp_path, monkeypatch):
+    out = tmp_path / "out.npz"
+    assert tool("export", written, "--out", out)[0] == 0
+    before = out.read_bytes()
+
+    def fails(file, **arrays):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fails)
+    with contextlib.suppress(OSError):
+        replay_tool.export(written, out)
+    assert out.read_bytes() == before and [path.name for path in tmp_path.glob("out*")] == ["out.npz"]
+
+
 def test_export_gives_the_extras_and_the_priority_of_an_unroll(tmp_path, spec, make_unroll):
     extras = (Field("log_prob", "step", "float32"), Field("state", "first", "float16", (2,)))
     spec = msgspec.structs.replace(spec, extras=extras, has_unroll_priorities=True)
@@ -240,6 +257,7 @@ def test_what_is_no_journal_is_told(written, tmp_path):
         ("summary", files_of(written)[0]),
         ("export", written, "--numbers", "100:", "--out", tmp_path / "x.npz"),
         ("export", written, "--numbers", "1-2", "--out", tmp_path / "x.npz"),
+        ("export", written, "--numbers", "\u00b2:", "--out", tmp_path / "x.npz"),
     ):
         status, text = tool(*arguments)
         assert status == 2 and len(text.splitlines()) == 1, text

@@ -47,6 +47,7 @@ def test_a_file_without_variants_is_one_of_its_own_name(tmp_path):
         ('directory = "x"\nseeds = []', "seeds"),
         ('directory = "x"\nseeds = [-1]', "seeds"),
         ('directory = "x"\nseeds = [1, 1]', "each seed once"),
+        ('directory = "x"\nseeds = [1]\nthreshold = nan', "threshold nan makes no sense"),
         ('directory = "x"\nseeds = [1]\nseed = 3', "seed"),
         ('directory = "x"\nseeds = [1]\n[variants."a b"]', "'a b' names no directory"),
         ('directory = "x"\nseeds = [1]\n[variants."../x"]', "names no directory"),
