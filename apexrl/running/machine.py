@@ -93,7 +93,10 @@ def fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: Str
             if largest < 1:
                 cure = f"none does beside {num_workers} actor processes; give fewer --num-workers, or more --memory-gb"
             raise ConfigError(f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): {cure}")
-        replay = dataclasses.replace(replay, capacity=largest)
+        # Two digits: the free memory differs a little from run to run, and their capacity should not.
+        unit = 10 ** max(len(str(largest)) - 2, 0)
+        capacity = max(largest // unit * unit, replay.min_size_to_sample)
+        replay = dataclasses.replace(replay, capacity=capacity)
     return dataclasses.replace(command, replay=replay)
 
 

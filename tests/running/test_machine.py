@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from apexrl.config import LearnerCommand
+from apexrl.config import LearnerCommand, RunCommand
 from apexrl.flags import default_command, wants_of
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.replay.replay import ring_unrolls
-from apexrl.running.machine import Machine, fitting_preset, largest_capacity, sizes
+from apexrl.running.machine import Machine, fitted, fitting_preset, largest_capacity, sizes
 from apexrl.types import StreamSpec
 
 SPEC = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, overlap_steps=3)
@@ -80,3 +80,12 @@ def test_the_preset_follows_from_the_machine_and_the_environment(device, preset)
     assert fitting_preset(machine, SPEC) == preset
     vectors = StreamSpec("Vectors-v0", (4,), "float32", 1, 2, 1, unroll_starts=80, overlap_steps=3)
     assert fitting_preset(machine, vectors) == "small" and not sizes(machine, vectors)
+
+
+def test_a_capacity_that_follows_from_free_memory_is_the_same_for_runs_one_after_the_other():
+    command = default_command(RunCommand)
+    machines = [Machine(16, host_bytes, CPU, 0) for host_bytes in (16_000_000_000, 16_050_000_000)]
+    largest_ones = [largest_capacity(machine, SPEC, WANTS, command.acting.num_workers) for machine in machines]
+    capacities = {fitted(command, command, machine, SPEC).replay.capacity for machine in machines}
+    assert len(set(largest_ones)) == 2 and len(capacities) == 1
+    assert 0.9 * min(largest_ones) <= capacities.pop() <= min(largest_ones) < command.replay.capacity
