@@ -15,7 +15,7 @@ from apexrl.running import device_look
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
-from apexrl.running.run_directory import as_fork, environment_of, journals_of, save_config
+from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.types import StreamSpec
 from tests.tools.run_directories import write_run
 
@@ -139,14 +139,6 @@ def test_a_new_network_on_earlier_experience_may_be_another_one():
     changed = plan_again(["--from-scratch", "--optimizer", "rmsprop", "--hidden-size", "64"])
     assert (changed.update.optimizer, changed.network.hidden_size) == ("rmsprop", 64)
     assert plan_again(["--learning-rate", "0.1"]).update.learning_rate == 0.1
-
-
-def test_a_relative_journal_stays_where_it_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    command = plan("--env", "Catch-v0", "--journal-dir", "kept").command
-    monkeypatch.chdir("/")
-    assert journals_of(command) == [tmp_path / "kept"]
-    assert plan("--env", "Catch-v0", "--journal-dir", "off").command.replay.journal_dir == "off"
 
 
 def fork_of(before, flags):

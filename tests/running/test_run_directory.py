@@ -16,12 +16,14 @@ from apexrl.files import locked
 from apexrl.flags import default_command, parse_onto, with_preset, with_sections
 from apexrl.learning.run_record import NUMBERED
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.running.plan import make_plan
 from apexrl.running.prepare import _update_of
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
     check_new,
     continued,
+    journals_of,
     latest_path,
     lock_run,
     on_saved,
@@ -231,3 +233,15 @@ def test_results_are_set_aside_and_the_experience_stays(tmp_path, spec):
 @pytest.mark.parametrize(("text", "update"), [("", 0), ("70", 70), ("7_000", 7000), ("2e5", 200_000), ("many", 0)])
 def test_the_update_of_a_fork_is_read_as_flags_are(text, update):
     assert _update_of(text) == update
+
+
+def test_a_relative_journal_stays_where_it_is(tmp_path, monkeypatch):
+    def plan(*words):
+        arguments = ["--env", "Catch-v0", "--run-dir", "x", "--memory-gb", "8", *words]
+        return make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments).command
+
+    monkeypatch.chdir(tmp_path)
+    command = plan("--journal-dir", "kept")
+    monkeypatch.chdir("/")
+    assert journals_of(command) == [tmp_path / "kept"]
+    assert plan("--journal-dir", "off").replay.journal_dir == "off"
