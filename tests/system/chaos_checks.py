@@ -145,7 +145,7 @@ def evaluations(remains: Remains) -> Finding:
     means = {mean for _, _, mean in told}
     path = remains.directory / CURVE_FILE
     rows = [line.split(",") for line in path.read_text().splitlines()[1:]] if path.exists() else []
-    foreign = [row for row in rows if (row[2], row[3], row[4]) not in told]
+    foreign = [row for row in rows if (row[2], row[3], f"{float(row[4]):.2f}") not in told]
     reasons = [f"{len(foreign)} evaluations are nobody's, such as {','.join(foreign[0])}"] if foreign else []
     summary = read_summary(remains)
     for name in ("evaluation_mean_return", "evaluation_best_return"):
