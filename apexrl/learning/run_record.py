@@ -120,6 +120,7 @@ class RunRecord:
         self._is_curve_written = True
         self._events = EventFile(directory / "tensorboard")
         self._unsaved_best: Evaluation | None = None
+        self._told: tuple[object, ...] = ()  # the newest evaluation, without its parameters
         self._results: dict[str, float] = {}  # the newest of games, which stay true when nobody plays
         self.counters = self._start = Counters(best_evaluation_return=self._best_return())
         self._started = time.monotonic()
@@ -193,7 +194,14 @@ class RunRecord:
         self._write_results()
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Takes an evaluation: metrics, picture, curve, and the parameters when they are the best so far."""
+        """Takes an evaluation: metrics, picture, curve, and the parameters when they are the best so far.
+
+        The evaluator tells the last one again where it cannot know that it arrived: it counts once.
+        """
+        told = evaluation.params_version, evaluation.returns, evaluation.steps, evaluation.seconds
+        if told == self._told:
+            return
+        self._told = told
         metrics = evaluation.metrics()
         self._results |= metrics
         self._events.scalars(metrics, self.frames)
@@ -254,10 +262,9 @@ class RunRecord:
         with replacing(name) as temporary:
             temporary.unlink(missing_ok=True)
             give_second_name(latest, temporary)
-        # By age: after a return to an earlier checkpoint, some of later updates are older.
-        others = [path for path in numbered_checkpoints(self._directory) if path != name]
-        others.sort(key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
-        for old in others[self._keep_checkpoints - 1 :]:
+        # Later updates are older ones: the run has returned to an earlier checkpoint since.
+        by_age = sorted(numbered_checkpoints(self._directory), key=lambda path: (path <= name, path))
+        for old in by_age[: -self._keep_checkpoints]:
             old.unlink()
 
     def _best_return(self) -> float | None:

@@ -73,9 +73,10 @@ def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
         status = read_status(directory)
         if status is None:
             continue
-        counters = status.counters
         # The last evaluations, and updates from a journal, come without new frames.
-        if told != (told := (status.frames, counters.updates, counters.evaluation_episodes)):
+        known = status.frames, status.counters.updates, status.counters.evaluation_episodes
+        if known != told:
+            told = known
             tracker.log(status.metrics, status.frames)
 
 

@@ -220,7 +220,6 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
         if group:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, **_arrays(group, spec))  # type: ignore[arg-type]
-                file.flush()
         num_unrolls += len(group)
     if not num_unrolls:
         raise ConfigError(f"--numbers {numbers}: the journal holds none of these (`inspect` says what it holds)")

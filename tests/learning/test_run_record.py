@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.errors import ApexError, ConfigError
-from apexrl.learning.run_record import RunRecord, latest_checkpoint, numbered_checkpoints
+from apexrl.learning.run_record import NUMBERED, RunRecord, latest_checkpoint, numbered_checkpoints
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
@@ -202,9 +202,11 @@ def test_the_newest_checkpoints_are_kept_under_their_updates(tmp_path, spec, age
 
 def test_after_a_return_to_an_earlier_checkpoint_the_new_ones_are_kept(tmp_path, spec, agent):
     record = RunRecord(tmp_path, identity_of(spec), keep_checkpoints=2)
+    written = iter((4000, 3000, 2000, 1000))  # the clock is set back meanwhile
     for updates in (900, 1000, 510, 520):
         record.count(updates, 16, (), 0)
         assert record.checkpoint(agent)
+        os.utime(tmp_path / "checkpoints" / NUMBERED.format(updates), (next(written),) * 2)
         later = [load_checkpoint(path).header.counters.updates for path in numbered_checkpoints(tmp_path)]
         assert updates in later
     assert later == [510, 520]
@@ -216,6 +218,12 @@ def test_checkpoints_are_kept_where_a_file_has_one_name(tmp_path, spec, agent, m
     record.count(8, 16, (), 0)
     assert record.checkpoint(agent) and record._disk.num_faults == 0
     assert [load_checkpoint(path).header.counters.updates for path in numbered_checkpoints(tmp_path)] == [8]
+
+
+def test_an_evaluation_that_is_told_twice_counts_once(tmp_path, agent, record):
+    for _ in range(2):
+        record.evaluated(evaluation(agent, 1.0, 3.0))
+    assert [row[4] for row in curve(tmp_path)] == ["mean", "2"] and record.counters.evaluation_episodes == 2
 
 
 def test_small_returns_are_not_rounded_away(tmp_path, agent, record):
