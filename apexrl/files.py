@@ -88,12 +88,12 @@ def locked(path: Path, owner: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise ConfigError(f"{path.parent} cannot be written ({error.strerror}): give another --run-dir") from error
+        raise ConfigError(f"{path.parent} cannot be written ({error.strerror}): give another directory") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"{path.parent} belongs to {owner}: end it first, or give another --run-dir") from error
+            raise ConfigError(f"{path.parent} belongs to {owner}: end it first, or give another directory") from error
         yield
     finally:
         os.close(descriptor)

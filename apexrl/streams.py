@@ -11,6 +11,7 @@ import numpy as np
 from apexrl.types import EnvironmentSpec, StreamSpec, Unroll
 
 SILENT_ROUNDS = 8  # unrolls that come for each stream while one is silent that has ended
+TAILS_BYTES = 2**28  # of streams that have ended, before the longest silent one is dropped
 
 Stream = tuple[str, int]  # an actor's name, and the number of one of its streams
 
@@ -45,8 +46,8 @@ class _Tail:
 class StreamCutter:
     """Joins the streams of one log, and cuts them into unrolls of another spec of the same environment.
 
-    The newest steps of a stream wait for those that complete their unroll. Those of a stream that has fallen silent are
-    dropped: actors come and go, and a new one has new streams.
+    The newest steps of a stream wait for those that complete their unroll. Where they take much memory, those of a
+    stream that has fallen silent are dropped: actors come and go, and a new one has new streams.
     """
 
     def __init__(self, log: StreamSpec, wanted: StreamSpec):
@@ -54,6 +55,7 @@ class StreamCutter:
         self._wanted = wanted
         self._seen = SeenSteps(log.unroll_steps)
         self._tails: collections.OrderedDict[Stream, _Tail] = collections.OrderedDict()  # the last heard at the end
+        self._kept_tails = TAILS_BYTES // (log.unroll_bytes + wanted.unroll_bytes)
         self._num_unrolls = 0
         stacked = log.stacked_frames
         # By field: the entries beyond one a step. Starts are kept for all frames, as `UnrollBuilder` does.
@@ -90,11 +92,13 @@ class StreamCutter:
         return any(step != first_step for step in due)
 
     def _forget_silent(self, stream: Stream, tail: _Tail) -> None:
-        """Takes note that a stream was heard, and forgets those that have ended."""
+        """Takes note that a stream was heard; where there are many, forgets those that have ended."""
         self._num_unrolls += 1
         tail.heard = self._num_unrolls
         self._tails.move_to_end(stream)
-        while self._num_unrolls - next(iter(self._tails.values())).heard > SILENT_ROUNDS * len(self._tails):
+        while len(self._tails) > self._kept_tails:
+            if self._num_unrolls - next(iter(self._tails.values())).heard <= SILENT_ROUNDS * len(self._tails):
+                return
             gone, _ = self._tails.popitem(last=False)
             self._seen.forget(gone)
 

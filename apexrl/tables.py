@@ -1,12 +1,14 @@
 """The tables of the replay, as --tables names them, and their parts where several servers share the experience."""
 
 import dataclasses
+import re
 from typing import Literal, NamedTuple, cast, get_args
 
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError
 
 TableKind = Literal["priority", "uniform", "elite", "fifo"]
+NAME = re.compile(r"\w[\w.-]*")
 DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
 
 
@@ -40,10 +42,10 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
             capacity = int(given.get("capacity") or 0)
         except ValueError:
             kind = ""
-        if kind not in get_args(TableKind) or not name or len(numbers) > 3 or name in tables:
+        if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(numbers) > 3 or name in tables:
             raise ConfigError(
-                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, with the kind "
-                "priority, uniform, elite or fifo; numbers may be left out"
+                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, of letters, "
+                "digits and _ . -, with the kind priority, uniform, elite or fifo; numbers may be left out"
             )
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
             raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")

@@ -366,6 +366,8 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         ("x=fifo:1:1.5",),
         ("x=fifo:1:1001",),
         ("x=fifo", "x=uniform"),
+        ("a:b=uniform",),
+        ("a/b=uniform",),
     ],
 )
 def test_tables_that_make_no_sense_are_refused(tables):

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from apexrl import streams as streams_module
 from apexrl.agents.families import FAMILIES
 from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
@@ -92,9 +93,20 @@ def test_no_unroll_reaches_over_missing_steps():
             assert_same(unroll, expected[e][first_step // 4])
 
 
-def test_streams_that_ended_are_dropped():
+def test_a_stream_that_is_much_slower_than_others_is_cut_whole():
+    log, streams = unrolls_of(8, 2)
+    cutter, slow = StreamCutter(log, unrolls_of(30, 0)[0]), []
+    for number in range(1200):
+        list(cutter.add(("fast", 0), 8 * number, streams[0][0]))
+        if number % 40 == 0:
+            slow += cutter.add(("slow", 0), 8 * (number // 40), streams[0][0])
+    assert [first_step for first_step, _ in slow] == list(range(0, 30 * 8 - 28, 30))
+
+
+def test_streams_that_ended_are_dropped_beyond_a_bound(monkeypatch):
     """Actors play 24 unrolls and are replaced; one goes on beside them, at a third of their speed."""
     log, streams = unrolls_of(8, 2)
+    monkeypatch.setattr(streams_module, "TAILS_BYTES", 4 * (log.unroll_bytes + unrolls_of(30, 0)[0].unroll_bytes))
     cutter, lasting = StreamCutter(log, unrolls_of(30, 0)[0]), []
     for actor in range(60):
         for number in range(24):

@@ -52,7 +52,8 @@ def recover(directory: Path) -> Recovered | None:
         if not headers:
             return None
         logger.warning("%s is missing or damaged: learners will read the log from its beginning", IDENTITY_FILE)
-        identity = LogIdentity(FORMAT, secrets.token_hex(8), (), headers[-1].spec)
+        lost = tuple(dict.fromkeys(header.log for header in headers))
+        identity = LogIdentity(FORMAT, secrets.token_hex(8), (0,), headers[-1].spec, lost)
     entries: dict[int, Entry] = {}
     for path, found in scans:
         if found.damages and not _cut_off_torn_end(path, found, is_last=path == scans[-1][0]):
@@ -63,7 +64,7 @@ def recover(directory: Path) -> Recovered | None:
             path.unlink()
         for entry in found.entries:  # when a number was written twice, only the later unroll was acknowledged
             entries[entry.number] = entry
-    end = max(entries, default=identity.lives[-1] - 1 if identity.lives else -1) + 1
+    end = max(entries, default=identity.lives[-1] - 1) + 1
     identity = msgspec.structs.replace(identity, lives=(*identity.lives, end))
     return Recovered(identity, [entries[number] for number in sorted(entries)], end)
 

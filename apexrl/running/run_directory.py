@@ -73,7 +73,9 @@ def check_new(directory: Path) -> None:
     if directory.is_dir() and any(
         path.name not in (LOCK_FILE, CONFIG_FILE + TEMPORARY) for path in directory.iterdir()
     ):
-        raise ConfigError(f"{directory} is not empty: give another --run-dir, or --resume {directory} to continue it")
+        is_run = (directory / CONFIG_FILE).is_file()
+        cure = f"or --resume {directory} to continue it" if is_run else "or empty it: there is no run in it to continue"
+        raise ConfigError(f"{directory} is not empty: give another --run-dir, {cure}")
 
 
 def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:

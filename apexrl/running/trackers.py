@@ -5,6 +5,7 @@ optional, and find their servers by their own environment variables (WANDB_MODE,
 """
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,9 +47,11 @@ def mlflow_run(name: str, known: str, directory: Path, flags: Mapping[str, Any])
     run = mlflow.start_run(run_id=known or None, run_name=None if known else name)
     if not known:
         mlflow.log_params({flag: str(value)[:500] for flag, value in flags.items()})
-    return Tracker(
-        run.info.run_id, lambda metrics, frames: mlflow.log_metrics(dict(metrics), step=frames), mlflow.end_run
-    )
+
+    def log(metrics: Mapping[str, float], frames: int) -> None:
+        mlflow.log_metrics({re.sub(r"[^\w.\- :/]", "_", tag): value for tag, value in metrics.items()}, step=frames)
+
+    return Tracker(run.info.run_id, log, mlflow.end_run)
 
 
 KINDS: Mapping[str, Callable[[str, str, Path, Mapping[str, Any]], Tracker]] = {

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter
 
 
@@ -49,6 +50,8 @@ def picture_of(rows: Sequence[Sequence[Panel]], value_name: str) -> bytes:
     for axes in grid[:, 0]:
         axes.set_ylabel(value_name)
     grid[0, -1].legend(drawn.values(), drawn.keys(), fontsize="small")
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a name may have a dollar sign
     figure.tight_layout()
     png = io.BytesIO()
     figure.savefig(png, dpi=110, format="png")

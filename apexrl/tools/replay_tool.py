@@ -7,7 +7,7 @@ skips a file that is evicted meanwhile. An incomplete last record counts as bein
 import collections
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -190,6 +190,19 @@ def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> st
     return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
 
 
+def _readable(
+    directory: Path, spec: StreamSpec, codec: UnrollCodec | None = None, numbers: Container[int] = range(2**63)
+) -> Iterator[Entry]:
+    """Yields the unrolls of these numbers without those that `verify` finds faulty, which it names on stderr."""
+    sizes = InsertSizes(spec)
+    for entry in (entry for segment in segments(directory) for entry in segment.found.entries):
+        fault = _fault_of(entry, sizes, codec) if entry.number in numbers else ""
+        if fault:
+            print(f"unroll {entry.number} is left out: {fault}", file=sys.stderr)
+        elif entry.number in numbers:
+            yield entry
+
+
 def export(directory: Directory, out: Path, numbers: str = ":", format: Literal["numpy", "minari"] = "numpy") -> int:
     """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages; or games for Minari.
 
@@ -206,7 +219,7 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
         raise ConfigError(f"--numbers {numbers}: give FIRST:END, such as 100:200, 100: or :200")
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec
-    entries = (entry for segment in segments(directory) for entry in segment.found.entries if entry.number in chosen)
+    entries = _readable(directory, spec, UnrollCodec(spec), chosen)
     if format == "minari":
         from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
 
@@ -252,7 +265,7 @@ def summary(directory: Directory) -> int:
     totals: collections.Counter[str] = collections.Counter()
     returns: dict[str, list[float]] = collections.defaultdict(list)
     versions, actors = set(), set()
-    for entry in (entry for segment in segments(directory) for entry in segment.found.entries):
+    for entry in _readable(directory, identity.spec):
         insert = wire.decode_insert(entry.message)
         transitions = int(insert.header(identity.spec.unroll_starts).valid.sum())
         totals.update(unrolls=1, transitions=transitions, messages=len(entry.message), blocks=len(entry.block))

@@ -139,10 +139,10 @@ def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_pat
     recovered = recover(tmp_path)
     assert recovered.entries == entries(range(4))
     assert recovered.identity.spec == spec and recovered.identity.log != before.log
-    assert recovered.identity.lives == (4,)
+    assert (recovered.identity.lives, recovered.identity.ancestors) == ((0, 4), (before.log,))
     fill(Journal(tmp_path, recovered.identity), [4])
     again = recover(tmp_path)
-    assert (again.identity.log, again.identity.lives) == (recovered.identity.log, (4, 5))
+    assert (again.identity.log, again.identity.lives) == (recovered.identity.log, (0, 4, 5))
     assert again.entries == entries(range(5))
 
 

@@ -84,7 +84,10 @@ def test_a_new_run_wants_an_empty_directory(tmp_path):
     (tmp_path / "run" / f"{CONFIG_FILE}.tmp").touch()
     check_new(tmp_path / "run")  # an earlier start has failed, or was killed
     (tmp_path / "run" / "notes").write_text("")
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match=r"is not empty.*or empty it"):
+        check_new(tmp_path / "run")
+    (tmp_path / "run" / CONFIG_FILE).write_text("{}")
+    with pytest.raises(ConfigError, match=r"is not empty.*or --resume"):
         check_new(tmp_path / "run")
 
 

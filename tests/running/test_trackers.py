@@ -22,7 +22,7 @@ def run(tmp_path):
     (directory / "evaluations.csv").write_text(
         "seconds,frames,updates,episodes,mean,median,min,max\n1,10,2,5,1,1,0,2\n"
     )
-    status = Status("Catch-v0", 40, Counters(), {"replay/size": 7.0}, "")
+    status = Status("Catch-v0", 40, Counters(), {"replay/size": 7.0, "own/a(b)": 2.0}, "")
     (directory / STATUS_FILE).write_bytes(msgspec.json.encode(status))
     return directory
 
@@ -42,7 +42,7 @@ def test_metrics_are_told_once(run):
     told = []
     tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
     trackers.follow(run, tracker, Now())
-    assert told == [({"replay/size": 7.0}, 40)]
+    assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40)]
 
 
 def test_what_comes_without_new_frames_is_told(run):
@@ -54,7 +54,7 @@ def test_what_comes_without_new_frames_is_told(run):
         (run / STATUS_FILE).write_bytes(msgspec.json.encode(last))
 
     trackers.follow(run, trackers.Tracker("1", log, lambda: None), Now())
-    assert told == [({"replay/size": 7.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
+    assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
 
 
 def test_a_later_start_goes_on_with_the_run_of_the_tracker(run, monkeypatch):
@@ -92,6 +92,7 @@ def test_a_run_is_told_to_the_real_package(run, tmp_path, kind):
     if kind == "mlflow":
         (size,) = told()
         assert size.read_text().split()[1:] == ["7.0", "40"]
+        assert list(tmp_path.glob("mlruns/*/*/metrics/own/a_b_"))  # mlflow has no parentheses
         (rate,) = tmp_path.glob("mlruns/*/*/params/learning-rate")
         assert rate.read_text() == "0.5"
 

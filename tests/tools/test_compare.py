@@ -53,6 +53,12 @@ def test_groups_are_compared_in_a_table_a_csv_and_a_picture(tmp_path, run_main):
     assert max(float(p["position"]) for p in points if p["against"] == "minutes") == 5
 
 
+def test_a_name_may_look_like_mathematics(tmp_path, run_main):
+    write_run(tmp_path / "one", [1, 2], 0)
+    status, _, out, err = run_main("--group", "costs $x^$=one")
+    assert (status, err) == (0, "") and (tmp_path / "comparison.png").read_bytes().startswith(PNG), out
+
+
 def test_a_threshold_that_most_seeds_miss_is_not_reached(tmp_path, run_main):
     write_groups(tmp_path)
     _, rows, *_ = run_main("slow/*", "--threshold", "7")

@@ -14,6 +14,7 @@ from apexrl.net import wire
 from apexrl.replay import journal as journals
 from apexrl.replay import segment
 from apexrl.replay.journal import Journal, new_identity
+from apexrl.replay.recovery import recover
 from apexrl.replay.snapshot import Snapshot, write_snapshot
 from apexrl.replay.table import TableState
 from apexrl.tools import replay_tool
@@ -170,11 +171,31 @@ def test_a_block_that_does_not_decode_is_found_only_when_asked(written, make_rec
     assert status == 1 and "unroll 20: " in text
 
 
-def test_a_missing_identity_is_a_damage(written):
+def test_what_cannot_be_read_is_left_out_of_exports_and_sums(written, make_record, tmp_path):
+    message, block = make_record(20)
+    with files_of(written)[-1].open("ab") as file:
+        file.write(b"".join(segment.pack(20, message, block[:-4])))
+        file.write(b"".join(segment.pack(21, b"no insert", block)))
+        file.write(b"".join(segment.pack(22, *make_record(22))))
+    status, text = tool("export", written, "--numbers", "19:", "--out", tmp_path / "some.npz")
+    assert status == 0 and "unroll 20 is left out: " in text and "unroll 21 is left out: " in text
+    with np.load(tmp_path / "some.npz") as some:
+        assert some["number"].tolist() == [19, 22]
+    status, text = tool("summary", written)
+    assert status == 0 and "unroll 21 is left out: " in text and "22 unrolls" in text
+
+
+def test_a_missing_identity_is_a_damage_until_a_server_mends_it(written, make_record):
     (written / "log.json").unlink()
     assert tool("inspect", written)[0] == 0
     status, text = tool("verify", written)
     assert status == 1 and "log.json: " in text
+    mended = Journal(written, recover(written).identity)
+    mended.append(20, [make_record(20)])  # as the next server does, which replaces the snapshot too
+    mended.close()
+    (written / "priorities.bin").unlink()
+    status, text = tool("verify", written)
+    assert status == 0, text
 
 
 def test_export_gives_back_what_was_inserted(written, tmp_path, spec, make_unroll):
