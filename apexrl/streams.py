@@ -11,7 +11,7 @@ import numpy as np
 from apexrl.types import EnvironmentSpec, StreamSpec, Unroll
 
 SILENT_ROUNDS = 8  # unrolls that come for each stream while one is silent that has ended
-TAILS_BYTES = 2**28  # of streams that have ended, before the longest silent one is dropped
+TAILS_BYTES = 2**28  # of waiting steps, beyond which streams that have ended are dropped
 
 Stream = tuple[str, int]  # an actor's name, and the number of one of its streams
 

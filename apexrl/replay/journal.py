@@ -42,7 +42,7 @@ class LogIdentity(msgspec.Struct, frozen=True):
     log: Name
     lives: tuple[Count, ...]  # the number at which each life of the server began
     spec: StreamSpec
-    ancestors: tuple[Name, ...] = ()  # the logs that this one was forked from; files of theirs name them
+    ancestors: tuple[Name, ...] = ()  # logs that it was forked or mended from; files of theirs name them
 
     @property
     def life(self) -> int:

@@ -105,7 +105,7 @@ def inspect(directory: Directory) -> int:
     lives = ", ".join(f"{life} from unroll {number}" for life, number in enumerate(identity.lives))
     print(f"log       {identity.log}, format {identity.format}")
     for ancestor in identity.ancestors:
-        print(f"          forked from {ancestor}")
+        print(f"          goes on from {ancestor}")
     spec = identity.spec
     print(f"holds     {spec.env}, {spec.unroll_starts} starts and {spec.overlap_steps} more steps an unroll")
     print(f"          {spec.unroll_bytes} bytes an unroll, {spec.num_priorities} priorities")
@@ -195,11 +195,12 @@ def _readable(
 ) -> Iterator[Entry]:
     """Yields the unrolls of these numbers without those that `verify` finds faulty, which it names on stderr."""
     sizes = InsertSizes(spec)
-    for entry in (entry for segment in segments(directory) for entry in segment.found.entries):
-        fault = _fault_of(entry, sizes, codec) if entry.number in numbers else ""
+    entries = (entry for segment in segments(directory) for entry in segment.found.entries)
+    for entry in (entry for entry in entries if entry.number in numbers):
+        fault = _fault_of(entry, sizes, codec)
         if fault:
             print(f"unroll {entry.number} is left out: {fault}", file=sys.stderr)
-        elif entry.number in numbers:
+        else:
             yield entry
 
 
@@ -235,7 +236,7 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
                 np.savez(file, **_arrays(group, spec))  # type: ignore[arg-type]
         num_unrolls += len(group)
     if not num_unrolls:
-        raise ConfigError(f"--numbers {numbers}: the journal holds none of these (`inspect` says what it holds)")
+        raise ConfigError(f"--numbers {numbers}: the journal holds none that can be read (`inspect` tells them)")
     print(f"{num_unrolls} unrolls to {out}")
     return 0
 
