@@ -7,7 +7,7 @@ skips a file that is evicted meanwhile. An incomplete last record counts as bein
 import collections
 import sys
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -190,13 +190,14 @@ def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> st
     return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
 
 
-def _readable(
-    directory: Path, spec: StreamSpec, codec: UnrollCodec | None = None, numbers: Container[int] = range(2**63)
-) -> Iterator[Entry]:
-    """Yields the unrolls of these numbers without those that `verify` finds faulty, which it names on stderr."""
+def _entries(directory: Path) -> Iterator[Entry]:
+    return (entry for segment in segments(directory) for entry in segment.found.entries)
+
+
+def _readable(entries: Iterable[Entry], spec: StreamSpec, codec: UnrollCodec | None = None) -> Iterator[Entry]:
+    """Yields the unrolls without those that `verify` finds faulty, which it names on stderr."""
     sizes = InsertSizes(spec)
-    entries = (entry for segment in segments(directory) for entry in segment.found.entries)
-    for entry in (entry for entry in entries if entry.number in numbers):
+    for entry in entries:
         fault = _fault_of(entry, sizes, codec)
         if fault:
             print(f"unroll {entry.number} is left out: {fault}", file=sys.stderr)
@@ -220,15 +221,16 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
         raise ConfigError(f"--numbers {numbers}: give FIRST:END, such as 100:200, 100: or :200")
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec
-    entries = _readable(directory, spec, UnrollCodec(spec), chosen)
+    entries = (entry for entry in _entries(directory) if entry.number in chosen)
     if format == "minari":
         from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
 
         print(write_dataset(entries, spec, out))
         return 0
+    readable = _readable(entries, spec, UnrollCodec(spec))
     in_one = out.suffix == ".npz"
     num_unrolls = 0
-    for group in [list(entries)] if in_one else ([entry] for entry in entries):
+    for group in [list(readable)] if in_one else ([entry] for entry in readable):
         path = out if in_one else out / f"unroll-{group[0].number:016d}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         if group:
@@ -266,7 +268,7 @@ def summary(directory: Directory) -> int:
     totals: collections.Counter[str] = collections.Counter()
     returns: dict[str, list[float]] = collections.defaultdict(list)
     versions, actors = set(), set()
-    for entry in _readable(directory, identity.spec):
+    for entry in _readable(_entries(directory), identity.spec):
         insert = wire.decode_insert(entry.message)
         transitions = int(insert.header(identity.spec.unroll_starts).valid.sum())
         totals.update(unrolls=1, transitions=transitions, messages=len(entry.message), blocks=len(entry.block))
