@@ -8,7 +8,7 @@ from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError
 
 TableKind = Literal["priority", "uniform", "elite", "fifo"]
-NAME = re.compile(r"\w[\w.-]*")
+NAME = re.compile(r"\w[\w.@-]*")
 DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
 
 
@@ -45,7 +45,7 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
         if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(numbers) > 3 or name in tables:
             raise ConfigError(
                 f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, of letters, "
-                "digits and _ . -, with the kind priority, uniform, elite or fifo; numbers may be left out"
+                "digits and _ . @ -, with the kind priority, uniform, elite or fifo; numbers may be left out"
             )
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
             raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
