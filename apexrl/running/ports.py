@@ -1,11 +1,16 @@
 """The ports of a run on this machine."""
 
-import contextlib
 import errno
+import itertools
+import random
 import socket
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
+
+# Below the ports that Linux gives to connections that go out (32,768 and up): one of those may be taken between the
+# look at it and its use. Above those of Ray's workers (10,002 to 19,999).
+SEARCHED_PORTS = range(20_000, 28_000)
 
 
 def check_ports(command: RunCommand) -> None:
@@ -38,9 +43,24 @@ def check_ports(command: RunCommand) -> None:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Returns ports on which nobody listens now."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Returns ports on which nobody listens now.
+
+    Raises: OSError when the host is none of this machine's, ConfigError when there are not as many.
+    """
+    candidates = random.sample(SEARCHED_PORTS, len(SEARCHED_PORTS))
+    ports = list(itertools.islice((port for port in candidates if _is_free(host, port)), count))
+    if len(ports) < count:
+        first, last = SEARCHED_PORTS[0], SEARCHED_PORTS[-1]
+        raise ConfigError(f"{host} has no {count} free ports from {first} to {last}: end programs that listen there")
+    return ports
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True

@@ -337,7 +337,7 @@ def consecutive_ports(host: str, count: int) -> int:
     """
     for _ in range(100):
         (first,) = free_ports(host, 1)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(first, first + count):
                 held.enter_context(socket.socket()).bind((host, port))
             return first

@@ -59,7 +59,7 @@ def learned(tmp_path_factory, free_ports):
         directory = tmp_path_factory.mktemp(f"team-{size}")
         team = start(size, free_ports(1)[0], "-m", "tests.learning.team_rank", UPDATES, directory)
         said = [process.communicate(timeout=600)[1] for process in team]
-        assert [process.returncode for process in team] == [0] * size, said
+        assert all(process.returncode == 0 for process in team), "\n".join(said)
         found[size] = {name: load_file(directory / f"{name}.safetensors") for name in CASES}
     return found
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 
 import msgspec
 import psutil
@@ -25,16 +24,10 @@ FAMILIES = {
 
 def ports_of(free_ports, num_shards):
     """Free ports for `launch`, of which the first two begin a block for all shards; and flags with the meeting port."""
-    while True:
-        first, *others = free_ports(4)
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + 2 * num_shards):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if not set(others) & set(range(first, first + 2 * num_shards)):
-            return [first, first + 1, *others[:2]], ("--meeting-port", others[2])
+    block, found = 2 * num_shards, free_ports(2 * num_shards + 3)
+    while found[block - 1] - found[0] != block - 1:
+        found = found[1:] + free_ports(1)
+    return [*found[:2], *found[block:-1]], ("--meeting-port", found[-1])
 
 
 def learners_of(run):
