@@ -6,7 +6,6 @@ Tags are grouped as evaluation/, actor/, replay/, learner/, system/.
 import collections
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
@@ -21,7 +20,7 @@ AGES_UPDATES = (0, 10, 100, 1000, 10_000)  # the least ages of the bins
 PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action
 PROBABILITY_UPDATES = 100  # over which it is averaged
 MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks with memory bear fewer
-LAG_SAID_SECONDS = 60.0
+WORSE = 1.5  # a lag that is so much greater than the one that was said last is said again
 
 
 def episode_sums(episodes: Iterable[Episode]) -> np.ndarray:
@@ -77,7 +76,7 @@ class VersionLags:
         """Takes the tables whose experience should be of about the learner's version."""
         self._fifo_tables = frozenset(fifo_tables)
         self._lags: dict[str, collections.deque[np.ndarray]] = {}
-        self._said = -math.inf
+        self._tolerated: float = MOST_LAG_UPDATES
 
     def add(self, version: int, acted: Mapping[str, np.ndarray]) -> None:
         """Takes the version that is updated, and those that acted in its batches [M] by table.
@@ -92,7 +91,7 @@ class VersionLags:
     def report(self) -> dict[str, float]:
         """Returns p50, p95 and max since the last report, of all fifo tables together and of each other table.
 
-        Says it where the fifo tables are too far behind.
+        Says it where the fifo tables are too far behind, and once more where that became worse.
         """
         by_prefix: dict[str, list[np.ndarray]] = collections.defaultdict(list)
         for table, kept in self._lags.items():
@@ -109,8 +108,8 @@ class VersionLags:
         return metrics
 
     def _warn(self, lag: float) -> None:
-        if lag > MOST_LAG_UPDATES and time.monotonic() >= self._said + LAG_SAID_SECONDS:
-            self._said = time.monotonic()
+        if lag > self._tolerated:
+            self._tolerated = WORSE * lag
             logger.warning(
                 "actors lag: one unroll in 20 is %d updates old or older, and more than %d can harm learning: publish "
                 "more often (--publish-period-updates, --publish-period-seconds), run fewer environments, or take "
