@@ -7,6 +7,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import signal
 import socket
 
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 from apexrl.types import StreamSpec, Unroll
 
 torch.set_num_threads(1)
+# A shell without job control starts what runs in the background so that Ctrl-C is ignored, and programs inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Files that share a slow preparation: the images, an applied cluster.

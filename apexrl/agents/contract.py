@@ -94,7 +94,8 @@ class Unrolls(NamedTuple):
 
 
 SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
-Distance = Literal["kl", "l2", "cosine"]
+FeatureDistance = Literal["l2", "cosine"]
+Distance = Literal["kl", FeatureDistance]
 
 
 class Selection(NamedTuple):

@@ -126,10 +126,10 @@ class ImpalaLearner:
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
         self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._row_results = row_results(self._parts, update.distance, self._network.policy.in_features, device)
-        self._replay_states = ReplayStates(
-            self._parts, wants(algorithm, update), update.replay_state, lstm_size_of(spec), device
-        )
+        wanted = wants(algorithm, update)
+        selections = [want.selection for want in wanted if want.selection is not None]
+        self._row_results = row_results(self._parts, selections, self._network.policy.in_features, device)
+        self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, lstm_size_of(spec), device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
         self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
         self._copy = CastCopy(self._network, copied_dtype(device, spec))
@@ -172,7 +172,7 @@ class ImpalaLearner:
         targets = vtrace(
             log_rhos, algorithm.gamma * batch.discount, rewards, values, output.values[-1],
             valid=valid, accept=accept,
-            lambda_=update.trace_lambda, rho_bar=update.rho_bar, c_bar=update.c_bar,
+            lambda_=update.trace_lambda, rho_bar=update.rho_bar, c_bar=update.c_bar, pg_rho_bar=update.pg_rho_bar,
         )  # fmt: skip
         losses = policy_gradient_loss(logits, batch.action, targets.pg_advantages)
         losses = losses + update.value_cost * value_loss(values, targets.vs)

@@ -40,8 +40,9 @@ class ImpalaUpdate(UpdateConfig):
     anneal_updates: Annotated[int, Range(0)] = 0
     """Updates over which the candidates become as few as the kept ones, linearly; 0: their number stays."""
     distance: Distance = "kl"
-    """Distance of an unroll from the policy: kl is KL(policy || behaviour), summed over its steps; l2 and cosine
-    compare features with those at its first use (elite), or with those of the newest unrolls (attentive)."""
+    """Distance of an unroll from the policy, for elite-1 to elite-4: kl is KL(policy || behaviour), summed over its
+    steps; l2 and cosine compare features with those at its first use. attentive compares them with those of the newest
+    unrolls, by cosine unless this is l2. elite-insertion always takes kl."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
     learning_rate: float = 0.0006
@@ -66,6 +67,8 @@ class ImpalaUpdate(UpdateConfig):
     """Greatest importance ratio of a step's error: it decides which policy's value is learned (IMPALA)."""
     c_bar: float = 1.0
     """Greatest importance ratio of the trace: it decides how fast values are learned (IMPALA)."""
+    pg_rho_bar: float = 1.0
+    """Greatest importance ratio of an advantage, in the policy's gradient (IMPALA: that of --rho-bar)."""
     trace_lambda: Annotated[float, Range(0, 1)] = 1.0
     """Decay of the trace, besides its ratios (IMPALA: 1)."""
     trust_region: Annotated[float, Range(0)] = 0.1
@@ -155,17 +158,14 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
     found = []
     for part in parts:
         size = sizes[part.name]
-        if part.overwrites_worst and update.distance != "kl":
-            raise ConfigError(f"--mix {part.name}: it overwrites by --distance kl alone; give that")
         if part.rule is None:
             walks = replays.walks and not part.capacity  # through the whole log: no way to draw from a part of it
             found.append(Want(part.name, size, Unrolls() if part.is_online else replays._replace(walks=walks)))
             continue
-        if part.rule == "attentive" and (update.distance == "kl" or not queue):
-            raise ConfigError(
-                f"--mix {part.name}: it compares features with a queue's: add one, and --distance l2 or cosine"
-            )
-        selection = Selection(part.rule, size, update.distance, update.anneal_updates, queue)
+        if part.rule == "attentive" and not queue:
+            raise ConfigError(f"--mix {part.name}: it compares features with those of new unrolls: add queue=SHARE")
+        distance = "cosine" if part.rule == "attentive" and update.distance == "kl" else update.distance
+        selection = Selection(part.rule, size, distance, update.anneal_updates, queue)
         found.append(Want(part.name, update.candidates * size, replays._replace(walks=False), selection))
     return tuple(found)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batch, Batches, Distance, UnrollBatch
+from apexrl.agents.contract import Batch, Batches, Selection, UnrollBatch
 from apexrl.agents.mix import Part
 from apexrl.losses.relevance import random_projection, unroll_divergence, unroll_features
 from apexrl.networks.actor_critic import ActorCriticOutput, History
@@ -47,7 +47,7 @@ def history_of(batch: UnrollBatch) -> History | None:
 class RowResults(NamedTuple):
     """Which results of each unroll the selection and the metrics need."""
 
-    distance: Distance | None  # None: nothing is selected
+    has_distance: bool
     projection: Tensor | None  # [F, n]; None where no features are compared
 
     def of(self, batches: Batches, parts: Sequence[Part], output: ActorCriticOutput, behavior: Tensor, valid: Tensor,
@@ -61,7 +61,7 @@ class RowResults(NamedTuple):
         results = {}
         if self.projection is not None and output.features is not None:
             results["feature"] = unroll_features(output.features[:-1].detach(), valid, self.projection)
-        elif self.distance is not None:
+        if self.has_distance:
             results["distance"] = unroll_divergence(behavior, output.logits[:-1].detach(), valid)
         if rejected is not None:
             results["rejected_share"] = (rejected & valid).sum(dim=0) / valid.sum(dim=0).clamp(min=1)
@@ -71,8 +71,9 @@ class RowResults(NamedTuple):
         return {name: {key: rows[i] for key, rows in split.items()} for i, name in enumerate(names)} if split else {}
 
 
-def row_results(parts: Sequence[Part], distance: Distance, num_features: int, device: torch.device) -> RowResults:
-    """Returns the results that a mix needs."""
-    if not any(part.rule or part.overwrites_worst for part in parts):
-        return RowResults(None, None)
-    return RowResults(distance, None if distance == "kl" else random_projection(num_features).to(device))
+def row_results(parts: Sequence[Part], selections: Sequence[Selection], num_features: int, device: torch.device
+                ) -> RowResults:  # fmt: skip
+    """Returns the results that a mix with some selections needs."""
+    has_distance = any(part.overwrites_worst for part in parts) or any(s.distance == "kl" for s in selections)
+    needs_features = any(selection.distance != "kl" for selection in selections)
+    return RowResults(has_distance, random_projection(num_features).to(device) if needs_features else None)

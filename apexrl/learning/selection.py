@@ -11,12 +11,12 @@ itself instead: the policy that acted, or its features when it was first used.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from apexrl.agents.contract import Selection
+from apexrl.agents.contract import Distance, FeatureDistance, Selection
 from apexrl.losses.relevance import feature_distances
 
 
@@ -62,11 +62,11 @@ class Findings:
         self._distances = np.zeros(ring_unrolls, np.float32)
         self._first = self._newest = np.zeros((0, 0), np.float32)  # [ring, n] features, where some came
 
-    def add(self, numbers: np.ndarray, rows: Mapping[str, np.ndarray], measure: Literal["l2", "cosine"] = "l2") -> None:
+    def add(self, numbers: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
         """Takes the results of an update for unrolls [M] that the ring held at one time, none of them twice.
 
         Args:
-          rows: `distance` [M], or `feature` [M, n], whose distance from the first one of its unroll counts then.
+          rows: `distance` [M] from the policy, `feature` [M, n]: one of them or both.
         """
         numbers, rows = self._current(numbers, rows)
         positions = numbers % len(self._numbers)
@@ -83,17 +83,23 @@ class Findings:
                 )
             self._first[positions[new]] = features[new]
             self._newest[positions] = features
-            self._distances[positions] = distances_of(features, self._first[positions], measure)
 
     def uses(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the updates [M] that used unrolls."""
         return np.where(self._is_known(numbers), self._uses[numbers % len(self._numbers)], 0)
 
-    def distances(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the distances [M] of unrolls at their last use."""
-        return np.where(self._is_known(numbers), self._distances[numbers % len(self._numbers)], 0)
+    def distances(self, numbers: np.ndarray, measure: Distance) -> np.ndarray:
+        """Returns the distances [M] of unrolls at their last use: from the policy, or from their own first features."""
+        positions = numbers % len(self._numbers)
+        if measure == "kl":
+            found = self._distances[positions]
+        elif self._first.size:
+            found = distances_of(self._newest[positions], self._first[positions], measure)
+        else:
+            found = np.zeros(len(numbers), np.float32)
+        return np.where(self._is_known(numbers), found, 0)
 
-    def distances_from(self, query: np.ndarray, numbers: np.ndarray, measure: Literal["l2", "cosine"]) -> np.ndarray:
+    def distances_from(self, query: np.ndarray, numbers: np.ndarray, measure: FeatureDistance) -> np.ndarray:
         """Returns the distances [M] of unrolls, as they were at their last use, from a feature [n]."""
         if not self._newest.size:
             return np.zeros(len(numbers), np.float32)
@@ -109,7 +115,7 @@ class Findings:
         return numbers[current], {name: values[current] for name, values in rows.items()}
 
 
-def distances_of(features: np.ndarray, others: np.ndarray, measure: Literal["l2", "cosine"]) -> np.ndarray:
+def distances_of(features: np.ndarray, others: np.ndarray, measure: FeatureDistance) -> np.ndarray:
     """Returns the distances [M] of features [M, n] from others [M, n] or [n]."""
     return feature_distances(torch.from_numpy(features), torch.from_numpy(others), measure).numpy()
 
@@ -124,7 +130,7 @@ class Selector:
         """Makes a selector without findings.
 
         Args:
-          selections: by table; all of the same distance.
+          selections: by table.
           ring_unrolls: unrolls that the server can hold.
         """
         self._selections = dict(selections)
@@ -149,20 +155,15 @@ class Selector:
 
     def add(self, results: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> None:
         """Takes the numbers [M] of the unrolls of an update, and their results, by table; see `Findings.add`."""
-        measure = self._measure()
         for table, (numbers, rows) in results.items():
-            self._findings.add(numbers, rows, measure)
+            self._findings.add(numbers, rows)
             if "feature" in rows and len(numbers):
                 self._queries[table] = rows["feature"].mean(axis=0)
 
     def _distances(self, selection: Selection, numbers: np.ndarray) -> np.ndarray:
         if selection.rule != "attentive":
-            return self._findings.distances(numbers)
+            return self._findings.distances(numbers, selection.distance)
         query = self._queries.get(selection.queue)
-        if query is None:
+        if query is None or selection.distance == "kl":
             return np.zeros(len(numbers), np.float32)
-        return self._findings.distances_from(query, numbers, self._measure())
-
-    def _measure(self) -> Literal["l2", "cosine"]:
-        measures = {selection.distance for selection in self._selections.values()} - {"kl"}
-        return cast(Literal["l2", "cosine"], next(iter(measures), "l2"))
+        return self._findings.distances_from(query, numbers, selection.distance)

@@ -50,18 +50,6 @@ def accepted_states(behavior_logits: Tensor, target_logits: Tensor, threshold: f
 
 
 @torch.no_grad()
-def effective_sample_size(log_rhos: Tensor, mask: Tensor) -> Tensor:
-    """Returns (sum rho)^2 / (sum rho^2) [B] over the steps in the mask: their number on policy, 0 where none.
-
-    Args:
-      log_rhos: [T, B] log(pi(a | x) / mu(a | x)); mask: [T, B] bool.
-    """
-    chosen = log_rhos.masked_fill(~mask, -torch.inf)
-    size = (2 * chosen.logsumexp(dim=0) - (2 * chosen).logsumexp(dim=0)).exp()
-    return size.masked_fill(~mask.any(dim=0), 0)
-
-
-@torch.no_grad()
 def unroll_divergence(behavior_logits: Tensor, target_logits: Tensor, mask: Tensor) -> Tensor:
     """Returns KL(pi || mu) [B], summed over the steps in the mask [T, B] of each unroll; the logits are [T, B, A]."""
     return kl_divergence(target_logits, behavior_logits).masked_fill(~mask, 0).sum(dim=0).clamp(min=0)

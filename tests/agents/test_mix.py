@@ -107,8 +107,6 @@ def test_elite_insertion_has_a_table_of_its_own_that_gives_what_is_kept():
     parse(RunCommand, ["--agent", "impala", "--mix", *update.mix, "--batch-size", "8"])
     with pytest.raises(ConfigError, match=r"elite-insertion=1: .* as in elite-insertion@2000=1/2"):
         parts_of(("elite-insertion=1",))
-    with pytest.raises(ConfigError, match="elite-insertion@300: it overwrites by --distance kl alone"):
-        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=update.mix, batch_size=8, distance="cosine"))
     with pytest.raises(ConfigError, match="elite-insertion@7 holds 7 unrolls, and --agent impala draws 8 different"):
         parse(RunCommand, ["--agent", "impala", "--mix", "elite-insertion@7=1", "--batch-size", "8"])
 
@@ -160,12 +158,19 @@ def test_a_selection_asks_for_candidates_and_keeps_its_share():
     assert tables(update) == ("queue=fifo", "elite-3@300=uniform:0::300", "attentive=uniform:0")
 
 
-@pytest.mark.parametrize(
-    ("mix", "distance"), [(("queue=1/2", "attentive=1/2"), "kl"), (("uniform=1/2", "attentive=1/2"), "l2")]
-)
-def test_attentive_replay_needs_features_and_a_queue(mix, distance):
-    with pytest.raises(ConfigError, match=r"--mix attentive: it compares features with a queue's: add one, and"):
-        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=mix, distance=distance))
+def test_attentive_replay_compares_features_with_those_of_a_queue():
+    mix = ("queue=1/4", "attentive=1/4", "elite-1=1/2")
+    found = {
+        distance: [
+            want.selection.distance
+            for want in wants(ImpalaAlgorithm(), ImpalaUpdate(mix=mix, distance=distance))
+            if want.selection
+        ]
+        for distance in ("kl", "l2", "cosine")
+    }
+    assert found == {"kl": ["cosine", "kl"], "l2": ["l2", "l2"], "cosine": ["cosine", "cosine"]}
+    with pytest.raises(ConfigError, match=r"--mix attentive: it compares features .*: add queue=SHARE"):
+        wants(ImpalaAlgorithm(), ImpalaUpdate(mix=("uniform=1/2", "attentive=1/2")))
 
 
 def test_candidates_have_to_fit_the_capacity():

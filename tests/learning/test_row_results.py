@@ -54,7 +54,7 @@ class World:
         """KL, mean normalised feature and rejected share of an unroll, from the network as it is, step by step."""
         unroll = unroll_of(number)
         key, weight = torch.tensor([number]), torch.ones(1)
-        batch = self.store.batch("uniform", key, weight)
+        batch = self.store.batch(self.wants[-1].table, key, weight)
         with torch.no_grad():
             output = self.learner._network.unroll(batch.observation)
         pi = output.logits[:-1, 0].double().softmax(-1).numpy()
@@ -80,31 +80,40 @@ def unroll_of(number):
 
 @pytest.mark.filterwarnings("ignore:.*capturable=True")
 @pytest.mark.parametrize("by_keys", [False, True], ids=["gathered", "graph"])
-@pytest.mark.parametrize("distance", ["kl", "l2"])
-def test_each_row_gets_its_own_results(distance, by_keys):
-    world = World(distance=distance)
-    keys = {"queue": [3, 4], "elite-1": [9, 1, 7], "uniform": [0, 100]}  # one row lacks, one is not held
+@pytest.mark.parametrize(
+    ("mix", "distance", "found_names"),
+    [
+        (MIX, "kl", {"distance"}),
+        (MIX, "l2", {"feature"}),
+        (("queue=1/4", "elite-1=1/2", "attentive=1/4"), "kl", {"distance", "feature"}),
+        (("queue=1/4", "elite-1=1/2", "elite-insertion@20=1/4"), "l2", {"distance", "feature"}),
+    ],
+)
+def test_each_row_gets_its_own_results(mix, distance, found_names, by_keys):
+    world = World(mix=mix, distance=distance)
+    last = world.wants[-1].table
+    keys = {"queue": [3, 4], "elite-1": [9, 1, 7], last: [0, 100]}  # one row lacks, one is not held
     if not by_keys:
-        keys["uniform"] = [0]
+        keys[last] = [0]
     expected = {number: world.expected(number) for number in (3, 4, 9, 1, 7, 0)}
     pending = world.updater.update(world.draw(by_keys, **keys))
-    assert pending.result()[0] == {} and np.isfinite(pending.result()[1]["loss"])
+    assert np.isfinite(pending.result()[1]["loss"])
     rows = pending.rows()
-    assert {table: there.tolist() for table, there in pending.keys.items()} == keys | {"uniform": [0]}
+    assert {table: there.tolist() for table, there in pending.keys.items()} == keys | {last: [0]}
     for table, there in pending.keys.items():
         found = rows[table]
-        assert found.keys() == {"rejected_share", "distance" if distance == "kl" else "feature"}
+        assert found.keys() == {"rejected_share", *found_names}
         for i, number in enumerate(there.tolist()):
             divergence, feature, rejected = expected[number]
             assert found["rejected_share"][i] == pytest.approx(rejected, abs=1e-5)
-            if distance == "kl":
+            if "distance" in found:
                 assert found["distance"][i] == pytest.approx(divergence, rel=1e-3, abs=1e-4)
-            else:
+            if "feature" in found:
                 projected = feature @ world.learner._row_results.projection.numpy()
                 assert found["feature"][i] == pytest.approx(projected, rel=1e-3, abs=1e-4)
         assert all(len(values) == len(there) for values in found.values())
     assert 0 < np.mean([rejected for _, _, rejected in expected.values()]) < 1
-    whole = {"queue": [5, 6], "elite-1": [9, 1, 7, 8], "uniform": [2, 3]}
+    whole = {"queue": [5, 6], "elite-1": [9, 1, 7, 8], last: [2, 3]}
     assert world.updater.update(world.draw(by_keys, **whole)).rows()["elite-1"]["rejected_share"].shape == (4,)
 
 

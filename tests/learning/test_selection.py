@@ -65,7 +65,6 @@ class Known(NamedTuple):
     """The twin's record of an unroll."""
 
     uses: int
-    distance: float
     first: list[float]
     newest: list[float]
 
@@ -86,18 +85,19 @@ def test_findings_equal_a_dictionary_of_the_newest_unrolls(measure):
         window = int(rng.integers(max(newest - 2 * ring, 0), newest - ring + 1))  # a batch is of one ring
         numbers = rng.choice(np.arange(window, window + ring), 5, replace=False)
         features = rng.normal(size=(5, 3)).astype(np.float32)
-        findings.add(numbers, {"feature": features}, measure)
+        findings.add(numbers, {"feature": features, "distance": features[:, 0]})
         for number, feature in zip(numbers.tolist(), features.tolist(), strict=True):
             if any(other > number and other % ring == number % ring for other in known):
                 continue  # its place was taken
             known = {other: value for other, value in known.items() if other == number or other % ring != number % ring}
-            before = known.get(number, Known(0, 0.0, feature, feature))
-            distance = slow_distance(feature, before.first, measure)
-            known[number] = Known(before.uses + 1, distance, before.first, feature)
+            before = known.get(number, Known(0, feature, feature))
+            known[number] = Known(before.uses + 1, before.first, feature)
         asked = np.arange(max(newest - 2 * ring, 0), newest + 3)
-        found = [known.get(number, Known(0, 0.0, [], [])) for number in asked.tolist()]
+        found = [known.get(number, Known(0, [0.0], [0.0])) for number in asked.tolist()]
         assert findings.uses(asked).tolist() == [one.uses for one in found]
-        assert findings.distances(asked) == pytest.approx([one.distance for one in found], abs=1e-5)
+        moved = [slow_distance(one.newest, one.first, measure) if one.uses else 0.0 for one in found]
+        assert findings.distances(asked, measure) == pytest.approx(moved, abs=1e-5)
+        assert findings.distances(asked, "kl").tolist() == pytest.approx([one.newest[0] for one in found])
         query = rng.normal(size=3).astype(np.float32)
         expected = [slow_distance(one.newest, query.tolist(), measure) if one.uses else 0.0 for one in found]
         assert findings.distances_from(query, asked, measure) == pytest.approx(expected, abs=1e-5)
@@ -106,7 +106,8 @@ def test_findings_equal_a_dictionary_of_the_newest_unrolls(measure):
 def test_unknown_unrolls_have_no_uses_and_no_distance():
     findings, numbers = Findings(8), np.array([0, 3, 9])
     query = np.ones(2, np.float32)
-    assert not findings.uses(numbers).any() and not findings.distances(numbers).any()
+    assert not findings.uses(numbers).any()
+    assert not findings.distances(numbers, "kl").any() and not findings.distances(numbers, "l2").any()
     assert not findings.distances_from(query, numbers, "l2").any()
 
 
@@ -122,6 +123,26 @@ def test_a_selector_keeps_by_the_findings_of_all_tables():
     assert kept.metrics == {"candidates": 4, "distance_candidates": 3.75, "distance_kept": 1.5, "uses_kept": 1.0}
     assert numbers[selector.keep("rare", numbers, 0).positions].tolist() == [6, 7]
     assert numbers[selector.keep("rare", numbers[::-1][:2], 0).positions].tolist() == [6, 5]  # all: by uses
+
+
+def test_parts_of_different_distances_select_beside_each_other():
+    """What elite replay compares, KL or its own first features, and attentive replay's nearness are all kept."""
+    selector = Selector(
+        {
+            "by-kl": Selection("elite-1", 1, "kl"),
+            "by-change": Selection("elite-1", 1, "l2"),
+            "near": Selection("attentive", 1, "cosine", queue="queue"),
+        },
+        16,
+    )
+    numbers = np.array([1, 2, 3])
+    first = np.array([[1, 0], [0, 1], [0, 3]], np.float32)
+    later = np.array([[1, 0], [0, 2], [3, 3]], np.float32)
+    for features, distances in ((first, [5, 5, 5]), (later, [2, 1, 0])):
+        selector.add({"by-kl": (numbers, {"distance": np.array(distances, np.float32), "feature": features})})
+    selector.add({"queue": (np.array([9]), {"distance": np.ones(1, np.float32), "feature": later[1:2]})})
+    kept = {table: numbers[selector.keep(table, numbers, 0).positions].tolist() for table in selector._selections}
+    assert kept == {"by-kl": [3], "by-change": [1], "near": [2]}
 
 
 def test_an_annealed_selector_looks_at_the_first_of_its_candidates():

@@ -9,7 +9,6 @@ from apexrl.losses.policy_gradient import policy_gradient_loss, sum_losses, valu
 from apexrl.losses.relevance import (
     accepted_states,
     behavior_relevance,
-    effective_sample_size,
     feature_distances,
     implied_policy,
     random_projection,
@@ -95,18 +94,6 @@ def test_a_huge_region_changes_no_target_and_an_empty_one_leaves_none():
     nowhere = vtrace(**arguments, accept=accepted_states(behavior, target, 0.0))
     assert torch.equal(nowhere.vs, unrolls.values)
     assert not nowhere.pg_advantages.any() and not nowhere.learned.any()
-
-
-def test_the_effective_sample_size_counts_the_steps_that_matter():
-    rng = np.random.default_rng(0)
-    log_rhos, mask = torch.from_numpy(rng.normal(0, 2, (7, 9))), torch.from_numpy(rng.random((7, 9)) < 0.7)
-    mask[:, 0] = False
-    found = effective_sample_size(log_rhos, mask)
-    for b in range(9):
-        rhos = [math.exp(x) for x, chosen in zip(log_rhos[:, b].tolist(), mask[:, b].tolist(), strict=True) if chosen]
-        expected = sum(rhos) ** 2 / sum(r * r for r in rhos) if rhos else 0
-        assert found[b].item() == pytest.approx(expected)
-    torch.testing.assert_close(effective_sample_size(log_rhos * 0 + 300, mask), mask.sum(0).double())
 
 
 BANDIT_RETURNS = torch.tensor([[2.0, 5.0]])  # both actions' returns, [T = 1, B = 2]: a row for each
