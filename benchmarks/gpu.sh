@@ -16,6 +16,7 @@
 #   RUN_FLAGS="..."        more flags for the runs of the whole system, PONG_FLAGS for that to a return of 18 alone;
 #                          "--memory-gb 100" where the machine's memory grows when it is used
 #   LEARNER_SECONDS, ACTOR_SECONDS, SERVED_SECONDS, TOGETHER_SECONDS, PONG_SECONDS, TOTAL_SECONDS   shorter or longer
+#   KEEP_GOING=1           measures the rest where the smoke part failed, too
 #   SLACK_SECONDS=60       longer limits for all parts, on a slow machine
 #   LEARNER_BATCHES="512", LEARNER_TRANSITIONS=256000   other batch sizes, another fill of the unroll store
 #   APEXRL_GPU_DEVICE=cpu  tries the script without a GPU; its figures are then worth nothing
@@ -59,6 +60,8 @@ stop_mps() {
 interrupted() {
   echo "interrupted: run the same command again to go on"
   [ -z "$child" ] || { kill -TERM "$child" 2>/dev/null; wait "$child"; }
+  stop_monitor
+  pack # with the figures so far of the part that was interrupted
   exit 130
 }
 trap interrupted INT TERM
@@ -191,10 +194,14 @@ mapfile -t tests < <(grep -rlF 'tests.devices' tests --include='test_*.py')
 part machine 40 bash -c 'lscpu; free -g; nvidia-smi; "$1" benchmarks/gpu_report.py machine "$2"' \
   machine "$python" "$out/machine.part"
 part smoke 60 "${probe[@]}" smoke --json "$out/smoke.part"
+if [[ " ${failed[*]-} " == *" smoke "* ]] && [ -z "${KEEP_GOING:-}" ]; then
+  echo "the numbers of this device are wrong, and so would be its speeds: everything is in $archive; KEEP_GOING=1 goes on"
+  exit 1
+fi
 # Without the project's pytest settings: they name plugins that need not be here.
 # shellcheck disable=SC2016 # expanded by the inner shell
 part tests 120 bash -c '"$1" -m pytest -v -c /dev/null --rootdir . -p no:cacheprovider -m gpu \
-  --junitxml "$2/tests.xml" "${@:3}" && "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
+  --junitxml "$2/tests.xml" "${@:3}"; "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
   tests "$python" "$out" "${tests[@]}"
 part ceilings 40 "${probe[@]}" ceilings --json "$out/ceilings.part"
 part profile 110 "${probe[@]}" profile --json "$out/profile.part"

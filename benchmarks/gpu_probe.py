@@ -37,7 +37,8 @@ from apexrl.networks.parameters import Parameters, ParametersHeader
 from apexrl.types import Unroll
 from benchmarks.learner_work import PONG
 
-RING = 256  # unrolls in a store
+RING, GPU_RING = 256, 4096  # unrolls in a store; the latter are 2.1 GB of screens, far more than a GPU's cache
+GATHERS = 20
 SMOKE_UPDATES, PROFILED_UPDATES, TIMED_UPDATES = 10, 30, 200
 GRAPH_NODES = 200
 MOST_KERNELS = 60
@@ -49,7 +50,8 @@ PROFILED = (("paper", "rmsprop", 512), ("paper", "adam", 512), ("gpu", "adam", 6
 class World:
     """A learner with a store of random unrolls, always from the same seed."""
 
-    def __init__(self, device: torch.device, optimizer: str = "rmsprop", batch_size: int = 512, preset: str = "paper"):
+    def __init__(self, device: torch.device, optimizer: str = "rmsprop", batch_size: int = 512, preset: str = "paper",
+                 ring: int = RING):  # fmt: skip
         command = with_preset(default_command(LearnerCommand), preset)
         update = dataclasses.replace(command.update, optimizer=optimizer, batch_size=batch_size)
         command = dataclasses.replace(command, update=update)
@@ -63,10 +65,11 @@ class World:
             self.learner.refresh()
         self.updater = Updater(self.learner, self.stream)
         (self.want,) = wants_of(command)
-        self.store = UnrollStore(self.spec, RING, [self.want], device, 4, self.stream)
+        self.ring = ring
+        self.store = UnrollStore(self.spec, ring, [self.want], device, 4, self.stream)
         self.rng = np.random.default_rng(0)
         unrolls = [self._unroll() for _ in range(8)]
-        for number in range(RING):
+        for number in range(ring):
             self.store.commit(self.store.begin(number), unrolls[number % len(unrolls)])
 
     def _learner(self, device: torch.device) -> Learner:
@@ -78,13 +81,13 @@ class World:
         spec, rng = self.spec, self.rng
         frames = rng.integers(0, 256, (spec.unroll_frames, *spec.frame_shape), np.uint8)
         actions = rng.integers(0, spec.num_actions, spec.unroll_steps).astype(np.int32)
-        rewards = rng.integers(-1, 2, spec.unroll_steps).astype(np.float32)
+        rewards = np.zeros(spec.unroll_steps, np.float32)  # so errors are those of the network's values alone
         starts = np.zeros(spec.unroll_steps + 1, bool)
         return Unroll(frames, actions, rewards, np.ones(spec.unroll_steps, np.float32), starts)
 
     def draw(self) -> Draw:
         """Returns uniform keys."""
-        keys = self.rng.integers(0, RING * self.spec.unroll_starts, self.want.batch_size)
+        keys = self.rng.integers(0, self.ring * self.spec.unroll_starts, self.want.batch_size)
         weights = np.ones(len(keys), np.float32)
         return Draw(0, {self.want.table: SampledKeys(self.store, self.want.table, 0, keys, weights)})
 
@@ -118,6 +121,8 @@ def smoke(device: torch.device) -> Iterator[tuple[str, Any]]:
     first = _distance(there.priorities(), here.priorities())
     yield "first_update_seconds", time.perf_counter() - started
     yield "first_priorities_distance", first
+    gradient = _distance(*(world.learner.gradient[:-1].cpu().numpy() for world in (there, here)))
+    yield "first_gradient_distance", gradient
     yield "ten_updates_seconds", there.run(SMOKE_UPDATES)
     parameters = here.learner.acting_tensors()
     header = ParametersHeader(1, here.spec, here.command.agent, to_text(here.command.network))
@@ -133,8 +138,11 @@ def smoke(device: torch.device) -> Iterator[tuple[str, Any]]:
         values.append(extras["q_max"])
     second = _distance(values[1], values[0])
     yield "actor_values_distance", second
-    if not max(first, second) < TOLERANCE:
-        raise RuntimeError(f"on {device} an update differs by {first:.3f} and an actor by {second:.3f} from the CPU")
+    if not max(first, gradient, second) < TOLERANCE:
+        raise RuntimeError(
+            f"on {device} the errors of an update differ by {first:.3f} from the CPU's, "
+            f"its gradient by {gradient:.3f}, an actor's values by {second:.3f}"
+        )
 
 
 def _distance(found: np.ndarray, expected: np.ndarray) -> float:
@@ -185,7 +193,8 @@ def _finish(device: torch.device) -> None:
 def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
     """Yields for each kind of update its seconds, and its kernels and operations by time."""
     for preset, optimizer, batch_size in PROFILED:
-        world, name = World(device, optimizer, batch_size, preset), f"{preset}_{optimizer}_{batch_size}"
+        ring, name = GPU_RING if device.type == "cuda" else RING, f"{preset}_{optimizer}_{batch_size}"
+        world = World(device, optimizer, batch_size, preset, ring)
         timed = TIMED_UPDATES if device.type == "cuda" else 3
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -194,31 +203,16 @@ def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
         yield f"{name}_first_seconds", time.perf_counter() - started
         yield f"{name}_wall_seconds", world.run(timed) / timed
         if device.type == "cuda":
-            yield f"{name}_device_seconds", _device_seconds(world, timed)
+            yield f"{name}_device_seconds", _replay_seconds(world, world.updater._graphs[0]._graphs, timed)
             yield f"{name}_gather_seconds", _gather_seconds(world)
         profiled = PROFILED_UPDATES if device.type == "cuda" else 3
         with torch.profiler.profile() as profiler:
             world.run(profiled)
-        yield f"{name}_kernels", kernels(profiler, profiled)
+        yield f"{name}_kernels", kernels(profiler, profiled, device.type)
         with torch.profiler.profile() as profiler:
             _update_without_graph(world)
-        yield f"{name}_operations", kernels(profiler, 1)
+        yield f"{name}_operations", kernels(profiler, 1, "cpu")
         yield f"{name}_memory_bytes", torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-
-
-def _device_seconds(world: World, count: int) -> float:
-    """Returns the device's time of an update, without the gaps in which it waits for Python."""
-    stream, graph = world.stream, world.updater._graphs[0]
-    assert stream.cuda is not None
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with stream.exclusive():
-        begin.record(stream.cuda)
-        for _ in range(count):
-            for part in graph._graphs:
-                part.replay()
-        end.record(stream.cuda)
-    end.synchronize()
-    return begin.elapsed_time(end) / 1000 / count
 
 
 def _gather_seconds(world: World) -> float:
@@ -226,8 +220,20 @@ def _gather_seconds(world: World) -> float:
     (inputs,), graph = world.updater._graphs[0]._inputs.values(), torch.cuda.CUDAGraph()
     with world.stream.aside() as stream, torch.cuda.graph(graph, stream=stream):
         inputs.batch()
+    return _replay_seconds(world, [graph], GATHERS)
+
+
+def _replay_seconds(world: World, graphs: list[torch.cuda.CUDAGraph], count: int) -> float:
+    """Returns the device's time to replay graphs once, of so many times without a pause."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with world.stream.exclusive():
-        return _seconds(world.stream.device, graph.replay)
+        begin.record(world.stream.cuda)
+        for _ in range(count):
+            for graph in graphs:
+                graph.replay()
+        end.record(world.stream.cuda)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000 / count
 
 
 def _update_without_graph(world: World) -> None:
@@ -238,13 +244,15 @@ def _update_without_graph(world: World) -> None:
     _finish(world.stream.device)
 
 
-def kernels(profiler: torch.profiler.profile, updates: int) -> list[dict[str, Any]]:
-    """Returns the kernels, or the operations of a CPU, by their time in an update."""
+def kernels(profiler: torch.profiler.profile, updates: int, device: str) -> list[dict[str, Any]]:
+    """Returns the work of a device by its time in an update: kernels and copies of a GPU, operations of a CPU."""
+    kind = torch.autograd.DeviceType.CUDA if device == "cuda" else torch.autograd.DeviceType.CPU
     found = []
     for event in profiler.key_averages():
-        seconds = max(event.self_device_time_total, event.self_cpu_time_total if event.device_time_total == 0 else 0)
-        count = event.count / updates
-        found.append({"name": event.key[:120], "count": count, "seconds": seconds / 1e6 / updates})
+        if event.device_type == kind:
+            seconds = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+            row = {"name": event.key[:120], "count": event.count / updates, "seconds": seconds / 1e6 / updates}
+            found.append(row)
     return sorted(found, key=lambda row: -row["seconds"])[:MOST_KERNELS]
 
 

@@ -59,8 +59,11 @@ class Gradient:
           by: the parameters of the copy that was computed with, in the network's order; the network's own when None.
         """
         gradients = torch.autograd.grad(outputs, by or self._own, output_gradient, materialize_grads=True)
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # one operation for each type
-            pairs = [pair for pair in zip(self._views, gradients, strict=True) if pair[1].dtype == dtype]
+        groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = {}
+        for view, gradient in zip(self._views, gradients, strict=True):
+            is_same = view.stride() == gradient.stride()  # a GPU copies only those of one type together
+            groups.setdefault((gradient.dtype, is_same), []).append((view, gradient))
+        for pairs in groups.values():
             torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
         self._count.fill_(count)
 

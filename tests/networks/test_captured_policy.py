@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.networks import policy
 from apexrl.networks.device_stream import DONE
 from apexrl.networks.dueling import make_network
 from tests.fake_graph import FakeGraph
+from tests.learning.test_updater import OnDevice
 from tests.networks import test_actor_critic as actor_critics
 from tests.networks.test_policy import CONFIG, NUM_ENVS, policy_of, spec_of, stream
 
@@ -77,3 +79,19 @@ def test_replayed_calls_of_an_actor_critic_are_plain_ones_with_memory_or_without
     found, expected = (actor_critics.act(one, sizes, parts, actor_critics.first_state()) for one in (captured, plain))
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert np.array_equal(found[2], expected[2]) and len(captures) == spec.stacked_frames
+
+
+@pytest.mark.parametrize("shape", [(84, 84), (96, 96, 3), (3,)])
+def test_a_call_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, shape):
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(policy, "fastest_dtype", lambda device, spec: torch.float32)
+    monkeypatch.setattr(policy, "check_tensors", lambda make, tensors: None)  # it looks at values
+    monkeypatch.setattr(policy.Policy, "_is_close", lambda policy: True)  # so does this
+    meta, spec = torch.device("meta"), spec_of(shape)
+    acting = policy_of(spec, make_network(spec, CONFIG).to(meta).state_dict(), meta)
+    stack = acting._new_stack(NUM_ENVS)
+    frames = torch.zeros(NUM_ENVS, *shape, dtype=getattr(torch, spec.frame_dtype), device=meta)
+    with OnDevice(), torch.no_grad():
+        stack.advance()
+        stack.write(frames, torch.zeros(NUM_ENVS, dtype=torch.bool, device=meta))
+        assert acting.values_of(stack).shape == (NUM_ENVS, spec.num_actions)
