@@ -14,6 +14,7 @@ import numpy as np
 
 MAX_ACTION_SIZE = 1024
 MAX_EXTRAS = 32
+SMALL_FRAME_SIZE = 1024  # numbers
 NO_EXTRAS: Mapping[str, np.ndarray] = MappingProxyType({})
 
 # The types of a peer's message: their bounds are checked when it is decoded.
@@ -42,6 +43,11 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
     """Names of the discrete actions, for people; empty where the environment gives none."""
     variant: Text = ""
     """The settings that make it another environment than `env` alone, as JSON; empty without any."""
+
+    @property
+    def has_small_frames(self) -> bool:
+        """Whether networks for it are small: the preset `small` is meant for it."""
+        return self.frame_size <= SMALL_FRAME_SIZE
 
     @property
     def frame_size(self) -> int:

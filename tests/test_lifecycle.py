@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.lifecycle import exit_status
+from apexrl.lifecycle import exit_status, switch_threads_often
 from tests.system.processes import ROOT, wait_for
 
 ROLE = (
@@ -100,3 +100,12 @@ def test_a_role_that_hangs_at_its_end_is_gone_after_its_supervisor():
         if psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
+
+
+def test_threads_take_turns_ten_times_as_often():
+    usual = sys.getswitchinterval()
+    try:
+        switch_threads_often()
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    finally:
+        sys.setswitchinterval(usual)

@@ -32,7 +32,7 @@ from apexrl.learning.status_file import LAST_EVALUATION
 from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.learning.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
-from apexrl.lifecycle import Stop, Stopwatch
+from apexrl.lifecycle import Stop, Stopwatch, switch_threads_often
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
@@ -161,6 +161,8 @@ class LearnerLoop:
     def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> bool:
         """Makes or restores the learner, updates it, leaves a last checkpoint; returns whether the run is complete."""
         command = self._command
+        if spec.has_small_frames:
+            switch_threads_often()
         updater = make_updater(command, spec, self._device_stream, self._team)
         self._identity = Identity.of(spec, command.agent, command.network)
         record = None

@@ -132,7 +132,11 @@ class Selector:
         Args:
           selections: by table.
           ring_unrolls: unrolls that the server can hold.
+        Raises: ValueError where attentive replay is to compare anything but features.
         """
+        for table, selection in selections.items():
+            if selection.rule == "attentive" and selection.distance == "kl":
+                raise ValueError(f"{table}: attentive replay compares features: the distance has to be l2 or cosine")
         self._selections = dict(selections)
         self._findings = Findings(ring_unrolls)
         self._queries: dict[str, np.ndarray] = {}  # by table: the mean feature [n] of its newest batch
@@ -164,6 +168,7 @@ class Selector:
         if selection.rule != "attentive":
             return self._findings.distances(numbers, selection.distance)
         query = self._queries.get(selection.queue)
-        if query is None or selection.distance == "kl":
+        if query is None:
             return np.zeros(len(numbers), np.float32)
+        assert selection.distance != "kl"
         return self._findings.distances_from(query, numbers, selection.distance)

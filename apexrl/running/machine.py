@@ -19,7 +19,6 @@ from apexrl.running.device_look import look_at
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 CPU = torch.device("cpu")
-SMALL_FRAME_SIZE = 1024  # numbers in an observation for which the preset `small` is meant
 ENVIRONMENTS_BESIDE_A_GPU = 128  # of an actor process: a call of its GPU costs the same for few and for many
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
@@ -50,7 +49,7 @@ class Machine(NamedTuple):
 
 def fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
     """Returns the name of the preset that fits a machine and an environment."""
-    if environment.frame_size <= SMALL_FRAME_SIZE:
+    if environment.has_small_frames:
         return "small"
     return "gpu" if machine.device.type == "cuda" else "two-cores"
 
@@ -60,7 +59,7 @@ def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mappin
 
     An actor whose network runs on a GPU leaves its cores to the emulator, which has two threads in each process.
     """
-    if environment.frame_size <= SMALL_FRAME_SIZE:
+    if environment.has_small_frames:
         return {}
     cores, learns_on_gpu = machine.cores, machine.device.type == "cuda"
     acting = {"num_workers": max(cores - 3 if learns_on_gpu else cores // 2, 1)}

@@ -10,6 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter
 
+NUM_COLOURS, DASHES = 10, ("solid", "dashed", "dotted", "dashdot")  # the latter for more lines than colours
+
 
 class Line(NamedTuple):
     """One curve, with a band between `low` and `high` where these are numbers, and thin curves of its parts."""
@@ -31,17 +33,18 @@ class Panel(NamedTuple):
 
 
 def picture_of(rows: Sequence[Sequence[Panel]], value_name: str) -> bytes:
-    """Returns a PNG of rows of panels. The panels of a row share their value axis; a label has one colour."""
+    """Returns a PNG of rows of panels. The panels of a row share their value axis; a label has one colour and dash."""
     labels = list(dict.fromkeys(line.label for row in rows for panel in row for line in panel.lines))
     drawn: dict[str, Line2D] = {}
     figure = Figure(figsize=(11, 4 * len(rows)))
     grid = figure.subplots(len(rows), len(rows[0]), sharey="row", squeeze=False)
     for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
         for line in panel.lines:
-            colour = f"C{labels.index(line.label) % 10}"
+            lap, number = divmod(labels.index(line.label), NUM_COLOURS)
+            colour, dash = f"C{number}", DASHES[lap % len(DASHES)]
             for positions, values in line.parts:
                 axes.plot(positions, values, color=colour, alpha=0.35, linewidth=0.7, marker=".", markersize=2)
-            (drawn[line.label],) = axes.plot(line.positions, line.values, color=colour)
+            (drawn[line.label],) = axes.plot(line.positions, line.values, color=colour, linestyle=dash)
             axes.fill_between(line.positions, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel=panel.position_name, title=panel.title)
         if axes.get_xlim()[1] >= 1000:

@@ -145,6 +145,11 @@ def test_parts_of_different_distances_select_beside_each_other():
     assert kept == {"by-kl": [3], "by-change": [1], "near": [2]}
 
 
+def test_attentive_replay_has_to_compare_features():
+    with pytest.raises(ValueError, match="old: attentive replay compares features"):
+        Selector({"old": Selection("attentive", 2, "kl", queue="queue")}, 16)
+
+
 def test_an_annealed_selector_looks_at_the_first_of_its_candidates():
     selector = Selector({"old": Selection("elite-1", 2, "kl", anneal_updates=10)}, 16)
     numbers = np.arange(8)

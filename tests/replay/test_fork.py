@@ -85,6 +85,32 @@ def test_forks_draw_the_batches_that_the_resumed_original_draws(source, tmp_path
     assert not np.array_equal(batches_of(tmp_path / "other", seed=6), expected)
 
 
+TABLES = ("queue=fifo", "uniform=uniform:0", "newest=uniform:0::20", "elite-insertion@20=elite:0::20")
+
+
+def unrolls_of(directory, count=100):
+    """Numbers of the first batches of IMPALA's tables over a journal; a queue hands each unroll out once."""
+    config = ReplayConfig(capacity=8000, min_size_to_sample=16, samples_per_insert=0.0, tables=TABLES)
+    service = ReplayService(config, 5, directory)
+    drawn = {table: [] for table in service.replay.tables}
+    for batch in range(count):
+        for table, numbers in drawn.items():
+            if table != "queue" or batch < 8:  # they hold 32 of the 40 unrolls
+                numbers.append(service.replay.sample(table, 4).keys.tolist())
+        worst = np.array(drawn["elite-insertion@20"][-1])
+        service.replay.tables["elite-insertion@20"].update_priorities(worst, (worst % 11 + 0.1).astype(np.float32))
+    service.close()
+    return drawn
+
+
+def test_forks_draw_the_unrolls_that_the_resumed_original_draws(source, tmp_path):
+    shutil.copytree(source, tmp_path / "copy")
+    fork_log(source, tmp_path / "fork")
+    expected = unrolls_of(tmp_path / "copy")
+    assert unrolls_of(tmp_path / "fork") == expected
+    assert all(len(set(map(tuple, numbers))) > 5 for numbers in expected.values())
+
+
 def test_a_fork_shares_all_files_but_the_newest_and_has_a_name_of_its_own(source, tmp_path):
     old_name, name = fork_log(source, tmp_path / "fork")
     *shared, newest = segment_paths(source)

@@ -13,9 +13,8 @@ from apexrl.runs import CURVE_FILE
 from tests.environments.corridor_exact import actor_critic_right
 from tests.system.processes import ROOT, launch, read_json, wait_for
 
-CORRIDOR = ("--env", "Corridor-v0", "--total-frames", "200000", "--no-evaluator")
+CORRIDOR = ("--env", "Corridor-v0", "--no-evaluator")
 EVERY_5_SECONDS = ("--evaluation-period-seconds", "5")
-FEW_ENVIRONMENTS = ("--environments-per-worker", "2")
 
 
 def learn(tmp_path, ports, *flags, enough=np.inf, enough_in_training=np.inf):
@@ -89,7 +88,7 @@ def test_impala_solves_catch_within_80000_agent_steps(tmp_path, free_ports):
 @pytest.mark.timeout(3200)
 def test_an_lstm_leaves_the_corridor_within_400000_agent_steps(tmp_path, free_ports):
     """Without memory the mean return is -11.66 at best, with it -3. The log tells it, whatever the speed."""
-    flags = ("--env", "Corridor-v0", "--total-frames", "400000", "--capacity", "500000", "--no-evaluator")
+    flags = (*CORRIDOR, "--preset", "small", "--total-frames", "400000", "--capacity", "500000")
     lstm = ("--lstm", "--lstm-size", "64", "--gamma", "0.9", "--batch-size", "4", "--learning-rate", "1e-3")
     learn(tmp_path, free_ports(4), *flags, *lstm, enough_in_training=-3.5)
     with logged(tmp_path / "run") as log:
@@ -101,12 +100,12 @@ def test_an_lstm_leaves_the_corridor_within_400000_agent_steps(tmp_path, free_po
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--learning-rate", "5e-4", "--num-workers", "1"),
-        ("--learning-rate", "5e-4", "--num-workers", "4", *FEW_ENVIRONMENTS),
+        ("--preset", "small", "--total-frames", "200000", "--learning-rate", "5e-4", "--num-workers", "1"),
+        ("--capacity", "500000", "--num-workers", "4"),
     ],
-    ids=["one-worker", "four-workers"],
+    ids=["small-numbers-one-worker", "own-numbers-four-workers"],
 )
-def test_the_corridors_random_policy_is_found_within_200000_agent_steps(tmp_path, free_ports, flags):
+def test_the_corridors_random_policy_is_found(tmp_path, free_ports, flags):
     """The algorithm is the usual one of this environment. The log tells how each step was taken, whatever the speed."""
     summary = learn(tmp_path, free_ports(4), *CORRIDOR, *flags)
     directory = tmp_path / "run"
@@ -115,7 +114,7 @@ def test_the_corridors_random_policy_is_found_within_200000_agent_steps(tmp_path
         right = probabilities[log["number"] >= log["number"].max() // 2][..., 1].mean()
     assert right == pytest.approx(actor_critic_right(gamma=0.99, unroll_steps=20), abs=0.03)
     assert read_json(directory / "config.json")["command"]["agent"] == "impala"
-    assert 0.45 < summary["probability_right"] < 0.8  # of the last hundred updates
+    assert 0.5 < summary["probability_right"] < 0.7  # of the last hundred updates
     events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
     shown = [event.value for event in events.Scalars("learner/probability_right")]
@@ -125,7 +124,7 @@ def test_the_corridors_random_policy_is_found_within_200000_agent_steps(tmp_path
 @pytest.mark.timeout(3200)
 def test_laser_finds_the_corridors_random_policy_within_200000_agent_steps(tmp_path, free_ports):
     """It plays and learns in turns: replay beside a policy that moved far while the learner was slow can go wrong."""
-    values_first = ("--learning-rate", "2e-4", "--value-cost", "5")
+    values_first = ("--preset", "small", "--total-frames", "200000", "--learning-rate", "2e-4", "--value-cost", "5")
     laser = ("--mix", "queue=1/8", "uniform=7/8", "--reproducible", *values_first)
     summary = learn(tmp_path, free_ports(4), *CORRIDOR, *laser)
     exact = actor_critic_right(gamma=0.99, unroll_steps=20)
