@@ -26,6 +26,11 @@ ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN")
 SWEEPS = ("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch")  # curves in files of their names
 
 
+MIXES = {"queue": "IMPALA, queue=1", "laser": "LASER, queue=1/8 uniform=7/8"}
+RIGHT = 0.595  # of the policy that V-trace converges to, exact
+STEP_SECONDS = 2.5
+
+
 class Bars(NamedTuple):
     """One pair of axes with bars: a group of bars for each work, a colour for each system."""
 
@@ -146,6 +151,28 @@ def draw_games(path: Path) -> None:
     path.write_bytes(picture_of(rows, "mean, worst to best game"))
 
 
+def draw_corridor(path: Path) -> None:
+    """Writes the chart of the corridor: the probability of right over time, with the range over the seeds."""
+    runs: dict[tuple[int, str], dict[str, list[tuple[float, float]]]] = {}
+    with (RESULTS / "corridor.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            seeds = runs.setdefault((int(row["actor_processes"]), row["mix"]), {})
+            seeds.setdefault(row["seed"], []).append((float(row["seconds"]), float(row["probability_right"])))
+    panels = {count: Panel(f"actor processes: {count}", "seconds", []) for count, _ in sorted(runs)}
+    for (count, mix), seeds in sorted(runs.items(), key=lambda run: list(MIXES).index(run[0][1])):
+        curves = [np.array(points).T for points in seeds.values()]
+        times = np.arange(0, min(seconds[-1] for seconds, _ in curves), STEP_SECONDS)
+        values = np.array([np.interp(times, *curve) for curve in curves])
+        line = Line(
+            MIXES[mix], times, values.mean(axis=0), values.min(axis=0), values.max(axis=0), [*map(tuple, curves)]
+        )
+        panels[count].lines.append(line)
+    for panel in panels.values():
+        exact = np.full(2, RIGHT)
+        panel.lines.append(Line(f"exact, {RIGHT}", np.array([0, panel.lines[-1].positions[-1]]), exact, exact, exact))
+    path.write_bytes(picture_of([[*panels.values()]], "probability of right"))
+
+
 def draw_sweep(name: str, path: Path) -> None:
     """Writes the chart of a sweep: mean return over frames of each variant, with its interval over seeds."""
     panel = Panel("", "frames", [*variants(RESULTS / f"{name}.csv")])
@@ -169,5 +196,6 @@ if __name__ == "__main__":
     draw_speeds(folder / "speeds.png")
     draw_curves(folder / "curves.png")
     draw_games(folder / "games.png")
+    draw_corridor(folder / "corridor.png")
     for sweep in SWEEPS:
         draw_sweep(sweep, folder / f"{sweep}.png")
