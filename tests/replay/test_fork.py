@@ -93,9 +93,9 @@ def unrolls_of(directory, count=100):
     config = ReplayConfig(capacity=8000, min_size_to_sample=16, samples_per_insert=0.0, tables=TABLES)
     service = ReplayService(config, 5, directory)
     drawn = {table: [] for table in service.replay.tables}
-    for batch in range(count):
+    for _ in range(count):
         for table, numbers in drawn.items():
-            if table != "queue" or batch < 8:  # they hold 32 of the 40 unrolls
+            if service.replay.tables[table].can_sample(4):  # a queue, only what it had not handed out
                 numbers.append(service.replay.sample(table, 4).keys.tolist())
         worst = np.array(drawn["elite-insertion@20"][-1])
         service.replay.tables["elite-insertion@20"].update_priorities(worst, (worst % 11 + 0.1).astype(np.float32))
@@ -108,7 +108,7 @@ def test_forks_draw_the_unrolls_that_the_resumed_original_draws(source, tmp_path
     fork_log(source, tmp_path / "fork")
     expected = unrolls_of(tmp_path / "copy")
     assert unrolls_of(tmp_path / "fork") == expected
-    assert all(len(set(map(tuple, numbers))) > 5 for numbers in expected.values())
+    assert all(len(set(map(tuple, numbers))) > 50 for table, numbers in expected.items() if table != "queue")
 
 
 def test_a_fork_shares_all_files_but_the_newest_and_has_a_name_of_its_own(source, tmp_path):
