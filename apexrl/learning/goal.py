@@ -1,4 +1,4 @@
-"""How far a run is from its totals."""
+"""The distance of a run from its totals."""
 
 from apexrl.config import LearningConfig
 from apexrl.types import StreamSpec

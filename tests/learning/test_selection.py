@@ -126,7 +126,7 @@ def test_a_selector_keeps_by_the_findings_of_all_tables():
 
 
 def test_parts_of_different_distances_select_beside_each_other():
-    """What elite replay compares, KL or its own first features, and attentive replay's nearness are all kept."""
+    """Each part has its own measure: KL, the change of an unroll's own features, nearness to the newest ones."""
     selector = Selector(
         {
             "by-kl": Selection("elite-1", 1, "kl"),

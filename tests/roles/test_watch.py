@@ -1,4 +1,4 @@
-"""What a run's best network is played with."""
+"""The network with which a run is watched."""
 
 import sys
 
