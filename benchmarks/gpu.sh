@@ -195,7 +195,7 @@ part machine 40 bash -c 'lscpu; free -g; nvidia-smi; "$1" benchmarks/gpu_report.
   machine "$python" "$out/machine.part"
 part smoke 60 "${probe[@]}" smoke --json "$out/smoke.part"
 if [[ " ${failed[*]-} " == *" smoke "* ]] && [ -z "${KEEP_GOING:-}" ]; then
-  echo "the numbers of this device are wrong, and so would be its speeds: everything is in $archive; KEEP_GOING=1 goes on"
+  echo "where the smoke part fails, no speed means anything: everything is in $archive; KEEP_GOING=1 measures the rest"
   exit 1
 fi
 # Without the project's pytest settings: they name plugins that need not be here.

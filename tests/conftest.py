@@ -110,11 +110,12 @@ def free_ports():
 
     def find(count: int) -> list[int]:
         ports: list[int] = []
-        while len(ports) < count:
-            port = next(own)
+        for port in itertools.islice(own, share):
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
-        return ports
+            if len(ports) == count:
+                return ports
+        raise AssertionError(f"no {count} free ports from {first} to {first + share - 1}")
 
     return find

@@ -61,7 +61,7 @@ class Gradient:
         gradients = torch.autograd.grad(outputs, by or self._own, output_gradient, materialize_grads=True)
         groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = {}
         for view, gradient in zip(self._views, gradients, strict=True):
-            is_same = view.stride() == gradient.stride()  # a GPU copies only those of one type together
+            is_same = view.stride() == gradient.stride()  # a GPU copies together only what lies alike
             groups.setdefault((gradient.dtype, is_same), []).append((view, gradient))
         for pairs in groups.values():
             torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])

@@ -152,7 +152,12 @@ def slow_column(logits, values, mu, batch, b, update, gamma, has_region):
         accept=torch.tensor(accept)[:, None],
         starts=batch.start[:, b, None],
     )
-    numbers = {"lambda_": update.trace_lambda, "rho_bar": update.rho_bar, "c_bar": update.c_bar, "pg_rho_bar": 1.0}
+    numbers = {
+        "lambda_": update.trace_lambda,
+        "rho_bar": update.rho_bar,
+        "c_bar": update.c_bar,
+        "pg_rho_bar": update.pg_rho_bar,
+    }
     return list(zip(*by_definition(unroll, 0, **numbers), strict=True))
 
 

@@ -63,6 +63,28 @@ def test_a_gradient_by_outputs_is_that_of_the_loss():
     assert torch.equal(gradients[0].buffer, gradients[1].buffer)
 
 
+def test_gradients_that_lie_otherwise_are_copied_apart_from_the_others(monkeypatch):
+    """A GPU copies tensors by one kernel only where types and strides are the same, else one after the other."""
+    copied, copy = [], torch._foreach_copy_
+
+    def recorded(places, found):
+        copied.append(list(zip(places, found, strict=True)))
+        copy(places, found)
+
+    def turned(tensor):  # the same numbers, the last axis outermost in memory
+        return tensor.movedim(-1, 0).contiguous().movedim(0, -1)
+
+    ours = network()
+    gradient = Gradient(ours, is_mean=False)
+    gradients = [turned(parameter.detach()) for parameter in ours.parameters()]
+    monkeypatch.setattr(torch, "_foreach_copy_", recorded)
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: gradients)
+    gradient.compute(torch.zeros(()), 1)
+    alike = [{place.stride() == found.stride() for place, found in pairs} for pairs in copied]
+    assert sorted(map(list, alike)) == [[False], [True]]
+    assert all(torch.equal(place, found) for pairs in copied for place, found in pairs)
+
+
 def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
     net = network()
     gradient = Gradient(net, is_mean=True)

@@ -22,7 +22,7 @@ ALL = {"queue": 80}
 CASES = {
     "impala": updates(),
     "mean": updates(reduction="mean"),
-    "other-traces": updates(rho_bar=2.0, c_bar=1.5, trace_lambda=0.8),
+    "other-traces": updates(rho_bar=2.0, c_bar=1.5, pg_rho_bar=1.7, trace_lambda=0.8),
     "soft-asymmetric": updates(reward_transform="soft-asymmetric"),
     "laser": updates(mix=LASER),
     "laser-mean": updates(mix=LASER, reduction="mean", rho_bar=1.5),

@@ -1,5 +1,7 @@
 """Selected replay for a learner of somebody else: the server hands out unrolls, `Selector` keeps the relevant ones."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,11 +39,12 @@ def feature_of(numbers):
     return np.stack([np.asarray(numbers, np.float32), np.ones(len(numbers), np.float32)], axis=1)
 
 
-@pytest.mark.parametrize("distance", ["kl", "l2"])
-@pytest.mark.parametrize("rule", ["elite-1", "elite-2", "elite-3", "elite-4", "attentive"])
+@pytest.mark.parametrize(
+    ("rule", "distance"),
+    [*itertools.product(("elite-1", "elite-2", "elite-3", "elite-4"), ("kl", "l2")), ("attentive", "l2")],
+)
 def test_each_rule_selects_from_the_candidates_of_a_server(start_server, actor_of, rule, distance):
     """Attentive replay finds those that are near the newest ones; elite replay those near the policy, or the rare."""
-    distance = "l2" if rule == "attentive" else distance
     selection = Selection(rule, KEPT, distance, queue="queue")
     with start_server(tables=(f"old=uniform:0:{CANDIDATES}",)) as server:
         actor, _ = actor_of(server)
