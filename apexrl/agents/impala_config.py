@@ -33,7 +33,8 @@ class ImpalaUpdate(UpdateConfig):
     """Shares of a batch by kind of replay, each KIND=SHARE, or KIND@CAPACITY=SHARE for the newest unrolls only.
     Kinds: queue (new unrolls, each once), uniform, attentive and elite-1 to elite-4, which keep the most relevant of
     several candidates, and elite-insertion, whose table overwrites the least relevant. queue=1 is IMPALA, queue=1/8
-    uniform=7/8 is LASER."""
+    uniform=7/8 is LASER. The next three flags hold for all parts but those that say otherwise, as
+    elite-1:distance=l2:candidates=8:anneal-updates=9000=1/4 does."""
     candidates: int = 4
     """Candidates for each unroll that attentive and elite replay keep (lambda). Where there is no queue,
     --samples-per-insert counts candidates."""
@@ -164,9 +165,14 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
             continue
         if part.rule == "attentive" and not queue:
             raise ConfigError(f"--mix {part.name}: it compares features with those of new unrolls: add queue=SHARE")
-        distance = "cosine" if part.rule == "attentive" and update.distance == "kl" else update.distance
-        selection = Selection(part.rule, size, distance, update.anneal_updates, queue)
-        found.append(Want(part.name, update.candidates * size, replays._replace(walks=False), selection))
+        distance, candidates, anneal_updates = part.choice
+        if distance is None:
+            distance = "cosine" if part.rule == "attentive" and update.distance == "kl" else update.distance
+        anneal_updates = update.anneal_updates if anneal_updates is None else anneal_updates
+        selection = Selection(part.rule, size, distance, anneal_updates, queue)
+        found.append(
+            Want(part.name, (candidates or update.candidates) * size, replays._replace(walks=False), selection)
+        )
     return tuple(found)
 
 

@@ -4,12 +4,22 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple, cast, get_args
 
-from apexrl.agents.contract import SelectionRule
+from apexrl.agents.contract import Distance, SelectionRule
 from apexrl.errors import ConfigError
 
 PartKind = Literal["queue", "uniform", "elite-insertion", SelectionRule]
 SELECTING = get_args(SelectionRule)
 KINDS = ("queue", "uniform", "elite-insertion", *SELECTING)
+LEAST = {"candidates": 1, "anneal-updates": 0}
+DISTANCES_OF = {kind: ("l2", "cosine") if kind == "attentive" else ("kl", "l2", "cosine") for kind in SELECTING}
+
+
+class Choice(NamedTuple):
+    """What a part says of its selection itself; None: as the flag of that name does."""
+
+    distance: Distance | None = None
+    candidates: int | None = None
+    anneal_updates: int | None = None
 
 
 class Part(NamedTuple):
@@ -19,6 +29,7 @@ class Part(NamedTuple):
     kind: PartKind
     capacity: int  # unrolls; 0: as many as the log holds
     share: Fraction  # of each batch
+    choice: Choice = Choice()
 
     @property
     def is_online(self) -> bool:
@@ -43,7 +54,8 @@ def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
     """
     parts = []
     for text in mix:
-        name, _, share_text = text.partition("=")
+        given, _, share_text = text.rpartition("=")
+        name, *options = given.split(":")
         kind, at, capacity_text = name.partition("@")
         try:
             share, capacity = Fraction(share_text), int(capacity_text) if at else 0
@@ -56,11 +68,28 @@ def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
             )
         if kind == "elite-insertion" and not capacity:
             raise ConfigError(f"--mix {text}: it overwrites when it is full: say when, as in elite-insertion@2000=1/2")
-        parts.append(Part(name, cast(PartKind, kind), capacity, share))
+        choice = _choice_of(text, kind, options)
+        parts.append(Part(name, cast(PartKind, kind), capacity, share, choice))
     total = sum(part.share for part in parts)
     if total != 1 or len({part.name for part in parts}) != len(parts):
         raise ConfigError(f"--mix {' '.join(mix)}: the shares add up to {total}; give each part once, 1 in all")
     return tuple(parts)
+
+
+def _choice_of(text: str, kind: str, options: list[str]) -> Choice:
+    found: dict[str, str | int] = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        if name == "distance" and value in DISTANCES_OF.get(kind, ()):
+            found[name] = value
+        elif kind in SELECTING and name in LEAST and value.isdecimal() and int(value) >= LEAST[name]:
+            found[name.replace("-", "_")] = int(value)
+        else:
+            raise ConfigError(
+                f"--mix {text}: elite-1 to elite-4 and attentive take :distance=NAME, :candidates=N and "
+                f":anneal-updates=N, as in elite-1@2000:distance=l2:candidates=8=1/4; {option!r} is none of them"
+            )
+    return Choice(**found)  # type: ignore[arg-type]
 
 
 def batch_sizes(parts: tuple[Part, ...], batch_size: int) -> dict[str, int]:

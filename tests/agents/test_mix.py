@@ -173,6 +173,39 @@ def test_attentive_replay_compares_features_with_those_of_a_queue():
         wants(ImpalaAlgorithm(), ImpalaUpdate(mix=("uniform=1/2", "attentive=1/2")))
 
 
+def test_a_part_may_choose_its_own_selection():
+    update = ImpalaUpdate(mix=("queue=1/4", "elite-1@300:distance=l2:candidates=2=1/4", "elite-2:anneal-updates=0=1/4",
+                               "attentive:distance=l2:candidates=1=1/4"),
+                          batch_size=8, candidates=3, distance="kl", anneal_updates=9)  # fmt: skip
+    _, *found = wants(ImpalaAlgorithm(), update)
+    assert [(want.table, want.batch_size) for want in found] == [("elite-1@300", 4), ("elite-2", 6), ("attentive", 2)]
+    assert [want.selection for want in found] == [
+        Selection("elite-1", 2, "l2", 9, "queue"),
+        Selection("elite-2", 2, "kl", 0, "queue"),
+        Selection("attentive", 2, "l2", 9, "queue"),
+    ]
+    assert tables(update)[1:] == ("elite-1@300=uniform:0::300", "elite-2=uniform:0", "attentive=uniform:0")
+    parse(RunCommand, ["--agent", "impala", "--mix", *update.mix, "--batch-size", "8"])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("elite-1:=1", "elite-1:8=1", "elite-1:candidates=1", "elite-1:candidates=0=1", "elite-1:candidates=x=1"),
+        *("elite-1:anneal-updates=-1=1", "elite-1:anneal_updates=1=1", "elite-1:distance=l1=1", "elite-1:distance=1"),
+        *(
+            "attentive:distance=kl=1",
+            "uniform:candidates=2=1",
+            "elite-insertion@9:distance=l2=1",
+            "queue:distance=kl=1",
+        ),
+    ],
+)
+def test_an_option_that_a_part_has_not_is_refused_by_its_text(part):
+    with pytest.raises(ConfigError, match=re.escape(f"--mix {part}: elite-1 to elite-4 and attentive take :distance")):
+        parts_of((part,))
+
+
 def test_candidates_have_to_fit_the_capacity():
     flags = ["--agent", "impala", "--batch-size", "16", "--mix", "queue=1/2", "elite-1@32=1/2"]
     parse(RunCommand, flags)
