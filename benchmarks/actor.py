@@ -85,7 +85,7 @@ class Options:
     systems: tuple[str, ...] = tuple(SYSTEMS)
     """vector, gymnasium, envpool, envpool-bilinear; paper, two-cores, two-cores-impala, sb3, sb3-8, cleanrl."""
     device: str = "cpu"
-    """Device of our actors' networks; cuda is passed to actor.py as --device cuda."""
+    """Device of our actors' networks; with a GPU, a worker has as many environments as the launcher gives it."""
     profile: bool = False
     """Print where the time of our actor goes, with the networks among --systems."""
     json: str = ""

@@ -25,6 +25,7 @@ from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.networks.config import to_text
 from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.running.machine import ENVIRONMENTS_BESIDE_A_GPU
 from benchmarks.replay import ROOT, free_ports, wait_for_port
 
 STEPS = "actor/agent_steps_total"
@@ -97,7 +98,7 @@ def play(game: str, agent: str, preset: str, device: str, seconds: float) -> Pla
         replay = [*ports, "--batch-port", batch_port, *limits]
         acting = [*ports, "--env", env.env, "--parameter-port", _port(publisher.endpoint)]
         if device != "cpu":
-            acting += ["--device", device]
+            acting += ["--device", device, "--environments-per-worker", ENVIRONMENTS_BESIDE_A_GPU]  # as the launcher
         stack.enter_context(_running("replay.py", replay, directory))
         wait_for_port(actor_port)
         readings.process = stack.enter_context(_running("actor.py", acting, directory))

@@ -6,7 +6,8 @@
 # part that fails is named and the others go on; its figures so far are kept in PART.part. The exit status is 1 when a
 # part failed, 3 when parts are left. The table is printed and left in OUT_DIR/summary.txt. After each part, everything
 # is in one archive, OUT_DIR.tgz. An OUT_DIR that is new begins with that archive, where one is there: so a second call
-# goes on with the first one's parts on another machine, too. Nothing is fetched from a network.
+# goes on with the first one's parts on another machine, too. A part that failed in an earlier call is tried again after
+# all others. Nothing is fetched from a network.
 #
 #   PYTHON=python3.12      interpreter, 3.11 or newer, with torch
 #   WHEELS=DIR             wheels of what is missing, installed beside them in DIR/site-VERSION; torch stays as it is
@@ -47,7 +48,7 @@ read -ra run_flags <<<"${RUN_FLAGS:-}"
 # The preset of a machine with a GPU: with the paper's, the target network is copied twice in these seconds.
 read -ra pong_flags <<<"${PONG_FLAGS:---preset gpu}"
 export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
-failed=() left=() child="" mps="" monitor=""
+failed=() failed_before=() left=() turn="" child="" mps="" monitor=""
 
 stop_mps() {
   [ -n "$mps" ] || return 0
@@ -85,8 +86,11 @@ is_wanted() {
   [ -z "${PARTS:-}" ] || [[ " $PARTS " == *" $1 "* ]]
 }
 
+# Parts that failed in an earlier call have the second turn.
 is_due() {
-  is_wanted "$1" && [ ! -s "$out/$1.json" ]
+  local own=first
+  [[ " ${failed_before[*]-} " != *" $1 "* ]] || own=second
+  is_wanted "$1" && [ ! -s "$out/$1.json" ] && { [ -z "$turn" ] || [ "$turn" = "$own" ]; }
 }
 
 pack() {
@@ -97,17 +101,13 @@ pack() {
 part() {
   local name=$1 limit=$(($2 + slack_seconds)) status
   shift 2
-  is_wanted "$name" || return
-  if [ -s "$out/$name.json" ]; then
-    echo "$name: is there"
-    return
-  fi
+  is_due "$name" || return
   if [ $((SECONDS + limit)) -gt "$total_seconds" ]; then
     left+=("$name")
     return
   fi
   echo "$name: at most $limit s"
-  rm -f "$out/$name.part"
+  rm -f "$out/$name.part" "$out/$name.failed"
   timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1 &
   child=$!
   wait "$child"
@@ -122,6 +122,7 @@ part() {
   echo "FAILED: $name: status $status; the end of $out/$name.log:"
   tail -n 15 "$out/$name.log" | sed 's/^/    /'
   failed+=("$name")
+  touch "$out/$name.failed"
   pack
 }
 
@@ -190,6 +191,13 @@ probe=("$python" -m benchmarks.gpu_probe --device "$device")
 tests=()
 mapfile -t tests < <(grep -rlF 'tests.devices' tests --include='test_*.py')
 
+for file in "$out"/*.json; do
+  [ ! -e "$file" ] || echo "$(basename "$file" .json): is there"
+done
+for file in "$out"/*.failed; do
+  [ ! -e "$file" ] || failed_before+=("$(basename "$file" .failed)")
+done
+
 # shellcheck disable=SC2016 # expanded by the inner shell
 part machine 40 bash -c 'lscpu; free -g; nvidia-smi; "$1" benchmarks/gpu_report.py machine "$2"' \
   machine "$python" "$out/machine.part"
@@ -198,36 +206,41 @@ if [[ " ${failed[*]-} " == *" smoke "* ]] && [ -z "${KEEP_GOING:-}" ]; then
   echo "where the smoke part fails, no speed means anything: everything is in $archive; KEEP_GOING=1 measures the rest"
   exit 1
 fi
-# Without the project's pytest settings: they name plugins that need not be here.
-# shellcheck disable=SC2016 # expanded by the inner shell
-part tests 120 bash -c '"$1" -m pytest -v -c /dev/null --rootdir . -p no:cacheprovider -m gpu \
-  --junitxml "$2/tests.xml" "${@:3}"; "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
-  tests "$python" "$out" "${tests[@]}"
-part ceilings 40 "${probe[@]}" ceilings --json "$out/ceilings.part"
-part profile 110 "${probe[@]}" profile --json "$out/profile.part"
-part learner 120 "${learner[@]}" --presets paper --batch-sizes "${batches[@]}" --kinds ours ours-eager eager \
-  --json "$out/learner.part"
-part learner-gpu 60 "${learner[@]}" --presets gpu --batch-sizes 64 --kinds ours eager --json "$out/learner-gpu.part"
-part gather 40 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds gather --json "$out/gather.part"
-part actor-cpu 50 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
-part actor-cuda 50 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
-part cores 40 "${probe[@]}" cores --json "$out/cores.part"
 
-ending=() # by time
-served=("$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu
-  --min-size-to-sample 5000) # soon there, so that most of the seconds count
-run served "${served[@]}"
-run served-gpu "${served[@]}" --preset gpu
-run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
-run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
-with_mps together-mps "$together_seconds" --no-evaluator --samples-per-insert 0
-ending=(--until 18)
-pong=(pong "$pong_seconds" --evaluation-period-seconds 1 "${pong_flags[@]}")
-case $("$python" benchmarks/gpu_report.py faster "$out") in
-  mps) with_mps "${pong[@]}" ;;
-  cuda) run "${pong[@]}" --actor-device "$device" ;;
-  *) run "${pong[@]}" --actor-device cpu ;;
-esac
+measure() {
+  # Without the project's pytest settings: they name plugins that need not be here.
+  # shellcheck disable=SC2016 # expanded by the inner shell
+  part tests 120 bash -c '"$1" -m pytest -v -c /dev/null --rootdir . -p no:cacheprovider -m gpu \
+    --junitxml "$2/tests.xml" "${@:3}"; "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
+    tests "$python" "$out" "${tests[@]}"
+  part ceilings 40 "${probe[@]}" ceilings --json "$out/ceilings.part"
+  part profile 110 "${probe[@]}" profile --json "$out/profile.part"
+  part learner 120 "${learner[@]}" --presets paper --batch-sizes "${batches[@]}" --kinds ours ours-eager eager \
+    --json "$out/learner.part"
+  part learner-gpu 60 "${learner[@]}" --presets gpu --batch-sizes 64 --kinds ours eager --json "$out/learner-gpu.part"
+  part gather 40 "${learner[@]}" --batch-sizes "${batches[@]}" --kinds gather --json "$out/gather.part"
+  part actor-cpu 50 "${actor[@]}" --device cpu --json "$out/actor-cpu.part"
+  part actor-cuda 50 "${actor[@]}" --device "$device" --json "$out/actor-cuda.part"
+  part cores 40 "${probe[@]}" cores --json "$out/cores.part"
+
+  ending=() # by time
+  served=("$served_seconds" --no-evaluator --samples-per-insert 0 --num-workers 2 --actor-device cpu
+    --min-size-to-sample 5000) # soon there, so that most of the seconds count
+  run served "${served[@]}"
+  run served-gpu "${served[@]}" --preset gpu
+  run together-cpu "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device cpu
+  run together-cuda "$together_seconds" --no-evaluator --samples-per-insert 0 --actor-device "$device"
+  with_mps together-mps "$together_seconds" --no-evaluator --samples-per-insert 0
+  ending=(--until 18)
+  pong=(pong "$pong_seconds" --evaluation-period-seconds 1 "${pong_flags[@]}")
+  case $("$python" benchmarks/gpu_report.py faster "$out") in
+    mps) with_mps "${pong[@]}" ;;
+    cuda) run "${pong[@]}" --actor-device "$device" ;;
+    *) run "${pong[@]}" --actor-device cpu ;;
+  esac
+}
+
+for turn in first second; do measure; done
 
 APEXRL_GPU_DEVICE=$device "$python" benchmarks/gpu_report.py summary "$out" | tee "$out/summary.txt" || failed+=(summary)
 [ ${#left[@]} -eq 0 ] || echo "LEFT: ${left[*]}: run the same command again" | tee -a "$out/summary.txt"

@@ -62,11 +62,28 @@ def test_an_interrupted_call_leaves_its_figures_in_the_archive(tmp_path, call):
     assert "./cores.log" in listed.stdout
 
 
-def test_a_smoke_part_that_fails_ends_the_call(tmp_path, call):
-    broken = tmp_path / "python"
-    broken.write_text(f'#!/bin/sh\ncase "$*" in *gpu_probe*) exit 1;; esac\nexec {sys.executable} "$@"\n')
-    broken.chmod(0o755)
-    process = call(PARTS="smoke cores", PYTHON=str(broken))
+@pytest.fixture
+def python_without(tmp_path):
+    """Returns a function that makes an interpreter which fails where a word is among its arguments."""
+
+    def make(word):
+        broken = tmp_path / f"python-without-{word}"
+        broken.write_text(f'#!/bin/sh\ncase "$*" in *{word}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+        broken.chmod(0o755)
+        return str(broken)
+
+    return make
+
+
+def test_a_part_that_failed_is_tried_again_after_the_others(call, python_without):
+    broken = python_without("benchmarks.")
+    assert "FAILED: gather: status 1" in said(call(PARTS="gather", PYTHON=broken))
+    text = said(call(PARTS="gather cores", PYTHON=broken))
+    assert text.index("cores: at most") < text.index("gather: at most")
+
+
+def test_a_smoke_part_that_fails_ends_the_call(tmp_path, call, python_without):
+    process = call(PARTS="smoke cores", PYTHON=python_without("gpu_probe"))
     text = said(process)
     assert "FAILED: smoke: status 1" in text and "KEEP_GOING=1" in text and process.returncode == 1
     assert not (tmp_path / "out" / "cores.log").exists()
