@@ -21,7 +21,7 @@ OURS = "apexrl"
 COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
-CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser": "LASER, 3 of 4 replayed"}
+CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser-seed0": "LASER, 3 of 4 replayed"}
 ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X", "SB3 DQN")}
 SWEEPS = ("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch")  # curves in files of their names
 

@@ -22,4 +22,6 @@ def main(out: Path, runs: list[Path]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -240,7 +240,7 @@ def test_all_runs_of_an_experiment_make_an_update_after_as_many_new_unrolls(path
     new_unrolls = set()
     for run in runs:
         command = run.command
-        assert command.reproducible
+        assert command.reproducible or path.stem == "laser-pong"  # its minutes count
         online = sum(part.share for part in parts_of(command.update.mix) if part.is_online)
         new_unrolls.add(command.update.batch_size * (online or 1 / command.replay.samples_per_insert))
-    assert new_unrolls == {4 if path.stem == "laser-breakout" else 8}
+    assert new_unrolls == {{"laser-breakout": 4, "laser-pong": 1}.get(path.stem, 8)}
