@@ -23,7 +23,9 @@ GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser-seed0": "LASER, 3 of 4 replayed"}
 ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X", "SB3 DQN")}
-SWEEPS = ("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch")  # curves in files of their names
+SWEEPS = (  # curves in files of their names
+    *("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch", "memory-catch", "lstm-corridor"),
+)
 
 
 MIXES = {"queue": "IMPALA, queue=1", "laser": "LASER, queue=1/8 uniform=7/8"}
