@@ -24,7 +24,8 @@ PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
 CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser-seed0": "LASER, 3 of 4 replayed"}
 ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X", "SB3 DQN")}
 SWEEPS = (  # curves in files of their names
-    *("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch", "memory-catch", "lstm-corridor"),
+    *("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch"),
+    *("memory-catch", "lstm-corridor", "replay-states"),
 )
 
 
