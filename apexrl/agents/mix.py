@@ -15,7 +15,7 @@ DISTANCES_OF = {kind: ("l2", "cosine") if kind == "attentive" else ("kl", "l2", 
 
 
 class Choice(NamedTuple):
-    """What a part says of its selection itself; None: as the flag of that name does."""
+    """Settings of a part's selection that are its own; None: the flag of that name decides."""
 
     distance: Distance | None = None
     candidates: int | None = None
