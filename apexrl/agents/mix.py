@@ -4,14 +4,14 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple, cast, get_args
 
-from apexrl.agents.contract import Distance, SelectionRule
+from apexrl.agents.contract import Distance, FeatureDistance, SelectionRule
 from apexrl.errors import ConfigError
 
 PartKind = Literal["queue", "uniform", "elite-insertion", SelectionRule]
 SELECTING = get_args(SelectionRule)
 KINDS = ("queue", "uniform", "elite-insertion", *SELECTING)
 LEAST = {"candidates": 1, "anneal-updates": 0}
-DISTANCES_OF = {kind: ("l2", "cosine") if kind == "attentive" else ("kl", "l2", "cosine") for kind in SELECTING}
+DISTANCES_OF = {kind: get_args(FeatureDistance if kind == "attentive" else Distance) for kind in SELECTING}
 
 
 class Choice(NamedTuple):
@@ -50,7 +50,8 @@ class Part(NamedTuple):
 def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
     """Returns the parts of a mix, as --mix gives them.
 
-    Raises: ConfigError when one is not KIND=SHARE or KIND@CAPACITY=SHARE, or the shares do not add up to 1.
+    Raises: ConfigError when one is not KIND=SHARE or KIND@CAPACITY=SHARE, with options that its kind has, or the shares
+      do not add up to 1.
     """
     parts = []
     for text in mix:
@@ -80,14 +81,16 @@ def _choice_of(text: str, kind: str, options: list[str]) -> Choice:
     found: dict[str, str | int] = {}
     for option in options:
         name, _, value = option.partition("=")
-        if name == "distance" and value in DISTANCES_OF.get(kind, ()):
-            found[name] = value
-        elif kind in SELECTING and name in LEAST and value.isdecimal() and int(value) >= LEAST[name]:
-            found[name.replace("-", "_")] = int(value)
+        field = name.replace("-", "_")
+        if name == "distance" and value in DISTANCES_OF.get(kind, ()) and field not in found:
+            found[field] = value
+        elif kind in SELECTING and value.isdecimal() and int(value) >= LEAST.get(name, math.inf) and field not in found:
+            found[field] = int(value)
         else:
             raise ConfigError(
                 f"--mix {text}: elite-1 to elite-4 and attentive take :distance=NAME, :candidates=N and "
-                f":anneal-updates=N, as in elite-1@2000:distance=l2:candidates=8=1/4; {option!r} is none of them"
+                f":anneal-updates=N, each once, as in elite-1@2000:distance=l2:candidates=8=1/4; "
+                f"{option!r} is none of them, or one too many"
             )
     return Choice(**found)  # type: ignore[arg-type]
 

@@ -196,9 +196,10 @@ def test_a_part_may_choose_its_own_selection():
         *(
             "attentive:distance=kl=1",
             "uniform:candidates=2=1",
-            "elite-insertion@9:distance=l2=1",
             "queue:distance=kl=1",
+            "elite-insertion@9:distance=l2=1",
         ),
+        *("elite-1:candidates=2:candidates=3=1", "elite-1:distance=kl:distance=l2=1"),
     ],
 )
 def test_an_option_that_a_part_has_not_is_refused_by_its_text(part):
