@@ -6,6 +6,7 @@
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 import numpy as np
 import torch
@@ -88,6 +89,7 @@ class ApexLearner:
                  device: torch.device):  # fmt: skip
         self._algorithm = algorithm
         self._update = update
+        self._has_small_frames = spec.has_small_frames
         self._precision = autocast_for(device, spec)
         self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._target = copy.deepcopy(self._online).requires_grad_(False)
@@ -99,6 +101,11 @@ class ApexLearner:
     @property
     def gradient(self) -> Tensor:
         return self._gradient.buffer
+
+    def use_thread(self, thread: Executor) -> None:
+        """Leaves gradients of weights to the thread, where frames are not so small that it costs more than it saves."""
+        if not self._has_small_frames:
+            self._gradient.use_thread(thread, self._online_copy.network)
 
     def schedule(self, frames: int, share: float) -> None:
         """Sets the learning rate."""

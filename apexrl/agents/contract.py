@@ -14,6 +14,8 @@ from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 
 if TYPE_CHECKING:  # replay.py loads families, and no torch
+    from concurrent.futures import Executor
+
     import torch
     from torch import Tensor
 
@@ -182,7 +184,11 @@ class Learner(Protocol):
         ...
 
     has_side_work: bool
-    """Whether `ahead` and `beside` compute something that pays to be computed in a second thread."""
+    """Whether a second thread pays on a CPU. It computes `ahead` and `beside`; `use_thread` is called only then."""
+
+    def use_thread(self, thread: "Executor") -> None:
+        """Takes the second thread, before the first update: `gradients` may leave it a part of its work, too."""
+        ...
 
     def schedule(self, frames: int, share: float) -> None:
         """Takes how far the run is, before an update; numbers that follow a schedule are filled into their tensors.

@@ -4,9 +4,12 @@ Several learners add their gradients up as one tensor, and an optimizer moves al
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import torch
 from torch import Tensor, nn
+
+from apexrl.agents.weight_gradients import WeightGradients
 
 LINE = 16  # numbers: every parameter begins at a multiple, where a processor's and a GPU's vectors begin
 LEAST_COUNT = 1e-9  # a batch of which nothing counts has a gradient of zeros
@@ -28,6 +31,7 @@ class Gradient:
         """
         own = list(network.parameters())
         self._own, self._is_mean = own, is_mean
+        self._apart: WeightGradients | None = None
         self._starts = [0]
         for parameter in own:
             self._starts.append(self._starts[-1] + -(-parameter.numel() // LINE) * LINE)
@@ -45,6 +49,14 @@ class Gradient:
         starts = zip(self._own, self._starts, strict=False)
         return [numbers.as_strided(p.shape, p.stride(), numbers.storage_offset() + start) for p, start in starts]
 
+    def use_thread(self, thread: Executor, network: nn.Module) -> None:
+        """Lets a second thread compute the gradients of large layers' weights from now on. For CPUs.
+
+        Args:
+          network: the one whose parameters these are, or the copy of it that `compute` is given.
+        """
+        self._apart = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), thread)
+
     def compute(
         self,
         outputs: Tensor,
@@ -58,9 +70,13 @@ class Gradient:
           outputs: the loss; or other numbers, with `output_gradient`, the loss's gradient by them.
           by: the parameters of the copy that was computed with, in the network's order; the network's own when None.
         """
-        gradients = torch.autograd.grad(outputs, by or self._own, output_gradient, materialize_grads=True)
+        places = [place for place in zip(by or self._own, self._views, strict=True) if place[0].requires_grad]
+        parameters = [parameter for parameter, _ in places]
+        gradients = torch.autograd.grad(outputs, parameters, output_gradient, materialize_grads=True)
+        if self._apart is not None:
+            self._apart.finish()
         groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = {}
-        for view, gradient in zip(self._views, gradients, strict=True):
+        for (_, view), gradient in zip(places, gradients, strict=True):
             is_same = view.stride() == gradient.stride()  # a GPU copies together only what lies alike
             groups.setdefault((gradient.dtype, is_same), []).append((view, gradient))
         for pairs in groups.values():

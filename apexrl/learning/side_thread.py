@@ -1,8 +1,9 @@
 """A second thread for updates on a CPU: it computes some parts of an update while another core computes the rest.
 
 An update of Ape-X is five passes of about the same length: the online network's pass over the observations left, two
-for its backward pass, and one of each network over the next observations. The last two are side work: the target
-network's a draw ahead, as only `refresh` changes it, and the online network's during `gradients`. Three remain.
+for its backward pass, and one of each network over the next observations. The last two are side work: the online
+network's during `gradients`, and the target network's a draw ahead, as only `refresh` changes it. Between them the
+thread takes the gradients of weights, one of the two backward passes.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,11 @@ class SideThread:
     def __init__(self, learner: Learner):
         self._learner = learner
         self._thread = ThreadPoolExecutor(1, "side-work")
+        learner.use_thread(self._thread)
         self._known: tuple[Draw | None, Future[Any] | None] = (None, None)  # the draw to come, computed ahead
 
-    def begin(self, draw: Draw, upcoming: Draw | None) -> Callable[[], Any]:
-        """Begins the side work of a draw, and the part that can be done ahead of the draw that comes next.
+    def begin(self, draw: Draw) -> Callable[[], Any]:
+        """Begins the side work of a draw.
 
         Returns: a function that waits for the result of `Learner.beside`. Call it before `Learner.apply`.
         """
@@ -33,11 +35,13 @@ class SideThread:
         if known is not draw or ahead is None:
             ahead = self._thread.submit(self._learner.ahead, batches)
         beside = self._thread.submit(self._beside, batches, ahead)
-        next_ahead = None
-        if upcoming is not None and upcoming.is_gathered:
-            next_ahead = self._thread.submit(self._learner.ahead, upcoming.batches())
-        self._known = (upcoming, next_ahead)
+        self._known = (None, None)
         return lambda: beside.result(PATIENCE_SECONDS)
+
+    def look_ahead(self, upcoming: Draw | None) -> None:
+        """Begins what can be done ahead of the draw that comes next, where it is known."""
+        if upcoming is not None and upcoming.is_gathered:
+            self._known = (upcoming, self._thread.submit(self._learner.ahead, upcoming.batches()))
 
     def forget(self) -> None:
         """Drops the work done ahead. Call it before the learner's tensors change outside of an update."""

@@ -85,7 +85,7 @@ class Updater:
         self._learner = learner
         self._device_stream = device_stream
         self._graphs: dict[int, UpdateGraph] = {}  # by shard: each has a store of its own
-        on_gpu = device_stream.device.type == "cuda"
+        on_gpu = device_stream.cuda is not None
         self._side = None if on_gpu or not learner.has_side_work else SideThread(learner)
         self._is_eager = not on_gpu
         self._sizes: dict[str, int] = {}  # as the last update gave its priorities
@@ -175,7 +175,9 @@ class Updater:
         self._frames = -1  # the tensors of schedules were replaced too
 
     def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
-        outcome = self._gradients(draw.batches(), None if self._side is None else self._side.begin(draw, upcoming))
+        outcome = self._gradients(draw.batches(), None if self._side is None else self._side.begin(draw))
+        if self._side is not None:
+            self._side.look_ahead(upcoming)
         self._add_up()
         values = self._apply(outcome)
         keys = {table: sample.keys for table, sample in draw.samples.items()}

@@ -248,6 +248,7 @@ class OnDevice(TorchDispatchMode):
 def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, optimizer, rescaling):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    monkeypatch.setattr(ApexLearner, "has_side_work", False)  # no second thread, as on a GPU
     meta, spec = torch.device("meta"), StreamSpec("Atari-v0", (84, 84), "uint8", 4, 6, 4)
     algorithm = dataclasses.replace(ALGORITHM, value_rescaling=rescaling, unroll_starts=80)
     learner = ApexLearner(algorithm, DuelingConfig(), ApexUpdate(512, optimizer), spec, meta)

@@ -1,0 +1,90 @@
+"""The gradients of layers' weights, computed by a second thread while the backward pass goes on. For CPUs.
+
+A backward pass computes two gradients of a layer: that of its input, which the layers before it wait for, and that of
+its weights, which only the optimizer waits for. The second thread takes those of weights, in the order in which they
+come up. The first thread computes those that are left once its pass has ended: neither waits while there is work.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+
+import torch
+from torch import Tensor, nn
+
+PATIENCE_SECONDS = 120.0
+LEAST_WEIGHTS = 65_536  # of a fully connected layer: that of a smaller one takes less time than to hand it over
+
+
+class WeightGradients:
+    """Differentiates by the parameters of a network's large layers, apart from autograd.
+
+    They require no gradient of autograd any more: a hook sees the gradient of a layer's output. So each pass computes
+    with such a layer once, by calling it.
+    """
+
+    def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], thread: Executor):
+        """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
+
+        Args:
+          places: where the gradient of each parameter of the network belongs.
+        """
+        self._places, self._thread = places, thread
+        first = next(network.parameters())
+        self._layers = {layer for layer in network.modules() if _is_large(layer) and layer.weight is not first}
+        self._jobs: dict[nn.Module, tuple[Future[None], Callable[[], None]]] = {}
+        for layer in self._layers:
+            layer.requires_grad_(False)
+            layer.register_forward_hook(self._watch)
+
+    def finish(self) -> None:
+        """Puts all gradients into their places, after the backward pass.
+
+        Raises: TimeoutError when the other thread does not get there in time; whatever a gradient raised.
+        """
+        jobs, self._jobs = self._jobs, {}
+        if jobs.keys() != self._layers:
+            raise RuntimeError("a large layer of the network was not called: its weights have no gradient")
+        for begun, compute in reversed(jobs.values()):
+            if begun.cancel():
+                compute()
+        for begun, _ in jobs.values():
+            if not begun.cancelled():
+                begun.result(PATIENCE_SECONDS)
+
+    def _watch(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:  # else nothing is differentiated
+            x = inputs[0].detach()
+            output.register_hook(lambda gradient: self._leave(layer, x, gradient))
+
+    def _leave(self, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
+        def compute() -> None:
+            found = _gradients_of(layer, x.to(gradient.dtype), gradient)
+            for parameter, numbers in zip(layer.parameters(), found, strict=True):
+                self._places[parameter].copy_(numbers)
+
+        if layer in self._jobs:
+            raise RuntimeError("a large layer of the network was called twice: its weights have two gradients")
+        self._jobs[layer] = self._thread.submit(compute), compute
+
+
+def _is_large(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return isinstance(layer, nn.Linear) and layer.weight.numel() >= LEAST_WEIGHTS
+
+
+@torch.no_grad()
+def _gradients_of(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """Returns the gradients of a layer's parameters, in their order, by those of its output for the input x."""
+    if isinstance(layer, nn.Linear):
+        gradient, x = gradient.flatten(0, -2), x.flatten(0, -2)
+        weight, bias = gradient.t() @ x, gradient.sum(dim=0)
+    else:
+        assert isinstance(layer, nn.Conv2d)
+        size = None if layer.bias is None else list(layer.bias.shape)
+        how = layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups
+        wanted = (False, True, layer.bias is not None)
+        _, weight, bias = torch.ops.aten.convolution_backward(
+            gradient, x, layer.weight.to(gradient.dtype), size, *how, wanted
+        )
+    return (weight,) if layer.bias is None else (weight, bias)

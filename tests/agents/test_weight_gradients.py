@@ -1,0 +1,121 @@
+"""Gradients of weights by a second thread beside those of autograd."""
+
+import copy
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from apexrl.agents.gradient import Gradient
+
+ROWS = 8
+
+
+class Late(Executor):
+    """A thread that begins nothing by itself, or only the first of what it is given."""
+
+    def __init__(self, num_begun):
+        self.num_begun, self.submitted = num_begun, []
+
+    def submit(self, work):
+        self.submitted.append(Future())
+        if len(self.submitted) <= self.num_begun:
+            self.submitted[-1].set_running_or_notify_cancel()
+            self.submitted[-1].set_result(work())
+        return self.submitted[-1]
+
+
+class Net(nn.Module):
+    """Layers of every kind that a second thread takes, with what each may have; and small ones, which it leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 8, 3)
+        self.strided = nn.Conv2d(8, 16, 4, stride=2, padding=1, bias=False)
+        self.grouped = nn.Conv2d(16, 16, 3, dilation=2, groups=4)
+        self.mirrored = nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect")
+        self.wide = nn.Linear(16 * 6 * 6, 256)
+        self.bare = nn.Linear(256, 256, bias=False)
+        self.last = nn.Linear(256, 3)
+
+    def forward(self, x):
+        x = self.grouped(self.strided(self.first(x).relu()).relu()).relu()
+        x = self.mirrored(x).relu().flatten(1)
+        return self.last(self.bare(self.wide(x).relu().unflatten(0, (2, -1))).flatten(0, 1))
+
+
+def network():
+    torch.manual_seed(0)
+    return Net().to(memory_format=torch.channels_last)
+
+
+def observations():
+    return torch.randn(ROWS, 2, 22, 22, generator=torch.Generator().manual_seed(1))
+
+
+def compute(gradient, net, dtype=torch.float32):
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        outputs = net(observations()).float()
+    gradient.compute(outputs.square().sum(), ROWS)
+    return gradient.buffer.clone()
+
+
+@pytest.mark.parametrize("thread", [ThreadPoolExecutor(1), Late(0), Late(2), Late(1_000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whichever_thread_computes_them_gradients_are_those_of_autograd(thread, dtype):
+    ours, plain = network(), network()
+    gradients = [Gradient(net, is_mean=False) for net in (ours, plain)]
+    gradients[0].use_thread(thread, ours)
+    for _ in range(3):  # what was there before does not count
+        found, expected = (
+            compute(gradient, net, dtype) for gradient, net in zip(gradients, (ours, plain), strict=True)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert {name for name, parameter in ours.named_parameters() if not parameter.requires_grad} == {
+        "strided.weight", "grouped.weight", "grouped.bias", "wide.weight", "wide.bias", "bare.weight",
+    }  # fmt: skip
+
+
+def test_a_pass_without_gradients_leaves_nothing_to_the_thread():
+    ours, thread = network(), Late(0)
+    Gradient(ours, is_mean=False).use_thread(thread, ours)
+    with torch.no_grad():
+        ours(observations())
+    assert not thread.submitted
+
+
+def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin():
+    own = network()
+    gradient = Gradient(own, is_mean=False)
+    expected = compute(gradient, own)
+    gradient.buffer.zero_()
+    other = copy.deepcopy(own)
+    gradient.use_thread(ThreadPoolExecutor(1), other)
+    gradient.compute(other(observations()).square().sum(), ROWS, by=list(other.parameters()))
+    torch.testing.assert_close(gradient.buffer, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("calls", "problem"), [(0, "was not called"), (2, "was called twice")])
+def test_a_layer_without_one_call_in_a_pass_ends_it(calls, problem):
+    layers = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 256)])
+    gradient = Gradient(layers, is_mean=False)
+    gradient.use_thread(Late(1_000), layers)
+    x = layers[1](layers[0](torch.ones(ROWS, 256)))
+    for _ in range(calls):
+        x = layers[2](x)
+    with pytest.raises(RuntimeError, match=problem):
+        gradient.compute(x.sum(), ROWS)
+
+
+def test_an_error_in_the_thread_ends_the_pass(monkeypatch):
+    ours = network()
+    gradient = Gradient(ours, is_mean=False)
+    gradient.use_thread(ThreadPoolExecutor(1), ours)
+
+    def fail(layer, x, output_gradient):
+        raise MemoryError("no memory for a gradient")
+
+    monkeypatch.setattr("apexrl.agents.weight_gradients._gradients_of", fail)
+    with pytest.raises(MemoryError, match="no memory for a gradient"):
+        compute(gradient, ours)
