@@ -24,7 +24,7 @@ from apexrl.flags import default_command, wants_of, with_preset, with_sections
 from apexrl.learning.draw import Draw
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.updater import Updater
-from apexrl.lifecycle import keep_freed_memory
+from apexrl.networks.device import prepare_for_updates
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.replay.kinds import make_table
 from apexrl.tables import TableConfig
@@ -84,9 +84,10 @@ def stream_of(command: LearnerCommand) -> StreamSpec:
 
 def main(setting: Setting, frames: Path, transitions: int, seconds: float) -> None:
     """Prints the number of steps and the time that they took."""
-    torch.set_num_threads(setting.threads)
-    if setting.kind != "eager":
-        keep_freed_memory()
+    if setting.kind == "eager":
+        torch.set_num_threads(setting.threads)
+    else:
+        prepare_for_updates(setting.threads)
     device_stream = DeviceStream(torch.device(setting.device))
     command = setting.command()
     store, unrolls = filled_store(command, frames, transitions, device_stream)

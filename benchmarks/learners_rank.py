@@ -19,9 +19,10 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.learning.draw import Draw
 from apexrl.learning.team import Standing, Team, scale_of
 from apexrl.learning.updater import Updater
-from apexrl.lifecycle import end_at_once, keep_freed_memory
+from apexrl.lifecycle import end_at_once
 from apexrl.net import LogBatch, LogClient
 from apexrl.net.parameter_channel import ParameterPublisher
+from apexrl.networks.device import prepare_for_updates
 from apexrl.networks.device_stream import DeviceStream
 from benchmarks.learner_work import Setting, draws_from, filled_store
 
@@ -61,8 +62,7 @@ def main(options: Options) -> None:
     """Measures one learner."""
     if options.core >= 0:
         os.sched_setaffinity(0, {options.core})
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    prepare_for_updates(1)
     team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     steps = real_steps if options.work == "real" else simulated_steps
     counted, waits, clock = 0, 0.0, Clock(options.seconds)

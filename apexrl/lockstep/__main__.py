@@ -12,15 +12,15 @@ import torch
 from apexrl.config import RunCommand
 from apexrl.files import locked
 from apexrl.flags import parse
-from apexrl.lifecycle import Stop, keep_freed_memory, run_role
+from apexrl.lifecycle import Stop, run_role
 from apexrl.lockstep.loop import LockstepLoop
+from apexrl.networks.device import prepare_for_updates
 
 
 def main(stop: Stop) -> None:
     """Runs everything with the command line's configuration."""
     command = parse(RunCommand)
-    keep_freed_memory()
-    torch.set_num_threads(command.learning.learner_threads)
+    prepare_for_updates(command.learning.learner_threads)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # nobody reads it
     random.seed(command.seed)  # for environments that do not keep to the seed of their reset

@@ -1,10 +1,11 @@
-"""The device that a process computes on, and the number type that is fastest there."""
+"""The device that a process computes on, the number type that is fastest there, and what a CPU needs for updates."""
 
 from collections.abc import Callable
 
 import torch
 
 from apexrl.errors import ConfigError
+from apexrl.lifecycle import keep_freed_memory
 from apexrl.types import EnvironmentSpec
 
 KEEPS_CASTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
@@ -26,6 +27,18 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {error}") from error
     return device
+
+
+def prepare_for_updates(num_threads: int) -> None:
+    """Prepares this process to update networks on a CPU with so many threads. Call it before there are other threads.
+
+    Numbers below 1.2e-38, the smallest that float32 holds in full precision, become zeros: some processors take up to
+    a hundred times as long for them. Where a gradient is zero, an optimizer's moments decay to such numbers and stay
+    there: most of them after a thousand updates (measured: docs/log/learner.md). Later threads do the same.
+    """
+    keep_freed_memory()
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(num_threads)
 
 
 def fastest_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype:

@@ -10,7 +10,7 @@ from apexrl.config import LearnerCommand, OfflineCommand
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
 from apexrl.flags import parse, value_given
-from apexrl.lifecycle import Stop, keep_freed_memory, process_name, run_role
+from apexrl.lifecycle import Stop, process_name, run_role
 
 OWN_SIGNAL_SECONDS = 1.0  # after the learners have agreed to stop, in which each of this host has got its signal
 
@@ -22,18 +22,16 @@ def main(stop: Stop) -> None:
     if isinstance(command, OfflineCommand) and command.guest and command.from_journal:
         raise ConfigError("--guest and --from-journal begin differently: give one of them")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
-    import torch
-
     from apexrl.learning.loop import LearnerLoop
     from apexrl.learning.team import join_team
+    from apexrl.networks.device import prepare_for_updates
 
     if max(command.learning.num_learners, command.learner_hosts) > 1 and "RANK" not in os.environ:
         from apexrl.running.learners import run_learners
 
         run_learners(command, stop)
         return
-    keep_freed_memory()
-    torch.set_num_threads(command.learning.learner_threads)
+    prepare_for_updates(command.learning.learner_threads)
     command, team = join_team(command)
     first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")
     with first if team.is_first else contextlib.nullcontext():

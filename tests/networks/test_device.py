@@ -1,0 +1,29 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from apexrl.networks import device
+
+SUBNORMAL = 1e-39
+
+
+def product(factor):
+    return (torch.full((32,), SUBNORMAL) * factor).unique().tolist()
+
+
+def test_the_smallest_numbers_are_zeros_in_a_prepared_thread_and_those_that_it_begins(monkeypatch):
+    monkeypatch.setattr(device, "keep_freed_memory", lambda: None)  # it would change this process
+    found = {}
+
+    def prepared():
+        device.prepare_for_updates(torch.get_num_threads())
+        found["own"] = product(1)
+        with ThreadPoolExecutor(1) as begun:
+            found["begun"] = begun.submit(product, 1).result(60)
+
+    thread = threading.Thread(target=prepared)
+    thread.start()
+    thread.join(60)
+    assert found == {"own": [0.0], "begun": [0.0]}
+    assert product(2) != [0.0]  # in a thread that is not prepared
