@@ -5,6 +5,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 import torch
@@ -114,10 +115,9 @@ def sampled(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 class ImpalaLearner:
     """Updates the network from whole unrolls: new ones, and where the mix says so, replayed ones."""
 
-    has_side_work = False
-
     def __init__(self, algorithm: ImpalaAlgorithm, network: ActorCriticConfig, update: ImpalaUpdate, spec: StreamSpec,
                  device: torch.device):  # fmt: skip
+        self.has_side_work = not spec.has_small_frames
         self._algorithm = algorithm
         self._update = update
         self._precision = autocast_for(device, spec)
@@ -146,11 +146,12 @@ class ImpalaLearner:
         passed = min(frames / update.entropy_frames, 1.0) if update.entropy_frames else 0.0
         self._entropy_cost.fill_(update.entropy_cost + passed * (update.entropy_cost_end - update.entropy_cost))
 
-    def ahead(self, batches: Batches) -> None:
-        """Returns None: an update needs nothing ahead."""
+    def use_thread(self, thread: Executor) -> None:
+        self._gradient.use_thread(thread, self._copy.network)
 
-    def beside(self, batches: Batches, ahead: None) -> None:
-        """Returns None: an update needs nothing beside."""
+    def ahead(self, batches: Batches) -> None: ...  # an update needs nothing ahead
+
+    def beside(self, batches: Batches, ahead: None) -> None: ...  # and nothing beside
 
     def gradients(self, batches: Batches, beside: Callable[[], None]) -> Outcome:
         """Computes the gradients of the losses: policy, value, entropy, and cloning where it is asked for."""

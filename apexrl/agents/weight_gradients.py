@@ -11,6 +11,8 @@ from concurrent.futures import Executor, Future
 import torch
 from torch import Tensor, nn
 
+from apexrl.networks.lstm import EpisodicLSTM
+
 PATIENCE_SECONDS = 120.0
 LEAST_WEIGHTS = 65_536  # of a fully connected layer: that of a smaller one takes less time than to hand it over
 
@@ -25,12 +27,15 @@ class WeightGradients:
     def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], thread: Executor):
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
+        Those of an LSTM are left to autograd, too: it is called once a step.
+
         Args:
           places: where the gradient of each parameter of the network belongs.
         """
         self._places, self._thread = places, thread
-        first = next(network.parameters())
-        self._layers = {layer for layer in network.modules() if _is_large(layer) and layer.weight is not first}
+        first, parts = next(network.parameters()), set(network.modules())
+        parts -= {part for memory in parts if isinstance(memory, EpisodicLSTM) for part in memory.modules()}
+        self._layers = {part for part in parts if _is_large(part) and part.weight is not first}
         self._jobs: dict[nn.Module, tuple[Future[None], Callable[[], None]]] = {}
         for layer in self._layers:
             layer.requires_grad_(False)

@@ -8,8 +8,12 @@ import torch
 from torch import nn
 
 from apexrl.agents.gradient import Gradient
+from apexrl.networks.actor_critic import History, make_network
+from apexrl.networks.config import ActorCriticConfig
+from apexrl.types import EnvironmentSpec
 
 ROWS = 8
+SPEC = EnvironmentSpec("Screens-v0", (84, 84), "uint8", 4, 6, 4)
 
 
 class Late(Executor):
@@ -94,6 +98,30 @@ def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin()
     gradient.use_thread(ThreadPoolExecutor(1), other)
     gradient.compute(other(observations()).square().sum(), ROWS, by=list(other.parameters()))
     torch.testing.assert_close(gradient.buffer, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("torso", ["shallow", "deep"])
+@pytest.mark.parametrize("lstm_size", [0, 160])
+def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, lstm_size):
+    gradients, (num_steps, num_rows) = [], (3, 2)
+    random = torch.Generator().manual_seed(1)
+    frames = torch.randint(0, 256, (num_steps, num_rows, 4, 21, 21, 16), generator=random, dtype=torch.uint8)
+    zeros = torch.zeros(num_steps, num_rows)
+    state = torch.rand(num_rows, 2, lstm_size, generator=random)
+    history = History(zeros > 0, zeros.long(), zeros, state)
+    for thread in (None, ThreadPoolExecutor(1)):
+        torch.manual_seed(0)
+        net = make_network(SPEC, ActorCriticConfig(torso, (4, 8, 8), 256), lstm_size)
+        gradient = Gradient(net.to(memory_format=torch.channels_last), is_mean=False)
+        if thread is not None:
+            gradient.use_thread(thread, net)
+        with torch.no_grad():
+            net.unroll(frames, history)  # a burn-in
+        output = net.unroll(frames, history)
+        gradient.compute(output.logits.square().sum() + output.values.square().sum(), num_steps * num_rows)
+        gradients.append(gradient.buffer)
+    assert not next(net.hidden.parameters()).requires_grad
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("calls", "problem"), [(0, "was not called"), (2, "was called twice")])
