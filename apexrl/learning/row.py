@@ -51,6 +51,6 @@ class RowLayout:
     def whole(self, rows: Tensor, name: str) -> Tensor:
         """Returns a column [B, entries, *shape] of gathered rows [B, words]."""
         column = self.columns[name]
-        words = rows[:, column.start : column.start + column.words].contiguous()
+        words = rows[:, column.start : column.start + column.words].clone(memory_format=torch.contiguous_format)
         size = column.entries * math.prod(column.shape)
         return words.view(getattr(torch, column.dtype))[:, :size].reshape(len(rows), column.entries, *column.shape)
