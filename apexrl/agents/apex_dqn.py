@@ -6,7 +6,6 @@
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import Executor
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.cast_copy import CastCopy
-from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, TransitionBatch
+from apexrl.agents.contract import Batches, Exploration, Extras, Leave, Observation, Outcome, TransitionBatch
 from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 from apexrl.agents.gradient import Gradient
 from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
@@ -102,10 +101,10 @@ class ApexLearner:
     def gradient(self) -> Tensor:
         return self._gradient.buffer
 
-    def use_thread(self, thread: Executor) -> None:
+    def use_thread(self, leave: Leave) -> None:
         """Leaves gradients of weights to the thread, where frames are not so small that it costs more than it saves."""
         if not self._has_small_frames:
-            self._gradient.use_thread(thread, self._online_copy.network)
+            self._gradient.use_thread(leave, self._online_copy.network)
 
     def schedule(self, frames: int, share: float) -> None:
         """Sets the learning rate."""

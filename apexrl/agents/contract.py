@@ -14,8 +14,6 @@ from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 
 if TYPE_CHECKING:  # replay.py loads families, and no torch
-    from concurrent.futures import Executor
-
     import torch
     from torch import Tensor
 
@@ -168,6 +166,11 @@ class Outcome(NamedTuple):
     say how far an unroll is from the policy, `rejected_share` which share of it the trust region rejects."""
 
 
+Leave = Callable[[Callable[[], None]], Callable[[], None]]
+"""Leaves work to a second thread. Returns a function that ends it: it waits for work that is begun, and does work that
+is not. The thread begins what is left first."""
+
+
 class Learner(Protocol):
     """One update of an algorithm: tensors in, tensors out. No method waits for the device.
 
@@ -186,8 +189,8 @@ class Learner(Protocol):
     has_side_work: bool
     """Whether a second thread pays on a CPU. It computes `ahead` and `beside`; `use_thread` is called only then."""
 
-    def use_thread(self, thread: "Executor") -> None:
-        """Takes the second thread, before the first update: `gradients` may leave it a part of its work, too."""
+    def use_thread(self, leave: "Leave") -> None:
+        """Takes the way to that thread, before the first update: `gradients` may leave it a part of its work, too."""
         ...
 
     def schedule(self, frames: int, share: float) -> None:

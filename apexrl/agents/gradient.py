@@ -4,11 +4,11 @@ Several learners add their gradients up as one tensor, and an optimizer moves al
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 
 import torch
 from torch import Tensor, nn
 
+from apexrl.agents.contract import Leave
 from apexrl.agents.weight_gradients import WeightGradients
 
 LINE = 16  # numbers: every parameter begins at a multiple, where a processor's and a GPU's vectors begin
@@ -49,13 +49,13 @@ class Gradient:
         starts = zip(self._own, self._starts, strict=False)
         return [numbers.as_strided(p.shape, p.stride(), numbers.storage_offset() + start) for p, start in starts]
 
-    def use_thread(self, thread: Executor, network: nn.Module) -> None:
+    def use_thread(self, leave: Leave, network: nn.Module) -> None:
         """Lets a second thread compute the gradients of large layers' weights from now on. For CPUs.
 
         Args:
           network: the one whose parameters these are, or the copy of it that `compute` is given.
         """
-        self._apart = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), thread)
+        self._apart = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), leave)
 
     def compute(
         self,

@@ -5,14 +5,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from apexrl.agents.cast_copy import CastCopy
-from apexrl.agents.contract import Batches, Exploration, Extras, Observation, Outcome, UnrollBatch
+from apexrl.agents.contract import Batches, Exploration, Extras, Leave, Observation, Outcome, UnrollBatch
 from apexrl.agents.gradient import Gradient
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of, wants
 from apexrl.agents.mix import parts_of
@@ -146,8 +145,9 @@ class ImpalaLearner:
         passed = min(frames / update.entropy_frames, 1.0) if update.entropy_frames else 0.0
         self._entropy_cost.fill_(update.entropy_cost + passed * (update.entropy_cost_end - update.entropy_cost))
 
-    def use_thread(self, thread: Executor) -> None:
-        self._gradient.use_thread(thread, self._copy.network)
+    def use_thread(self, leave: Leave) -> None:
+        """Leaves gradients of weights to the thread."""
+        self._gradient.use_thread(leave, self._copy.network)
 
     def ahead(self, batches: Batches) -> None: ...  # an update needs nothing ahead
 

@@ -6,14 +6,13 @@ come up. The first thread computes those that are left once its pass has ended: 
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
 
 import torch
 from torch import Tensor, nn
 
+from apexrl.agents.contract import Leave
 from apexrl.networks.lstm import EpisodicLSTM
 
-PATIENCE_SECONDS = 120.0
 LEAST_WEIGHTS = 65_536  # of a fully connected layer: that of a smaller one takes less time than to hand it over
 
 
@@ -24,7 +23,7 @@ class WeightGradients:
     with such a layer once, by calling it.
     """
 
-    def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], thread: Executor):
+    def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], leave: Leave):
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
         Those of an LSTM are left to autograd, too: it is called once a step.
@@ -32,11 +31,11 @@ class WeightGradients:
         Args:
           places: where the gradient of each parameter of the network belongs.
         """
-        self._places, self._thread = places, thread
+        self._places, self._leave = places, leave
         first, parts = next(network.parameters()), set(network.modules())
         parts -= {part for memory in parts if isinstance(memory, EpisodicLSTM) for part in memory.modules()}
         self._layers = {part for part in parts if _is_large(part) and part.weight is not first}
-        self._jobs: dict[nn.Module, tuple[Future[None], Callable[[], None]]] = {}
+        self._left: dict[nn.Module, Callable[[], None]] = {}  # in the order of the backward pass: what ends each
         for layer in self._layers:
             layer.requires_grad_(False)
             layer.register_forward_hook(self._watch)
@@ -44,32 +43,28 @@ class WeightGradients:
     def finish(self) -> None:
         """Puts all gradients into their places, after the backward pass.
 
-        Raises: TimeoutError when the other thread does not get there in time; whatever a gradient raised.
+        Raises: TimeoutError when the second thread does not get there in time; whatever a gradient raised.
         """
-        jobs, self._jobs = self._jobs, {}
-        if jobs.keys() != self._layers:
+        left, self._left = self._left, {}
+        if left.keys() != self._layers:
             raise RuntimeError("a large layer of the network was not called: its weights have no gradient")
-        for begun, compute in reversed(jobs.values()):
-            if begun.cancel():
-                compute()
-        for begun, _ in jobs.values():
-            if not begun.cancelled():
-                begun.result(PATIENCE_SECONDS)
+        for end in reversed(left.values()):
+            end()
 
     def _watch(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if output.requires_grad:  # else nothing is differentiated
             x = inputs[0].detach()
-            output.register_hook(lambda gradient: self._leave(layer, x, gradient))
+            output.register_hook(lambda gradient: self._differentiate(layer, x, gradient))
 
-    def _leave(self, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
+    def _differentiate(self, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
         def compute() -> None:
             found = _gradients_of(layer, x.to(gradient.dtype), gradient)
             for parameter, numbers in zip(layer.parameters(), found, strict=True):
                 self._places[parameter].copy_(numbers)
 
-        if layer in self._jobs:
+        if layer in self._left:
             raise RuntimeError("a large layer of the network was called twice: its weights have two gradients")
-        self._jobs[layer] = self._thread.submit(compute), compute
+        self._left[layer] = self._leave(compute)
 
 
 def _is_large(layer: nn.Module) -> bool:

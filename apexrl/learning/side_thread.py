@@ -22,8 +22,20 @@ class SideThread:
     def __init__(self, learner: Learner):
         self._learner = learner
         self._thread = ThreadPoolExecutor(1, "side-work")
-        learner.use_thread(self._thread)
+        learner.use_thread(self.leave)
         self._known: tuple[Draw | None, Future[Any] | None] = (None, None)  # the draw to come, computed ahead
+
+    def leave(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `agents.contract.Leave`."""
+        left = self._thread.submit(work)
+
+        def end() -> None:
+            if left.cancel():
+                work()
+            else:
+                left.result(PATIENCE_SECONDS)
+
+        return end
 
     def begin(self, draw: Draw) -> Callable[[], Any]:
         """Begins the side work of a draw.

@@ -1,13 +1,14 @@
 """Gradients of weights by a second thread beside those of autograd."""
 
 import copy
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from apexrl.agents.gradient import Gradient
+from apexrl.learning.side_thread import SideThread
 from apexrl.networks.actor_critic import History, make_network
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.types import EnvironmentSpec
@@ -16,18 +17,18 @@ ROWS = 8
 SPEC = EnvironmentSpec("Screens-v0", (84, 84), "uint8", 4, 6, 4)
 
 
-class Late(Executor):
-    """A thread that begins nothing by itself, or only the first of what it is given."""
+class Late:
+    """A thread that begins nothing by itself, or only the first of what is left to it."""
 
     def __init__(self, num_begun):
-        self.num_begun, self.submitted = num_begun, []
+        self.num_begun, self.num_left = num_begun, 0
 
-    def submit(self, work):
-        self.submitted.append(Future())
-        if len(self.submitted) <= self.num_begun:
-            self.submitted[-1].set_running_or_notify_cancel()
-            self.submitted[-1].set_result(work())
-        return self.submitted[-1]
+    def leave(self, work):
+        self.num_left += 1
+        if self.num_left > self.num_begun:
+            return work
+        work()
+        return lambda: None
 
 
 class Net(nn.Module):
@@ -65,12 +66,16 @@ def compute(gradient, net, dtype=torch.float32):
     return gradient.buffer.clone()
 
 
-@pytest.mark.parametrize("thread", [ThreadPoolExecutor(1), Late(0), Late(2), Late(1_000)])
+def in_a_thread():
+    return SideThread(SimpleNamespace(use_thread=lambda leave: None)).leave
+
+
+@pytest.mark.parametrize("leave", [in_a_thread(), Late(0).leave, Late(2).leave, Late(1_000).leave])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_whichever_thread_computes_them_gradients_are_those_of_autograd(thread, dtype):
+def test_whichever_thread_computes_them_gradients_are_those_of_autograd(leave, dtype):
     ours, plain = network(), network()
     gradients = [Gradient(net, is_mean=False) for net in (ours, plain)]
-    gradients[0].use_thread(thread, ours)
+    gradients[0].use_thread(leave, ours)
     for _ in range(3):  # what was there before does not count
         found, expected = (
             compute(gradient, net, dtype) for gradient, net in zip(gradients, (ours, plain), strict=True)
@@ -83,10 +88,10 @@ def test_whichever_thread_computes_them_gradients_are_those_of_autograd(thread, 
 
 def test_a_pass_without_gradients_leaves_nothing_to_the_thread():
     ours, thread = network(), Late(0)
-    Gradient(ours, is_mean=False).use_thread(thread, ours)
+    Gradient(ours, is_mean=False).use_thread(thread.leave, ours)
     with torch.no_grad():
         ours(observations())
-    assert not thread.submitted
+    assert not thread.num_left
 
 
 def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin():
@@ -95,7 +100,7 @@ def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin()
     expected = compute(gradient, own)
     gradient.buffer.zero_()
     other = copy.deepcopy(own)
-    gradient.use_thread(ThreadPoolExecutor(1), other)
+    gradient.use_thread(in_a_thread(), other)
     gradient.compute(other(observations()).square().sum(), ROWS, by=list(other.parameters()))
     torch.testing.assert_close(gradient.buffer, expected, rtol=1e-4, atol=1e-5)
 
@@ -109,12 +114,12 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
     zeros = torch.zeros(num_steps, num_rows)
     state = torch.rand(num_rows, 2, lstm_size, generator=random)
     history = History(zeros > 0, zeros.long(), zeros, state)
-    for thread in (None, ThreadPoolExecutor(1)):
+    for leave in (None, in_a_thread()):
         torch.manual_seed(0)
         net = make_network(SPEC, ActorCriticConfig(torso, (4, 8, 8), 256), lstm_size)
         gradient = Gradient(net.to(memory_format=torch.channels_last), is_mean=False)
-        if thread is not None:
-            gradient.use_thread(thread, net)
+        if leave is not None:
+            gradient.use_thread(leave, net)
         with torch.no_grad():
             net.unroll(frames, history)  # a burn-in
         output = net.unroll(frames, history)
@@ -128,7 +133,7 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
 def test_a_layer_without_one_call_in_a_pass_ends_it(calls, problem):
     layers = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 256)])
     gradient = Gradient(layers, is_mean=False)
-    gradient.use_thread(Late(1_000), layers)
+    gradient.use_thread(Late(1_000).leave, layers)
     x = layers[1](layers[0](torch.ones(ROWS, 256)))
     for _ in range(calls):
         x = layers[2](x)
@@ -139,7 +144,7 @@ def test_a_layer_without_one_call_in_a_pass_ends_it(calls, problem):
 def test_an_error_in_the_thread_ends_the_pass(monkeypatch):
     ours = network()
     gradient = Gradient(ours, is_mean=False)
-    gradient.use_thread(ThreadPoolExecutor(1), ours)
+    gradient.use_thread(in_a_thread(), ours)
 
     def fail(layer, x, output_gradient):
         raise MemoryError("no memory for a gradient")
