@@ -189,7 +189,7 @@ class Learner(Protocol):
     has_side_work: bool
     """Whether a second thread pays on a CPU. It computes `ahead` and `beside`; `use_thread` is called only then."""
 
-    def use_thread(self, leave: "Leave") -> None:
+    def use_thread(self, leave: Leave) -> None:
         """Takes the way to that thread, before the first update: `gradients` may leave it a part of its work, too."""
         ...
 
