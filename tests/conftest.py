@@ -9,42 +9,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
 import socket
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
 from apexrl.types import StreamSpec, Unroll
+from tests.schedule import pytest_addoption, pytest_configure, pytest_xdist_auto_num_workers  # noqa: F401 - hooks
 
 torch.set_num_threads(1)
 # A shell without job control starts what runs in the background so that Ctrl-C is ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-# Files that share a slow preparation: the images, an applied cluster.
-TOGETHER = {
-    **dict.fromkeys(("test_cluster.py", "test_cluster_learners.py", "test_packer.py", "test_units.py"), "images"),
-    **dict.fromkeys(("test_checkov.py", "test_policies.py", "test_secrets.py", "test_security_groups.py"), "plans"),
-    **dict.fromkeys(("test_terraform.py", "test_terraform_shards.py", "test_terraform_values.py"), "plans"),
-    "test_terraform_variables.py": "plans",
-}
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """With `--numprocesses` a process takes whole files, and those together that share a slow preparation."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::", 1)[0]
-            return TOGETHER.get(path.rsplit("/", 1)[-1], path)
-
-    return Scheduling(config, log)
 
 
 # By a part of the reason why a test was skipped: how to get it to run.
@@ -69,6 +45,16 @@ def pytest_terminal_summary(terminalreporter):
     for reason, count in reasons.most_common():
         cure = next((cure for part, cure in CURES.items() if part in reason and cure not in reason), "")
         terminalreporter.line(f"{count:5} {reason}" + (f": {cure}" if cure else ""))
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Gives the signals back that a test took: a role that runs in this process would keep Ctrl-C for itself."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.set_wakeup_fd(-1)
 
 
 @pytest.fixture(autouse=True)

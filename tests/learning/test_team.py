@@ -1,6 +1,7 @@
 """Several learners make the updates of one, through real processes and gloo."""
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
@@ -23,13 +24,14 @@ from apexrl.networks.device_stream import DeviceStream
 from tests.learning.team_rank import CASES, make_learner
 from tests.system.processes import ROOT
 
-UPDATES = 100
-SIZES = (1, 2, 4)
+UPDATES = 40
 RANK = """
 import os, torch, traceback
 from apexrl.learning import team as teams
 from apexrl.learning.team import *
 from apexrl.lifecycle import end_at_once
+
+pytestmark = pytest.mark.xdist_group("team")
 teams.PATIENCE_SECONDS = 20.0
 try:
     team = Team(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
@@ -53,23 +55,25 @@ def start(size, port, *arguments):
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory, free_ports):
-    """The states by size of the team and by case."""
-    found = {}
-    for size in SIZES:
+    """Returns the states of a team of a size, by case."""
+
+    @functools.cache
+    def of_size(size):
         directory = tmp_path_factory.mktemp(f"team-{size}")
         team = start(size, free_ports(1)[0], "-m", "tests.learning.team_rank", UPDATES, directory)
         said = [process.communicate(timeout=600)[1] for process in team]
         assert all(process.returncode == 0 for process in team), "\n".join(said)
-        found[size] = {name: load_file(directory / f"{name}.safetensors") for name in CASES}
-    return found
+        return {name: load_file(directory / f"{name}.safetensors") for name in CASES}
+
+    return of_size
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long("learners and guests"))])
 @pytest.mark.parametrize("case", CASES)
 def test_a_team_with_parts_of_each_batch_makes_the_updates_of_one_learner(learned, case, size):
     """The rows, their importance weights, and the clip are those of the whole batch; only rounding differs."""
-    alone, together = learned[1][case], learned[size][case]
+    alone, together = learned(1)[case], learned(size)[case]
     begun = Updater(make_learner(*CASES[case]), DeviceStream(torch.device("cpu"))).state_dict()
     assert alone.keys() == together.keys() == begun.keys()
     for name, expected in alone.items():

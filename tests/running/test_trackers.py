@@ -69,6 +69,7 @@ def test_a_later_start_goes_on_with_the_run_of_the_tracker(run, monkeypatch):
     assert begun == [("catch", "", 0.5), ("catch", "id-1", 0.5)]
 
 
+@pytest.mark.long("trackers of experiments")
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
 def test_a_run_is_told_to_the_real_package(run, tmp_path, kind):
     environment = {

@@ -111,7 +111,8 @@ class World:
 
     def __enter__(self) -> "World":
         self.kept.mkdir()
-        self.launcher = launch(self._logs, self.ports[:4], *self._flags, "--run-dir", self.directory, name="launcher")
+        flags = (*self._flags, "--run-dir", self.directory)
+        self.launcher = launch(self._logs, self.ports[:4], *flags, name="launcher", is_copy=False)
         self._sampler.start()
         return self
 

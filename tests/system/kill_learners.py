@@ -53,7 +53,7 @@ def main(seconds, seed):
         held.close()
         directory = Path(temporary) / "run"
         flags = (*FLAGS, *LIMITS, "--meeting-port", ports[3])
-        with launch(Path(temporary), [43201, 43202, *ports[:2]], *flags) as run:
+        with launch(Path(temporary), [43201, 43202, *ports[:2]], *flags, is_copy=False) as run:
             wait_for(lambda: updates_of(directory) > 100, 60, "updates")
             end = time.monotonic() + seconds
             while time.monotonic() < end:

@@ -1,33 +1,73 @@
 """Real processes for tests: started with the real scripts, waited for with deadlines, never left behind."""
 
+import atexit
 import contextlib
+import functools
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import psutil
 
+from apexrl.running import launch as launcher
+from tests.system.zygote import Zygote
+
 ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ["-m", "apexrl.running.launch"]
+PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
+
+
+@functools.cache
+def zygote() -> Zygote:
+    """Returns this process's own."""
+    found = Zygote()
+    atexit.register(found.close)
+    return found
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Returns the command line of a process, also of a copy; nothing where it has just died."""
+    try:
+        return (zygote().words / str(process.pid)).read_text().split("\0")
+    except OSError:
+        with contextlib.suppress(psutil.Error):
+            return process.cmdline()
+    return []
 
 
 class Process:
-    """A running script; a context manager that kills it and everything it started."""
+    """A running script; a context manager that kills it and everything it started.
 
-    def __init__(self, arguments, log: Path, environment=None, output=None):
+    Args:
+      is_copy: it is a copy of a process that has imported torch, which saves seconds; else Python is started, as users
+        do. By default the launcher, actors and learners are copies.
+    """
+
+    def __init__(self, arguments, log: Path, environment=None, output=None, is_copy=None):
         self.log = log
+        words = [str(word) for word in arguments]
+        if is_copy is None:
+            is_copy = words[:2] == LAUNCHER or words[0].endswith(("actor.py", "learner.py"))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         with log.open("ab") as file:
+            if is_copy and output is None:
+                self.popen = zygote().start(words, ROOT, environment, file.fileno())
+                return
             self.popen = subprocess.Popen(
-                [sys.executable, *map(str, arguments)],
+                [sys.executable, *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output or file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                env=environment,
             )
 
     def __enter__(self):
@@ -71,15 +111,34 @@ def wait_for(condition, seconds, what):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
-def launch(tmp_path: Path, ports, *flags, name="run", output=None) -> Process:
+def wires_of(ports) -> list[str]:
+    """Returns the flags that give a run or a role these four ports."""
+    return [str(word) for pair in zip(PORTS, ports, strict=True) for word in pair]
+
+
+def launch(tmp_path: Path, ports, *flags, name="run", output=None, is_copy=None) -> Process:
     """Starts a whole run with its own ports; its directory is tmp_path / name."""
-    names = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
-    wires = [text for pair in zip(names, ports, strict=True) for text in pair]
     directory = [] if "--resume" in flags else ["--run-dir", tmp_path / name]
-    arguments = ["-m", "apexrl.running.launch", *directory, *wires, *flags]
+    arguments = [*LAUNCHER, *directory, *wires_of(ports), *flags]
     if "--tensorboard-port" not in flags:
         arguments.append("--no-tensorboard")
-    return Process(arguments, tmp_path / f"{name}.txt", output=output)
+    return Process(arguments, tmp_path / f"{name}.txt", output=output, is_copy=is_copy)
+
+
+def refuse(*flags) -> tuple[int, str]:
+    """Runs the launcher in this process, for what begins no run; returns its exit status and all it says, in one line."""
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger().addHandler(handler)
+    argv = mock.patch.object(sys, "argv", ["launch", *map(str, flags)])
+    try:
+        with argv, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            status = launcher.main()
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        logging.getLogger().removeHandler(handler)
+    return status, " ".join(said.getvalue().split())
 
 
 def read_json(path: Path):

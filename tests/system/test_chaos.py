@@ -24,6 +24,7 @@ from tests.system.foreigners import KINDS
 QUICK = ("--min-size-to-sample", "1000", "--episodes", "1", "--evaluation-period-seconds", "2")
 
 
+@pytest.mark.long("chaos")
 @pytest.mark.timeout(1500)
 def test_a_run_gets_over_a_kill_a_stop_and_strangers(tmp_path):
     arguments = ["--env", "Catch-v0", "--run-dir", tmp_path / "chaos", "--minutes", 15, "--num-faults", 3]

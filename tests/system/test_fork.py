@@ -10,7 +10,7 @@ from apexrl.net import wire
 from apexrl.networks.checkpoint import load_header
 from apexrl.replay.journal import read_entries, read_identity
 from apexrl.running.run_directory import latest_path
-from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
+from tests.system.processes import ROOT, Process, launch, read_json, refuse, updates_of, wait_for, wires_of
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 
@@ -23,10 +23,9 @@ def state_of(directory):
 def test_a_run_is_forked_and_feeds_a_learner_without_actors(tmp_path, free_ports):
     ports, directory = free_ports(4), tmp_path / "run"
     with launch(tmp_path, ports, "--env", "Catch-v0") as run:
-        wait_for(lambda: updates_of(directory) > 100, 300, "updates")
-        with launch(tmp_path, free_ports(4), "--fork", directory, name="early") as early:
-            assert early.popen.wait(300) == TEMPORARY_STATUS
-            assert f"{directory} belongs to a run that goes on" in early.text()
+        wait_for(lambda: updates_of(directory) > 30, 300, "updates")
+        status, text = refuse("--fork", directory, "--run-dir", tmp_path / "early")
+        assert status == TEMPORARY_STATUS and f"{directory} belongs to a run that goes on" in text, text
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0
     assert not (tmp_path / "early").exists()
@@ -38,16 +37,16 @@ def test_a_run_is_forked_and_feeds_a_learner_without_actors(tmp_path, free_ports
 
 
 def fork_and_check(tmp_path, ports, directory):
-    with launch(tmp_path, ports, "--fork", directory, "--at", 1, name="nowhere") as run:
-        assert run.popen.wait(300) == PERMANENT_STATUS and "--at 1" in run.text(), run.text()
+    status, text = refuse("--fork", directory, "--at", 1, "--run-dir", tmp_path / "nowhere", *wires_of(ports))
+    assert status == PERMANENT_STATUS and "--at 1" in text, text
     assert not (tmp_path / "nowhere").exists()
     summary, fork = read_json(directory / "summary.json"), tmp_path / "fork"
-    flags = ("--learning-rate", "0.0005", "--total-updates", summary["updates"] + 100)
+    flags = ("--learning-rate", "0.0005", "--total-updates", summary["updates"] + 30)
     with launch(tmp_path, ports, "--fork", directory, *flags, name="fork") as run:
         assert run.popen.wait(300) == 0, run.text()
         assert f"continuing {latest_path(fork)} at update {summary['updates']:,}" in run.text()
     forked = read_json(fork / "summary.json")
-    assert forked["updates"] == summary["updates"] + 100 and forked["frames"] > summary["frames"]
+    assert forked["updates"] == summary["updates"] + 30 and forked["frames"] > summary["frames"]
     assert f"up to number {read_identity(fork / 'journal').lives[-1]}" in (fork / "logs" / "replay.log").read_text()
     headers = [load_header(latest_path(path)) for path in (directory, fork)]
     assert headers[0].run != headers[1].run and headers[0].identity == headers[1].identity
@@ -69,16 +68,7 @@ def learn_and_check(tmp_path, ports, directory):
     counters = read_json(own / "status.json")["counters"]
     recorded = read_json(directory / "summary.json")["transitions_inserted"]
     assert 0.8 * recorded < counters["logs"][0]["transitions"] <= recorded and not (own / "journal").exists()
-    arguments = [
-        "--from-journal",
-        journal,
-        "--run-dir",
-        tmp_path / "hand",
-        "--preset",
-        "small",
-        "--total-updates",
-        "20",
-    ]
+    arguments = ["--from-journal", journal, "--run-dir", tmp_path / "hand", "--preset", "small"]
     wires = ["--parameter-port", ports[2], "--metrics-port", ports[3]]
     with Process([ROOT / "learner.py", *arguments, "--total-updates", "20", *wires], tmp_path / "hand.txt") as learner:
         assert learner.popen.wait(300) == 0, learner.text()

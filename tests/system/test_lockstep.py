@@ -9,10 +9,10 @@ import pytest
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import parse
-from apexrl.lifecycle import Stop
+from apexrl.lifecycle import PERMANENT_STATUS, Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.checkpoint import load_checkpoint
-from tests.system.processes import launch, updates_of, wait_for
+from tests.system.processes import launch, refuse, updates_of, wait_for
 
 CATCH = ["--env", "Catch-v0"]
 LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--lstm"]
@@ -77,10 +77,8 @@ def test_a_killed_run_ends_and_is_not_continued(tmp_path, free_ports):
         assert process.popen.returncode == 1
         assert "lockstep ended with signal SIGKILL" in process.text()
         assert "restart 1" not in process.text(), "it would say only that a reproducible run continues none"
-    with launch(tmp_path, free_ports(4), "--resume", tmp_path / "run", name="resumed") as process:
-        wait_for(lambda: process.popen.poll() is not None, 60, "a refusal")
-        assert process.popen.returncode == 2
-        assert "is a reproducible run, which cannot be continued" in process.text()
+    status, text = refuse("--resume", tmp_path / "run")
+    assert status == PERMANENT_STATUS and "is a reproducible run, which cannot be continued" in text, text
 
 
 def make(tmp_path, *flags):

@@ -11,10 +11,9 @@ from apexrl.flags import parse
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.checkpoint import load_header
-from tests.system.processes import ROOT, launch, read_json
+from tests.system.processes import ROOT, launch, read_json, wires_of
 
 EXAMPLE = ROOT / "examples" / "own_environment.py"
-PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 TINY = [
     *("--preset", "small", "--no-evaluator", "--environments-per-worker", "2", "--unroll-starts", "8"),
     *("--total-updates", "3", "--batch-size", "8", "--min-size-to-sample", "32"),
@@ -55,20 +54,9 @@ def test_an_environment_in_the_callers_directory_trains_there(tmp_path, free_por
     assert f"```python\n{EXAMPLE.read_text()}```" in (ROOT / "README.md").read_text()
     shutil.copy(EXAMPLE, tmp_path / "my_walk.py")
     (tmp_path / "my_wrapper.py").write_text(OWN_WRAPPER)
-    wires = [text for pair in zip(PORTS, map(str, free_ports(4)), strict=True) for text in pair]
     flags = ["--env", "my_walk:Walk-v0", "--wrapper", "my_wrapper:scaled", "--num-workers", "2", "--no-tensorboard"]
-    command = [
-        "bash",
-        str(ROOT / "run.sh"),
-        *flags,
-        *wires,
-        "--run-dir",
-        "runs/x",
-        "--total-updates",
-        "100",
-        "--episodes",
-        "2",
-    ]
+    ends = ["--run-dir", "runs/x", "--total-updates", "100", "--episodes", "2"]
+    command = ["bash", str(ROOT / "run.sh"), *flags, *wires_of(free_ports(4)), *ends]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 
 import psutil
@@ -16,29 +15,26 @@ from apexrl.learning.metric_texts import text_of
 from apexrl.lifecycle import INTERRUPTED_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
 from apexrl.runs import read_evaluations
-from tests.system.processes import ROOT, Process, launch, read_json, updates_of, wait_for
+from tests.system.processes import ROOT, Process, launch, read_json, refuse, updates_of, wait_for, wires_of, words_of
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 SUMMARY_FIELDS = {
     *("env", "seconds", "frames", "agent_steps", "transitions_inserted", "updates", "transitions_sampled"),
     *("samples_per_insert", "episodes", "evaluation_episodes", "evaluation_mean_return", "roles_restarted"),
 }
-PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 MIXED = ("--agent", "impala", "--env", "Catch-v0", "--preset", "small", "--distance", "l2", "--mix", "queue=1/4",
          "elite-1@500=1/4", "attentive@500=1/4", "uniform@500=1/4")  # fmt: skip
 CARTPOLE = ("--env", "CartPole-v1", "--preset", "small", "--evaluation-period-seconds", "5")
+FEW = 30  # updates, which take a second
 MIX, LSTM = ("--mix", "queue=1/4", "uniform=3/4"), ("--lstm", "--lstm-size", "32")
-CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", *MIX, *LSTM)
+CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", "--batch-size", "8", *MIX, *LSTM)
 
 
 def roles_of(run):
     """Process numbers by role, of a running launcher."""
     found = {}
     for process in psutil.Process(run.popen.pid).children():
-        try:
-            words = process.cmdline()
-        except psutil.Error:  # it has just died
-            continue
+        words = words_of(process)
         script = next((os.path.basename(w) for w in words if w.endswith(".py")), "")
         role = {"replay.py": "replay", "learner.py": "learner"}.get(script)
         if script == "actor.py":
@@ -50,7 +46,7 @@ def roles_of(run):
 
 def test_smoke_run_on_pong(tmp_path, free_ports):
     *ports, board = free_ports(5)
-    with launch(tmp_path, ports, "--smoke", "--tensorboard-port", board) as run:
+    with launch(tmp_path, ports, "--smoke", "--tensorboard-port", board, is_copy=False) as run:
         url = f"http://127.0.0.1:{board}/data/plugin/custom_scalars/layout"
 
         def page():
@@ -79,13 +75,13 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     ports = free_ports(4)
     directory = tmp_path / "run"
     with launch(tmp_path, ports, *flags, "--checkpoint-period-seconds", "1") as run:
-        wait_for(lambda: updates_of(directory) > 100, 300, "updates")
+        wait_for(lambda: updates_of(directory) > FEW, 300, "updates")
         for role in ("actors", "replay", "learner", "evaluator"):
             victim = wait_for(lambda: roles_of(run).get(role), 300, role)
             os.kill(victim, signal.SIGKILL)
             wait_for(lambda: roles_of(run).get(role, victim) != victim, 300, f"a new {role}")
             before = updates_of(directory)
-            wait_for(lambda: updates_of(directory) > before + 100, 300, f"updates after the death of {role}")
+            wait_for(lambda: updates_of(directory) > before + FEW, 300, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
         wait_for((directory / "checkpoints" / "best.safetensors").exists, 300, "an evaluation")
         children = run.descendants()
@@ -98,9 +94,8 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
         assert list((directory / "videos").glob("*.webm"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
-    with launch(
-        tmp_path, ports, "--resume", directory, "--total-updates", summary["updates"] + 200, name="again"
-    ) as run:
+    more = ("--resume", directory, "--total-updates", summary["updates"] + FEW)
+    with launch(tmp_path, ports, *more, name="again") as run:
         assert run.popen.wait(300) == 0
         assert f"at update {summary['updates']:,}" in run.text()
     replay_log = (directory / "logs" / "replay.log").read_text()
@@ -109,7 +104,7 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     capacity = 100_000  # the preset's
     assert recovered[1] >= min(summary["transitions_inserted"], 0.9 * capacity)
     resumed = read_json(directory / "summary.json")
-    assert resumed["updates"] >= summary["updates"] + 200
+    assert resumed["updates"] >= summary["updates"] + FEW
     assert resumed["frames"] > summary["frames"]
 
 
@@ -131,7 +126,7 @@ def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(
     tmp_path, free_ports, agent, network, mix, tables
 ):
     make_keys(tmp_path / "keys", ROLES)
-    wires = ports_of(free_ports)
+    wires = wires_of(free_ports(4))
     small = ["--agent", agent, "--preset", "small", *wires, "--keys", tmp_path / "keys"]
     directory = tmp_path / "by-hand"
     actor = ["--env", "CartPole-v1", "--num-workers", "2", "--environments-per-worker", "4", *network, *small]
@@ -173,19 +168,6 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     assert found and picture.shape == (420, 320, 3) and picture.std() > 5
 
 
-def run_to_its_end(*flags):
-    """Runs the launcher; returns its exit status and what it printed, in one line."""
-    result = subprocess.run(
-        [sys.executable, "-m", "apexrl.running.launch", *map(str, flags)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return result.returncode, " ".join((result.stdout + result.stderr).split())
-
-
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -213,14 +195,17 @@ def run_to_its_end(*flags):
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path, flags, complaint):
-    status, text = run_to_its_end("--run-dir", tmp_path / "run", *flags)
-    assert status == 2 and complaint in text, text
-    assert "Traceback" not in text
+    status, text = refuse("--run-dir", tmp_path / "run", *flags)
+    assert status == PERMANENT_STATUS and complaint in text, text
     assert not (tmp_path / "run").exists()
 
 
-def ports_of(free_ports):
-    return [text for pair in zip(PORTS, free_ports(4), strict=True) for text in pair]
+@pytest.mark.parametrize("flags", [("--env", "Pogn-v4"), ("--batch-sise", "3")])
+def test_a_refusal_is_the_exit_status_of_the_process(tmp_path, flags):
+    with launch(tmp_path, (1, 2, 3, 4), *flags, is_copy=False) as run:
+        assert run.popen.wait(300) == PERMANENT_STATUS
+        assert flags[1] in run.text() or flags[0] in run.text()
+        assert "Traceback" not in run.text()
 
 
 def test_a_port_in_use_is_named(tmp_path, free_ports):
@@ -228,8 +213,8 @@ def test_a_port_in_use_is_named(tmp_path, free_ports):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        flags = ("--no-tensorboard", *ports_of(free_ports), "--batch-port", port)
-        status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / "run", *flags)
+        flags = ("--no-tensorboard", *wires_of(free_ports(4)), "--batch-port", port)
+        status, text = refuse("--env", "CartPole-v1", "--run-dir", tmp_path / "run", *flags)
     assert status == TEMPORARY_STATUS, text
     assert f"port {port} on 127.0.0.1 cannot be used" in text and "give another --batch-port" in text
 
@@ -238,8 +223,8 @@ def test_a_port_in_use_is_named(tmp_path, free_ports):
 def test_a_directory_with_something_else_is_not_written_over(tmp_path, free_ports, name, complaint):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "status.json").write_text("{}")
-    flags = ("--no-tensorboard", *ports_of(free_ports))
-    status, text = run_to_its_end("--env", "CartPole-v1", "--run-dir", tmp_path / name, *flags)
+    flags = ("--no-tensorboard", *wires_of(free_ports(4)))
+    status, text = refuse("--env", "CartPole-v1", "--run-dir", tmp_path / name, *flags)
     assert status == PERMANENT_STATUS and complaint in text, text
     assert "Traceback" not in text and (tmp_path / "run" / "status.json").read_text() == "{}"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
@@ -277,7 +262,7 @@ def test_a_run_has_its_directory_alone_and_is_trained_from_scratch(tmp_path, fre
     latest = directory / "checkpoints" / "latest.safetensors"
     latest.unlink()
     (directory / "evaluations.csv").touch()
-    status, text = run_to_its_end("--resume", directory, "--no-tensorboard")
+    status, text = refuse("--resume", directory, "--no-tensorboard")
     assert status == PERMANENT_STATUS and f"{latest} is missing" in text and "--from-scratch" in text
     flags = ("--from-scratch", "--total-updates", "20")
     with launch(tmp_path, ports, "--resume", directory, *flags, name="scratch") as run:

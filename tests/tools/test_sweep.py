@@ -186,6 +186,7 @@ def test_the_program_says_what_it_wants(monkeypatch, capsys, words, status):
     assert "FILE.toml" in out if "none.toml" not in words else err.startswith("cannot sweep: none.toml")
 
 
+@pytest.mark.long("whole sweeps")
 @pytest.mark.timeout(1800)
 def test_real_runs_go_on_after_a_kill_and_after_ctrl_c_and_are_compared(tmp_path, free_ports):
     """The sweep is killed in its first run and interrupted in its third; two directories belong to somebody else."""

@@ -1,0 +1,123 @@
+"""Which tests a run takes, in which order, in how many processes, and how it ends.
+
+Tests with the marker `long` and the name of their part are left out without `--all`, and the last line says so; tests that
+are named by their path always run. A process takes one test at a time, the longest first: `durations.json` has what they
+took in an earlier run (`--record-durations`). Tests that share a slow preparation have pytest-xdist's `xdist_group`.
+"""
+
+import collections
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+DURATIONS = Path(__file__).with_name("durations.json")
+KEPT_SECONDS = 0.5  # tests that take less are not in the file
+USUAL_SECONDS = 0.02  # one of these
+ENDING_SECONDS = 1.0  # after Ctrl-C, for running tests to end what they have started
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("apexrl")
+    group.addoption("--all", action="store_true", help="take the long tests, too")
+    group.addoption("--record-durations", action="store_true", help=f"write what each test takes to {DURATIONS.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
+    config.addinivalue_line("markers", "long(part): left out without --all, unless its path is given")
+    config.pluginmanager.register(Schedule(config))
+
+
+def names_paths(config: pytest.Config) -> bool:
+    """Returns whether the command line names files or directories."""
+    return config.args_source == pytest.Config.ArgsSource.ARGS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Returns a process for each core and one more, as tests of real processes often wait; none for a few tests."""
+    return 0 if names_paths(config) else len(os.sched_getaffinity(0)) + 1
+
+
+class Schedule:
+    """Counts what a run of pytest leaves out, and what its tests take."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+        self._is_worker = hasattr(config, "workerinput")
+        self._is_whole = config.option.all or names_paths(config)
+        self._left_out: collections.Counter[str] = collections.Counter()
+        self._seconds: collections.Counter[str] = collections.Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        parts = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("long"))}
+        if parts and not self._is_whole:
+            self._left_out.update(parts.values())
+            self._config.hook.pytest_deselected(items=list(parts))
+            items[:] = [item for item in items if item not in parts]
+        if not names_paths(self._config):
+            items[:] = longest_first(items, json.loads(DURATIONS.read_text()))
+
+    def pytest_sessionfinish(self) -> None:
+        if self._is_worker:
+            self._config.workeroutput["left_out"] = dict(self._left_out)
+        elif self._config.option.record_durations:
+            write_durations(self._seconds, is_whole=self._config.option.all and not names_paths(self._config))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node) -> None:
+        """Takes over what a worker has left out: each worker collects all tests."""
+        self._left_out = collections.Counter(getattr(node, "workeroutput", {}).get("left_out", {})) or self._left_out
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name, _, group = report.nodeid.rpartition("@")
+        self._seconds[name if name and "]" not in group else report.nodeid] += report.duration
+
+    def pytest_keyboard_interrupt(self) -> None:
+        threading.Thread(target=end_soon, daemon=True).start()
+
+    def pytest_unconfigure(self) -> None:
+        if self._left_out and not self._is_worker:
+            parts = ", ".join(f"{count} of {part}" for part, count in sorted(self._left_out.items()))
+            self._config.get_terminal_writer().line(f"left out: {parts}. `bash run.sh test --all` takes them, too.")
+
+
+def longest_first(items: list[pytest.Item], durations: dict[str, float]) -> list[pytest.Item]:
+    """Returns the tests in the order in which they are begun. Groups, and short tests of one file, stay together."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        groups.setdefault(mark.args[0] if mark else item.nodeid, []).append(item)
+
+    def seconds(group: list[pytest.Item]) -> float:
+        return sum(durations.get(item.nodeid, USUAL_SECONDS) for item in group)
+
+    ordered = sorted(groups.values(), key=lambda group: -round(seconds(group) / KEPT_SECONDS))
+    return [item for group in ordered for item in group]
+
+
+def write_durations(seconds: dict[str, float], is_whole: bool) -> None:
+    """Writes what tests took. A whole run forgets those that are no more."""
+    known = {} if is_whole else json.loads(DURATIONS.read_text())
+    known |= {name: round(spent, 1) for name, spent in seconds.items()}
+    kept = {name: spent for name, spent in sorted(known.items()) if spent >= KEPT_SECONDS}
+    DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+
+
+def end_soon() -> None:
+    """Ends this process and all that it has started, whatever they are doing."""
+    family = psutil.Process().children(recursive=True)
+    time.sleep(ENDING_SECONDS)
+    for process in {*family, *psutil.Process().children(recursive=True)}:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    time.sleep(ENDING_SECONDS / 2)
+    os._exit(pytest.ExitCode.INTERRUPTED)
