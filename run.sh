@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Runs everything on one machine: `bash run.sh` trains (flags: `bash run.sh --help`), `bash run.sh test` runs the tests,
-# and `bash run.sh COMMAND`, such as watch, is a command of apexrl.
+# `bash run.sh test --all` the long ones, too, and `bash run.sh COMMAND`, such as watch, is a command of apexrl.
 set -euo pipefail
 checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 venv="$checkout/.venv"
 
 requirements="requirements.txt"
-[ "${1:-}" = test ] && requirements="requirements-dev.txt"
+if [ "${1:-}" = test ]; then
+  requirements="requirements-dev.txt"
+  case " $* " in *" --all "*) requirements="requirements-all.txt" ;; esac
+fi
 
 make_environment() {
   local python=""
@@ -44,6 +47,7 @@ if ! cmp -s <(wanted) "$stamp"; then
   echo "installing $requirements into $venv ..."
   choose_torch
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${index[@]}" --requirement "$checkout/$requirements"
+  [ "$requirements" = requirements.txt ] || (cd "$checkout" && "$venv/bin/python" -m tests.deploy.tools)
   wanted >"$stamp"
 fi
 

@@ -27,7 +27,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 CURES = {
     "not installed": "bash tests/deploy/install.sh",
     "is missing": "bash tests/deploy/install.sh",
-    "requirements-deploy": "bash tests/deploy/install.sh",
     "needs a GPU": "run it on a machine with an NVIDIA GPU",
     "not permitted": "run it as root",
     "needs root": "run it as root",

@@ -1,8 +1,9 @@
 """Which tests a run takes, in which order, in how many processes, and how it ends.
 
-Tests with the marker `long` and the name of their part are left out without `--all`, and the last line says so; tests that
-are named by their path always run. A process takes one test at a time, the longest first: `durations.json` has what they
-took in an earlier run (`--record-durations`). Tests that share a slow preparation have pytest-xdist's `xdist_group`.
+Tests with the marker `long` and the name of their part are left out without `--all`, and the last line says so; tests
+that are named by their path always run. A process takes one test at a time, the longest first: `durations.json` has
+what they took in an earlier run (`--record-durations`). Tests that share a slow preparation have pytest-xdist's
+`xdist_group`.
 """
 
 import collections

@@ -18,7 +18,7 @@ def test_cpu_time_of_a_process_is_the_schedulers():
     assert cpu_seconds(process) - before == pytest.approx(0.5, abs=0.2)
 
 
-@pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
+@pytest.mark.parametrize("agent", ["apex-dqn", pytest.param("impala", marks=pytest.mark.long("benchmarks"))])
 def test_the_real_actor_is_measured_and_says_where_its_time_goes(agent):
     played = play("Pong", agent, "two-cores", "cpu", 0.5)
     assert played.agent_steps > 0

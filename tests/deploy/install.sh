@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Gets what tests/deploy needs, as far as it can be had here. A test whose tool is missing is skipped, and says so.
+# Gets the programs that `bash run.sh test --all` needs, as far as they can be had here. A test whose tool is missing is
+# skipped, and says so.
 #
 #   bash run.sh test --version      # makes .venv
 #   bash tests/deploy/install.sh
@@ -29,19 +30,7 @@ elif [ ${#missing[@]} -gt 0 ]; then
   echo "install.sh: missing: ${missing[*]} (as root on Debian or Ubuntu: apt-get install ${missing[*]})" >&2
 fi
 
-# In no package of Debian or Ubuntu; nor is every machine's own one new enough.
-has_terraform() { "$1" version 2>/dev/null | grep -E '^Terraform v1\.(1[1-9]|[2-9][0-9])\.' >/dev/null; }
-if ! has_terraform .venv/bin/terraform && ! has_terraform terraform; then
-  .venv/bin/python -m tests.deploy.terraform_release || {
-    echo "install.sh: Terraform cannot be had here, and its tests are skipped: put version 1.11 or newer into PATH" \
-      "(https://developer.hashicorp.com/terraform/install)" >&2
-  }
-fi
-
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-deploy.txt \
-  || echo "install.sh: requirements-deploy.txt cannot be installed here; the tests of deploy/ are skipped" >&2
-.venv/bin/python -m tests.deploy.offline_provider.wheel >/dev/null \
-  || echo "install.sh: the schema of hashicorp/aws cannot be fetched; tests of Terraform are skipped" >&2
+.venv/bin/python -m tests.deploy.tools
 
 # Its requirements are at odds with ours: an environment of its own.
 if ! { [ -x .venv/checkov/bin/checkov ] || .venv/bin/python -m venv .venv/checkov; } \

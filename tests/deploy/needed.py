@@ -21,14 +21,14 @@ PACKAGES = {
     "policyuniverse": "policyuniverse",
     "yaml": "pyyaml",
 }
-"""Packages of requirements-deploy.txt by the module that tells whether they are there."""
-PACKAGES_CURE = "bash tests/deploy/install.sh, or .venv/bin/python -m pip install -r requirements-deploy.txt"
-TERRAFORM_CURE = "bash tests/deploy/install.sh, or https://developer.hashicorp.com/terraform/install"
+"""Packages of requirements-dev.txt by the module that tells whether they are there."""
+PACKAGES_CURE = ".venv/bin/python -m pip install -r requirements-dev.txt"
+TERRAFORM_CURE = ".venv/bin/python -m tests.deploy.tools, or https://developer.hashicorp.com/terraform/install"
 OLDEST_TERRAFORM = (1, 11)
 
 
 def require_packages() -> None:
-    """Skips a test unless the packages of requirements-deploy.txt are there."""
+    """Skips a test unless the packages of requirements-dev.txt are there."""
     missing = {package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None}
     if missing:
         pytest.skip(f"{', '.join(sorted(missing))} not installed: {PACKAGES_CURE}")
@@ -42,14 +42,14 @@ def require_tool(name: str, package: str) -> None:
 
 def find_terraform() -> str:
     """Returns the program, that of .venv before another; skips the test where it is missing or too old."""
-    program, reason = _look_for_terraform()
+    program, reason = look_for_terraform()
     if reason:
         pytest.skip(f"{reason}: {TERRAFORM_CURE}")
     return program
 
 
 @functools.cache
-def _look_for_terraform() -> tuple[str, str]:
+def look_for_terraform() -> tuple[str, str]:
     """Returns the program, and why it cannot be used, empty if it can."""
     found = str(PROGRAM) if PROGRAM.exists() else shutil.which("terraform")
     if found is None:

@@ -1,4 +1,4 @@
-"""Terraform as HashiCorp releases it: `python -m tests.deploy.terraform_release` puts it into .venv/bin.
+"""Terraform as HashiCorp releases it: `fetch` puts it into .venv/bin.
 
 Only the release whose hash stands here is taken.
 """
@@ -6,7 +6,6 @@ Only the release whose hash stands here is taken.
 import hashlib
 import io
 import platform
-import sys
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -46,10 +45,3 @@ def fetch(program: Path, source: str = "https://releases.hashicorp.com/terraform
     arriving.write_bytes(zipfile.ZipFile(io.BytesIO(packed)).read("terraform"))
     arriving.chmod(0o755)
     arriving.replace(program)
-
-
-if __name__ == "__main__":
-    try:
-        fetch(PROGRAM)
-    except OSError as error:
-        sys.exit(str(error))

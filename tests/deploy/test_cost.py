@@ -11,6 +11,8 @@ import pytest
 from tests.deploy.terraform import copy_of
 from tests.system.processes import ROOT
 
+pytestmark = pytest.mark.long("commands for EC2")
+
 PRICES = json.loads((ROOT / "deploy" / "prices.json").read_text())
 SMALL = (
     "--replay-instance-type",

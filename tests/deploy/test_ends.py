@@ -10,6 +10,8 @@ from tests.deploy.groups import make_groups, wanted_hosts
 from tests.deploy.host_commands import BUCKET, DEADLINE, PREFIX
 from tests.system.processes import ROOT, wait_for
 
+pytestmark = pytest.mark.long("commands for EC2")
+
 GROUPS = ("catch-actor", "catch-learner-1", "catch-learner")
 END = {"APEXRL_GROUP": GROUPS[-1], "APEXRL_GROUPS": " ".join(GROUPS[:-1])}
 

@@ -10,6 +10,8 @@ import zmq
 from apexrl.net.keyring import ROLES, read_key
 from tests.system.processes import ROOT
 
+pytestmark = pytest.mark.long("commands for EC2")
+
 FLAGS = ("--cluster", "catch", "--region", "us-east-1")
 NAMES = [f"/apexrl/catch/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
 

@@ -26,7 +26,7 @@ from tests.system.processes import ROOT
 
 PACKER = ROOT / "deploy/packer"
 # The first time, a root file system is made and packages are downloaded.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.xdist_group("images"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,6 @@ def test_a_wrong_value_is_named_with_its_cure(template, variables, message):
 
 
 def test_a_build_is_closed_unless_it_is_opened(monkeypatch):
-    pytest.importorskip("hcl2", reason="pip install -r requirements-deploy.txt")
     monkeypatch.syspath_prepend(ROOT / "deploy")
     from tfvars import read_defaults
 

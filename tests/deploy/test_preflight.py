@@ -10,6 +10,8 @@ from tests.deploy.quotas import Account, serving
 from tests.deploy.rounds import rounds
 from tests.system.processes import ROOT
 
+pytestmark = pytest.mark.long("commands for EC2")
+
 BUCKET = "apexrl-results-123456789012-us-east-1"
 QUOTAS = {"L-1216C47A": 96.0, "L-34B43A08": 128.0, "L-DB2E81BA": 16.0}
 KEYS = [f"/apexrl/catch/keys/{role}.{half}" for role in ("replay", "learner", "actor") for half in ("public", "secret")]

@@ -3,14 +3,13 @@
 import shlex
 
 import pytest
+import yaml
 
 from apexrl.config import RunCommand
 from apexrl.flags import agent_of, default_command, parse_onto
 from apexrl.running.plan import check_asked
 from apexrl.running.ray_flags import divided
 from tests.system.processes import ROOT
-
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed")
 
 # Required fields, and optional ones as far as an example may want them: ray-operator/apis/ray/v1/rayjob_types.go and
 # raycluster_types.go of ray-project/kuberay.

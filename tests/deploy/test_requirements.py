@@ -5,7 +5,7 @@ import re
 from tests.system.processes import ROOT
 
 FILES = (
-    *("requirements.txt", "requirements-dev.txt", "requirements-deploy.txt", "deploy/requirements.txt"),
+    *("requirements.txt", "requirements-dev.txt", "requirements-all.txt", "deploy/requirements.txt"),
     *("deploy/packer/requirements.in", "deploy/packer/requirements-common.txt"),
 )
 

@@ -13,6 +13,8 @@ from tests.deploy.flows import Flow, flows_of, rules_of
 from tests.deploy.terraform import BUCKET, resources, templates
 from tests.system.processes import Process
 
+pytestmark = pytest.mark.long("clusters of machines")
+
 OURS = f"127.{1 + os.getpid() // 250 % 250}.{os.getpid() % 250}"  # not those of another run of these tests
 ADDRESSES = {"replay": f"{OURS}.10", "learner": f"{OURS}.11"}
 TENSORBOARD_PORT = 6006

@@ -10,6 +10,8 @@ from tests.deploy.needed import require_tool
 from tests.deploy.slurm_cluster import HOSTS, SlurmCluster
 from tests.system.processes import ROOT, updates_of, wait_for
 
+pytestmark = pytest.mark.long("clusters of machines")
+
 TOOLS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 ROLES = ("replay.py", "learner.py", "actor.py")
 

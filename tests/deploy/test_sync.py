@@ -11,6 +11,8 @@ from tests.deploy.host_commands import BUCKET, PREFIX
 from tests.deploy.imds import NOTICE, metadata_service
 from tests.system.processes import Process, updates_of, wait_for
 
+pytestmark = pytest.mark.long("commands for EC2")
+
 LARGE_BYTES = 20 * 1024 * 1024  # more than one part of an upload
 
 

@@ -4,13 +4,13 @@ import datetime
 import json
 import re
 import shlex
-import subprocess
 
 import pytest
 
 from tests.deploy.moto_process import Aws
-from tests.deploy.needed import find_terraform
 from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources, templates
+
+pytestmark = [pytest.mark.long("changes of a cluster"), pytest.mark.xdist_group("plans")]
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {
@@ -24,12 +24,6 @@ OF_A_NEW_REPLAY_HOST = {
     "aws_cloudwatch_metric_alarm.hangs": ["update"],
 }
 """The changes of a plan that replaces the host: also those of all that knows its number."""
-
-
-def test_files_are_formatted(deploy):
-    command = [find_terraform(), "fmt", "-check", "-recursive", "-diff", str(deploy)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_a_cluster_from_init_to_destroy(terraform_environment, aws_process: Aws, tmp_path):

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.deploy.needed import PACKAGES_CURE, find_terraform
+from tests.deploy.needed import find_terraform
 from tests.system.processes import ROOT
 
 sys.path.insert(0, str(ROOT / "deploy"))
-pytest.importorskip("hcl2", reason=f"python-hcl2 not installed: {PACKAGES_CURE}")
 from tfvars import DeployError, read_defaults, read_literal, read_tfvars
 
 TRICKY = r"""
@@ -129,3 +128,9 @@ def test_defaults_are_those_of_the_configuration():
     defaults = read_defaults(ROOT / "deploy" / "terraform" / "cluster" / "variables.tf")
     assert defaults["max_hours"] == 24 and defaults["operator_cidrs"] == [] and defaults["results_bucket"] is None
     assert defaults["actor_instance_types"][0] == "c7i.8xlarge"
+
+
+def test_files_are_formatted(deploy):
+    command = [find_terraform(), "fmt", "-check", "-recursive", "-diff", str(deploy)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

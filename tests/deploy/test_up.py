@@ -10,6 +10,8 @@ from tests.deploy import fake_tools
 from tests.deploy.clone import BOOTSTRAP, CLUSTER, UP
 from tests.system.processes import ROOT
 
+pytestmark = pytest.mark.long("commands for EC2")
+
 ROLE = "aws iam create-service-linked-role --aws-service-name"
 
 

@@ -1,6 +1,10 @@
 """`python -m deploy up` in a region where EC2 has no capacity in some zones."""
 
+import pytest
+
 from tests.deploy.clone import CLUSTER, UP
+
+pytestmark = pytest.mark.long("commands for EC2")
 
 
 def test_without_capacity_up_goes_on_in_the_next_zone_that_offers_all_types(clone):

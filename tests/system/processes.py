@@ -16,7 +16,6 @@ from unittest import mock
 import msgspec
 import psutil
 
-from apexrl.running import launch as launcher
 from tests.system.zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +125,9 @@ def launch(tmp_path: Path, ports, *flags, name="run", output=None, is_copy=None)
 
 
 def refuse(*flags) -> tuple[int, str]:
-    """Runs the launcher in this process, for what begins no run; returns its exit status and all it says, in one line."""
+    """Runs the launcher in this process, for what begins no run; returns its status and all it says, in one line."""
+    from apexrl.running import launch as launcher
+
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     logging.getLogger().addHandler(handler)

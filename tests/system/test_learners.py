@@ -16,6 +16,7 @@ from tests.system.processes import Process, launch, read_json, refuse, updates_o
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 
+LONG = pytest.mark.long("learners and guests")
 FAMILIES = {
     "apex-dqn": ("--env", "CartPole-v1", "--agent", "apex-dqn", "--preset", "small"),
     "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
@@ -45,7 +46,7 @@ def transitions_of(journal):
     return len(held_numbers(journal)) * identity_of(journal).spec.unroll_starts
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["apex-dqn", pytest.param("impala", marks=LONG)])
 def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
     (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
     flags = (*FAMILIES[family], "--num-learners", 2, *meeting, "--total-frames", 12_000, "--capacity", 50_000)
@@ -80,9 +81,6 @@ def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_p
     assert resumed.updates == summary["updates"] + 50
     assert all(after.transitions >= before.transitions for after, before in zip(resumed.logs, logs, strict=True))
     assert [log.log for log in resumed.logs] == [log.log for log in logs]
-
-
-LONG = pytest.mark.long("learners and guests")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from apexrl.networks.checkpoint import load_checkpoint
 from tests.system.processes import launch, refuse, updates_of, wait_for
 
 CATCH = ["--env", "Catch-v0"]
-LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--lstm"]
+LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--batch-size", "8", "--lstm"]
 COUNTING = ["--agent", "tests.system.counting_agent:counting", "--env", "tests.system.counting_env:Counting-v0",
             "--environments-per-worker", "3"]  # fmt: skip
 
@@ -46,14 +46,14 @@ def run(tmp_path, ports, name, *flags):
 
 @pytest.mark.parametrize("family", [CATCH, LASER, COUNTING])
 def test_one_seed_gives_one_network_bit_for_bit(tmp_path, free_ports, family):
-    flags = [*family, "--total-updates", 120, "--evaluation-period-updates", 40]
+    flags = [*family, "--total-updates", 60, "--evaluation-period-updates", 20]
     first, again, other = (
         run(tmp_path, free_ports(4), name, *flags, "--seed", seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
     assert digest(first) == digest(again) != digest(other)
     assert digest(first, "best") == digest(again, "best")
     assert curve(first) == curve(again)
-    assert [row[1] for row in curve(first)] == ["updates", "0", "40", "80", "120"]
+    assert [row[1] for row in curve(first)] == ["updates", "0", "20", "40", "60"]
 
 
 def test_a_stopped_run_is_the_beginning_of_a_longer_one_and_evaluations_change_nothing(tmp_path, free_ports):

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from tests.ends_of_ranges import lowest_of, source_copy
+from tests.ends_of_ranges import source_copy
 from tests.system.processes import read_json
 
 pytestmark = pytest.mark.xdist_group("package")
@@ -64,9 +64,3 @@ def test_an_installed_package_trains_lists_and_watches(installed, tmp_path, free
     held = apexrl(installed, tmp_path, "inspect", "summary", run / "journal")
     assert "bytes per transition" in held
     assert apexrl(installed, tmp_path, "inspect", run / "journal").startswith("log ")
-
-
-def test_the_lowest_version_is_the_lower_end():
-    assert lowest_of("torch>=2.5,<3") == "torch==2.5" and lowest_of("ray[default]>=2.60") == "ray[default]==2.60"
-    with pytest.raises(ValueError, match="numpy<3 has no lower end"):
-        lowest_of("numpy<3")

@@ -163,6 +163,7 @@ def assert_ladder_fits(reader, port, living):
     assert list(newcomer.slots) == [slot for slot in range(len(slots) + 50) if slot not in slots][:50]
 
 
+@pytest.mark.long("chaos")
 @pytest.mark.timeout(4000)
 def test_a_crowd_that_is_killed_and_replaced_loses_nothing_that_was_acknowledged(tmp_path, free_ports):
     ports = free_ports(2)

