@@ -19,8 +19,6 @@ from apexrl.types import StreamSpec, Unroll
 from tests.schedule import pytest_addoption, pytest_configure, pytest_xdist_auto_num_workers  # noqa: F401 - hooks
 
 torch.set_num_threads(1)
-# A shell without job control starts what runs in the background so that Ctrl-C is ignored, and programs inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # By a part of the reason why a test was skipped: how to get it to run.

@@ -9,6 +9,7 @@ what they took in an earlier run (`--record-durations`). Tests that share a slow
 import collections
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 DURATIONS = Path(__file__).with_name("durations.json")
 KEPT_SECONDS = 0.5  # tests that take less are not in the file
 USUAL_SECONDS = 0.02  # one of these
-ENDING_SECONDS = 1.0  # after Ctrl-C, for running tests to end what they have started
+ENDING_SECONDS = 0.8  # after Ctrl-C, for running tests to end what they have started
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
     config.addinivalue_line("markers", "long(part): left out without --all, unless its path is given")
     config.pluginmanager.register(Schedule(config))
+    # A shell without job control starts what runs in the background so that Ctrl-C is ignored, and programs inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler if is_worker(config) else interrupt)
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Returns whether this process runs tests for another one."""
+    return hasattr(config, "workerinput")
 
 
 def names_paths(config: pytest.Config) -> bool:
@@ -50,7 +58,6 @@ class Schedule:
 
     def __init__(self, config: pytest.Config):
         self._config = config
-        self._is_worker = hasattr(config, "workerinput")
         self._is_whole = config.option.all or names_paths(config)
         self._left_out: collections.Counter[str] = collections.Counter()
         self._seconds: collections.Counter[str] = collections.Counter()
@@ -66,7 +73,7 @@ class Schedule:
             items[:] = longest_first(items, json.loads(DURATIONS.read_text()))
 
     def pytest_sessionfinish(self) -> None:
-        if self._is_worker:
+        if is_worker(self._config):
             self._config.workeroutput["left_out"] = dict(self._left_out)
         elif self._config.option.record_durations:
             write_durations(self._seconds, is_whole=self._config.option.all and not names_paths(self._config))
@@ -80,11 +87,8 @@ class Schedule:
         name, _, group = report.nodeid.rpartition("@")
         self._seconds[name if name and "]" not in group else report.nodeid] += report.duration
 
-    def pytest_keyboard_interrupt(self) -> None:
-        threading.Thread(target=end_soon, daemon=True).start()
-
     def pytest_unconfigure(self) -> None:
-        if self._left_out and not self._is_worker:
+        if self._left_out and not is_worker(self._config):
             parts = ", ".join(f"{count} of {part}" for part, count in sorted(self._left_out.items()))
             self._config.get_terminal_writer().line(f"left out: {parts}. `bash run.sh test --all` takes them, too.")
 
@@ -111,6 +115,12 @@ def write_durations(seconds: dict[str, float], is_whole: bool) -> None:
     DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
 
 
+def interrupt(*_: object) -> None:
+    """Ends the run, also one whose test catches everything. Called at Ctrl-C."""
+    threading.Thread(target=end_soon, daemon=True).start()
+    raise KeyboardInterrupt
+
+
 def end_soon() -> None:
     """Ends this process and all that it has started, whatever they are doing."""
     family = psutil.Process().children(recursive=True)
@@ -120,5 +130,5 @@ def end_soon() -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    time.sleep(ENDING_SECONDS / 2)
+    time.sleep(ENDING_SECONDS / 4)
     os._exit(pytest.ExitCode.INTERRUPTED)

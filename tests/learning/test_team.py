@@ -24,14 +24,14 @@ from apexrl.networks.device_stream import DeviceStream
 from tests.learning.team_rank import CASES, make_learner
 from tests.system.processes import ROOT
 
+pytestmark = pytest.mark.xdist_group("team")
+
 UPDATES = 40
 RANK = """
 import os, torch, traceback
 from apexrl.learning import team as teams
 from apexrl.learning.team import *
 from apexrl.lifecycle import end_at_once
-
-pytestmark = pytest.mark.xdist_group("team")
 teams.PATIENCE_SECONDS = 20.0
 try:
     team = Team(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

@@ -31,6 +31,7 @@ time.sleep(600)
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
         ("import logging; logging.basicConfig(level='INFO'); logging.info('a line')", 0, "INFO:root:a line"),
         ("import threading, time; threading.Thread(target=lambda: (time.sleep(.3), print('late'))).start()", 0, "late"),
+        ("from concurrent.futures import ThreadPoolExecutor as E; p = E(1); print(p.submit(int).result())", 0, "0"),
         ("import sys, os; print(sys.argv, os.environ['X'], __name__)", 0, "['-c', 'a b'] y __main__"),
     ],
 )

@@ -212,9 +212,7 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
         sys.excepthook(*sys.exc_info())
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # as an interpreter does: executors end their threads then, and others are waited for
     return status if isinstance(status, int) else int(status is not None)
 
 
