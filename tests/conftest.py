@@ -16,7 +16,12 @@ import pytest
 import torch
 
 from apexrl.types import StreamSpec, Unroll
-from tests.schedule import pytest_addoption, pytest_configure, pytest_xdist_auto_num_workers  # noqa: F401 - hooks
+from tests.schedule import (  # noqa: F401 - hooks
+    pytest_addoption,
+    pytest_configure,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 torch.set_num_threads(1)
 

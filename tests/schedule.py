@@ -2,8 +2,7 @@
 
 Tests with the marker `long` and the name of their part are left out without `--all`, and the last line says so; tests
 that are named by their path always run. A process takes one test at a time, the longest first: `durations.json` has
-what they took in an earlier run (`--record-durations`). Tests that share a slow preparation have pytest-xdist's
-`xdist_group`.
+what they took in an earlier run (`--record-durations`). Files that share a slow fixture stay together in one process.
 """
 
 import collections
@@ -20,6 +19,13 @@ import pytest
 DURATIONS = Path(__file__).with_name("durations.json")
 KEPT_SECONDS = 0.5  # tests that take less are not in the file
 USUAL_SECONDS = 0.02  # one of these
+TOGETHER = {
+    **dict.fromkeys(("cluster", "cluster_learners", "packer", "units"), "images"),
+    **dict.fromkeys(("checkov", "policies", "secrets", "terraform", "terraform_shards"), "plans"),
+    **dict.fromkeys(("terraform_values", "terraform_variables"), "plans"),
+    **{name: name for name in ("docs", "library", "package", "ray_cluster", "rlax", "team")},
+}
+"""The groups of files that share a slow fixture, by the names of their files between `test_` and `.py`."""
 ENDING_SECONDS = 0.8  # after Ctrl-C, for running tests to end what they have started
 
 
@@ -33,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
     config.addinivalue_line("markers", "long(part): left out without --all, unless its path is given")
     config.pluginmanager.register(Schedule(config))
-    # A shell without job control starts what runs in the background so that Ctrl-C is ignored, and programs inherit that.
+    # A shell without job control starts what runs in the background with Ctrl-C ignored, and programs inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler if is_worker(config) else interrupt)
 
 
@@ -45,6 +51,24 @@ def is_worker(config: pytest.Config) -> bool:
 def names_paths(config: pytest.Config) -> bool:
     """Returns whether the command line names files or directories."""
     return config.args_source == pytest.Config.ArgsSource.ARGS
+
+
+def group_of(nodeid: str) -> str:
+    """Returns the name of the tests that have to run in one process with a test: its own where it shares nothing."""
+    file = nodeid.partition(".py::")[0].rpartition("/test_")[2]
+    return TOGETHER.get(file, nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Hands out groups of tests in the order in which they were collected."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -84,8 +108,7 @@ class Schedule:
         self._left_out = collections.Counter(getattr(node, "workeroutput", {}).get("left_out", {})) or self._left_out
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name, _, group = report.nodeid.rpartition("@")
-        self._seconds[name if name and "]" not in group else report.nodeid] += report.duration
+        self._seconds[report.nodeid] += report.duration
 
     def pytest_unconfigure(self) -> None:
         if self._left_out and not is_worker(self._config):
@@ -97,8 +120,7 @@ def longest_first(items: list[pytest.Item], durations: dict[str, float]) -> list
     """Returns the tests in the order in which they are begun. Groups, and short tests of one file, stay together."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("xdist_group")
-        groups.setdefault(mark.args[0] if mark else item.nodeid, []).append(item)
+        groups.setdefault(group_of(item.nodeid), []).append(item)
 
     def seconds(group: list[pytest.Item]) -> float:
         return sum(durations.get(item.nodeid, USUAL_SECONDS) for item in group)

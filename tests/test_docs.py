@@ -19,8 +19,6 @@ from benchmarks import charts
 from tests.deploy.flag_patterns import agents
 from tests.system.processes import ROOT
 
-pytestmark = pytest.mark.xdist_group("docs")
-
 FOREIGN = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*")
 PARAGRAPH, CODE = re.compile(r"<p>(.*?)</p>", re.DOTALL), re.compile(r"<code>.*?</code>", re.DOTALL)
 LIST_OR_TABLE = re.compile(r"(?m)^\s*(?:[*-] |\d+\. |\|)")

@@ -20,8 +20,6 @@ from apexrl.flags import parse
 from apexrl.library import presenter
 from tests.system.processes import ROOT, Process, wait_for
 
-pytestmark = pytest.mark.xdist_group("library")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, free_ports):

@@ -12,8 +12,8 @@ import pytest
 from tests.schedule import longest_first
 from tests.system.processes import ROOT, wait_for
 
-INI = "[pytest]\naddopts = -q --numprocesses auto --dist loadgroup --no-loadscope-reorder\ntestpaths = inner\n"
-CONFTEST = "from tests.schedule import pytest_addoption, pytest_configure, pytest_xdist_auto_num_workers\n"
+INI = "[pytest]\naddopts = -q --numprocesses auto --no-loadscope-reorder\ntestpaths = inner\n"
+CONFTEST = "from tests.schedule import *\n"
 TESTS = """
 import pytest
 def test_short(): pass
@@ -83,10 +83,8 @@ def test_ctrl_c_ends_a_run_and_all_that_it_started(run, tmp_path, words):
 
 
 def test_the_longest_group_is_begun_first_and_stays_together():
-    def item(name, group=""):
-        mark = SimpleNamespace(args=[group]) if group else None
-        return SimpleNamespace(nodeid=name, get_closest_marker=lambda kind: mark)
-
-    items = [item("a"), item("b", "both"), item("c"), item("d", "both"), item("e")]
-    ordered = longest_first(items, {"a": 3.0, "b": 2.5, "d": 2.0, "c": 9.0})
-    assert [item.nodeid for item in ordered] == ["c", "b", "d", "a", "e"]
+    names = ["t/a.py::a", "t/test_docs.py::b", "t/a.py::c", "t/test_docs.py::d", "t/a.py::e"]
+    ordered = longest_first(
+        [SimpleNamespace(nodeid=name) for name in names], dict(zip(names, (3, 2.5, 9, 2), strict=False))
+    )
+    assert "".join(item.nodeid[-1] for item in ordered) == "cbdae"

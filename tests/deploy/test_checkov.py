@@ -10,7 +10,7 @@ import pytest
 from tests.deploy.terraform import TERRAFORM
 from tests.system.processes import ROOT
 
-pytestmark = [pytest.mark.long("changes of a cluster"), pytest.mark.xdist_group("plans")]
+pytestmark = pytest.mark.long("changes of a cluster")
 
 OWN = ROOT / ".venv" / "checkov" / "bin" / "checkov"  # its requirements are at odds with ours
 OPEN = """resource "aws_vpc_security_group_ingress_rule" "ssh" {

@@ -35,7 +35,7 @@ from tests.deploy.volume import blank_volume
 from tests.deploy.vpc import OUTSIDE, vpc
 
 # The first time, a root file system is made and packages are downloaded.
-pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.xdist_group("images"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.timeout(1800)]
 
 NAME = "one-machine"
 VARIABLES = {

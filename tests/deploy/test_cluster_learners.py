@@ -20,7 +20,7 @@ from tests.deploy.volume import blank_volume
 from tests.deploy.vpc import vpc
 
 # The first time, a root file system is made and packages are downloaded.
-pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.xdist_group("images"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.timeout(1800)]
 
 NAME = "two-learners"
 CIDR = "192.168.81.0/24"  # greater than 127.0.0.1: so gloo lets the other host connect to the first one

@@ -26,7 +26,7 @@ from tests.system.processes import ROOT
 
 PACKER = ROOT / "deploy/packer"
 # The first time, a root file system is made and packages are downloaded.
-pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.xdist_group("images"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

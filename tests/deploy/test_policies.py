@@ -9,7 +9,7 @@ import pytest
 from tests.deploy.policies import allows, as_list, matches, statements
 from tests.deploy.terraform import BUCKET, resources, templates
 
-pytestmark = [pytest.mark.long("changes of a cluster"), pytest.mark.xdist_group("plans")]
+pytestmark = pytest.mark.long("changes of a cluster")
 
 DEADLINE = "arn:aws:ssm:us-east-1:123456789012:parameter/apexrl/apexrl/deadline"
 GROUPS = "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:1b-2c:autoScalingGroupName"

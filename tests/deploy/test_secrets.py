@@ -13,8 +13,6 @@ from zmq.utils import z85
 from tests.deploy.terraform import BUCKET, TERRAFORM, user_data
 from tests.system.processes import ROOT
 
-pytestmark = pytest.mark.xdist_group("plans")
-
 SECRET_TYPES = re.compile(
     r'"(aws_ssm_parameters?(_by_path)?|aws_secretsmanager\w+|aws_iam_access_key|aws_key_pair|tls_\w+|random_\w+)"'
 )

@@ -10,7 +10,7 @@ import pytest
 from tests.deploy.moto_process import Aws
 from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources, templates
 
-pytestmark = [pytest.mark.long("changes of a cluster"), pytest.mark.xdist_group("plans")]
+pytestmark = pytest.mark.long("changes of a cluster")
 
 STATE_BUCKET = "apexrl-state-123456789012-us-east-1"
 COSTLY = {

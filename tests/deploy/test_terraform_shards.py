@@ -10,8 +10,6 @@ from apexrl.flags import of_own_shard, parse
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.terraform import BUCKET, Workspace, of_learners, role_environment, templates, user_data
 
-pytestmark = pytest.mark.xdist_group("plans")
-
 MIX = ("queue=1/8", "uniform=1/8", "elite-1@500=1/4", "elite-insertion@700=1/2")
 VARIABLES = {
     "results_bucket": BUCKET,

@@ -9,8 +9,6 @@ from tests.deploy.needed import require_tool
 from tests.deploy.rounds import rounds
 from tests.deploy.terraform import BUCKET, fixed_addresses, of_learners, resources, templates, user_data
 
-pytestmark = pytest.mark.xdist_group("plans")
-
 TOP_LEVEL_KEYS = {"write_files", "runcmd"}
 """cloud-init warns of nothing when it does not know a key, so that a misspelled one would be ignored."""
 

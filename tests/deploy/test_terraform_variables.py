@@ -16,8 +16,6 @@ from tests.deploy.rounds import rounds
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data, variable_names
 from tests.system.processes import ROOT
 
-pytestmark = pytest.mark.xdist_group("plans")
-
 WRONG: list[tuple[str, Any, str]] = [
     ("name", "Apex RL", "such as apexrl"),
     ("region", "virginia", "such as us-east-1"),

@@ -24,8 +24,6 @@ from apexrl.networks.device_stream import DeviceStream
 from tests.learning.team_rank import CASES, make_learner
 from tests.system.processes import ROOT
 
-pytestmark = pytest.mark.xdist_group("team")
-
 UPDATES = 40
 RANK = """
 import os, torch, traceback

@@ -13,7 +13,7 @@ from apexrl.losses.vtrace import vtrace
 from tests.losses.unrolls import T, random_unrolls
 from tests.system.processes import ROOT
 
-pytestmark = [pytest.mark.xdist_group("rlax"), pytest.mark.long("JAX")]
+pytestmark = pytest.mark.long("JAX")
 
 SETTINGS = [(1.0, 1.0, 1.0), (0.9, 2.0, 1.5), (0.0, 1.0, 3.0)]  # lambda, rho_bar, pg_rho_bar; rlax has a c_bar of 1
 NUM_ACTIONS = 5

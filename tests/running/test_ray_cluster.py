@@ -21,7 +21,7 @@ from apexrl.running.run_directory import latest_path, save_config
 from tests.running.ray_nodes import RayNodes
 from tests.system.processes import ROOT, wait_for
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.long("Ray clusters")]
+pytestmark = pytest.mark.long("Ray clusters")
 
 if not shutil.which("ip") or os.geteuid():
     pytest.skip("needs root and iproute2, for network namespaces", allow_module_level=True)

@@ -10,8 +10,6 @@ import pytest
 from tests.ends_of_ranges import source_copy
 from tests.system.processes import read_json
 
-pytestmark = pytest.mark.xdist_group("package")
-
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
