@@ -139,7 +139,9 @@ class Evaluator:
         started = time.monotonic()
         version = parameters.header.params_version
         agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
-        seed = self._command.seed + 1_000_003 * (version + 1)
+        # Neighbouring seeds of runs share no games, as they would if the environments' seeds were counted on from them.
+        seeds = np.random.SeedSequence(self._command.seed, spawn_key=(version,))
+        seed = int(seeds.generate_state(1)[0] >> 1)
         video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
         recorder = VideoWriter(video, self._envs[0].pictures_per_second)
         progress = Progress(config.episodes, version, report)

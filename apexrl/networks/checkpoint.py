@@ -15,7 +15,7 @@ from torch import Tensor
 from apexrl.errors import ConfigError
 from apexrl.files import replacing
 from apexrl.networks.parameters import Identity, Parameters, ParametersHeader
-from apexrl.types import LogPosition, StreamSpec
+from apexrl.types import Count, LogPosition, StreamSpec
 
 LATEST = "latest.safetensors"
 BEST = "best.safetensors"
@@ -25,7 +25,7 @@ ACTING = "acting."  # begins the names of the tensors that actors use
 class Counters(msgspec.Struct, frozen=True):
     """The progress of a run, in totals over all its starts."""
 
-    updates: int = 0
+    updates: Count = 0
     logs: tuple[LogPosition, ...] = ()  # by shard
     transitions_sampled: int = 0
     episodes: int = 0

@@ -10,7 +10,7 @@ import torch
 from apexrl.config import NetworkConfig
 from apexrl.errors import ApexError, WireError
 from apexrl.networks.config import to_text
-from apexrl.types import Name, StreamSpec, Text
+from apexrl.types import Count, Name, StreamSpec, Text
 
 _LENGTH = struct.Struct("<I")
 
@@ -31,7 +31,7 @@ class Identity(NamedTuple):
 class ParametersHeader(msgspec.Struct, frozen=True):
     """Everything that an actor must know to use the tensors."""
 
-    params_version: int  # learner updates
+    params_version: Count  # learner updates
     spec: StreamSpec
     agent: Name  # the family's name
     network: Text  # its configuration as JSON, see `networks.config`

@@ -3,8 +3,11 @@ import math
 import subprocess
 import sys
 import time
+import typing
 from types import SimpleNamespace
 
+import gymnasium
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +20,7 @@ from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, TimeSteps
+from tests.lockstep import make_updater, parameters_of
 from tests.system.processes import ROOT
 
 
@@ -72,6 +76,23 @@ class Recorder:
         self.num_pictures += 1
 
 
+class Seeded(gymnasium.Env):
+    """Ends at once, and keeps the seeds of its games."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    seeds: typing.ClassVar[list[int]] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.seeds.append(seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
 @pytest.fixture
 def recorder():
     return Recorder()
@@ -90,6 +111,24 @@ def test_every_environment_plays_its_share_of_whole_games_and_then_rests(recorde
     assert [env.num_steps for env in envs] == [3 + 1 + 3, 2 + 1 + 2, 40]
     assert recorder.num_pictures == 4  # the first game's, before each step and after the last
     assert [env.seeds for env in envs] == [[7], [8], [9]]
+
+
+def test_neighbouring_seeds_and_updates_play_other_games():
+    gymnasium.register("Seeded-v0", Seeded)
+    played = {}
+    for seed in (0, 1, 2, 9, 10, 2**31, 2**63 - 1):
+        evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Seeded-v0", "--seed", str(seed)]))
+        parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
+        for version in (0, 1, 2, 1000):
+            header = msgspec.structs.replace(parameters.header, params_version=version)
+            for repetition in range(2):
+                Seeded.seeds.clear()
+                assert evaluator.evaluate(parameters._replace(header=header), lambda metrics: None, Stop())
+                played[seed, version, repetition] = set(Seeded.seeds)
+        evaluator.close()
+    first = {key: seeds for key, seeds in played.items() if not key[-1]}
+    assert all(len(seeds) == 10 and seeds == played[*key[:-1], 1] for key, seeds in first.items())
+    assert len(set().union(*first.values())) == 10 * len(first)
 
 
 def test_the_agent_is_shown_the_newest_frames_and_where_games_begin(recorder, silent):

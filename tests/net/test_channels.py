@@ -52,7 +52,7 @@ def test_parameters_travel_in_half_precision(spec):
     assert parameters.tensors["w"].dtype == torch.float32 and (parameters.tensors["w"] == 0.375).all()
     wide = encoded.replace(b'"F16"', b'"I16"')  # the same size
     assert wide != encoded
-    for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40], wide):
+    for damaged in (b"", b"\xff" * 8, encoded[:-3], encoded[:40], wide, make_parameters(spec, -1)):
         with pytest.raises(WireError):
             decode_parameters(damaged)
 
