@@ -12,7 +12,7 @@ import msgspec
 from apexrl.errors import ConfigError
 
 RUNS = Path("runs")  # where runs lie unless told otherwise
-CONFIG_FILE, STATUS_FILE, CURVE_FILE = "config.json", "status.json", "evaluations.csv"
+CONFIG_FILE, STATUS_FILE, CURVE_FILE, SUMMARY_FILE = "config.json", "status.json", "evaluations.csv", "summary.json"
 CHECKPOINTS = ("checkpoints/best.safetensors", "checkpoints/latest.safetensors")  # the first that there is is played
 DEPTHS = ("*", "*/*")  # a run, or a run of a sweep
 

@@ -35,7 +35,7 @@ from apexrl.networks.checkpoint import (
     set_random_state,
 )
 from apexrl.networks.parameters import Identity, decode_parameters, halved
-from apexrl.runs import CURVE_FILE, CurvePoint
+from apexrl.runs import CURVE_FILE, SUMMARY_FILE, CurvePoint
 from apexrl.types import LogPosition
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,10 @@ CHECKPOINTS = "checkpoints"
 NUMBERED = "update-{:012d}.safetensors"
 CURVE_COLUMNS = ",".join(CurvePoint._fields)
 FAULT_SAID_SECONDS = 30.0
+
+
+class _Summary(msgspec.Struct):
+    updates: int = 0
 
 
 def latest_checkpoint(directory: Path) -> Checkpoint | None:
@@ -63,10 +67,29 @@ def latest_checkpoint(directory: Path) -> Checkpoint | None:
         if not all_finite(checkpoint.tensors):
             raise ConfigError(f"{path} holds values that are not finite: {choice}")
         return checkpoint
-    for result in (path.with_name(BEST), directory / CURVE_FILE):
-        if result.exists():
-            raise ConfigError(f"{path} is missing, and {result} is there: {choice}")
+    if (result := result_in(directory)) is not None:
+        raise ConfigError(f"{path} is missing, and {result} is there: {choice}")
     return None
+
+
+def result_in(directory: Path) -> Path | None:
+    """Returns a file that tells of a learner's work in a run directory, but the latest checkpoint; None without any."""
+    files = (directory / CHECKPOINTS / BEST, directory / CURVE_FILE, directory / STATUS_FILE)
+    found = [*numbered_checkpoints(directory), *(path for path in files if path.exists())]
+    summary = directory / SUMMARY_FILE
+    if found:
+        return found[0]
+    return summary if _has_learned(summary) else None
+
+
+def _has_learned(summary: Path) -> bool:
+    """Returns whether a summary tells of updates; a run that failed before its first one has a summary, too."""
+    try:
+        return msgspec.json.decode(summary.read_bytes(), type=_Summary).updates > 0
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):  # nobody knows
+        return True
 
 
 def numbered_checkpoints(directory: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from apexrl.acting.evaluation import Evaluator, describe
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import actor_command, explicit_replay, learner_command, wants_of
-from apexrl.learning.run_record import CHECKPOINTS
+from apexrl.learning.run_record import CHECKPOINTS, result_in
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.actor import LockstepActor
 from apexrl.lockstep.learner import LockstepLearner
@@ -28,7 +28,6 @@ from apexrl.networks.checkpoint import LATEST
 from apexrl.networks.parameters import decode_parameters
 from apexrl.replay.journal import new_identity
 from apexrl.replay.replay import Replay
-from apexrl.runs import CURVE_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class LockstepLoop:
         Raises: ConfigError when something cannot be had, or the run directory holds results already.
         """
         directory = Path(command.run_dir)
-        if (directory / CURVE_FILE).exists() or (directory / CHECKPOINTS / LATEST).exists():
+        if (directory / CHECKPOINTS / LATEST).exists() or result_in(directory) is not None:
             raise ConfigError(f"{directory} holds results, and a reproducible run continues none: begin a new one")
         self._command = command
         self._stop = stop

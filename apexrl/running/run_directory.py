@@ -32,13 +32,13 @@ from apexrl.networks.checkpoint import (
 )
 from apexrl.replay.fork import fork_log
 from apexrl.running.ports import free_ports
-from apexrl.runs import CONFIG_FILE, CURVE_FILE
+from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE
 from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
-SUMMARY_FILE, LOCK_FILE = "summary.json", "run.lock"
+LOCK_FILE = "run.lock"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 
 

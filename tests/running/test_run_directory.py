@@ -14,7 +14,7 @@ from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
 from apexrl.flags import default_command, parse_onto, with_preset, with_sections
-from apexrl.learning.run_record import NUMBERED
+from apexrl.learning.run_record import NUMBERED, result_in
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.plan import make_plan
 from apexrl.running.prepare import _update_of
@@ -192,12 +192,23 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, spec):
     assert continued(tmp_path).updates == 7
 
 
-@pytest.mark.parametrize("result", [f"checkpoints/{BEST}", CURVE_FILE])
+@pytest.mark.parametrize(
+    "result",
+    [f"checkpoints/{BEST}", CURVE_FILE, "status.json", "summary.json", "checkpoints/update-000000000007.safetensors"],
+)
 def test_results_without_a_checkpoint_are_not_written_over(tmp_path, result):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / result).write_text("")
     with pytest.raises(ConfigError, match=rf"latest\.safetensors is missing, and .*{result} is there.*--from-scratch"):
         continued(tmp_path)
+
+
+@pytest.mark.parametrize(("summary", "result"), [('{"updates": 0}', None), ('{"updates": 9}', "summary.json")])
+def test_the_summary_of_a_run_that_never_learned_is_no_result(tmp_path, summary, result):
+    (tmp_path / "summary.json").write_text(summary)
+    assert result_in(tmp_path) == (result and tmp_path / result)
+    (tmp_path / "status.json").write_text("{}")
+    assert result_in(tmp_path) == tmp_path / "status.json"
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
