@@ -81,6 +81,12 @@ class LockstepLearner:
         header = ParametersHeader(self.updater.num_updates, *identity, self.record.run)
         return encode_parameters(header, self.updater.parameters()[0])
 
+    def parameters_to_evaluate(self) -> bytes:
+        """Returns the parameters as actors get them, and notes how far the run is at them."""
+        self._count(0)
+        self.record.published(self.updater.num_updates)
+        return self.parameters()
+
     def checkpoint(self) -> None:
         """Writes a checkpoint; a disk that takes none is said."""
         self._count(0)

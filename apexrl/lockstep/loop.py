@@ -5,8 +5,11 @@ learner draws as soon as all its tables give a batch, and actors go on when one 
 when parameters are published, evaluated and saved. Time decides only when progress is reported.
 """
 
+import contextlib
 import logging
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,6 +37,21 @@ logger = logging.getLogger(__name__)
 LEAST_MEASURED_SECONDS = 1.0
 
 
+@contextlib.contextmanager
+def untouched_generators() -> Iterator[None]:
+    """Puts the global random generators of Python, numpy and torch back at the end.
+
+    Environments that ignore the seed of their reset draw from them, those of the evaluator as those of the actor.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
 class LockstepLoop:
     """A whole run: owns the replay, and an actor, a learner and an evaluator that take turns."""
 
@@ -52,7 +70,8 @@ class LockstepLoop:
         self.replay = Replay(explicit_replay(command), new_identity(spec), command.seed)
         self._log = LocalLog(self.replay, wants_of(command), command.learning.prefetch_batches)
         self.learner = LockstepLearner(learner_command(command), spec, self._log, stop)
-        self._evaluator = Evaluator(actor_command(command)) if command.evaluator else None
+        with untouched_generators():
+            self._evaluator = Evaluator(actor_command(command)) if command.evaluator else None
         self._evaluated_updates = -1
         self._reported_at = self._measured_at = time.monotonic()
         self._totals, self._rates = np.zeros(2), np.zeros(2)  # steps and updates, when the rates were measured last
@@ -102,8 +121,8 @@ class LockstepLoop:
         if self._evaluator is None or num_updates == self._evaluated_updates or self._stop.is_set():
             return
         self._evaluated_updates = num_updates
-        encoded = self.learner.parameters()
-        with torch.random.fork_rng(devices=[]):
+        encoded = self.learner.parameters_to_evaluate()
+        with untouched_generators():
             outcome = self._evaluator.evaluate(decode_parameters(encoded), self._report, self._stop)
         if outcome is not None:
             self.learner.record.evaluated(msgspec.structs.replace(outcome, parameters=encoded))

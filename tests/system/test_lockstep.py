@@ -2,9 +2,13 @@
 
 import csv
 import hashlib
+import random
 import signal
 
+import gymnasium
+import numpy as np
 import pytest
+import torch
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
@@ -84,6 +88,48 @@ def test_a_killed_run_ends_and_is_not_continued(tmp_path, free_ports):
 def make(tmp_path, *flags):
     flags = ["--preset", "small", "--no-evaluator", "--run-dir", str(tmp_path / "run"), *flags]
     return LockstepLoop(parse(RunCommand, flags), Stop())
+
+
+class Unseeded(gymnasium.Env):
+    """Five steps; draws from the generators of the process, whatever seed it gets."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 2.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.offset = random.random()
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.array([np.random.rand(), self.offset], np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        seen = np.array([np.random.rand(), torch.rand(1).item()], np.float32)
+        return seen, random.random(), self.steps == 5, False, {}
+
+
+def test_evaluations_change_nothing_where_environments_draw_from_the_generators_of_the_process(tmp_path):
+    gymnasium.register("Unseeded-v0", Unseeded)
+    digests = []
+    for evaluator in ("--evaluator", "--no-evaluator"):
+        random.seed(3)
+        np.random.seed(3)
+        flags = ["--env", "Unseeded-v0", "--total-updates", "20", "--min-size-to-sample", "200"]
+        loop = make(tmp_path / evaluator, *flags, "--evaluation-period-updates", "5", "--episodes", "2", evaluator)
+        loop.run()
+        digests.append(digest(tmp_path / evaluator / "run"))
+    assert digests[0] == digests[1]
+    assert len(curve(tmp_path / "--evaluator" / "run")) == 1 + 5
+
+
+@pytest.mark.parametrize("result", ["status.json", "evaluations.csv", "checkpoints/best.safetensors"])
+def test_a_reproducible_run_begins_beside_no_results(tmp_path, result):
+    path = tmp_path / "run" / result
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="holds results"):
+        make(tmp_path, *CATCH)
 
 
 @pytest.mark.parametrize(("per_insert", "batch"), [(0.5, 64), (3.0, 32), (8.0, 128)])
