@@ -251,7 +251,7 @@ class LearnerLoop:
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
             if record is not None and is_old and now - published_at >= learning.publish_period_seconds:
                 published_updates, published_at = updater.num_updates, now
-                self._publish_soon(updater, record)
+                self._publish_soon(updater, record, so_far[0])
             if not (standings[0].reports or standings[0].writes_checkpoint):
                 continue
             rate = (updater.num_updates - reported_updates) / (now - reported_at)
@@ -301,13 +301,13 @@ class LearnerLoop:
         version, replica = updater.num_updates - 1, replicas.of(draw)
         self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
 
-    def _publish_soon(self, updater: Updater, record: RunRecord, is_last: bool = False) -> None:
-        """Publishes the parameters as they are after the last update, when they are there."""
+    def _publish_soon(self, updater: Updater, record: RunRecord, *frames: int, is_last: bool = False) -> None:
+        """Publishes the parameters as they are after the last update, at `frames` if more than the record counted."""
         assert self._connections is not None
         header = ParametersHeader(updater.num_updates, *self._identity, self._run, is_last)
         publish, (tensors, event) = self._connections.publish, updater.parameters()
         self._arrivals.expect(event, lambda: publish(header, tensors))
-        record.published(updater.num_updates)
+        record.published(updater.num_updates, *frames)
 
     def _next_draw(self, replicas: Replicas, waiter: Waiter, is_expected: bool) -> Draw | None:
         """Returns the next draw, None when there is none in time.

@@ -16,9 +16,10 @@ TEXTS = tuple(
     MetricText(*row)
     for row in (
         ("evaluation/return_mean", "", "Mean return of an evaluation: whole games, unclipped, hardly any exploration."),
-        ("evaluation/return_*", "", "Median, least, greatest return of an evaluation; so_far: mean until now."),
+        ("evaluation/return_*", "", "Median, least, greatest return; so_far: mean until now, in status.json only."),
         ("evaluation/game_steps", "steps", "Mean length of an evaluation's games."),
-        ("evaluation/games_finished", "games", "Games of the evaluation that goes on."),
+        ("evaluation/frames", "frames", "Frames at those parameters, where evaluations are drawn; in status.json."),
+        ("evaluation/games_finished", "games", "Finished games of the evaluation that goes on; in status.json only."),
         ("evaluation/seconds", "s", "Duration of an evaluation."),
         ("evaluation/params_version", "updates", "Update whose parameters were evaluated."),
         ("evaluation/game", "", "Six pictures of an evaluation's first game."),

@@ -19,7 +19,7 @@ from apexrl.files import TEMPORARY, give_second_name, replacing, write_durably, 
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.learning.updater import Updater
-from apexrl.net.metrics_channel import MAX_VERSIONS, Evaluation
+from apexrl.net.metrics_channel import EVALUATED_FRAMES, MAX_VERSIONS, Evaluation
 from apexrl.networks.checkpoint import (
     ACTING,
     BEST,
@@ -149,9 +149,13 @@ class RunRecord:
         self._started = time.monotonic()
         self._published: collections.OrderedDict[int, tuple[float, int]] = collections.OrderedDict()
 
-    def published(self, params_version: int) -> None:
-        """Remembers seconds and frames of published parameters, for the evaluation that may come of them."""
-        self._published[params_version] = self._seconds, self.frames
+    def published(self, params_version: int, frames: int | None = None) -> None:
+        """Remembers seconds and frames of published parameters, for the evaluation that may come of them.
+
+        Args:
+          frames: those that the log had brought; by default those that were counted last.
+        """
+        self._published[params_version] = self._seconds, self.frames if frames is None else frames
         if len(self._published) > MAX_VERSIONS:
             self._published.popitem(last=False)
 
@@ -205,19 +209,21 @@ class RunRecord:
         """Writes metrics by tag to TensorBoard and the status file.
 
         Args:
-          living: metrics of processes that run now; a tag that is missing is not shown any more.
+          living: metrics of processes that run now; a tag that is missing is not shown any more. TensorBoard
+            does not get the progress of an evaluation, which is of an earlier network.
           games: metrics of games that have ended; the newest of each tag stays.
         """
         living = living | {"learner/disk_faults_total": float(self._disk.num_faults)}
         living, games = ({t: v for t, v in metrics.items() if math.isfinite(v)} for metrics in (living, games))
         self._results |= games
-        self._events.scalars(living | games, self.frames)
+        drawn = {tag: value for tag, value in (living | games).items() if not tag.startswith("evaluation/")}
+        self._events.scalars(drawn, self.frames)
         status = Status(self._spec.env, self.frames, self.counters, living | self._results, waits_for)
         self._disk.tries(lambda: write_json(self._directory / STATUS_FILE, status))
         self._write_results()
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Takes an evaluation: metrics, picture, curve, and the parameters when they are the best so far.
+        """Takes an evaluation: metrics, picture, curve, and the parameters when none before were better.
 
         The evaluator tells the last one again where it cannot know that it arrived: it counts once.
         """
@@ -226,23 +232,25 @@ class RunRecord:
             return
         self._told = told
         metrics = evaluation.metrics()
-        self._results |= metrics
-        self._events.scalars(metrics, self.frames)
+        # The run went on while the games were played: everything is drawn where the network was published.
+        seconds, frames = self._published.get(evaluation.params_version, (self._seconds, self.frames))
+        self._results |= metrics | {EVALUATED_FRAMES: float(frames)}
+        self._events.scalars(metrics, frames)
         if evaluation.picture:
-            self._events.png("evaluation/game", evaluation.picture, self.frames)
+            self._events.png("evaluation/game", evaluation.picture, frames)
         if evaluation.video:
-            self._events.text("evaluation/video", f"`{evaluation.video}`", self.frames)
-        self._curve += f"{self._curve_row(evaluation, metrics)}\n"
+            self._events.text("evaluation/video", f"`{evaluation.video}`", frames)
+        self._curve += f"{seconds:.0f},{frames},{_curve_values(evaluation, metrics)}\n"
         self._is_curve_written = False
         mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return
-        is_best = best is None or mean > best
+        is_best = bool(evaluation.parameters) and (best is None or mean >= best)  # of equal ones the newest
         self.counters = msgspec.structs.replace(
             self.counters,
             evaluation_episodes=self.counters.evaluation_episodes + len(evaluation.returns),
             last_evaluation_return=mean,
             best_evaluation_return=mean if is_best else best,
         )
-        if is_best and evaluation.parameters:
+        if is_best:
             self._unsaved_best = evaluation
         self._write_results()
 
@@ -300,12 +308,6 @@ class RunRecord:
             raise ConfigError(f"{path} is of {best}, not of this run: choose another --run-dir")
         return best.counters.best_evaluation_return
 
-    def _curve_row(self, evaluation: Evaluation, metrics: dict[str, float]) -> str:
-        version = evaluation.params_version
-        seconds, frames = self._published.get(version, (self._seconds, self.frames))
-        values = ",".join(f"{metrics[f'evaluation/return_{name}']:.8g}" for name in ("mean", "median", "min", "max"))
-        return f"{seconds:.0f},{frames},{version},{len(evaluation.returns)},{values}"
-
     def _write_results(self) -> None:
         """Writes events, curve and best network, where the disk has not taken them yet."""
         self._disk.tries(self._events.flush)
@@ -326,6 +328,12 @@ class RunRecord:
         header = CheckpointHeader(*self._identity, counters, self.run)
         tensors = {ACTING + name: tensor for name, tensor in parameters.tensors.items()}
         save_checkpoint(self._directory / CHECKPOINTS / BEST, header, tensors)
+
+
+def _curve_values(evaluation: Evaluation, metrics: dict[str, float]) -> str:
+    """Returns a line of the curve behind its seconds and frames."""
+    values = ",".join(f"{metrics[f'evaluation/return_{name}']:.8g}" for name in ("mean", "median", "min", "max"))
+    return f"{evaluation.params_version},{len(evaluation.returns)},{values}"
 
 
 def _tidy(directory: Path) -> None:

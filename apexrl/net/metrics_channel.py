@@ -8,6 +8,7 @@ checksum of the parameters that were played, and counts only when the learner ha
 import collections
 import hashlib
 import logging
+import math
 import threading
 import time
 from typing import Annotated
@@ -66,7 +67,8 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
     def metrics(self) -> dict[str, float]:
         """Returns the scalars of this evaluation by tag."""
         returns = np.array(self.returns)
-        values = (returns.mean(), np.median(returns), returns.min(), returns.max(), np.mean(self.steps))
+        mean = math.fsum(self.returns) / len(returns)  # the same games give the same mean in any order
+        values = (mean, np.median(returns), returns.min(), returns.max(), np.mean(self.steps))
         return dict(zip(EVALUATION_TAGS, map(float, (*values, self.seconds, self.params_version)), strict=True))
 
 
@@ -74,6 +76,8 @@ EVALUATION_TAGS = (
     *(f"evaluation/return_{name}" for name in ("mean", "median", "min", "max")),
     *("evaluation/game_steps", "evaluation/seconds", "evaluation/params_version"),
 )
+EVALUATED_FRAMES = "evaluation/frames"  # at which the run was when the parameters were published
+LEARNER_TAGS = frozenset((*EVALUATION_TAGS, EVALUATED_FRAMES))
 _decoder = msgspec.msgpack.Decoder(Report | Evaluation)
 
 
@@ -210,7 +214,7 @@ class MetricsServer:
     def _take_report(self, report: Report, num_bytes: int) -> str:
         if num_bytes > MAX_REPORT_BYTES:
             return "too large"
-        if any(tag.startswith("learner/") or tag in EVALUATION_TAGS for tag in report.scalars):
+        if any(tag.startswith("learner/") or tag in LEARNER_TAGS for tag in report.scalars):
             return "malformed"  # the learner alone says these
         with self._lock:
             if report.sender not in self._latest and len(self._latest) >= MAX_SENDERS:

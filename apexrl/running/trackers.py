@@ -15,6 +15,7 @@ from apexrl.errors import PeerError
 from apexrl.learning.run_page import flags_of
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, run_role
+from apexrl.net.metrics_channel import EVALUATED_FRAMES, LEARNER_TAGS
 
 PROJECT = "apexrl"
 LOOK_SECONDS = 5.0
@@ -24,7 +25,7 @@ class Tracker(NamedTuple):
     """A run of a tracker."""
 
     id: str  # by which a later start goes on with it
-    log: Callable[[Mapping[str, float], int], object]  # metrics by tag, environment frames
+    log: Callable[[Mapping[str, float], int], object]  # metrics by tag, environment frames, also earlier ones
     finish: Callable[[], None]
 
 
@@ -69,18 +70,26 @@ def begin(kind: str, directory: Path) -> Tracker:
 
 
 def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
-    """Tells the metrics of a run when they are new, until told to stop; then once more."""
-    told, last = None, False
+    """Tells the metrics of a run when they are new, until told to stop; then once more.
+
+    An evaluation is told once, at the frames of its network, which the run has left behind meanwhile.
+    """
+    told, evaluated, last = None, None, False
     while not last:
         last = stop.wait(LOOK_SECONDS)
         status = read_status(directory)
         if status is None:
             continue
-        # The last evaluations, and updates from a journal, come without new frames.
-        known = status.frames, status.counters.updates, status.counters.evaluation_episodes
-        if known != told:
+        living = {tag: value for tag, value in status.metrics.items() if not tag.startswith("evaluation/")}
+        known = status.frames, status.counters.updates  # updates from a journal come without new frames
+        if living and known != told:
             told = known
-            tracker.log(status.metrics, status.frames)
+            tracker.log(living, status.frames)
+        evaluation = {tag: value for tag, value in status.metrics.items() if tag in LEARNER_TAGS}
+        if evaluation and evaluation != evaluated:
+            evaluated = evaluation
+            # The status of an earlier version does not say where the network was trained.
+            tracker.log(evaluation, int(evaluation.get(EVALUATED_FRAMES, status.frames)))
 
 
 def main(stop: Stop) -> None:

@@ -188,6 +188,16 @@ def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spe
     assert record.report.call_args.args[0]["learner/version_lag_max"] == 9.0
 
 
+def test_the_record_knows_the_frames_at_published_parameters(loop, spec):
+    """Also between two reports, which count them."""
+    spec, record, stop = msgspec.structs.replace(spec, frames_per_step=4), mock.MagicMock(), Stop()
+    learning = LearningConfig(device="cpu", publish_period_seconds=0.0, publish_period_updates=4)
+    loop._command = dataclasses.replace(loop._command, learning=learning)
+    updater = updaters.Updater(ScheduledLearner(), loop._device_stream)
+    loop._update(updater, GrowingReplica(stop, 10), record, spec, stop)
+    assert [call.args for call in record.published.call_args_list] == [(4, 400), (8, 800)]
+
+
 @pytest.mark.parametrize(("family", "tables"), [(FAMILY, []), (OWN, ["queue"])])
 def test_the_queues_of_an_algorithm_are_known(family, tables):
     command = LearnerCommand(algorithm=family.algorithm, update=family.update, network=family.network)

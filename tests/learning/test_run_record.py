@@ -83,6 +83,33 @@ def test_a_learner_that_died_after_an_evaluation_keeps_the_best_network(tmp_path
     assert best_return(tmp_path) == 21.0
 
 
+def best_update(directory):
+    return load_checkpoint(directory / "checkpoints" / BEST).header.counters.updates
+
+
+def test_of_equal_evaluations_the_newest_is_the_best(tmp_path, spec, agent, record):
+    """A game has a greatest return, and the first network that reached it by luck is not the best for ever."""
+    record.checkpoint(agent)
+    for updates, returns in ((1, (0.1, 0.2, 0.3)), (2, (0.3, 0.2, 0.1)), (3, (0.2, 0.3, 0.1)), (4, (0.1, 0.1, 0.1))):
+        agent.num_updates = updates
+        record.evaluated(evaluation(agent, *returns))
+        assert best_update(tmp_path) == min(updates, 3)
+    again = RunRecord(tmp_path, identity_of(spec))
+    again.restore(agent, latest_checkpoint(tmp_path))
+    agent.num_updates = 5
+    again.evaluated(evaluation(agent, 0.3, 0.1, 0.2))
+    assert best_update(tmp_path) == 5 and best_return(tmp_path) == again.counters.best_evaluation_return
+
+
+def test_a_return_whose_network_nobody_has_is_not_the_best(tmp_path, agent, record):
+    without = msgspec.structs.replace(evaluation(agent, 1e300), parameters=b"")
+    record.evaluated(without)
+    assert (record.counters.best_evaluation_return, record.counters.last_evaluation_return) == (None, 1e300)
+    record.evaluated(evaluation(agent, 2.0))
+    record.evaluated(without)
+    assert best_return(tmp_path) == 2.0 == record.counters.best_evaluation_return
+
+
 def test_a_best_network_that_was_taken_away_is_made_anew(tmp_path, spec, agent, record):
     record.evaluated(evaluation(agent, 20.0))
     record.checkpoint(agent)
@@ -236,12 +263,44 @@ def test_no_other_checkpoint_is_kept_unless_asked_for(tmp_path, agent, record):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [LATEST]
 
 
+def events(directory):
+    found = EventAccumulator(str(directory / "tensorboard"))
+    found.Reload()
+    return found
+
+
+def test_an_evaluation_is_drawn_where_its_network_was_published(tmp_path, agent, record):
+    frames = []
+    for updates, transitions in ((0, 320), (7, 900)):
+        record.count(updates, 16, (LogPosition("log", 1, transitions),), 3)
+        record.published(updates)
+        frames.append(record.frames)
+    for updates, transitions in ((0, 2000), (7, 3000)):  # the games of either end later
+        record.count(8, 16, (LogPosition("log", 1, transitions),), 3)
+        agent.num_updates = updates
+        seen = {"picture": b"\x89PNG\r\n\x1a\n", "video": f"/videos/{updates}"}
+        record.report({"evaluation/games_finished": 9.0, "evaluation/return_so_far": 2.0}, {}, "")
+        record.evaluated(msgspec.structs.replace(evaluation(agent, 1.0, 3.0), **seen))
+        record.report({"replay/size": 1.0}, {}, "")
+    found = events(tmp_path)
+    shown = [tag for tag in found.Tags()["scalars"] if tag.startswith(("evaluation/", "Overview/1"))]
+    drawn = {tag: [event.step for event in found.Scalars(tag)] for tag in shown}
+    drawn |= {tag: [event.step for event in found.Images(tag)] for tag in found.Tags()["images"]}
+    drawn["video"] = [event.step for event in found.Tensors("evaluation/video/text_summary")]
+    assert set(map(tuple, drawn.values())) == {tuple(frames)}
+    assert {"evaluation/return_mean", "evaluation/game", "evaluation/seconds"} < drawn.keys()
+    assert json.loads((tmp_path / "status.json").read_text())["metrics"]["evaluation/frames"] == frames[1]
+
+
+def test_the_progress_of_an_evaluation_is_in_the_status(tmp_path, record):
+    record.report({"evaluation/games_finished": 9.0}, {}, "")
+    assert json.loads((tmp_path / "status.json").read_text())["metrics"]["evaluation/games_finished"] == 9.0
+
+
 def test_the_newest_evaluation_and_its_video_are_told(tmp_path, agent, record):
     assert record.evaluated_updates == -1
     agent.num_updates = 30
     record.evaluated(msgspec.structs.replace(evaluation(agent, 1.0), video="/videos/game-30.webm"))
     assert record.evaluated_updates == 30
-    found = EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    (video,) = found.Tensors("evaluation/video/text_summary")
+    (video,) = events(tmp_path).Tensors("evaluation/video/text_summary")
     assert video.tensor_proto.string_val[0] == b"`/videos/game-30.webm`"

@@ -257,6 +257,7 @@ def changed(**changes):
         (changed(picture=b"MZ" * 100), "malformed"),
         (Report("actor", RUN, {"learner/loss": 1.0}), "malformed"),
         (Report("actor", RUN, {"evaluation/return_mean": 1e9}), "malformed"),
+        (Report("actor", RUN, {"evaluation/frames": 1e9}), "malformed"),
     ],
 )
 def test_a_message_that_is_not_of_this_run_is_dropped_by_reason(metrics, message, reason):

@@ -57,6 +57,29 @@ def test_what_comes_without_new_frames_is_told(run):
     assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
 
 
+def test_an_evaluation_is_told_once_and_where_its_network_was_trained(run):
+    told = []
+
+    def write(frames, evaluated):
+        results = {"evaluation/return_mean": evaluated / 4, "evaluation/frames": float(evaluated)}
+        living = {"replay/size": float(frames), "evaluation/games_finished": 3.0, "evaluation/return_so_far": 1.0}
+        status = Status("Catch-v0", frames, Counters(), living | results, "")
+        (run / STATUS_FILE).write_bytes(msgspec.json.encode(status))
+
+    class Going(Now):
+        def wait(self, seconds):
+            self.looks += 1
+            write(100 * self.looks, 40 if self.looks < 3 else 80)
+            return self.looks == 4
+
+    tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
+    trackers.follow(run, tracker, Going())
+    drawn = [(frames, metrics["evaluation/return_mean"]) for metrics, frames in told if "evaluation/frames" in metrics]
+    assert drawn == [(40, 10.0), (80, 20.0)]
+    living = [(metrics, frames) for metrics, frames in told if "evaluation/frames" not in metrics]
+    assert living == [({"replay/size": 100.0 * look}, 100 * look) for look in (1, 2, 3, 4)]
+
+
 def test_a_later_start_goes_on_with_the_run_of_the_tracker(run, monkeypatch):
     begun = []
 
