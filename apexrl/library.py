@@ -6,29 +6,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector.utils import batch_space, iterate
 
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import ActorCommand, EnvConfig
-from apexrl.environments.atari import is_atari
-from apexrl.environments.observations import presented
-from apexrl.environments.registry import registered
-from apexrl.errors import ApexError
+from apexrl.config import ActorCommand
+from apexrl.environments.observations import presenter
+from apexrl.environments.vector import clips_rewards, make_game
+from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, played
 from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, new_run, read_evaluations
-
-GRAY = np.array([0.299, 0.587, 0.114])  # the weights of red, green and blue in ale-py's gray screens
+from apexrl.types import EnvironmentSpec
 
 
 class Run(NamedTuple):
@@ -109,22 +109,41 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 class Agent:
-    """A trained agent. It takes observations as the environment gives them, and makes screens and stacks itself.
+    """A trained agent, for the environment that it was trained on. Used from one thread.
 
-    `act` has to see each observation of an episode once, in order. Used from one thread.
+    That is the run's environment with its arguments and its limit, behind its wrappers: `make_environment` makes it.
+    `act` takes observations as the outermost wrapper gives them, and gives actions as that one takes them. Observations
+    from inside a wrapper are not for it. `act` itself does what the run does behind its wrappers: it turns, scales and
+    flattens observations, and stacks them. Games of Atari are frames of 84x84 in gray.
+
+    `act` has to see each observation of an episode once, in order.
     """
 
     def __init__(self, checkpoint: Checkpoint, command: ActorCommand):
         """Takes a checkpoint, and the configuration of its run.
 
-        Raises: ConfigError when the environment cannot be made.
+        Raises: ConfigError when the environment cannot be made, or is no longer the one that the agent was trained on.
         """
-        self.spec = checkpoint.header.spec
+        self.spec, self._env = checkpoint.header.spec, command.env
         make = implementation(family_of(checkpoint.header.agent)).make_actor
         self._actor = make(command.algorithm, checkpoint.parameters(), torch.device("cpu"))
-        self._space, self._present, self._first_action = presenter(command.env)
+        with contextlib.closing(self.make_environment()) as env:
+            self.observation_space, self.action_space = env.observation_space, env.action_space
+            frames, self._present = presenter(env, command.env)
+        _check_same(frames, self.action_space, self.spec)
+        self._boundless = _boundless(self.observation_space)
+        behind = f" behind --wrapper {' and '.join(command.env.wrapper)}" if command.env.wrapper else ""
+        self._needed = f"those of {command.env.env}{behind} are needed, as make_environment() of the agent makes it"
+        self._clips_rewards = clips_rewards(command.env)
         self._rng = np.random.default_rng(command.seed)
         self.reset()
+
+    def make_environment(self, render_mode: str | None = None) -> gymnasium.Env:
+        """Makes the environment that the agent was trained on, for whole games with unclipped rewards.
+
+        Raises: ConfigError when it cannot be made.
+        """
+        return make_game(self._env, render_mode)
 
     def reset(self) -> None:
         """Forgets: the next observation begins an episode."""
@@ -134,14 +153,19 @@ class Agent:
         """Returns the action for an observation, or the actions [E] for those of a vector of environments.
 
         Args:
-          observation: one of the environment's observation space, or a batch of them.
+          observation: one of `observation_space`, behind the run's wrappers, or a batch of them.
           starts: [E] bool, whether an observation is the first of its episode; by default those after `reset` are.
-          rewards: of the last step, for a network with an LSTM; by default 0.
+          rewards: of the last step, unclipped, for a network with an LSTM; by default 0.
           epsilon: probability of a random action; a family with a random policy takes its own.
         Raises: ValueError when the observation is of another space, or the number of environments changes.
         """
-        is_one = self._space.contains(observation)
+        observation = _in_dtypes(self.observation_space, observation)
+        is_one = self._boundless.contains(observation)
         found = [observation] if is_one else self._batch(observation)
+        if not all(
+            map(self.observation_space.contains, found)
+        ):  # in training, too, environments may leave their bounds
+            warnings.warn(f"an observation is out of bounds: {self._needed}", stacklevel=2)
         frames = np.stack([self._present(one) for one in found])
         if self._state is None:
             self._state = self._actor.initial_state(len(frames))
@@ -152,18 +176,20 @@ class Agent:
             raise ValueError(f"{len(frames)} observations came, {self._num_envs} before: say reset() in between")
         first = first if starts is None else first | np.asarray(starts, bool).reshape(-1)
         last = np.zeros(len(frames), np.float32) if rewards is None else np.asarray(rewards, np.float32).reshape(-1)
-        seen = Observation(frames, first, last)
+        seen = Observation(frames, first, np.sign(last) if self._clips_rewards else last)
         actions, _, self._state = self._actor.act(seen, np.full(len(frames), epsilon), self._state, self._rng)
-        actions = actions + self._first_action
+        space: Any = self.action_space
+        is_vector = isinstance(space, Box)
+        actions = np.clip(actions, space.low, space.high) if is_vector else actions + int(space.start)
         return actions[0] if is_one else actions
 
     def _batch(self, observations: Any) -> list[Any]:
         leaf = observations
-        while isinstance(leaf, Mapping | tuple):
+        while isinstance(leaf, Mapping | tuple) and leaf:
             leaf = next(iter(leaf.values())) if isinstance(leaf, Mapping) else leaf[0]
-        batched = batch_space(self._space, len(leaf))
-        if not batched.contains(observations):
-            raise ValueError(f"an observation of {self._space} is needed, or a batch of them")
+        batched = batch_space(self._boundless, len(leaf)) if np.ndim(leaf) and len(leaf) else None
+        if batched is None or not batched.contains(observations):
+            raise ValueError(f"neither an observation of {self.observation_space} nor a batch of them: {self._needed}")
         return list(iterate(batched, observations))
 
 
@@ -171,7 +197,8 @@ def load(path: str | Path) -> Agent:
     """Returns the agent of a run, with its best network, or of one of its checkpoints.
 
     Args:
-      path: a run's directory, or a checkpoint in one.
+      path: a run's directory, or a checkpoint in one. A checkpoint alone knows its environment, arguments, wrappers and
+        pictures, no other flags: episodes last to the limit with which the environment is registered.
     Raises: ConfigError or WireError when there is none that can be read.
     """
     directory, file = found_checkpoint(Path(path))
@@ -179,35 +206,43 @@ def load(path: str | Path) -> Agent:
     return Agent(checkpoint, played(directory, checkpoint.header))
 
 
-def presenter(config: EnvConfig) -> tuple[gymnasium.Space, Callable[[Any], np.ndarray], int]:
-    """Returns an environment's observation space, what makes a frame of an observation, and the least action.
+def _boundless(space: gymnasium.Space) -> gymnasium.Space:
+    """Returns a space whose boxes of floats have no bounds."""
+    if isinstance(space, Dict):
+        return Dict({key: _boundless(inner) for key, inner in space.items()})
+    if isinstance(space, Tuple):
+        return Tuple(map(_boundless, space))
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+        return Box(-np.inf, np.inf, space.shape, space.dtype.type)
+    return space
 
-    Screens of Atari (210 x 160, RGB) become gray ones of 84 x 84; a single one has no maximum over two frames.
 
-    Raises: ConfigError when the environment cannot be made.
+def _in_dtypes(space: gymnasium.Space, observation: Any) -> Any:
+    """Returns an observation, or a batch of them, whose boxes have the types of their spaces, as training holds them.
+
+    Numbers that this would change by more than their precision stay as they are.
     """
-    entry = registered(config.env)
-    layers: list[gymnasium.ObservationWrapper] = []
-    if is_atari(entry):
-        raw: Any = gymnasium.make(entry.id)
-        gray = gymnasium.spaces.Box(0, 255, raw.observation_space.shape[:2], np.uint8)
-        env: Any = gymnasium.wrappers.TransformObservation(raw, lambda rgb: (rgb @ GRAY + 0.5).astype(np.uint8), gray)
-        env = gymnasium.wrappers.ResizeObservation(env, (84, 84))
-    else:
-        raw = gymnasium.make(entry.id, **config.kwargs)
-        env = presented(raw, config, set())
-    try:
-        while isinstance(env, gymnasium.ObservationWrapper) and type(env).__module__.startswith("gymnasium.wrappers"):
-            layers.insert(0, env)
-            env = env.env
-        first_action = int(getattr(raw.action_space, "start", 0))
-        space, dtype = env.observation_space, (layers[-1] if layers else env).observation_space.dtype
-    finally:
-        raw.close()
+    if isinstance(space, Dict) and isinstance(observation, Mapping) and observation.keys() == space.keys():
+        return {key: _in_dtypes(inner, observation[key]) for key, inner in space.items()}
+    if isinstance(space, Tuple) and isinstance(observation, tuple) and len(observation) == len(space):
+        return tuple(map(_in_dtypes, space, observation))
+    array = np.asarray(observation) if isinstance(space, Box) else np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        return observation
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(space.dtype)
+    return cast if np.can_cast(array.dtype, cast.dtype, "same_kind") or np.array_equal(cast, array) else observation
 
-    def present(observation: Any) -> np.ndarray:
-        for layer in layers:
-            observation = layer.observation(observation)
-        return np.asarray(observation, np.uint8 if dtype == np.uint8 else np.float32)
 
-    return space, present, first_action
+def _check_same(frames: Box, actions: Any, spec: EnvironmentSpec) -> None:
+    """Raises ConfigError when the frames or the actions of an environment are not those of a checkpoint."""
+    bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True)) if isinstance(actions, Box) else ()
+    dtype = "uint8" if frames.dtype == np.uint8 else "float32"
+    found = frames.shape, dtype, getattr(actions, "n", 0), bounds
+    if found != (spec.frame_shape, spec.frame_dtype, spec.num_actions, spec.action_bounds):
+        learned = spec.action_bounds or f"{spec.num_actions} numbers"
+        raise ConfigError(
+            f"environment {spec.env!r} has frames {frames.shape} of {dtype} and actions {actions}; the agent learned "
+            f"with frames {spec.frame_shape} of {spec.frame_dtype} and actions {learned}: give it the environment that "
+            "it was trained on"
+        )

@@ -1,7 +1,5 @@
 """Trains on Catch for a moment, then plays with the agent: `python examples/train_and_play.py`."""
 
-import gymnasium
-
 import apexrl
 
 if __name__ == "__main__":
@@ -10,7 +8,7 @@ if __name__ == "__main__":
         print(f"{row.frames:8,} frames: mean return {row.mean:.2f}")
 
     agent = apexrl.load(run.directory)
-    env = gymnasium.make("Catch-v0")
+    env = agent.make_environment()
     for game in range(5):
         observation, _ = env.reset(seed=game)
         agent.reset()

@@ -1,5 +1,6 @@
 """Atari games with DQN's preprocessing. Only this module knows ale_py."""
 
+import dataclasses
 from typing import Any, Literal
 
 import ale_py
@@ -106,6 +107,42 @@ class AtariEnvironment:
         self._envs.close()
         if self._camera is not None:
             self._camera.close()
+
+
+class AtariGame(gymnasium.Env):
+    """One game of `AtariEnvironment` as gymnasium has environments: its frames, whole games, the game's own rewards."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": int(60 / FRAMES_PER_STEP)}  # noqa: RUF012 - as there
+
+    def __init__(self, config: EnvConfig, registered: EnvSpec, render_mode: str | None):
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigError(f"render_mode {render_mode!r}: a game of Atari has rgb_array")
+        self.render_mode, renders = render_mode, render_mode is not None
+        config = dataclasses.replace(config, clip_rewards="no")
+        self._envs = AtariEnvironment(config, registered, 1, evaluate=True, num_threads=1, render=renders)
+        self.observation_space = gymnasium.spaces.Box(0, 255, self._envs.frame_shape, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(self._envs.num_actions)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Begins a game; returns its first frame [84, 84]."""
+        super().reset(seed=seed)
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed % 2**31
+        return self._envs.reset(seed)[0], {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Takes a step of four emulator frames."""
+        self._envs.send(np.array([action]))
+        seen = self._envs.receive()
+        ends, terminated = bool(seen.episode_steps[0]), not seen.discounts[0]
+        return seen.frames[0], float(seen.rewards[0]), terminated, ends and not terminated, {}
+
+    def render(self) -> Any:
+        """Returns the screen [210, 160, 3], None unless made with a `render_mode`."""
+        return self._envs.render()
+
+    def close(self) -> None:
+        """Stops ale-py's threads."""
+        self._envs.close()
 
 
 def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 from apexrl.config import EnvConfig
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented
+from apexrl.environments.single import longest_episode, make_single
 from apexrl.environments.watchdog import Watchdog, Watched
 from apexrl.errors import ApexError, ConfigError
 from apexrl.types import MAX_ACTION_SIZE, TimeSteps
@@ -30,10 +31,8 @@ class GymnasiumEnvironment:
     frames_per_step = 1
 
     def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
-        if "render_mode" in config.kwargs:
-            raise ConfigError("--env-kwargs cannot hold render_mode: --record-dir chooses where videos go")
         self._env = config.env
-        self._limit = _longest_episode(config, registered)
+        _tell_limit(config, longest_episode(config, registered))
         self._renders = render and "rgb_array" in _render_modes(registered)
         if render and not self._renders:
             logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
@@ -115,16 +114,13 @@ class GymnasiumEnvironment:
 
     def _make(self, config: EnvConfig, registered: EnvSpec, num_envs: int) -> gymnasium.vector.VectorEnv:
         notes: set[str] = set()
-        kwargs: dict[str, Any] = config.kwargs | {"max_episode_steps": self._limit}
-        if self._renders:
-            kwargs["render_mode"] = "rgb_array"
-        envs = gymnasium.make_vec(
-            registered.id,
-            num_envs,
-            vectorization_mode="sync",
-            wrappers=[lambda env: Watched(presented(env, config, notes), self._watchdog)],
-            **kwargs,
-        )
+        render_mode = "rgb_array" if self._renders else None
+
+        def copy() -> gymnasium.Env:
+            env = make_single(config, registered, render_mode)
+            return Watched(presented(env, config, notes), self._watchdog)
+
+        envs = gymnasium.vector.SyncVectorEnv([copy] * num_envs)
         for note in sorted(notes):
             logger.warning("%s: %s", config.env, note)
         return envs
@@ -151,23 +147,14 @@ class GymnasiumEnvironment:
             )
 
 
-def _longest_episode(config: EnvConfig, registered: EnvSpec) -> int:
-    """Returns the steps after which an episode is cut: the flag's, unless the environment has fewer.
-
-    Raises: ConfigError when --env-kwargs give a limit that is none.
-    """
-    own = config.kwargs.get("max_episode_steps", registered.max_episode_steps)
-    if own is None:
-        return config.max_episode_frames
-    if type(own) is not int or own < 1:
-        raise ConfigError(f"--env-kwargs: max_episode_steps is {own!r}, and should be a whole number from 1 on")
-    if own < config.max_episode_frames != EnvConfig.max_episode_frames:
+def _tell_limit(config: EnvConfig, limit: int) -> None:
+    """Says that episodes end before the limit that the flag was given."""
+    if limit < config.max_episode_frames != EnvConfig.max_episode_frames:
         logger.info(
             "%s ends its episodes after %d steps, before --max-episode-frames %d; --env-kwargs "
             '\'{"max_episode_steps": %d}\' lets them last',
-            config.env, own, config.max_episode_frames, config.max_episode_frames,
+            config.env, limit, config.max_episode_frames, config.max_episode_frames,
         )  # fmt: skip
-    return min(own, config.max_episode_frames)
 
 
 def _as_picture(picture: Any) -> np.ndarray:

@@ -1,5 +1,6 @@
-"""One environment as an agent sees it: behind the user's wrappers, with pictures or with vectors of numbers."""
+"""One environment as an agent sees it: with pictures, or with vectors of numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -7,8 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Text, Tuple
 
 from apexrl.config import EnvConfig
-from apexrl.errors import ConfigError, reason_of
-from apexrl.own_modules import own
+from apexrl.errors import ConfigError
 
 SMALLEST_PICTURE = 16  # pixels; before two sides of at least so many, a shorter first dimension counts as channels
 TO_VECTOR = "give a --wrapper module:name that makes them numbers"
@@ -24,8 +24,6 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
       notes: gets a line about each change that the user may not expect.
     Raises: ConfigError when the observations cannot be presented as the configuration says.
     """
-    for name in config.wrapper:
-        env = _wrapped(env, name)
     if isinstance(env.observation_space, Box):
         return _picture(env, config, notes)
     if flags := _picture_flags(config):
@@ -48,19 +46,23 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
     return gymnasium.wrappers.FlattenObservation(env)
 
 
-def _wrapped(env: gymnasium.Env, name: str) -> gymnasium.Env:
-    """Returns an environment behind a wrapper of the user's.
+def presenter(env: gymnasium.Env, config: EnvConfig) -> tuple[Box, Callable[[Any], np.ndarray]]:
+    """Returns the space of the frames that an agent sees, and what makes a frame of an observation.
 
-    Raises: ConfigError when the wrapper cannot be had, fails, or gives something else.
+    Raises: ConfigError when the observations cannot be presented as the configuration says.
     """
-    wrapper = own(name, "--wrapper")
-    try:
-        wrapped = wrapper(env)
-    except Exception as error:
-        raise ConfigError(f"--wrapper {name} fails: {reason_of(error)}") from error
-    if not isinstance(wrapped, gymnasium.Env):
-        raise ConfigError(f"--wrapper {name} gives {wrapped!r}: it has to return an environment of gymnasium")
-    return wrapped
+    outermost = presented(env, config, set())
+    space, layers, layer = outermost.observation_space, list[Any](), outermost
+    while layer is not env:  # these are ours: an observation alone says what becomes of it
+        layers.insert(0, layer)
+        layer = layer.env
+
+    def present(observation: Any) -> np.ndarray:
+        for layer in layers:
+            observation = layer.observation(observation)
+        return np.asarray(observation, np.uint8 if space.dtype == np.uint8 else np.float32)
+
+    return space, present
 
 
 def _picture(env: Any, config: EnvConfig, notes: set[str]) -> Any:

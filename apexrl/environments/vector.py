@@ -4,7 +4,9 @@ Every vector environment here resets in gymnasium's NEXT_STEP mode. The step aft
 the first frame of the next game. So the final observation of a game is always part of the stream.
 """
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -12,9 +14,10 @@ import gymnasium
 import numpy as np
 
 from apexrl.config import EnvConfig
-from apexrl.environments.atari import AtariEnvironment, is_atari
+from apexrl.environments.atari import AtariEnvironment, AtariGame, is_atari
 from apexrl.environments.copies import GymnasiumEnvironment
 from apexrl.environments.registry import registered
+from apexrl.environments.single import make_single
 from apexrl.errors import ConfigError, reason_of
 from apexrl.types import EnvironmentSpec, TimeSteps
 
@@ -65,17 +68,42 @@ def make_environment(
     Raises: ConfigError when the id is unknown, the environment cannot be made, or has actions that are not supported.
     """
     entry = registered(config.env)
-    try:
+    with _named(config.env):
         if is_atari(entry):
             return AtariEnvironment(config, entry, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
         return GymnasiumEnvironment(config, entry, num_envs, render=render)
+
+
+def make_game(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env:
+    """Makes one environment of those that a vector has, for a loop of somebody's own.
+
+    It has the arguments, the limit and the wrappers of the configuration, plays whole games, and clips no reward.
+    Games of Atari give frames of 84x84 in gray. Others give observations as the outermost wrapper has them.
+
+    Raises: ConfigError when the id is unknown, or the environment cannot be made.
+    """
+    entry = registered(config.env)
+    with _named(config.env):
+        return AtariGame(config, entry, render_mode) if is_atari(entry) else make_single(config, entry, render_mode)
+
+
+@contextlib.contextmanager
+def _named(env: str) -> Iterator[None]:
+    """Makes what an environment raises a ConfigError that names it."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:
         reason = reason_of(error)
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
             reason = reason.replace("pip install", f"{Path(sys.prefix) / 'bin' / 'pip'} install")
-        raise ConfigError(f"environment {config.env!r} cannot be made: {reason}") from error
+        raise ConfigError(f"environment {env!r} cannot be made: {reason}") from error
+
+
+def clips_rewards(config: EnvConfig) -> bool:
+    """Returns whether agents learn from the signs of the rewards."""
+    return config.clip_rewards == "yes" or (config.clip_rewards == "auto" and is_atari(registered(config.env)))
 
 
 def make_spec(config: EnvConfig, environment: VectorEnvironment) -> EnvironmentSpec:
