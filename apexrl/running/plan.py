@@ -10,6 +10,7 @@ from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ConfigError
 from apexrl.flags import (
     check_together,
@@ -80,6 +81,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     envs = make_environment(asked.env, 1)
     environment = make_spec(asked.env, envs)
     envs.close()
+    check_wrapper_state(asked.env)
     if saved is not None:
         _check_kept(asked, saved, environment, verb)
     default = saved if saved is not None else _defaults(asked, machine, environment)

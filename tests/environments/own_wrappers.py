@@ -226,6 +226,16 @@ class OtherNoise(gymnasium.ObservationWrapper):
         return seen + self.own.normal(0, 1, 3).astype(np.float32)
 
 
+class SharedSum(gymnasium.ObservationWrapper):
+    """Subtracts something of all that the copies of a process have seen."""
+
+    sum = np.zeros(3)
+
+    def observation(self, seen):
+        SharedSum.sum = SharedSum.sum + seen
+        return (seen - SharedSum.sum / 100).astype(np.float32)
+
+
 class Bonus(gymnasium.Wrapper):
     """Rewards what it has seen seldom; observations and actions stay as they are."""
 
