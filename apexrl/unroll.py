@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import zstandard
 
+from apexrl.casts import exactly
 from apexrl.errors import ApexError, WireError
 from apexrl.types import Field, StreamSpec, StreamUnrolls, TimeSteps, Unroll
 
@@ -26,7 +27,10 @@ class UnrollBuilder:
     """
 
     def __init__(self, spec: StreamSpec, frames: np.ndarray):
-        """Starts E streams at their first frames [E, *frame]."""
+        """Starts E streams at their first frames [E, *frame].
+
+        Raises: ApexError when they are no frames of the spec.
+        """
         self._spec = spec
         num_streams = len(frames)
         self._frames = np.zeros((spec.unroll_frames, num_streams, *spec.frame_shape), spec.frame_dtype)
@@ -38,7 +42,7 @@ class UnrollBuilder:
         self._firsts = {field.name for field in spec.extras if field.at == "first"}
         self._private: dict[str, np.ndarray] | None = None  # not known before the first observation
         self._length = 0
-        self._frames[spec.stacked_frames - 1] = frames
+        _put("frame", self._frames[spec.stacked_frames - 1], frames)
         self._starts[spec.stacked_frames - 1] = True
 
     def observe(self, extras: Mapping[str, np.ndarray]) -> tuple[StreamUnrolls, dict[str, np.ndarray]] | None:
@@ -68,14 +72,17 @@ class UnrollBuilder:
         return complete, private
 
     def add(self, actions: np.ndarray, step: TimeSteps) -> None:
-        """Appends one step of every stream: the actions taken ([E], or [E, action size]) and their results."""
+        """Appends one step of every stream: the actions taken ([E], or [E, action size]) and their results.
+
+        Raises: ApexError when an array has another shape than the spec, or a number would become another one.
+        """
         t = self._length
         newest = t + self._spec.stacked_frames
-        self._actions[t] = actions
-        self._rewards[t] = step.rewards
-        self._discounts[t] = step.discounts
-        self._frames[newest] = step.frames
-        self._starts[newest] = step.starts
+        _put("action", self._actions[t], actions)
+        _put("reward", self._rewards[t], step.rewards)
+        _put("discount", self._discounts[t], step.discounts)
+        _put("frame", self._frames[newest], step.frames)
+        _put("start", self._starts[newest], step.starts)
         self._length += 1
 
     def _extent(self, field: Field, num_streams: int) -> tuple[int, ...]:
@@ -103,14 +110,12 @@ class UnrollBuilder:
             if name in self._firsts and between:
                 continue
             buffer = self._private[name] if name in self._private else self._extras[name]
-            if np.shape(values) != buffer.shape[1:]:
-                raise ApexError(f"the extra {name!r} of the agent has shape {np.shape(values)}, not {buffer.shape[1:]}")
-            place = first if name in self._firsts else self._length
-            try:
-                with np.errstate(over="ignore"):  # the codec refuses an infinity of float16
-                    np.copyto(buffer[place], values, casting="same_kind")
-            except TypeError as error:
-                raise ApexError(f"the extra {name!r} of the agent is no {buffer.dtype}: {error}") from error
+            array = np.asarray(values)
+            if array.shape != buffer.shape[1:]:
+                raise ApexError(f"the extra {name!r} of the agent has shape {array.shape}, not {buffer.shape[1:]}")
+            if array.dtype.kind == "f" != buffer.dtype.kind:
+                raise ApexError(f"the extra {name!r} of the agent is no {buffer.dtype}, but {array.dtype}")
+            _put(f"value of extra {name!r}", buffer[first if name in self._firsts else self._length], array)
 
     def _shift(self) -> None:
         """Makes the last overlap steps the first ones."""
@@ -151,17 +156,10 @@ class UnrollCodec:
 
         Raises: WireError when its arrays are not those of the spec, or a learner would refuse their content.
         """
-        spec = self._spec
-        fields = []
-        for place in self._layout:
-            array = _array_of(unroll, place.name)
-            if array is None or array.shape != place.shape:
-                shape = "none" if array is None else str(array.shape)
-                raise WireError(f"an unroll of {spec.env} has a {place.name} of shape {shape}, not {place.shape}")
-            fields.append(np.ascontiguousarray(array, place.dtype))
-        if unroll.frames.shape != self._frames_shape:
-            raise WireError(f"an unroll of {spec.env} has frames {unroll.frames.shape}, not {self._frames_shape}")
-        frames = np.ascontiguousarray(unroll.frames, self._frames_dtype)
+        if strange := sorted(unroll.extras.keys() - {field.name for field in self._spec.extras}):
+            raise WireError(f"an unroll of {self._spec.env} has the extras {strange}, which its spec does not name")
+        fields = [self._exactly(p.name, _array_of(unroll, p.name), p.shape, p.dtype) for p in self._layout]
+        frames = self._exactly("frame", unroll.frames, self._frames_shape, self._frames_dtype)
         self._check(frames, fields)
         # The frames alone: a copy of all arrays would cost more than the compression.
         stream = self._compressor.compressobj(size=self._num_bytes)
@@ -195,6 +193,17 @@ class UnrollCodec:
         action, reward, discount, *extras, start = fields
         names = (field.name for field in spec.extras)
         return Unroll(frames, action, reward, discount, start != 0, dict(zip(names, extras, strict=True)))
+
+    def _exactly(self, name: str, array: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Returns an array as the block holds it. Raises WireError when it is not that of the spec."""
+        if array is None or array.shape != shape:
+            found = "none" if array is None else str(array.shape)
+            raise WireError(f"an unroll of {self._spec.env} has a {name} of shape {found}, not {shape}")
+        try:
+            array = exactly(array, np.bool_) if name == "start" else array
+            return np.ascontiguousarray(exactly(array, dtype))
+        except ValueError as error:
+            raise WireError(f"an unroll of {self._spec.env} has a {name} of {array.dtype} with {error}") from error
 
     def _check(self, frames: np.ndarray, fields: list[np.ndarray]) -> None:
         """Raises WireError when an unroll holds numbers that no environment or agent of the spec can give."""
@@ -243,6 +252,14 @@ class _Place:
 def _array_of(unroll: Unroll, name: str) -> np.ndarray | None:
     array: np.ndarray | None = getattr(unroll, ATTRIBUTES[name]) if name in ATTRIBUTES else unroll.extras.get(name)
     return array
+
+
+def _put(name: str, place: np.ndarray, values: np.ndarray) -> None:
+    """Copies values to their place. Raises ApexError when they have another shape, or would become other numbers."""
+    try:
+        place[...] = exactly(values, place.dtype, place.shape)
+    except ValueError as error:
+        raise ApexError(f"a step has a {name} of {error}") from error
 
 
 def _fill(reader: zstandard.ZstdDecompressionReader, array: np.ndarray) -> bool:
