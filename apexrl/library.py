@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
+from apexrl.casts import exactly
 from apexrl.config import ActorCommand
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import clips_rewards, make_game
@@ -157,7 +158,8 @@ class Agent:
           starts: [E] bool, whether an observation is the first of its episode; by default those after `reset` are.
           rewards: of the last step, unclipped, for a network with an LSTM; by default 0.
           epsilon: probability of a random action; a family with a random policy takes its own.
-        Raises: ValueError when the observation is of another space, or the number of environments changes.
+        Raises: ValueError when the observation is of another space, the number of environments changes, or it is not
+          that of `starts` or `rewards`.
         """
         observation = _in_dtypes(self.observation_space, observation)
         is_one = self._boundless.contains(observation)
@@ -174,8 +176,8 @@ class Agent:
             first = np.zeros(len(frames), bool)
         if len(frames) != self._num_envs:
             raise ValueError(f"{len(frames)} observations came, {self._num_envs} before: say reset() in between")
-        first = first if starts is None else first | np.asarray(starts, bool).reshape(-1)
-        last = np.zeros(len(frames), np.float32) if rewards is None else np.asarray(rewards, np.float32).reshape(-1)
+        first = first if starts is None else first | exactly(starts, np.bool_, first.shape)
+        last = np.zeros(len(frames), np.float32) if rewards is None else exactly(rewards, np.float32, first.shape)
         seen = Observation(frames, first, np.sign(last) if self._clips_rewards else last)
         actions, _, self._state = self._actor.act(seen, np.full(len(frames), epsilon), self._state, self._rng)
         space: Any = self.action_space

@@ -12,6 +12,7 @@ import numpy as np
 from apexrl.acting.sending import FLUSH_SECONDS, Lease, Round, UnrollSender
 from apexrl.agents.contract import Actor, Extras, Observation
 from apexrl.agents.families import family_of, implementation
+from apexrl.casts import exactly
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerError, WireError
@@ -69,16 +70,19 @@ class EnvironmentGroup:
             self._episodes[i].append(episode)
 
     def act(self, agent: Actor, rng: np.random.Generator) -> Extras:
-        """Chooses actions and begins the next step; returns the extras of the observations."""
-        self._actions, extras, self._state = agent.act(self._seen, self.exploration, self._state, rng)
-        self._envs.send(self._actions)
+        """Chooses actions and begins the next step; returns the extras of the observations.
+
+        Raises: ApexError when the actions are not those of the environments.
+        """
+        actions, extras, self._state = agent.act(self._seen, self.exploration, self._state, rng)
+        self._actions = self._envs.send(actions)
         self._versions.append(agent.header.params_version)
         return extras
 
     def observe(self, agent: Actor, extras: Extras) -> Round | None:
         """Takes the extras of the observations; returns the unrolls of all streams when they are complete.
 
-        Raises: ApexError when a priority is not finite.
+        Raises: ApexError when extras or priorities are not those of the spec, or a priority is negative or not finite.
         """
         complete = self._builder.observe(extras)
         if complete is None:
@@ -89,10 +93,16 @@ class EnvironmentGroup:
         priorities = agent.priorities(unrolls, extras)
         if priorities is None:
             priorities = np.ones_like(can_be_drawn, np.float32)
-        if not np.isfinite(priorities[can_be_drawn]).all():
+        try:
+            priorities = np.where(can_be_drawn, exactly(priorities, np.float32, can_be_drawn.shape), np.float32(0))
+        except ValueError as error:
+            raise ApexError(f"the agent gives priorities of {error}") from error
+        if not np.isfinite(priorities).all():
             raise ApexError(
                 f"values are not finite (parameters {agent.header.params_version}): has the learner diverged?"
             )
+        if priorities.min() < 0:
+            raise ApexError(f"the agent gives the priority {priorities.min()}: at least 0 is needed")
         first_step = self._num_unrolls * self._spec.unroll_starts
         episodes = [tuple(ended) for ended in self._episodes]
         self._num_unrolls += 1
@@ -103,7 +113,7 @@ class EnvironmentGroup:
             self._versions[0],
             self.exploration.copy(),
             valid,
-            np.where(can_be_drawn, priorities, 0).astype(np.float32),
+            priorities,
             episodes,
             unrolls,
         )
@@ -161,6 +171,8 @@ class Player:
         self._lease = lease
         size = max(lease.ladder_size, max(lease.slots) + 1)
         exploration = agent.explore(np.array(lease.slots), size)
+        if np.shape(exploration) != (len(lease.slots),):
+            raise ApexError(f"the agent gives exploration of shape {np.shape(exploration)} to {len(lease.slots)} slots")
         for group in self._groups:
             group.exploration = exploration[group.streams.start : group.streams.stop]
 

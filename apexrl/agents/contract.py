@@ -61,7 +61,9 @@ class Actor(Protocol):
     ) -> tuple[np.ndarray, Extras, State]:
         """Returns actions [E] or [E, action size], extras, and the state for the next call.
 
-        Extras that the stream's spec names go to the log. The others stay here, for `priorities`.
+        Actions are whole numbers of a discrete space, or vectors. The log holds vectors as the environment takes them:
+        clipped to its bounds. Extras that the stream's spec names go to the log. The others stay here, for
+        `priorities`.
         """
         ...
 

@@ -10,6 +10,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
 
 from apexrl.config import EnvConfig
+from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.errors import ConfigError
 from apexrl.types import TimeSteps
@@ -76,12 +77,13 @@ class AtariEnvironment:
             self._picture = self._camera.reset(seed=seed)[0][0, -1]
         return observations[:, -1]
 
-    def send(self, actions: np.ndarray) -> None:
-        """Begins one step with actions [E]; ale-py's threads play it in the background."""
-        actions = np.asarray(actions, np.int32)
-        self._envs.send(actions)
+    def send(self, actions: np.ndarray) -> np.ndarray:
+        """Begins one step with actions [E], which it returns; ale-py's threads play it in the background."""
+        own = taken(actions, self._games.steps, self.num_actions, self.action_bounds)
+        self._envs.send(own)
         if self._camera is not None:
-            self._camera.send(actions[:1])
+            self._camera.send(own[:1])
+        return own
 
     def receive(self) -> TimeSteps:
         """Waits for the step that `send` began, and returns it."""

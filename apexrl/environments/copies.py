@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from apexrl.config import EnvConfig
+from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented
 from apexrl.environments.single import longest_episode, make_single
@@ -16,6 +17,8 @@ from apexrl.errors import ApexError, ConfigError
 from apexrl.types import MAX_ACTION_SIZE, TimeSteps
 from apexrl.unroll import LARGEST_VALUE
 
+FINITE = f"a finite number up to {LARGEST_VALUE:g} is needed"  # NaN is not
+EXACT = "a whole number that float32 holds is needed: give a --wrapper module:name that makes it smaller"
 USUAL_PICTURES_PER_SECOND, MAX_PICTURES_PER_SECOND = 60.0, 240.0
 
 logger = logging.getLogger(__name__)
@@ -76,13 +79,11 @@ class GymnasiumEnvironment:
         self._games = GameBook(len(observations))
         return self._frames(observations)
 
-    def send(self, actions: np.ndarray) -> None:
-        """Stores the actions [E] or [E, action size] with which `receive` steps."""
-        if self.num_actions:
-            self._actions = np.asarray(actions) + self._first_action
-        else:
-            low, high = np.array(self.action_bounds, np.float32).T
-            self._actions = np.clip(np.asarray(actions, np.float32), low, high)
+    def send(self, actions: np.ndarray) -> np.ndarray:
+        """Stores the actions [E] or [E, action size] with which `receive` steps; returns them as they are taken."""
+        own = taken(actions, self._games.steps, self.num_actions, self.action_bounds)
+        self._actions = own + self._first_action  # a copy, which an environment may change
+        return own
 
     def receive(self) -> TimeSteps:
         """Takes one step in every environment."""
@@ -91,7 +92,7 @@ class GymnasiumEnvironment:
         ends = terminated | truncated
         self._reset_next = ends
         returns, steps = self._games.add(rewards, starts, ends)
-        self._check("a reward", rewards)
+        self._check("a reward", rewards, np.abs(rewards) <= LARGEST_VALUE, FINITE)
         rewards = np.sign(rewards) if self._clip else rewards
         discounts = np.where(terminated, 0, 1).astype(np.float32)
         return TimeSteps(self._frames(observations), rewards.astype(np.float32), discounts, starts, returns, steps)
@@ -130,20 +131,25 @@ class GymnasiumEnvironment:
         self._renders = False
 
     def _frames(self, observations: np.ndarray) -> np.ndarray:
-        """Returns observations as frames, a copy. Raises ApexError when one holds no finite number."""
-        if self.frame_dtype == "float32":
-            self._check("an observation", observations)
-        return observations.astype(self.frame_dtype)
+        """Returns observations as frames, a copy.
 
-    def _check(self, name: str, values: np.ndarray) -> None:
-        """Raises ApexError when a number is not finite, or too great to learn from."""
-        sound = np.abs(values) <= LARGEST_VALUE  # NaN is not
+        Raises: ApexError when one holds no finite number, or a whole number that is another one in float32.
+        """
+        if self.frame_dtype == "float32":
+            self._check("an observation", observations, np.abs(observations) <= LARGEST_VALUE, FINITE)
+        frames = observations.astype(self.frame_dtype)
+        if observations.dtype.kind not in ("f", frames.dtype.kind):
+            self._check("an observation", observations, frames == observations, EXACT)
+        return frames
+
+    def _check(self, name: str, values: np.ndarray, sound: np.ndarray, needed: str) -> None:
+        """Raises ApexError when a value is not sound, by the first of them."""
         if not sound.all():
             place = tuple(np.argwhere(~sound)[0])
             where = f"at {', '.join(map(str, place[1:]))} of" if len(place) > 1 else "as"
             raise ApexError(
                 f"environment {self._env!r} gave {values[place]} {where} {name}, in step {self._games.steps[place[0]]} "
-                f"of an episode: a finite number up to {LARGEST_VALUE:g} is needed"
+                f"of an episode: {needed}"
             )
 
 

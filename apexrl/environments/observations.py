@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Text, Tuple
 
 from apexrl.config import EnvConfig
+from apexrl.environments.fitting import checked
 from apexrl.errors import ConfigError
 
 SMALLEST_PICTURE = 16  # pixels; before two sides of at least so many, a shorter first dimension counts as channels
@@ -22,8 +23,10 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
 
     Args:
       notes: gets a line about each change that the user may not expect.
-    Raises: ConfigError when the observations cannot be presented as the configuration says.
+    Raises: ConfigError when the observations cannot be presented as the configuration says. The environment raises
+      UnfitError when an observation is not of its space.
     """
+    env = checked(env)
     if isinstance(env.observation_space, Box):
         return _picture(env, config, notes)
     if flags := _picture_flags(config):

@@ -4,11 +4,14 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from gymnasium.wrappers import FlattenObservation, GrayscaleObservation, NormalizeObservation, NormalizeReward
 
 from apexrl.config import EnvConfig
+from apexrl.environments.fitting import checked
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import own
+
+CASTING = (FlattenObservation, GrayscaleObservation)  # wrappers that change numbers to another type without a word
 
 
 def make_single(config: EnvConfig, registered: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
@@ -43,7 +46,7 @@ def wrapped(env: gymnasium.Env, name: str) -> gymnasium.Env:
     """
     wrapper = own(name, "--wrapper")
     try:
-        behind = wrapper(env)
+        behind = wrapper(checked(env) if wrapper in CASTING else env)
     except Exception as error:
         raise ConfigError(f"--wrapper {name} fails: {reason_of(error)}") from error
     if not isinstance(behind, gymnasium.Env):

@@ -39,11 +39,13 @@ class VectorEnvironment(Protocol):
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first frames [E, *frame]."""
 
-    def send(self, actions: np.ndarray) -> None:
+    def send(self, actions: np.ndarray) -> np.ndarray:
         """Begins one step. Environments with threads of their own step in the background.
 
         Args:
-          actions: [E] numbers of discrete actions, or [E, action size] float32, which are clipped to the bounds.
+          actions: [E] numbers of discrete actions, or [E, action size], which are clipped to the bounds.
+        Returns: the actions as the environments take them: [E] int32, or [E, action size] float32.
+        Raises: ApexError when they are not those of the environments.
         """
 
     def receive(self) -> TimeSteps:

@@ -54,9 +54,18 @@ class Actions(gymnasium.Env):
         return np.asarray(action, np.float32), 0.0, False, False, {}
 
 
-def make_mission():
+class Overwriting(gymnasium.Wrapper):
+    """A wrapper that changes its action in place."""
+
+    def step(self, action):
+        result = super().step(action.copy())
+        action[:] = 99
+        return result
+
+
+def make_mission(direction=2):
     space = Dict({"image": Box(0, 10, (2, 2, 3), np.uint8), "direction": Discrete(4), "mission": Words()})
-    observation = {"image": np.full((2, 2, 3), 7, np.uint8), "direction": 2, "mission": "open the red door"}
+    observation = {"image": np.full((2, 2, 3), 7, np.uint8), "direction": direction, "mission": "open the red door"}
     return Odd(space, observation)
 
 
