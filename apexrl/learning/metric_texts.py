@@ -92,7 +92,7 @@ TEXTS = tuple(
         ("system/learner_memory_bytes", "bytes", "Resident memory of the learner."),
         ("system/actors_memory_bytes", "bytes", "Resident memory of all actors."),
         ("system/replay_memory_bytes", "bytes", "Resident memory of the replay server."),
-        ("system/dropped_reports/*", "messages", "Reports of other runs, or that make no sense, which were dropped."),
+        ("system/dropped_reports/*", "", "Dropped reports of other runs or without sense, and numbers not finite."),
     )
 )  # fmt: skip
 

@@ -57,7 +57,9 @@ class UpdateMetrics:
     def add(self, metrics: dict[str, float], of_rows: Callable[[], dict[str, float]] = dict) -> None:
         """Takes the metrics of the newest update: always the same names; `of_rows` returns more when it is asked."""
         self._newest, self._of_rows = metrics, of_rows
-        self._recent.append({name: value for name, value in metrics.items() if name.startswith(PROBABILITY)})
+        probabilities = {name: value for name, value in metrics.items() if name.startswith(PROBABILITY)}
+        if all(map(math.isfinite, probabilities.values())):  # one that is not would hide the others for long
+            self._recent.append(probabilities)
 
     def values(self) -> dict[str, float]:
         """Returns the newest metrics, each `probability_*` as its mean over the last PROBABILITY_UPDATES updates."""
@@ -132,7 +134,7 @@ class RejectedShares:
             shares = rows[table].get("rejected_share")
             if shares is None:
                 continue
-            known = (acted[table] >= 0) & (acted[table] <= version)
+            known = (acted[table] >= 0) & (acted[table] <= version) & np.isfinite(shares)
             bins = np.digitize(version - acted[table][known], AGES_UPDATES) - 1
             np.add.at(self._sums, bins, shares[known])
             np.add.at(self._counts, bins, 1)

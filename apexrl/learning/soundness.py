@@ -25,8 +25,11 @@ class Soundness:
     def check(self, priorities: Mapping[str, np.ndarray], metrics: Mapping[str, float], updater: Updater) -> None:
         """Takes the results of an update: new priorities [M] by table, and its metrics.
 
-        Raises: ApexError when it is the network, not its experience, that gives no finite errors or gradients.
+        Raises: ApexError when it is the network, not its experience, that gives no finite errors or gradients; or a
+          priority is negative.
         """
+        if negative := [table for table, values in priorities.items() if (values < 0).any()]:
+            raise ApexError(f"the learner gives negative priorities of {negative[0]}: at least 0 is needed")
         finite = [np.isfinite(values) for values in priorities.values()]
         is_skipped = not np.isfinite(metrics.get("gradient_norm", 0.0))
         self.num_skipped += is_skipped

@@ -1,7 +1,7 @@
 """Runs the updates of any learner: on a CPU eagerly with a second thread, on a GPU as a captured graph."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import OF_ONE_BATCH, Batches, Learner, Outcome
-from apexrl.errors import ConfigError
+from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.side_thread import SideThread
 from apexrl.learning.team import Team
@@ -37,9 +37,14 @@ class Pending(NamedTuple):
     def result(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """Returns the new priorities [M] by table, and the metrics that are scalars; waits for them if need be.
 
-        Raises: ApexError when the device does not get there in time.
+        Raises: ApexError when the device does not get there in time, or the learner gave too few results.
         """
         wait(self.event)
+        for name, size, table in self._row_results():
+            if size < len(self.keys[table]):
+                raise ApexError(
+                    f"the learner gives {size} numbers of {name} for {len(self.keys[table])} rows of {table}"
+                )
         values, start = self.values.numpy(), 0
         priorities = {}
         for table, size in self.sizes.items():
@@ -48,11 +53,22 @@ class Pending(NamedTuple):
         return priorities, {name: float(found) for name, found in self._metrics().items() if not found.shape}
 
     def row_metrics(self) -> dict[str, float]:
-        """Returns the metrics of rows, over those that were updated from; call `result` first."""
-        metrics = {name: found for name, found in self._metrics().items() if found.shape}
-        count = len(next(iter(self.keys.values()))) if metrics else 0
-        return {name: float(found[:count].max() if name.endswith("_max") else found[:count].mean())
-                for name, found in metrics.items()}  # fmt: skip
+        """Returns the metrics of rows, over those that were updated from and are finite; call `result` first."""
+        metrics: dict[str, float] = {}
+        for name, found in self._metrics().items():
+            if found.shape:
+                rows = found[: len(next(iter(self.keys.values())))]
+                finite = rows[np.isfinite(rows)]  # one that is not would hide the others
+                reduced = finite.max if name.endswith("_max") else finite.mean
+                metrics[name] = float(reduced()) if finite.size else math.nan
+        return metrics
+
+    def _row_results(self) -> Iterator[tuple[str, int, str]]:
+        """Yields the results of rows: name, number and table."""
+        yield from (("priorities", size, table) for table, size in self.sizes.items())
+        for table, named in self.row_shapes.items():
+            yield from ((name, shape[0], table) for name, shape in named.items())
+        yield from ((name, shape[0], next(iter(self.keys))) for name, shape in self.metric_shapes.items() if shape)
 
     def _metrics(self) -> dict[str, np.ndarray]:
         metrics, end = {}, len(self.values)

@@ -225,8 +225,12 @@ class MetricsServer:
             if len(self._tags) + len(new) > MAX_TAGS:
                 return "crowded"
             self._tags |= {tag: tag for tag in new}
-            scalars = {self._tags[tag]: value for tag, value in report.scalars.items()}  # one string for all senders
+            # One string for all senders. A number that is not finite would hide those of all others.
+            scalars = {self._tags[tag]: value for tag, value in report.scalars.items() if math.isfinite(value)}
             self._latest[report.sender] = (time.monotonic(), scalars)
+        if strange := sorted(report.scalars.keys() - scalars.keys()):
+            self.dropped["not finite"] += len(strange)
+            self._warn("%s of %s is not finite: left out", strange[0], report.sender)
         return ""
 
     def _forget_the_dead(self) -> None:
@@ -245,9 +249,11 @@ class MetricsServer:
 
     def _drop(self, reason: str, details: str) -> None:
         self.dropped[reason] += 1
+        self._warn("reports are dropped, %s so far; the last %s: does another run use this --metrics-port?",
+                   dict(self.dropped), details)  # fmt: skip
+
+    def _warn(self, message: str, *details: object) -> None:
+        """Says something, at most once in WARN_SECONDS."""
         if self.runs and time.monotonic() >= self._warned + WARN_SECONDS:
             self._warned = time.monotonic()
-            logger.warning(
-                "reports are dropped, %s so far; the last %s: does another run use this --metrics-port?",
-                dict(self.dropped), details,
-            )  # fmt: skip
+            logger.warning(message, *details)

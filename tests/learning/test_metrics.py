@@ -1,5 +1,6 @@
 import collections
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -146,3 +147,16 @@ def test_every_exploration_that_a_peer_may_send_has_a_band():
     sums = episode_sums([Episode(1.0, 5, exploration) for exploration in explorations])
     assert sums[0].tolist() == [7, 2, 0, 1, 4] and sums[2, 0] == 35
     assert returns_by_exploration(sums)["actor/return_by_exploration/below_0.01"] == 1.0
+
+
+def test_one_probability_that_is_not_finite_hides_no_other():
+    found = UpdateMetrics()
+    for value in (0.2, math.nan, 0.4):
+        found.add({"loss": 1.0, "probability_left": value})
+    assert found.values() == {"loss": 1.0, "probability_left": pytest.approx(0.3)}
+
+
+def test_one_rejected_share_that_is_not_finite_hides_no_other():
+    rejected = RejectedShares(())
+    rejected.add(5, {"old": np.array([5, 5, 5])}, {"old": {"rejected_share": np.array([0.2, np.nan, 0.4])}})
+    assert rejected.report() == {"learner/rejected_share_by_age/from_0": pytest.approx(0.3)}
