@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import zmq
 
+from apexrl.casts import exactly
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.connection import HEARTBEAT_SECONDS, RESEND_SECONDS, Connection
@@ -184,7 +185,7 @@ class LogClient:
         While batches are at hand they wait for the next demand, before which nothing is drawn by them: a message wakes
         the server, which costs it more than its work. They wait for MAX_UPDATE_DELAY_SECONDS at most.
 
-        Raises: ValueError when they are not as many as the keys.
+        Raises: ValueError when they are not as many as the keys, or a key is no whole number.
         """
         if len(keys) != len(priorities):
             raise ValueError(f"{len(priorities)} priorities of {len(keys)} keys")
@@ -318,10 +319,11 @@ class _Updates:
         return sum(len(keys) for keys, _ in self._by_table.get(table, ())) + 8 * count <= 8 * wire.MAX_BATCH
 
     def add(self, table: int, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Adds priorities [B] of keys [B]; their memory may be used again."""
+        """Adds priorities [B] of keys [B]; their memory may be used again. Raises ValueError when they are others."""
+        shape = (len(keys),)
+        update = exactly(keys, np.int64, shape).tobytes(), exactly(priorities, np.float32, shape).tobytes()
         if not self._by_table:
             self._since = time.monotonic()
-        update = keys.astype(np.int64).tobytes(), priorities.astype(np.float32).tobytes()
         self._by_table.setdefault(table, []).append(update)
 
     def drain(self) -> list[wire.UpdatePriorities]:

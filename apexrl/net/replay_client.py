@@ -6,6 +6,7 @@ Every call has a deadline. After a restart of the server it goes on by itself. I
 
 import collections
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -88,9 +89,10 @@ class ReplayClient:
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns unrolls by number, decoded; those that the log does not hold are left out.
 
-        Raises: PeerError when they do not come in time, WireError when one cannot be decoded.
+        Raises: PeerError when they do not come in time, WireError when one cannot be decoded, TypeError when a number
+          is no integer.
         """
-        wanted = sorted({int(number) for number in numbers})
+        wanted = sorted({operator.index(number) for number in numbers})
         deadline = time.monotonic() + timeout_seconds
         self._until(lambda: self.spec is not None, timeout_seconds, "log")
         request = next(self._requests)
@@ -117,6 +119,8 @@ class ReplayClient:
         """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored.
 
         They may wait for those of the batches that have come already, until one of the next calls.
+
+        Raises: ValueError when they are not as many as the keys, or a key is no whole number.
         """
         self._client.update_priorities(keys, priorities, table)
         self._poll(0)  # keeps the connection alive

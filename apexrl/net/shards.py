@@ -5,12 +5,14 @@ their shard: key * shards + shard. Batches come from the shards in turn, so all 
 """
 
 import itertools
+import operator
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import zmq
 
+from apexrl.casts import exactly
 from apexrl.errors import PeerError
 from apexrl.net import wire
 from apexrl.net.keyring import Keyring
@@ -68,10 +70,11 @@ class ShardedReplayClient:
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns decoded unrolls by number, without those that no log holds.
 
-        Raises: PeerError when they do not come in time, WireError when one cannot be decoded.
+        Raises: PeerError when they do not come in time, WireError when one cannot be decoded, TypeError when a number
+          is no integer.
         """
         count = len(self.shards)
-        wanted = np.unique(np.fromiter((int(number) for number in numbers), np.int64))
+        wanted = np.unique(np.fromiter((operator.index(number) for number in numbers), np.int64))
         found = {}
         for shard, client in enumerate(self.shards):
             if not (of_shard := wanted % count == shard).any():
@@ -81,7 +84,11 @@ class ShardedReplayClient:
         return found
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sends new priorities [B] of keys [B] to the shards that the keys came from."""
+        """Sends new priorities [B] of keys [B] to the shards that the keys came from.
+
+        Raises: ValueError when they are not as many as the keys, or a key is no whole number.
+        """
+        keys, priorities = exactly(keys, np.int64, (len(priorities),)), exactly(priorities, np.float32, (len(keys),))
         count = len(self.shards)
         for shard, client in enumerate(self.shards):
             of_shard = keys % count == shard

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
+from apexrl.casts import exactly
 from apexrl.errors import WireError
 from apexrl.types import (
     Count,
@@ -82,7 +83,11 @@ class Insert(msgspec.Struct, tag=True, frozen=True):
 
     @classmethod
     def of(cls, header: UnrollHeader, sequence: int, actor: str) -> "Insert":
-        """Returns the message of a header."""
+        """Returns the message of a header. Raises WireError when its arrays would be changed."""
+        try:
+            valid, priorities = exactly(header.valid, np.bool_), exactly(header.priorities, np.float32)
+        except ValueError as error:
+            raise WireError(f"valid or priorities of {error}") from error
         return cls(
             sequence,
             actor,
@@ -90,8 +95,8 @@ class Insert(msgspec.Struct, tag=True, frozen=True):
             header.first_step,
             header.params_version,
             float(header.exploration),
-            np.packbits(header.valid).tobytes(),
-            header.priorities.astype(np.float32).tobytes(),
+            np.packbits(valid).tobytes(),
+            priorities.tobytes(),
             header.episodes,
         )
 
