@@ -43,7 +43,7 @@ def _needed(dtype: np.dtype) -> str:
     if dtype.kind == "f":
         return f"numbers that are exact in {dtype}"
     limits = np.iinfo(dtype)
-    return f"whole numbers from {limits.min} to {limits.max}"
+    return f"whole numbers from {limits.min} to {limits.max}" if dtype.itemsize < 8 else "whole numbers"
 
 
 def _short(values: Any) -> str:

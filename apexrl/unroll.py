@@ -200,7 +200,7 @@ class UnrollCodec:
             found = "none" if array is None else str(array.shape)
             raise WireError(f"an unroll of {self._spec.env} has a {name} of shape {found}, not {shape}")
         try:
-            array = exactly(array, np.bool_) if name == "start" else array
+            array = exactly(array, np.bool_).view(np.uint8) if name == "start" else array
             return np.ascontiguousarray(exactly(array, dtype))
         except ValueError as error:
             raise WireError(f"an unroll of {self._spec.env} has a {name} of {array.dtype} with {error}") from error
@@ -256,10 +256,12 @@ def _array_of(unroll: Unroll, name: str) -> np.ndarray | None:
 
 def _put(name: str, place: np.ndarray, values: np.ndarray) -> None:
     """Copies values to their place. Raises ApexError when they have another shape, or would become other numbers."""
-    try:
-        place[...] = exactly(values, place.dtype, place.shape)
-    except ValueError as error:
-        raise ApexError(f"a step has a {name} of {error}") from error
+    if type(values) is not np.ndarray or values.dtype != place.dtype or values.shape != place.shape:
+        try:
+            values = exactly(values, place.dtype, place.shape)
+        except ValueError as error:
+            raise ApexError(f"a step has a {name} of {error}") from error
+    place[...] = values
 
 
 def _fill(reader: zstandard.ZstdDecompressionReader, array: np.ndarray) -> bool:

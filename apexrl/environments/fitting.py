@@ -29,8 +29,12 @@ def fitted(space: gymnasium.Space, value: Any, name: str = "observation") -> Any
     """
     match space:
         case spaces.Box():
+            if type(value) is np.ndarray and value.dtype == space.dtype and value.shape == space.shape:
+                return value  # nearly always, in each step of each environment
             return _numbers(value, space.dtype, space.shape, name)
         case spaces.Discrete():
+            if type(value) is int and space.start <= value < space.start + space.n:
+                return value
             return int(_bounded(value, (), space.start, space.n, name))
         case spaces.MultiDiscrete():
             return _bounded(value, space.shape, space.start, space.nvec, name)
@@ -54,12 +58,14 @@ def fitted(space: gymnasium.Space, value: Any, name: str = "observation") -> Any
 
 def reward_of(value: Any) -> float:
     """Returns a reward. Raises UnfitError when it is not one number."""
-    return value if isinstance(value, float) else float(_numbers(value, np.float64, (), "reward"))
+    if isinstance(value, float) or type(value) is int:
+        return value
+    return float(_numbers(value, np.float64, (), "reward"))
 
 
 def flag_of(value: Any, name: str) -> bool:
     """Returns whether an episode ended. Raises UnfitError when that is neither true nor false."""
-    return bool(value if isinstance(value, bool | np.bool_) else _numbers(value, np.bool_, (), name))
+    return value if type(value) is bool else bool(_numbers(value, np.bool_, (), name))
 
 
 def _numbers(value: Any, dtype: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
