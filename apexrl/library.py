@@ -21,6 +21,7 @@ from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
 from apexrl.config import ActorCommand
+from apexrl.environments.actions import clipped
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
@@ -132,6 +133,7 @@ class Agent:
             self.observation_space, self.action_space = env.observation_space, env.action_space
             frames, self._present = presenter(env, command.env)
         _check_same(frames, self.action_space, self.spec)
+        self._first_action = int(getattr(self.action_space, "start", 0))
         self._boundless = _boundless(self.observation_space)
         behind = f" behind --wrapper {' and '.join(command.env.wrapper)}" if command.env.wrapper else ""
         self._needed = f"those of {command.env.env}{behind} are needed, as make_environment() of the agent makes it"
@@ -164,9 +166,7 @@ class Agent:
         observation = _in_dtypes(self.observation_space, observation)
         is_one = self._boundless.contains(observation)
         found = [observation] if is_one else self._batch(observation)
-        if not all(
-            map(self.observation_space.contains, found)
-        ):  # in training, too, environments may leave their bounds
+        if not all(map(self.observation_space.contains, found)):  # which environments may leave in training, too
             warnings.warn(f"an observation is out of bounds: {self._needed}", stacklevel=2)
         frames = np.stack([self._present(one) for one in found])
         if self._state is None:
@@ -180,9 +180,8 @@ class Agent:
         last = np.zeros(len(frames), np.float32) if rewards is None else exactly(rewards, np.float32, first.shape)
         seen = Observation(frames, first, np.sign(last) if self._clips_rewards else last)
         actions, _, self._state = self._actor.act(seen, np.full(len(frames), epsilon), self._state, self._rng)
-        space: Any = self.action_space
-        is_vector = isinstance(space, Box)
-        actions = np.clip(actions, space.low, space.high) if is_vector else actions + int(space.start)
+        bounds = self.spec.action_bounds
+        actions = clipped(actions, bounds) if bounds else actions + self._first_action
         return actions[0] if is_one else actions
 
     def _batch(self, observations: Any) -> list[Any]:

@@ -7,9 +7,8 @@ import pytest
 
 from apexrl import library
 from apexrl.config import ActorCommand
+from apexrl.environments.vector import make_environment, make_spec
 from apexrl.flags import parse
-
-BOUNDS = ((-1.0, 0.0), (2.0, 5.0))  # of the environment's actions
 
 
 class Given:
@@ -31,8 +30,8 @@ def make_agent(monkeypatch):
     def make(actor):
         families = SimpleNamespace(make_actor=lambda *arguments: actor)
         monkeypatch.setattr(library, "implementation", lambda family: families)
-        header = SimpleNamespace(spec=SimpleNamespace(action_bounds=BOUNDS), agent="apex-dqn")
         command = parse(ActorCommand, ["--env", "tests.environments.odd_envs:Vector-actions-v0"])
+        header = SimpleNamespace(spec=make_spec(command.env, make_environment(command.env, 1)), agent="apex-dqn")
         return library.Agent(SimpleNamespace(header=header, parameters=lambda: None), command)
 
     return make
