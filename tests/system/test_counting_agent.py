@@ -6,8 +6,8 @@ FLAGS = ["--agent", "tests.system.counting_agent:counting", "--env", "tests.syst
 
 
 def test_another_family_goes_through_all_processes_and_comes_back(tmp_path, free_ports):
-    sizes = ["--environments-per-worker", 3, "--episodes", 2]
-    with launch(tmp_path, free_ports(4), *FLAGS, *sizes, "--total-updates", 200, "--smoke") as run:
+    sizes = ["--environments-per-worker", 3, "--episodes", 2, "--evaluation-period-seconds", 1]
+    with launch(tmp_path, free_ports(4), *FLAGS, *sizes, "--total-updates", 200) as run:
         wait_for(lambda: run.popen.poll() is not None, 120, "the end of the run")
         assert run.popen.returncode == 0, run.text()
     first = read_json(tmp_path / "run" / "summary.json")
