@@ -4,6 +4,8 @@ ApexError
 |-- ConfigError   a flag, an environment or a machine makes the request impossible
 |-- WireError     bytes from a peer or a file are malformed
 |-- PeerError     a peer is gone, refuses us, or let a deadline pass
+|   |-- PeerTimeout  the time that the caller gave is up: the same call may succeed later
+|   |-- PeerRefused  it does not take what we ask or send: the same call fails again
 |   `-- KilledError  a process that we started was killed
 `-- JournalError  the disk does not take experience that has to be kept
 """
@@ -23,6 +25,14 @@ class WireError(ApexError):
 
 class PeerError(ApexError):
     """Another role is gone, refused the request, or did not answer before the deadline."""
+
+
+class PeerTimeout(PeerError):  # noqa: N818 - its base says that it is an error
+    """The time that the caller gave is up. The message says what was waited for."""
+
+
+class PeerRefused(PeerError):  # noqa: N818
+    """Another role does not take what we ask or send. The message has its reason."""
 
 
 class JournalError(ApexError):

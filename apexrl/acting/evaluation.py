@@ -17,7 +17,7 @@ from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
-from apexrl.errors import PeerError, WireError
+from apexrl.errors import PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
@@ -165,7 +165,7 @@ class Evaluator:
 def follow(command: ActorCommand, stop: Stop) -> None:
     """Evaluates the learner's newest parameters again and again until stopped, and the last ones of a run at once.
 
-    Raises: PeerError when the learner is away for longer than the patience.
+    Raises: PeerTimeout when the learner is away for longer than the patience.
     """
     make_way(num_cores())
     evaluator = Evaluator(command)
@@ -212,7 +212,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
 def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_seconds: float, stop: Stop) -> bytes | None:
     """Returns the newest parameters when they are due, a run's last ones at once; None when stopped before.
 
-    Raises: PeerError when none come for longer than the patience.
+    Raises: PeerTimeout when none come for longer than the patience.
     """
     newest, heard = None, time.monotonic()
     while not stop.is_set():
@@ -220,7 +220,7 @@ def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_second
         if encoded is not None:
             newest, heard = encoded, now
         elif now - heard > patience_seconds:
-            raise PeerError(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
+            raise PeerTimeout(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
         if newest is not None and (now >= due or _is_last(newest)):
             return newest
     return None

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from apexrl.acting.sending import FLUSH_SECONDS, Lease, Round, UnrollSender
+from apexrl.acting.sending import FLUSH_SECONDS, Lease, Round, UnrollSender, patiently
 from apexrl.agents.contract import Actor, Extras, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
-from apexrl.errors import ApexError, ConfigError, PeerError, WireError
+from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, process_name, resident_bytes
 from apexrl.losses.windows import valid_starts
 from apexrl.net.insert_client import InsertClient
@@ -239,12 +239,13 @@ class ActorLoop:
     def run(self, stop: Stop) -> None:
         """Plays until stopped.
 
-        Raises: PeerError when the replay or the learner is away for longer than the patience.
+        Raises: PeerTimeout when the replay or the learner is away for longer than the patience, PeerRefused when the
+          replay refuses us.
         """
         patience = self._command.wires.patience_seconds
         sending = None
         try:
-            self._client.connect(patience, stop.is_set)
+            patiently(self._client, patience, lambda seconds: self._client.connect(seconds, stop.is_set))
             codec = UnrollCodec(self.spec, self._command.acting.compression_level)
             sender = UnrollSender(self._client, codec, patience, stop)
             sending = stop.thread(sender.run, "sender")
@@ -273,7 +274,7 @@ class ActorLoop:
                 except WireError as error:
                     self._parameters.drop(error)
             if time.monotonic() > deadline:
-                raise PeerError(f"no parameters from {self._parameters.endpoint} in time: is the learner running?")
+                raise PeerTimeout(f"no parameters from {self._parameters.endpoint} in time: is the learner running?")
             if time.monotonic() - said > 10:
                 said = time.monotonic()
                 logger.info("waiting for parameters at %s", self._parameters.endpoint)

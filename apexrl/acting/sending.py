@@ -3,10 +3,12 @@
 import logging
 import queue
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from apexrl.errors import PeerRefused, PeerTimeout
 from apexrl.lifecycle import Stop
 from apexrl.net.insert_client import InsertClient
 from apexrl.types import Episode, StreamUnrolls, UnrollHeader
@@ -14,9 +16,12 @@ from apexrl.unroll import UnrollCodec
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_QUEUED = 2  # rounds of unrolls that wait to be sent; beyond that the actor waits
 POLL_SECONDS = 0.05
 FLUSH_SECONDS = 1.5
+ASK_SECONDS = 1.0
 
 
 class Lease(NamedTuple):
@@ -49,6 +54,21 @@ class Round(NamedTuple):
             self.priorities[:, index],
             self.episodes[index],
         )
+
+
+def patiently(client: InsertClient, patience_seconds: float, call: Callable[[float], T]) -> T:
+    """Returns the result of a client's call, which may take as long as a living server lets us wait.
+
+    Args:
+      call: takes the seconds that it may take, and is repeated when they were not enough.
+    Raises: PeerTimeout when the server has not said where we stand for longer than the patience.
+    """
+    while True:
+        try:
+            return call(ASK_SECONDS)
+        except PeerTimeout:
+            if client.away_seconds > patience_seconds:
+                raise
 
 
 class UnrollSender:
@@ -89,7 +109,8 @@ class UnrollSender:
     def run(self) -> None:
         """Sends until stopped, and then until the replay takes no more; the body of the thread.
 
-        Raises: PeerError when the replay is silent for longer than the patience.
+        Raises: PeerTimeout when the replay is away for longer than the patience, PeerRefused when it refuses us,
+          WireError when it takes no such unroll.
         """
         try:
             while True:
@@ -103,8 +124,15 @@ class UnrollSender:
                 if not self._send(unrolls):
                     break
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             if not self._client.flush(FLUSH_SECONDS):
                 logger.warning("%d unrolls were not acknowledged at the end", self._client.num_unacknowledged)
+        except PeerRefused as error:
+            logger.warning("not all unrolls were stored: %s", error)
+        finally:
             self._client.close()
 
     def _send(self, unrolls: Round) -> bool:
@@ -112,9 +140,15 @@ class UnrollSender:
         for i in range(len(unrolls.episodes)):
             started, waited = time.perf_counter(), sum(self.waited_seconds.values())
             block = self._codec.encode(unrolls.unrolls.stream(i))
-            sent = self._client.insert(unrolls.header(i), block, self._patience_seconds, self._stop.is_set)
+            sent = self._insert(unrolls.header(i), block)
             waited = sum(self.waited_seconds.values()) - waited
             self.busy_seconds += time.perf_counter() - started - waited
             if not sent:
                 return False  # one that is sent later would leave a gap in its stream
         return True
+
+    def _insert(self, header: UnrollHeader, block: bytes) -> bool:
+        def insert(seconds: float) -> bool:
+            return self._client.insert(header, block, seconds, self._stop.is_set)
+
+        return patiently(self._client, self._patience_seconds, insert)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import time
 
-from apexrl.errors import PeerError
+from apexrl.errors import PeerTimeout
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ class Waiter:
     def check(self, waits_for: str) -> None:
         """Nothing came; says now and then what is missing.
 
-        Raises: PeerError when the replay server has been away for too long.
+        Raises: PeerTimeout when the replay server has been away for too long.
         """
         now = time.monotonic()
         if waits_for != "replay_connection":
             self.since = now
         if now - self.since > self.patience_seconds:
-            raise PeerError(f"the replay server was away for {self.patience_seconds:.0f} s: is it running?")
+            raise PeerTimeout(f"the replay server was away for {self.patience_seconds:.0f} s: is it running?")
         if now - self.said > SAID_SECONDS:
             self.said = now
             logger.info("waiting for %s", waits_for or "a batch")

@@ -256,11 +256,7 @@ def _why_refuse(peer: bytes, message: wire.Hello, known: int | None) -> str:
 
 def why_malformed(insert: wire.Insert, frames: list[bytes], session: ActorSession, sizes: InsertSizes) -> str:
     """Returns the fault of an insert, or an empty string. Looks at sizes only, and decompresses nothing."""
-    message, block = frames
-    if len(message) > sizes.max_message_bytes:
-        return f"a message of {len(message)} bytes, at most {sizes.max_message_bytes} are allowed"
     if insert.actor != session.actor:
         return f"it names the actor {insert.actor}, this is {session.actor}"
-    if insert.stream >= len(session.slots):
-        return f"stream {insert.stream} of {len(session.slots)}"
-    return sizes.why_wrong(insert) or sizes.why_wrong_block(block)
+    message, block = frames
+    return sizes.why_malformed(insert, message, block, len(session.slots))

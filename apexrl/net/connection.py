@@ -2,11 +2,12 @@
 
 import contextlib
 import logging
+import os
 import time
 
 import zmq
 
-from apexrl.errors import PeerError, WireError
+from apexrl.errors import ApexError, PeerRefused, PeerTimeout, WireError
 from apexrl.net import wire
 from apexrl.net.identity import new_routing_id
 from apexrl.net.keyring import Keyring
@@ -23,13 +24,19 @@ MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand allow in f
 
 
 class Connection:
-    """A DEALER socket to the server, which knows the peer by its secret routing id. Belongs to one thread."""
+    """A DEALER socket to the server, which knows the peer by its secret routing id.
+
+    Belongs to one thread of the process that made it: a socket does not survive a fork.
+    """
 
     def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
         self.endpoint = endpoint
         self.routing_id = new_routing_id()
         self.num_dropped = 0  # messages of ours that the server dropped
         self.last_heard = self.last_sent = time.monotonic()
+        self.has_answered = False
+        self._process = os.getpid()
+        self._is_known = False  # the server took our greeting at least once
         self._ask_again = -1e9
         self._fault = "is it running, and are host and port right?"
         self._last_said = -1e9
@@ -44,6 +51,7 @@ class Connection:
 
     def send_frames(self, *frames: bytes) -> None:
         """Sends a message that is encoded already."""
+        self.check_usable()
         self.last_sent = time.monotonic()
         with contextlib.suppress(zmq.Again):
             send(self._socket, frames)
@@ -51,8 +59,9 @@ class Connection:
     def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
         """Returns the next message and its attachments, None when none comes in time or it is malformed.
 
-        Raises: PeerError when the server refuses this client.
+        Raises: PeerRefused when the server refuses this client, or cannot read its greeting.
         """
+        self.check_usable()
         frames = receive(self._socket, timeout_milliseconds)
         if frames is None:
             return None
@@ -61,13 +70,33 @@ class Connection:
         except WireError as error:
             self._complain("the replay server at %s sent something malformed: %s", self.endpoint, error)
             return None
-        self.last_heard = time.monotonic()
-        if isinstance(message, wire.Refused):
-            raise PeerError(f"the replay server at {self.endpoint} refuses us: {message.reason}")
-        if isinstance(message, wire.Dropped):
-            self.num_dropped += 1
-            self._complain("the replay server at %s dropped a message of ours: %s", self.endpoint, message.reason)
+        self.last_heard, self.has_answered = time.monotonic(), True
+        match message:
+            case wire.Refused():
+                raise PeerRefused(f"the replay server at {self.endpoint} refuses us: {message.reason}")
+            case wire.Dropped():
+                self.num_dropped += 1
+                if message.is_malformed and not self._is_known:
+                    raise PeerRefused(f"the replay server at {self.endpoint} cannot read us: {message.reason}")
+                self._complain("the replay server at %s dropped a message of ours: %s", self.endpoint, message.reason)
+            case wire.Welcome() | wire.Subscribed():
+                self._is_known = True
         return message, frames[1:]
+
+    @property
+    def is_usable(self) -> bool:
+        """False when it was closed, and in a process that was forked from its own."""
+        return os.getpid() == self._process and not self._socket.closed
+
+    def check_usable(self) -> None:
+        """Raises ApexError when nothing can be sent or received by this connection."""
+        if os.getpid() != self._process:
+            raise ApexError(
+                f"the client of {self.endpoint} belongs to process {self._process}, of which this one is a fork: "
+                "make another client after the fork"
+            )
+        if self._socket.closed:
+            raise ApexError(f"the client of {self.endpoint} was closed: make another one")
 
     @property
     def is_silent(self) -> bool:
@@ -98,12 +127,15 @@ class Connection:
         """Makes `should_ask` true at its next call."""
         self._ask_again = -1e9
 
-    def silence(self, seconds: float) -> PeerError:
-        """Returns the error to raise when the server was silent for `seconds`."""
-        return PeerError(f"the replay server at {self.endpoint} was silent for {seconds:.0f} s: {self._fault}")
+    def silence(self) -> PeerTimeout:
+        """Returns the error to raise when the server has been silent for too long."""
+        seconds = time.monotonic() - self.last_heard
+        return PeerTimeout(f"the replay server at {self.endpoint} was silent for {seconds:.1f} s: {self._fault}")
 
     def close(self) -> None:
-        """Says goodbye and closes the socket."""
+        """Says goodbye and closes the socket. Does nothing where the connection is not usable."""
+        if not self.is_usable:
+            return
         self.send(wire.Goodbye())
         if self._monitor is not None:
             self._monitor.close()

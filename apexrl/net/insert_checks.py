@@ -30,6 +30,14 @@ class InsertSizes:
         self.max_message_bytes = MAX_MESSAGE_OVERHEAD_BYTES + arrays + EPISODE_BYTES * steps
         self.max_block_bytes = self.unroll_bytes + MAX_BLOCK_OVERHEAD_BYTES + self.unroll_bytes // 128
 
+    def why_malformed(self, insert: wire.Insert, message: bytes, block: bytes, num_streams: int) -> str:
+        """Returns the fault of an insert, or an empty string. Looks at sizes only, and decompresses nothing."""
+        if len(message) > self.max_message_bytes:
+            return f"a message of {len(message)} bytes, at most {self.max_message_bytes} are allowed"
+        if insert.stream >= num_streams:
+            return f"stream {insert.stream} of {num_streams}"
+        return self.why_wrong(insert) or self.why_wrong_block(block)
+
     def why_wrong(self, insert: wire.Insert) -> str:
         """Returns which array of an insert has a wrong size, or an empty string."""
         if len(insert.priorities) != 4 * self.num_priorities:

@@ -5,15 +5,21 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
 import zmq
 
+from apexrl.errors import PeerRefused, PeerTimeout, WireError
 from apexrl.net import wire
 from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_MILLISECONDS, RESEND_SECONDS, Connection
 from apexrl.net.identity import marked
+from apexrl.net.insert_checks import InsertSizes, insert_arrays, why_impossible
 from apexrl.net.keyring import Keyring
 from apexrl.types import StreamSpec, UnrollHeader
 
 logger = logging.getLogger(__name__)
+
+SAID_SECONDS = 10.0  # of waiting, between two lines that say so
+MAX_AT_ONCE = 1000  # messages that one call takes without looking at the time
 
 
 class InsertClient:
@@ -36,7 +42,9 @@ class InsertClient:
 
         Args:
           name: a name for people to read. `actor` is this name and a mark that no other client has.
+        Raises: WireError when no server takes such a name or the unrolls of such a spec.
         """
+        _check_greeting(wire.Hello(wire.PROTOCOL, marked(name, b""), num_streams, spec, 0))
         self._connection = Connection(endpoint, keyring, context)
         self.actor = marked(name, self._connection.routing_id)
         self.slots: tuple[int, ...] = ()
@@ -44,15 +52,18 @@ class InsertClient:
         self.waited_seconds: dict[str, float] = collections.defaultdict(float)
         self.bytes_sent = 0
         self._spec = spec
+        self._sizes = InsertSizes(spec)
         self._num_streams = num_streams
         self._unacknowledged: collections.OrderedDict[int, tuple[bytes, bytes]] = collections.OrderedDict()
         self._next_sequence = 0
         self._allowed_sequence = 0
         self._next_to_send = 0
         self._welcome = False
-        self._welcomed_seconds = -1e9
-        self._reason = ""
-        self._last_progress = time.monotonic()
+        self._greeted_seconds = -1e9
+        self._reason = ""  # why the server lets us wait
+        self._lost = ""  # why it dropped an insert
+        self._last_progress = self._last_standing = time.monotonic()
+        self._unsaid_seconds = 0.0  # of waiting
 
     @property
     def may_insert(self) -> bool:
@@ -69,10 +80,15 @@ class InsertClient:
         """The number of inserts that the server may not have stored."""
         return len(self._unacknowledged)
 
+    @property
+    def away_seconds(self) -> float:
+        """Seconds since the server last said where we stand. One that lets us wait says so every second."""
+        return time.monotonic() - self._last_standing
+
     def connect(self, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
         """Waits until the server has leased the slots, or until `stopped` is true.
 
-        Raises: PeerError when the server refuses this client, or is silent for `timeout_seconds`.
+        Raises: PeerTimeout when it has not in time, PeerRefused when it refuses this client.
         """
         self._wait(lambda: self._welcome, timeout_seconds, stopped, "replay_connection")
 
@@ -82,37 +98,43 @@ class InsertClient:
         """Waits until the server allows another unroll, then sends this one. Sends nothing when stopped before.
 
         Returns: whether it was sent. The stream has a gap when it was not and another follows.
-        Raises: PeerError when the server is silent for `timeout_seconds`; a server that tells the client to wait is
-          not silent. WireError when no server takes the header, for example because a return is not finite.
+        Raises: PeerTimeout when the server does not allow it in time: it is silent, or a table's limiter waits for a
+          learner. PeerRefused when it refuses this client. WireError when no server takes the unroll, for example
+          because a priority is not finite. Nothing was sent then.
         """
+        encoded = self._encoded(header, block)
         self._wait(lambda: self.may_insert, timeout_seconds, stopped)
         if not self.may_insert:
             return False
-        message = wire.Insert.of(header, self._next_sequence, self.actor)
-        encoded = wire.encode(message)
-        wire.decode_insert(encoded)
-        self._next_sequence += 1
         if not self._unacknowledged:
             self._last_progress = time.monotonic()
-        self._unacknowledged[message.sequence] = (encoded, block)
+        self._unacknowledged[self._next_sequence] = (encoded, block)
+        self._next_sequence += 1
         self._send_allowed()
         return True
 
     def poll(self) -> None:
         """Takes the messages that have arrived and keeps the connection alive. Does not wait."""
-        while self._receive(0):
-            pass
+        for _ in range(MAX_AT_ONCE):
+            if not self._receive(0):
+                break
         self._keep_alive()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until every insert is acknowledged; returns False when the time is up before."""
+        """Waits until every insert is acknowledged; returns False when the time is up before.
+
+        Raises: PeerRefused when the server dropped an insert since the last call, which is acknowledged and not stored.
+        """
         deadline, asked = time.monotonic() + timeout_seconds, -1
-        while self._unacknowledged and time.monotonic() < deadline:
+        while self._unacknowledged and (left := deadline - time.monotonic()) > 0:
             if self._welcome and asked != self._next_to_send:  # a server acknowledges the last few only when asked
                 asked = self._next_to_send
                 self._connection.send(wire.Heartbeat())
-            self._receive(POLL_MILLISECONDS)
+            self._receive_within(left)
             self._keep_alive()
+        lost, self._lost = self._lost, ""
+        if lost:
+            raise PeerRefused(f"the replay server at {self._connection.endpoint} dropped an insert of ours: {lost}")
         return not self._unacknowledged
 
     def close(self) -> None:
@@ -122,18 +144,48 @@ class InsertClient:
     def _wait(
         self, done: Callable[[], bool], timeout_seconds: float, stopped: Callable[[], bool], reason: str = ""
     ) -> None:
-        started = said = time.monotonic()
+        deadline = time.monotonic() + timeout_seconds
         self.poll()
         while not done() and not stopped():
             now = time.monotonic()
-            if now - max(started, self._connection.last_heard) > timeout_seconds:
-                raise self._connection.silence(timeout_seconds)
-            if now - said > 10:
-                said = now
+            if now >= deadline:
+                raise self._late()
+            if self._unsaid_seconds > SAID_SECONDS:
+                self._unsaid_seconds = 0.0
                 logger.info("waiting for %s at %s", self._waits_for() or reason, self._connection.endpoint)
-            self._receive(POLL_MILLISECONDS)
+            self._receive_within(deadline - now)
             self._keep_alive()
-            self.waited_seconds[reason or self._waits_for() or "replay"] += time.monotonic() - now
+            elapsed = time.monotonic() - now
+            self.waited_seconds[reason or self._waits_for() or "replay"] += elapsed
+            self._unsaid_seconds += elapsed
+        self._unsaid_seconds = 0.0
+
+    def _late(self) -> PeerTimeout:
+        if self._connection.is_silent or not self._connection.has_answered:
+            return self._connection.silence()
+        reason = self._reason or "other inserts of ours to be stored"
+        return PeerTimeout(f"the replay server at {self._connection.endpoint} lets us wait: it waits for {reason}")
+
+    def _encoded(self, header: UnrollHeader, block: bytes) -> bytes:
+        """Returns the message of the next insert.
+
+        Raises: WireError when a server would drop it.
+        """
+        spec = self._spec
+        if np.shape(header.valid) != (spec.unroll_starts,) or np.shape(header.priorities) != (spec.num_priorities,):
+            shapes = f"valid of shape {np.shape(header.valid)} and priorities of shape {np.shape(header.priorities)}"
+            raise WireError(f"{shapes}, not ({spec.unroll_starts},) and ({spec.num_priorities},)")
+        with np.errstate(over="ignore"):  # an infinity of float32 is told below
+            message = wire.Insert.of(header, self._next_sequence, self.actor)
+        encoded = wire.encode(message)
+        wire.decode_insert(encoded)
+        fault = self._sizes.why_malformed(message, encoded, block, self._num_streams)
+        if fault := fault or insert_arrays([message], self._sizes).faults.get(0, ""):
+            raise WireError(f"no replay server takes this insert: {fault}")
+        return encoded
+
+    def _receive_within(self, seconds: float) -> bool:
+        return self._receive(int(min(POLL_MILLISECONDS, 1e3 * seconds + 1)))
 
     def _waits_for(self) -> str:
         return "replay_connection" if self._connection.is_silent or not self._welcome else self._reason
@@ -142,30 +194,39 @@ class InsertClient:
         received = self._connection.receive(timeout_milliseconds)
         if received is None:
             return False
-        match received[0]:
-            case wire.Welcome() as message:
+        message, _ = received
+        match message:
+            case wire.Welcome():
                 self.slots, self.ladder_size = message.slots, message.ladder_size
                 self._allowed_sequence = message.allowed_sequence
-                self._reason = message.waits_for
+                self._stands(message.waits_for)
                 self._forget(message.stored_sequence)
                 if not self._welcome:  # else it answers an older greeting, and nothing was lost
                     self._welcome = True
-                    self._welcomed_seconds = time.monotonic()
                     self._next_to_send = next(iter(self._unacknowledged), self._next_sequence)
                 self._send_allowed()
-            case wire.Acknowledge() as message:
+            case wire.Acknowledge():
                 self.ladder_size = message.ladder_size
                 self._allowed_sequence = message.allowed_sequence
-                self._reason = message.waits_for
+                self._stands(message.waits_for)
                 self._forget(message.stored_sequence)
                 if self._welcome:
                     self._connection.need_not_ask()
                     self._send_allowed()
             case wire.Stranger():
-                self._welcome = False
-                if time.monotonic() - self._welcomed_seconds > HEARTBEAT_SECONDS:  # else at the usual pace
+                self._welcome, self._reason = False, "a greeting that it takes: is this its port for actors?"
+                if time.monotonic() - self._greeted_seconds > HEARTBEAT_SECONDS:  # else at the usual pace
                     self._connection.ask_at_once()
+            case wire.Dropped() if not self._welcome:
+                self._reason = message.reason
+                if not message.is_malformed:  # crowded: there may be room later
+                    self._last_standing = time.monotonic()
+            case wire.Dropped() if message.is_malformed:
+                self._lost = message.reason
         return True
+
+    def _stands(self, waits_for: str) -> None:
+        self._reason, self._last_standing = waits_for, time.monotonic()
 
     def _forget(self, sequence: int) -> None:
         while self._unacknowledged and next(iter(self._unacknowledged)) < sequence:
@@ -181,6 +242,7 @@ class InsertClient:
         if self._welcome:
             self._connection.send(wire.Heartbeat())
             return
+        self._greeted_seconds = time.monotonic()
         first = next(iter(self._unacknowledged), self._next_sequence)
         self._connection.send(wire.Hello(wire.PROTOCOL, self.actor, self._num_streams, self._spec, first))
 
@@ -193,3 +255,13 @@ class InsertClient:
             self.bytes_sent += len(block)
             self._connection.send_frames(encoded, block)
         self._next_to_send = max(self._next_to_send, end)
+
+
+def _check_greeting(greeting: wire.Hello) -> None:
+    """Raises WireError when no server takes a greeting."""
+    try:
+        wire.decode_to_replay([wire.encode(greeting)])
+    except WireError as error:
+        raise WireError(f"no replay server takes this actor: {error}") from error
+    if reason := why_impossible(greeting.spec):
+        raise WireError(f"no replay server takes this actor: {reason}")

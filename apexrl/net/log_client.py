@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 import zmq
 
-from apexrl.casts import exactly
 from apexrl.errors import WireError
 from apexrl.net import wire
+from apexrl.net.arguments import check_named, checked_sizes, checked_update
 from apexrl.net.connection import HEARTBEAT_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.keyring import Keyring
 from apexrl.types import Granularity, Sample, StreamSpec
@@ -90,15 +90,14 @@ class LogClient:
           batch_sizes: by table, for those that batches are wanted from.
           prefetch_batches: batches of each table that may be on the way or not yet taken, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys.
-        Raises: ValueError when so many batches ahead are not served.
+        Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         if not 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD:
             raise ValueError(f"prefetch_batches {prefetch_batches}: a server sends 1 to {wire.MAX_BATCHES_AHEAD} ahead")
         self.waits_for = "replay_connection"
-        self._connection = Connection(endpoint, keyring, context)
         self._learner = learner
         self._tables = list(batch_sizes)
-        self._wants = tuple(wire.Want(table, size) for table, size in batch_sizes.items())
+        self._wants = checked_sizes(batch_sizes)
         self._prefetch_batches = prefetch_batches
         self._follows_log = follows_log
         self._with_probabilities = with_probabilities
@@ -108,11 +107,17 @@ class LogClient:
         self._next_number = 0
         self._request = 0
         self._asked_seconds, self._patience_seconds = -1e9, 0.0
+        self._returned_seconds = -1e9
         self._subscribed = False
         self._next_batch = [0] * len(self._tables)  # index of the batch to come, by table
         self._untaken = [0] * len(self._tables)  # batches received and not yet used
         self._unasked = [0] * len(self._tables)  # batches used since the last demand
         self._updates = _Updates()
+        try:
+            wire.decode_to_replay([wire.encode(self._subscription())])
+        except WireError as error:
+            raise ValueError(f"no replay server takes this reader: {error}") from error
+        self._connection = Connection(endpoint, keyring, context)
 
     @property
     def connection(self) -> Connection:
@@ -122,7 +127,7 @@ class LogClient:
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the next event of the log in order, or None when there is none in time.
 
-        Raises: PeerError when the server refuses us, WireError when its message cannot be read.
+        Raises: PeerRefused when the server refuses us, WireError when its message cannot be read.
         """
         self._keep_alive()
         patience = self._updates.patience_milliseconds
@@ -154,9 +159,7 @@ class LogClient:
                 self.waits_for = " ".join(filter(None, dict.fromkeys(message.waits_for)))
             case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
                 # Something is missing, or the server does not know us: subscribe again from where we are.
-                self._subscribed = False
-                self.waits_for = "replay_connection"
-                self._subscribe()
+                self._return_after_loss()
             case wire.Waiting():
                 self.waits_for = message.reason
                 self._patience_seconds = HEARTBEAT_SECONDS
@@ -185,12 +188,12 @@ class LogClient:
         While batches are at hand they wait for the next demand, before which nothing is drawn by them: a message wakes
         the server, which costs it more than its work. They wait for MAX_UPDATE_DELAY_SECONDS at most.
 
-        Raises: ValueError when they are not as many as the keys, or a key is no whole number.
+        Raises: ValueError when keys are no whole numbers from 0, when priorities are negative or not finite, or when
+          there are not as many of both; KeyError when the table was not named at the start. Nothing is sent then.
         """
-        if len(keys) != len(priorities):
-            raise ValueError(f"{len(priorities)} priorities of {len(keys)} keys")
-        self._return_after_silence()
         position = self._position(table)
+        keys, priorities = checked_update(keys, priorities)
+        self._return_after_silence()
         for first in range(0, len(keys), wire.MAX_BATCH):
             part = slice(first, first + wire.MAX_BATCH)
             if not self._updates.have_room(position, len(keys[part])):
@@ -202,11 +205,15 @@ class LogClient:
 
     def close(self) -> None:
         """Says goodbye."""
-        self._send_updates()
+        if self._connection.is_usable:
+            self._send_updates()
         self._connection.close()
 
     def _position(self, table: str | None) -> int:
-        return 0 if table is None else self._tables.index(table)
+        if table is None:
+            return 0
+        check_named(table, self._tables)
+        return self._tables.index(table)
 
     def _start(self, message: wire.Subscribed) -> LogStart:
         if not len(message.next_batches) == len(message.granularity) == len(self._tables):
@@ -245,9 +252,20 @@ class LogClient:
 
         Priorities wait for its answer: it would drop those of a stranger.
         """
+        self._connection.check_usable()
         if self._subscribed and time.monotonic() - self._connection.last_sent > MAX_SILENCE_SECONDS:
             self._subscribed = False
             self._subscribe()
+
+    def _return_after_loss(self) -> None:
+        """Subscribes again, at once unless it did so within the last second: else a server could keep us at it."""
+        now = time.monotonic()
+        self._subscribed, self.waits_for = False, "replay_connection"
+        if now - self._returned_seconds > HEARTBEAT_SECONDS:
+            self._returned_seconds = now
+            self._subscribe()
+        else:
+            self._patience_seconds = HEARTBEAT_SECONDS
 
     def _keep_alive(self) -> None:
         self._return_after_silence()
@@ -265,11 +283,13 @@ class LogClient:
         """Asks for the log from where we are. The answer may come late, behind older messages."""
         self._asked_seconds, self._patience_seconds = time.monotonic(), RESEND_SECONDS
         self._request += 1  # answers to an older subscription are void
-        message = wire.Subscribe(
+        self._connection.send(self._subscription())
+
+    def _subscription(self) -> wire.Subscribe:
+        return wire.Subscribe(
             wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
             self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities,
         )  # fmt: skip
-        self._connection.send(message)
 
     def _batch(self, message: wire.Batch) -> LogBatch | None:
         table, size = self._tables[message.table], self._wants[message.table].batch_size
@@ -319,12 +339,10 @@ class _Updates:
         return sum(len(keys) for keys, _ in self._by_table.get(table, ())) + 8 * count <= 8 * wire.MAX_BATCH
 
     def add(self, table: int, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Adds priorities [B] of keys [B]; their memory may be used again. Raises ValueError when they are others."""
-        shape = (len(keys),)
-        update = exactly(keys, np.int64, shape).tobytes(), exactly(priorities, np.float32, shape).tobytes()
+        """Adds priorities [B] float32 of keys [B] int64; their memory may be used again."""
         if not self._by_table:
             self._since = time.monotonic()
-        self._by_table.setdefault(table, []).append(update)
+        self._by_table.setdefault(table, []).append((keys.tobytes(), priorities.tobytes()))
 
     def drain(self) -> list[wire.UpdatePriorities]:
         """Returns the messages to be sent, one a table, and forgets them."""

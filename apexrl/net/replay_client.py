@@ -1,12 +1,12 @@
 """The replay as a service: sample keys, fetch unrolls by number, update priorities, read statistics.
 
 It is for programs that hold no replica of the log: a learner of another algorithm, a tool. One thread owns a client.
-Every call has a deadline. After a restart of the server it goes on by itself. Inserting is `InsertClient`'s.
+A call ends in the time that it is given, whatever the server says meanwhile. After a restart of the server it goes on
+by itself. Inserting is `InsertClient`'s.
 """
 
 import collections
 import itertools
-import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from apexrl.errors import PeerError
+from apexrl.errors import PeerTimeout
 from apexrl.net import wire
+from apexrl.net.arguments import check_named, checked_numbers
 from apexrl.net.connection import POLL_MILLISECONDS
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import LogBatch, LogClient, LogFetched, LogStart
@@ -53,7 +54,7 @@ class ReplayClient:
           batch_sizes: by table, for those that will be sampled.
           prefetch_batches: batches of each table that come ahead, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys, or none.
-        Raises: ValueError when so many batches ahead are not served.
+        Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         self.spec: StreamSpec | None = None
         self.granularity: dict[str, Granularity] = {}  # by table: the items that its keys name; set by the first batch
@@ -70,7 +71,11 @@ class ReplayClient:
         return self._client.waits_for
 
     def has_batch(self, table: str) -> bool:
-        """True when `sample` would not wait."""
+        """True when `sample` would not wait.
+
+        Raises: KeyError when the table was not named at the start, PeerRefused when the server refuses us.
+        """
+        check_named(table, self._batches)
         self._poll(0)  # keeps the connection alive
         return self._poll_until(lambda: bool(self._batches[table]), 0.001)
 
@@ -79,8 +84,10 @@ class ReplayClient:
 
         Keys of a table of transitions are unroll number * K + offset, those of a table of unrolls unroll numbers.
 
-        Raises: KeyError when the table was not named at the start, PeerError when there is no batch in time.
+        Raises: KeyError when the table was not named at the start, PeerTimeout when there is no batch in time,
+          PeerRefused when the server refuses us.
         """
+        check_named(table, self._batches)
         batches = self._batches[table]
         self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
         self._client.batch_used(table)
@@ -89,10 +96,10 @@ class ReplayClient:
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns unrolls by number, decoded; those that the log does not hold are left out.
 
-        Raises: PeerError when they do not come in time, WireError when one cannot be decoded, TypeError when a number
-          is no integer.
+        Raises: ValueError when one is no whole number from 0, PeerTimeout when they do not come in time, PeerRefused
+          when the server refuses us, WireError when one cannot be decoded.
         """
-        wanted = sorted({operator.index(number) for number in numbers})
+        wanted = checked_numbers(numbers)
         deadline = time.monotonic() + timeout_seconds
         self._until(lambda: self.spec is not None, timeout_seconds, "log")
         request = next(self._requests)
@@ -120,7 +127,9 @@ class ReplayClient:
 
         They may wait for those of the batches that have come already, until one of the next calls.
 
-        Raises: ValueError when they are not as many as the keys, or a key is no whole number.
+        Raises: ValueError when keys are no whole numbers from 0, when priorities are negative or not finite, or when
+          there are not as many of both; KeyError when the table was not named at the start; PeerRefused when the server
+          refuses us.
         """
         self._client.update_priorities(keys, priorities, table)
         self._poll(0)  # keeps the connection alive
@@ -128,7 +137,7 @@ class ReplayClient:
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
         """Returns the server's metrics, and how it sees its peers.
 
-        Raises: PeerError when they do not come in time.
+        Raises: PeerTimeout when they do not come in time, PeerRefused when the server refuses us.
         """
         self._statistics = None
         deadline = time.monotonic() + timeout_seconds
@@ -174,8 +183,8 @@ class ReplayClient:
             case wire.Statistics() as event:
                 self._statistics = event
 
-    def _late(self, what: str) -> PeerError:
+    def _late(self, what: str) -> PeerTimeout:
         reason = self.waits_for or "its answer"
-        return PeerError(
+        return PeerTimeout(
             f"no {what} from the replay server at {self._client.connection.endpoint} in time: it waits for {reason}"
         )

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 PEER_TIMEOUT_SECONDS = 15.0
 STALLED_SECONDS = 5.0  # between two calls of `expire`, which should be one
 STATISTICS_PERIOD_SECONDS = 0.1  # all requests within it get the same answer
+OTHER_PORT = {
+    "actor": "this is the port for actors (--actor-port): a learner or reader connects to --batch-port",
+    "learner": "this is the port for learners and readers (--batch-port): an actor connects to --actor-port",
+}
 
 
 class ReplayService:
@@ -191,6 +195,8 @@ class ReplayService:
                 self.learners.receive(peer, message, self.replay, now)
             case wire.Goodbye():
                 pass
+            case wire.Hello() | wire.Subscribe():
+                self.outbox.refuse(role, peer, OTHER_PORT[role])
             case _:
                 self.outbox.send(role, peer, wire.Stranger())
 

@@ -5,16 +5,16 @@ their shard: key * shards + shard. Batches come from the shards in turn, so all 
 """
 
 import itertools
-import operator
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import zmq
 
-from apexrl.casts import exactly
-from apexrl.errors import PeerError
+from apexrl.errors import PeerTimeout
 from apexrl.net import wire
+from apexrl.net.arguments import checked_numbers, checked_update
 from apexrl.net.keyring import Keyring
 from apexrl.net.replay_client import ReplayClient, StoredUnroll
 from apexrl.types import Sample
@@ -40,7 +40,7 @@ class ShardedReplayClient:
     ):
         """Connects to all servers and waits for none. The order of the endpoints has to stay the same.
 
-        Raises: ValueError when there is no endpoint, or so many batches ahead are not served.
+        Raises: ValueError when there is no endpoint, or such batches are not served.
         """
         if not endpoints:
             raise ValueError("at least one endpoint is needed")
@@ -53,7 +53,7 @@ class ShardedReplayClient:
     def sample(self, table: str, timeout_seconds: float) -> Sample:
         """Returns a batch of the next shard that has one. Probabilities are over all shards, weights within the shard.
 
-        Raises: PeerError when no shard has a batch in time.
+        Raises: PeerTimeout when no shard has a batch in time, PeerRefused when one refuses us.
         """
         for shard in itertools.islice(self._turns, len(self.shards)):
             if self.shards[shard].has_batch(table):
@@ -63,32 +63,31 @@ class ShardedReplayClient:
         for shard in itertools.islice(self._turns, len(self.shards)):
             try:
                 return self._sample(shard, table, patience)
-            except PeerError as error:
+            except PeerTimeout as error:
                 reasons.append(str(error))
-        raise PeerError("; ".join(reasons))
+        raise PeerTimeout("; ".join(reasons))
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns decoded unrolls by number, without those that no log holds.
 
-        Raises: PeerError when they do not come in time, WireError when one cannot be decoded, TypeError when a number
-          is no integer.
+        Raises: as `ReplayClient.fetch`.
         """
-        count = len(self.shards)
-        wanted = np.unique(np.fromiter((operator.index(number) for number in numbers), np.int64))
+        deadline, count = time.monotonic() + timeout_seconds, len(self.shards)
+        wanted = np.array(checked_numbers(numbers), np.int64)
         found = {}
         for shard, client in enumerate(self.shards):
             if not (of_shard := wanted % count == shard).any():
                 continue
-            held = client.fetch(wanted[of_shard] // count, timeout_seconds)
+            held = client.fetch(wanted[of_shard] // count, deadline - time.monotonic())
             found.update({number * count + shard: unroll for number, unroll in held.items()})
         return found
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sends new priorities [B] of keys [B] to the shards that the keys came from.
 
-        Raises: ValueError when they are not as many as the keys, or a key is no whole number.
+        Raises: as `ReplayClient.update_priorities`.
         """
-        keys, priorities = exactly(keys, np.int64, (len(priorities),)), exactly(priorities, np.float32, (len(keys),))
+        keys, priorities = checked_update(keys, priorities)
         count = len(self.shards)
         for shard, client in enumerate(self.shards):
             of_shard = keys % count == shard
@@ -98,9 +97,10 @@ class ShardedReplayClient:
     def statistics(self, timeout_seconds: float) -> list[wire.Statistics]:
         """Returns the statistics of each shard.
 
-        Raises: PeerError when they do not come in time.
+        Raises: as `ReplayClient.statistics`.
         """
-        return [client.statistics(timeout_seconds) for client in self.shards]
+        deadline = time.monotonic() + timeout_seconds
+        return [client.statistics(deadline - time.monotonic()) for client in self.shards]
 
     def close(self) -> None:
         """Says goodbye to all servers and closes the sockets."""

@@ -274,6 +274,11 @@ class Dropped(msgspec.Struct, tag=True, frozen=True):
 
     reason: Text
 
+    @property
+    def is_malformed(self) -> bool:
+        """Whether the message can never be taken; else it may be sent again later."""
+        return self.reason.startswith("malformed:")
+
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """The server will not serve this peer; the reason is for a person to read."""

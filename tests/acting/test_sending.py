@@ -4,8 +4,8 @@ import threading
 import numpy as np
 import pytest
 
-from apexrl.acting.sending import MAX_QUEUED, Round, UnrollSender
-from apexrl.errors import PeerError
+from apexrl.acting.sending import MAX_QUEUED, Round, UnrollSender, patiently
+from apexrl.errors import PeerError, PeerRefused, PeerTimeout
 from apexrl.lifecycle import Stop
 from apexrl.types import Episode, StreamUnrolls
 from apexrl.unroll import UnrollCodec
@@ -19,6 +19,8 @@ class Client:
         self.waited_seconds = collections.defaultdict(float)
         self.bytes_sent = 0
         self.num_unacknowledged = 0
+        self.away_seconds = 0.0
+        self.num_waits = 0  # calls that end because their time is up
         self.gate = threading.Event()
         self.inserted = []
         self.error = None
@@ -29,6 +31,9 @@ class Client:
             raise self.error
 
     def insert(self, header, block, timeout_seconds, stopped):
+        if self.num_waits:
+            self.num_waits -= 1
+            raise PeerTimeout("the replay server lets us wait: it waits for learner")
         while not self.gate.wait(0.01):
             if stopped():
                 self.gate.set()  # the server allows more a moment later
@@ -119,3 +124,41 @@ def test_a_replay_that_is_silent_for_too_long_ends_the_actor(client, sending):
     client.error = PeerError("the replay server is silent")
     thread.join(100)
     assert stop.is_set() and isinstance(stop.error, PeerError)
+
+
+def test_an_actor_waits_for_a_learner_as_long_as_the_replay_tells_it_to(client, sending, spec, make_unroll):
+    sender, stop, thread = sending
+    client.num_waits = 1000  # far more seconds than the sender's patience with a server that is away
+    client.gate.set()
+    assert sender.offer(round_of(spec, make_unroll, 0)[0])
+    stop.set()
+    thread.join(100)
+    assert (client.num_waits, len(client.inserted), stop.error) == (0, 2, None)
+
+
+def test_an_actor_gives_up_a_replay_that_is_away_for_longer_than_its_patience(client, sending, spec, make_unroll):
+    sender, stop, thread = sending
+    client.num_waits, client.away_seconds = 1, 6.0
+    assert sender.offer(round_of(spec, make_unroll, 0)[0])
+    thread.join(100)
+    assert isinstance(stop.error, PeerTimeout) and not client.inserted
+
+
+def test_a_refusal_is_not_waited_for(client):
+    def refuse(seconds):
+        raise PeerRefused("this is the port for learners")
+
+    with pytest.raises(PeerRefused):
+        patiently(client, 600.0, refuse)
+
+
+def test_an_actor_whose_last_inserts_were_refused_closes_its_connection(client, sending):
+    _, stop, thread = sending
+
+    def refuse(seconds):
+        raise PeerRefused("the replay server dropped an insert of ours")
+
+    client.flush = refuse
+    stop.set()
+    thread.join(100)
+    assert client.closed and stop.error is None

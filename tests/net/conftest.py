@@ -9,7 +9,7 @@ import zmq
 from apexrl.config import ReplayConfig
 from apexrl.net.replay_server import ReplayServer
 from apexrl.types import UnrollHeader
-from tests.net.peers import TABLE, Peers
+from tests.net.peers import TABLE, HandServer, Peers
 
 
 @pytest.fixture
@@ -76,3 +76,11 @@ def context():
     ending.start()
     ending.join(50)
     assert not ending.is_alive(), "a socket was left open"
+
+
+@pytest.fixture
+def by_hand(context):
+    """A server that is served by hand."""
+    server = HandServer(context)
+    yield server
+    server.socket.close()

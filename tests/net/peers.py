@@ -1,12 +1,15 @@
 """A replay service fed by hand: messages in, its answers by peer, and a restart like that of a killed server."""
 
 import numpy as np
+import zmq
 import zstandard
 
 from apexrl.config import ReplayConfig
 from apexrl.net import wire
 from apexrl.net.identity import marked
+from apexrl.net.log_client import LogClient
 from apexrl.net.service import ReplayService
+from tests.system.processes import wait_for
 
 TABLE = "transitions"
 
@@ -116,3 +119,34 @@ class Peers:
     def heard(self, peer):
         """The messages that the peer was sent since the last call."""
         return [wire.decode_from_replay(frames) for frames in self.frames(peer)]
+
+
+class HandServer:
+    """A ROUTER that is served by hand."""
+
+    def __init__(self, context):
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.peer = b""
+
+    def heard(self):
+        """All messages that have come."""
+        messages = []
+        while self.socket.poll(50):
+            self.peer, *frames = self.socket.recv_multipart()
+            messages.append(wire.decode_to_replay(frames))
+        return messages
+
+    def say(self, message):
+        self.socket.send_multipart([self.peer, wire.encode(message)])
+
+
+def hear(server, client, kind):
+    """The first message of a kind, while the client keeps itself alive."""
+
+    def come():
+        client.poll(10) if isinstance(client, LogClient) else client.poll()
+        return [message for message in server.heard() if isinstance(message, kind)]
+
+    return wait_for(come, 20, kind.__name__)[0]

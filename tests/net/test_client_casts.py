@@ -43,9 +43,9 @@ def test_keys_and_priorities_that_would_be_changed_are_refused_at_the_call(reade
         reader.update_priorities("transitions", np.asarray(keys), np.asarray(priorities))
 
 
-def test_the_number_of_an_unroll_is_an_integer(reader):
-    for number in (1.5, "1", np.float32(2)):
-        with pytest.raises(TypeError, match="interpreted as an integer"):
+def test_the_number_of_an_unroll_is_whole(reader):
+    for number in (1.5, "1", -1):
+        with pytest.raises(ValueError, match=r"where .* needed"):
             reader.fetch([1, number], 0.1)
 
 

@@ -2,51 +2,12 @@
 
 import numpy as np
 import pytest
-import zmq
 
 from apexrl.net import log_client, wire
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.log_client import LogBatch, LogClient, LogStart
-from tests.net.peers import TABLE, block_of
+from tests.net.peers import TABLE, block_of, hear
 from tests.system.processes import wait_for
-
-
-class Server:
-    """A ROUTER that is served by hand."""
-
-    def __init__(self, context):
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.linger = 0
-        self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self.peer = b""
-
-    def heard(self):
-        """All messages that have come."""
-        messages = []
-        while self.socket.poll(50):
-            self.peer, *frames = self.socket.recv_multipart()
-            messages.append(wire.decode_to_replay(frames))
-        return messages
-
-    def say(self, message):
-        self.socket.send_multipart([self.peer, wire.encode(message)])
-
-
-@pytest.fixture
-def by_hand(context):
-    server = Server(context)
-    yield server
-    server.socket.close()
-
-
-def hear(server, client, kind):
-    """The first message of a kind, while the client keeps itself alive."""
-
-    def come():
-        client.poll(10) if isinstance(client, LogClient) else client.poll()
-        return [message for message in server.heard() if isinstance(message, kind)]
-
-    return wait_for(come, 20, kind.__name__)[0]
 
 
 def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, context):

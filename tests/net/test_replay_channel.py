@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from apexrl.config import ReplayConfig
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ConfigError, PeerRefused, PeerTimeout
 from apexrl.net import wire
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
@@ -23,6 +23,7 @@ from apexrl.replay.snapshot import load_snapshot, write_snapshot
 from apexrl.unroll import UnrollCodec
 from tests.net.peers import TABLE, block_of, insert_of
 from tests.system.processes import ROOT, wait_for
+from tests.system.raw_actor import RawActor
 
 
 def follow(client, until):
@@ -75,8 +76,7 @@ def test_malformed_messages_are_dropped_and_counted_and_the_server_lives(server,
 
 
 def test_who_sent_something_malformed_is_told(server, spec, header):
-    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
-    actor.connect(10)
+    actor = RawActor(server.actor_endpoint, "actor", spec, 1)
     actor.insert(header(), b"no block", 10)
     actor.insert(header(8), block_of(spec), 10)
     assert actor.flush(10) and actor.num_dropped == 1
@@ -88,7 +88,7 @@ def test_a_refused_actor_is_told_why(server, spec):
     actor = InsertClient(server.actor_endpoint, "first", spec, 1)
     actor.connect(10)
     other = InsertClient(server.actor_endpoint, "other", msgspec.structs.replace(spec, overlap_steps=5), 1)
-    with pytest.raises(PeerError, match="use the same --env"):
+    with pytest.raises(PeerRefused, match="use the same --env"):
         other.connect(10)
     actor.close()
     other.close()
@@ -98,7 +98,7 @@ def test_a_learner_that_wants_an_unknown_table_is_told(server, spec):
     actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
     actor.connect(10)
     learner = LogClient(server.learner_endpoint, "learner", {"other": 4}, 2)
-    with pytest.raises(PeerError, match="no table other"):
+    with pytest.raises(PeerRefused, match="no table other"):
         follow(learner, lambda *_: False)
     actor.close()
     learner.close()
@@ -106,25 +106,32 @@ def test_a_learner_that_wants_an_unknown_table_is_told(server, spec):
 
 def test_an_actor_gives_up_on_a_server_that_is_not_there(spec, free_ports):
     actor = InsertClient(f"tcp://127.0.0.1:{free_ports(1)[0]}", "actor", spec, 1)
-    with pytest.raises(PeerError, match="is it running"):
+    with pytest.raises(PeerTimeout, match="is it running"):
         actor.connect(0.5)
     assert actor.waited_seconds["replay_connection"] > 0.3
     actor.close()
 
 
-def test_an_actor_waits_as_long_as_a_living_server_tells_it_to(server, spec, header):
-    actor = InsertClient(server.actor_endpoint, "actor", spec, 1)
-    actor.connect(10)
-    server.service.replay.why_no_insert = lambda: "learner"
-    enough = time.monotonic() + 4
-    for i in range(10):
-        actor.insert(header(8 * i), block_of(spec), 2, lambda: time.monotonic() > enough)
-    assert actor.waited_seconds["learner"] > 2
-    assert server.service.replay.log.end_number == 4  # the inserts that were allowed before
-    del server.service.replay.why_no_insert
-    actor.insert(header(80), block_of(spec), 10)
-    assert actor.flush(10)
-    actor.close()
+def test_an_insert_waits_no_longer_than_its_caller_says_and_names_for_whom(start_server, spec, header):
+    with start_server(tables=(f"{TABLE}=priority:1:1",)) as server:
+        actor, enough = InsertClient(server.actor_endpoint, "actor", spec, 1), time.monotonic() + 100
+        actor.connect(10)
+        num_sent, reason = 0, ""
+        while "it waits for learner" not in reason:
+            try:
+                assert actor.insert(header(8 * num_sent), block_of(spec), 1.5, lambda: time.monotonic() > enough)
+                num_sent += 1
+            except PeerTimeout as error:
+                reason = str(error)
+        assert actor.waited_seconds["learner"] > 1
+        assert actor.flush(10) and server.service.replay.log.end_number == num_sent
+        reader = ReplayClient(server.learner_endpoint, "reader", {TABLE: 8}, 1)
+        for _ in range(num_sent):
+            reader.sample(TABLE, 10)
+        assert actor.insert(header(8 * num_sent), block_of(spec), 100)  # nothing is lost but time
+        assert actor.flush(10) and server.service.replay.log.end_number == num_sent + 1
+        actor.close()
+        reader.close()
 
 
 @pytest.mark.parametrize("taken", [0, 1])
@@ -270,7 +277,7 @@ def test_who_holds_no_replica_samples_fetches_and_sets_priorities(start_server, 
         metrics = reader.statistics(10)
         assert metrics.metrics["size"] == 64
         assert {(peer.role, peer.name) for peer in metrics.peers} == {("actor", actor.actor), ("learner", "reader")}
-        with pytest.raises(PeerError, match="it waits for actors"):
+        with pytest.raises(PeerTimeout, match="it waits for actors"):
             reader.sample("queue", 3.0)
         actor.close()
         reader.close()

@@ -30,6 +30,7 @@ from apexrl.replay.journal import read_identity, segment_paths
 from apexrl.replay.segment import scan
 from apexrl.types import StreamSpec, Unroll, UnrollHeader
 from tests.system import fuzz
+from tests.system.raw_actor import RawActor
 from tests.system.test_parameter_abuse import attack as subscribe
 from tests.system.test_replay_abuse import throw_garbage
 from tests.system.witness import numbered_unroll
@@ -142,8 +143,13 @@ def shapes(site: Site) -> None:
     inserts.append((header_of(site, 41, right)._replace(first_step=2**53), fuzz.BLOCK))
     actions = np.full_like(whole.actions, 2**31 - 1)
     inserts.append((header_of(site, 42, right), block_of(whole._replace(actions=actions))))
-    with _client(site) as client:
-        _send(client, inserts)
+    name = f"stranger-{site.rng.randrange(10**9)}"
+    with contextlib.closing(RawActor(f"tcp://{HOST}:{site.actor_port}", name, site.spec, 2)) as actor:
+        deadline = time.monotonic() + INSERT_SECONDS
+        for i, insert in enumerate(inserts):
+            is_sent = actor.insert(*insert, deadline - time.monotonic())
+            assert i or is_sent, "the limiter let no insert in"
+        actor.flush(10)
 
 
 def names(site: Site) -> None:
@@ -277,7 +283,7 @@ def _send(client: InsertClient, inserts: list[tuple[UnrollHeader, bytes]]) -> No
     """Inserts as many as the limiter lets in; fails when it let none in."""
     deadline = time.monotonic() + INSERT_SECONDS
     for i, (header, block) in enumerate(inserts):
-        client.insert(header, block, INSERT_SECONDS, lambda: time.monotonic() > deadline)
+        client.insert(header, block, INSERT_SECONDS + 1, lambda: time.monotonic() > deadline)
         assert i or time.monotonic() <= deadline, "the limiter let no insert in"
     client.flush(10)
 

@@ -35,6 +35,7 @@ from tests.system.fuzz import (
     start_replay,
 )
 from tests.system.processes import ROOT, Process, wait_for
+from tests.system.raw_actor import RawActor
 
 SPAWN = multiprocessing.get_context("spawn")
 GROWTH_MB = 30
@@ -230,8 +231,7 @@ def test_an_insert_far_larger_than_its_unroll_is_not_stored(tmp_path, free_ports
 def test_a_bomb_in_the_log_is_an_error_for_who_fetches_it(tmp_path, free_ports):
     ports = free_ports(2)
     with start_replay(tmp_path, ports, "--capacity", 8000) as server:
-        actor = InsertClient(endpoint(ports[0]), "bomber", SPEC, 20)
-        actor.connect(10)
+        actor = RawActor(endpoint(ports[0]), "bomber", SPEC, 20)
         for i, bomb in enumerate(make_bombs()):
             actor.insert(make_header(i), bomb, 10)
         actor.insert(make_header(99), BLOCK, 10)

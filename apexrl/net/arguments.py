@@ -1,0 +1,71 @@
+"""Checks of the arguments of calls: a server drops a whole message for one wrong number in it, so none is sent."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from apexrl.casts import exactly
+from apexrl.net import wire
+
+MAX_NUMBER = 2**53  # of an unroll
+
+
+def checked_sizes(batch_sizes: Mapping[str, int]) -> tuple[wire.Want, ...]:
+    """Returns the wants of batch sizes by table.
+
+    Raises: ValueError when a server draws no batches of such a size.
+    """
+    for table, size in batch_sizes.items():
+        if not (isinstance(size, int | np.integer) and 1 <= size <= wire.MAX_BATCH):
+            raise ValueError(f"batch size {size!r} of table {table}: give a whole number from 1 to {wire.MAX_BATCH}")
+    return tuple(wire.Want(table, int(size)) for table, size in batch_sizes.items())
+
+
+def check_named(table: str, tables: Collection[str]) -> None:
+    """Raises KeyError when a table is not among those that a reader asks for."""
+    if table not in tables:
+        raise KeyError(f"table {table!r} was not named when the client was made, only {sorted(tables)}")
+
+
+def checked_numbers(numbers: Iterable[int]) -> list[int]:
+    """Returns unroll numbers in order, each once.
+
+    Raises: ValueError when one is no whole number from 0 to 2**53.
+    """
+    found = np.unique(_whole(list(numbers), "unroll numbers"))
+    if len(found) and found[-1] > MAX_NUMBER:
+        raise ValueError(f"unroll number {found[-1]}: the largest is {MAX_NUMBER}")
+    return [int(number) for number in found]
+
+
+def checked_update(keys: ArrayLike, priorities: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys [B] int64 and priorities [B] float32.
+
+    Raises: ValueError when keys are no whole numbers from 0, when priorities are negative or not finite, or when there
+      are not as many of both.
+    """
+    keys = _whole(keys, "keys")
+    try:
+        values = exactly(priorities, np.float32, keys.shape)
+    except ValueError as error:
+        raise ValueError(f"priorities of {error}") from error
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
+        first = wrong[0]
+        raise ValueError(
+            f"priority {values[first]} of key {keys[first]}, where finite float32 numbers from 0 are needed"
+        )
+    return keys, values
+
+
+def _whole(values: ArrayLike, name: str) -> np.ndarray:
+    try:
+        numbers = exactly(values, np.int64)
+    except ValueError as error:
+        raise ValueError(f"{name} of {error}") from error
+    if numbers.ndim != 1:
+        raise ValueError(f"{name} of the shape {numbers.shape}, where one dimension is needed")
+    if len(numbers) and numbers.min() < 0:
+        raise ValueError(f"{numbers.min()} among {name}, where whole numbers from 0 are needed")
+    return numbers
