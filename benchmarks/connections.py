@@ -147,7 +147,7 @@ def _loads(
 def _count(server: Server, keys: Path | None) -> dict[str, Any]:
     """Returns the server's own count of actors and unrolls, and the messages that it dropped."""
     keyring = load_keyring(str(keys), "learner") if keys else None
-    client = ReplayClient(f"tcp://127.0.0.1:{server.ports[1]}", "count", {}, 0, keyring)
+    client = ReplayClient(f"tcp://127.0.0.1:{server.ports[1]}", "count", {}, keyring=keyring)
     metrics = client.statistics(30).metrics
     client.close()
     dropped = {name: value for name, value in metrics.items() if name.startswith("dropped_") and value}

@@ -184,7 +184,7 @@ class Crowd:
         for client in self._clients:
             client.connect(30)
         reader = f"tcp://127.0.0.1:{learner_port}"
-        self._reader = LogClient(reader, f"{self._name}-reader", {}, 0) if learner_port else None
+        self._reader = LogClient(reader, f"{self._name}-reader", {}, 1) if learner_port else None
         self._sent_at: list[dict[int, float]] = [{} for _ in range(actors)]
         self._sequences = [0] * actors
         self._turn = 0
