@@ -123,15 +123,14 @@ WRONG_UPDATES = [
     ([1, 2], [1.0, -1e-9], "-1e-09 of key 2"),
     ([1, 2], [1.0, 1e39], "1e.39 of key 2"),
     ([1, 2], [1.0], "shape"),
-    ([1, 2], [[1.0], [1.0]], "shape"),
     ([[1, 2]], [[1.0, 1.0]], "shape"),
     ([1, -2], [1.0, 1.0], "-2 among keys"),
-    ([1, 0.5], [1.0, 1.0], "0.5 among keys"),
-    ([1, np.nan], [1.0, 1.0], "nan among keys"),
-    ([1, 2**63], [1.0, 1.0], "among keys"),
-    (["1", "2"], [1.0, 1.0], "keys of shape"),
-    ([1, 2], ["1", "2"], "priorities of type"),
-    ([1, 2], [1j, 1.0], "priorities of type"),
+    ([1, 0.5], [1.0, 1.0], "keys of 0.5"),
+    ([1, np.nan], [1.0, 1.0], "keys of nan"),
+    ([1, 2**63], [1.0, 1.0], "keys of"),
+    (["1", "2"], [1.0, 1.0], "keys of an array"),
+    ([1, 2], ["1", "2"], "priorities of an array"),
+    ([1, 2], [1j, 1.0], "priorities of an array"),
 ]
 
 
