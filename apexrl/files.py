@@ -5,24 +5,34 @@ temporary file; the next write of the same file uses it again.
 """
 
 import contextlib
+import errno
 import fcntl
+import functools
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from apexrl.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 TEMPORARY = ".tmp"
+MAX_PIECES = 1024  # of one write (IOV_MAX)
+NO_DIRECTORY_SYNC = {  # of a file system whose directories cannot be opened or synced, as some of network and guests
+    *(errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EISDIR, errno.EACCES),
+}
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a temporary file, which then replaces the file: whole and durable, or not at all.
 
-    Raises: OSError when the disk does not take it. The temporary file is gone then, and the old file stays.
+    Raises: OSError when the disk does not take it. The temporary file is gone then, and the old file stays: unless only
+      the sync of their directory failed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TEMPORARY)
@@ -58,13 +68,23 @@ def give_second_name(path: Path, target: Path, may_link: bool = True) -> None:
         with contextlib.suppress(OSError):  # the other file system, or one without links
             os.link(path, target)
             return
-    shutil.copy(path, target)
-    sync_file(target)
+    with replacing(target) as temporary:
+        shutil.copy(path, temporary)
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes names that were created or replaced in a directory survive a power cut."""
-    sync_file(directory)
+    """Makes names that were created or replaced in a directory survive a power cut, where its file system can."""
+    try:
+        sync_file(directory)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY_SYNC:
+            raise
+        _say_unsynced(directory, error.strerror)
+
+
+@functools.lru_cache
+def _say_unsynced(directory: Path, reason: str) -> None:
+    logger.warning("%s cannot be synced (%s): a power cut may take the names of new files there", directory, reason)
 
 
 def sync_file(path: Path) -> None:
@@ -76,24 +96,72 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_and_close(descriptors: Sequence[int]) -> None:
+    """Makes the data written to open files survive a power cut, and closes all of them.
+
+    Raises: OSError when the disk does not take the data of one.
+    """
+    faults: list[OSError] = []
+    for descriptor in descriptors:
+        for step in (os.fdatasync, os.close):  # a disk of another host may tell its fault only at the close
+            try:
+                step(descriptor)
+            except OSError as error:
+                faults.append(error)
+    if faults:
+        raise faults[0]
+
+
 @contextlib.contextmanager
 def locked(path: Path, owner: str) -> Iterator[None]:
     """Holds a lock file and makes its directory. The lock also ends with the process.
 
     Args:
       owner: a description of the process that may hold it, for the error.
-    Raises: ConfigError when another process holds the lock, or the directory cannot be written.
+    Raises: ConfigError when another process holds the lock, or the directory has no locks or cannot be written.
     """
+    descriptor = open_locked(path, owner)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ConfigError(f"{path.parent} cannot be written ({error.strerror}): give another directory") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"{path.parent} belongs to {owner}: end it first, or give another directory") from error
         yield
     finally:
         os.close(descriptor)
+
+
+def open_locked(path: Path, owner: str, flag: str = "") -> int:
+    """Returns the descriptor of a lock file, which holds the lock until it is closed. The other words are `locked`'s.
+
+    Args:
+      flag: the flag that named the directory, for the error.
+    """
+    directory = f"{flag} {path.parent}".lstrip()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written ({error.strerror}): give another directory") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            fault = f"{directory} belongs to {owner}: end it first, or give another directory"
+        else:
+            fault = (
+                f"{directory} cannot be locked ({error.strerror}): mount its file system with locks, or give another"
+            )
+        raise ConfigError(fault) from error
+    return descriptor
+
+
+def write_pieces(descriptor: int, pieces: Sequence[bytes]) -> None:
+    """Writes all pieces to a file.
+
+    Raises: OSError when the disk does not take them; a part may be written then.
+    """
+    for first in range(0, len(pieces), MAX_PIECES):
+        some = pieces[first : first + MAX_PIECES]
+        written = os.writev(descriptor, some)
+        if written < sum(map(len, some)):  # a signal came, or the disk is nearly full
+            rest = memoryview(b"".join(some))[written:]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]

@@ -101,7 +101,7 @@ class ReplayServer:
             outcomes = await asyncio.gather(*running, return_exceptions=True)
             if self._writing is not None and not self._writing.done():  # its older snapshot would replace the last one
                 [outcome] = await asyncio.gather(self._writing, return_exceptions=True)
-                if outcome is not None:
+                if outcome is not None and not isinstance(outcome, JournalError):  # else it is written again now
                     logger.error("what was being written is lost: %s", outcome)
             self._save()
         for outcome in outcomes:
@@ -220,6 +220,7 @@ class ReplayServer:
                 continue
             try:
                 await self._in_thread(sync, replay.journal.take_unsynced())
+                replay.journal.synced()
                 self.service.vitals.synced_seconds = time.monotonic()
                 if time.monotonic() >= next_snapshot:
                     next_snapshot = time.monotonic() + config.journal_snapshot_seconds
@@ -239,7 +240,7 @@ class ReplayServer:
         if replay is None or replay.journal is None:
             return
         try:
-            sync(replay.journal.take_unsynced())
+            replay.journal.save(replay.log)
             write_snapshot(replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
         except (JournalError, OSError) as error:
             logger.error("the last state was not written: %s", error)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from apexrl.config import ReplayConfig
-from apexrl.errors import ConfigError, WireError
+from apexrl.errors import ConfigError, JournalError, WireError
 from apexrl.net import wire
 from apexrl.net.actor_sessions import ActorSessions
 from apexrl.net.insert_checks import InsertSizes, checked_arrays, why_impossible
@@ -105,9 +105,12 @@ class ReplayService:
                 self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
         if elapsed < STALLED_SECONDS:  # else it was this process that stood still, and their messages wait to be read
             self._give_up_silent_peers(now)
-        journal = self.replay.journal if self.replay is not None else None
-        if self.actors.journal_fault and journal is not None and journal.is_writable():
-            self.actors.resume()
+        if self.actors.journal_fault and self.replay is not None and self.replay.journal is not None:
+            try:
+                if self.replay.journal.write_again(self.replay.log) and self.replay.journal.is_writable():
+                    self.actors.resume()
+            except JournalError as error:
+                self.actors.fail(str(error))
 
     def _give_up_silent_peers(self, now: float) -> None:
         for peer, actor in list(self.actors.sessions.items()):
@@ -121,7 +124,9 @@ class ReplayService:
                 self.learners.leave(peer, self.replay)
 
     def journal_failed(self, fault: str) -> None:
-        """Takes no more inserts: the disk failed behind an append."""
+        """Takes no more inserts until the journal is written again: the disk failed behind an append."""
+        if self.replay is not None and self.replay.journal is not None:
+            self.replay.journal.distrust()
         self.actors.fail(fault)
 
     def statistics(self, now: float) -> dict[str, float]:

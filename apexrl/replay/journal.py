@@ -8,10 +8,14 @@ A journal is a directory:
   lock                  held by the server that writes here
 An append returns when the operating system has the bytes, so a killed server loses nothing. A power cut can still take
 the bytes that are not synced. `take_unsynced` gives their files, and the owner syncs them from any thread.
+
+A sync that fails is told once: the system counts the bytes as written afterwards, and the next sync of that file
+succeeds without them. So nothing goes into such a file any more. `write_again` replaces it from the log in memory, and
+only then appends go on, in a new file.
 """
 
+import bisect
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -22,7 +26,8 @@ from pathlib import Path
 import msgspec
 
 from apexrl.errors import ConfigError, JournalError
-from apexrl.files import sync_directory, write_durably
+from apexrl.files import open_locked, sync_and_close, sync_directory, write_durably, write_pieces
+from apexrl.replay.log import UnrollLog
 from apexrl.replay.segment import FORMAT, Entry, Scan, SegmentHeader, pack, pack_header, scan
 from apexrl.types import Count, Name, StreamSpec
 
@@ -30,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 32 * 2**20
 PROBE_BYTES = 2**20
-MAX_PIECES = 1024  # of one write (IOV_MAX)
 IDENTITY_FILE, SNAPSHOT_FILE, LOCK_FILE = "log.json", "priorities.bin", "lock"
 SEGMENT_PATTERN = "unrolls-*.log"
 
@@ -77,18 +81,7 @@ class Lock:
 
     def __init__(self, directory: Path):
         """Raises: ConfigError when the directory cannot be used or another server holds it."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ConfigError(f"--journal-dir {directory} cannot be used ({error.strerror})") from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise ConfigError(
-                f"--journal-dir {directory} belongs to a replay server that runs: give another"
-            ) from error
+        self._descriptor = open_locked(directory / LOCK_FILE, "a replay server that runs", "--journal-dir")
 
     def close(self) -> None:
         """Releases the lock."""
@@ -197,7 +190,7 @@ class Journal:
         """
         self.directory = directory
         self.num_bytes = sum(path.stat().st_size for path in segment_paths(directory))
-        self.unsynced_bytes = 0
+        self.unsynced_bytes = 0  # that a power cut would take
         self._identity = identity
         self._is_written_down = False
         self._sync_at_once = sync_at_once
@@ -206,12 +199,17 @@ class Journal:
         self._size = 0
         self._refused_bytes = 0  # of the append that failed last
         self._unsynced: list[int] = []  # descriptors of finished files
+        self._doubted: list[int] = []  # firsts of our files that the disk may not have whole, the one in use included
+        self._taken_files = self._taken_bytes = 0  # to be synced, by the last `take_unsynced`
+        self._is_trusted = True  # no sync failed
 
     def append(self, first_number: int, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Writes (message, block) records as the unrolls first_number, first_number + 1, ...
 
         Raises: JournalError when the file system does not take them; none of them is written then.
         """
+        if not self._is_trusted:
+            raise JournalError(f"the journal in {self.directory} cannot be written: a sync failed")
         pieces: list[bytes] = []
         for i, (message, block) in enumerate(records):
             pieces += pack(first_number + i, message, block)
@@ -220,14 +218,13 @@ class Journal:
             if self._descriptor < 0 or self._size >= SEGMENT_BYTES:
                 self._begin_file(first_number)
             self.unsynced_bytes += written
-            _write_all(self._descriptor, pieces)
-            if self._sync_at_once:
-                os.fdatasync(self._descriptor)
-                self.unsynced_bytes = 0
+            write_pieces(self._descriptor, pieces)
         except OSError as error:
             self._undo()
             self._refused_bytes = written
             raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
+        if self._sync_at_once:
+            self._sync_now()
         self._size += written
         self.num_bytes += written
 
@@ -246,10 +243,7 @@ class Journal:
         """Returns whether the append that failed can succeed: writes as much, a megabyte at least, and deletes it."""
         path = self.directory / "probe"
         try:
-            with path.open("wb") as file:
-                file.write(bytes(max(PROBE_BYTES, self._refused_bytes)))
-                file.flush()
-                os.fdatasync(file.fileno())
+            write_durably(path, bytes(max(PROBE_BYTES, self._refused_bytes)))
             return True
         except OSError:
             return False
@@ -258,31 +252,86 @@ class Journal:
                 path.unlink()
 
     def take_unsynced(self) -> list[int]:
-        """Returns descriptors of the files written since the last call; call `sync` with them in any thread."""
+        """Returns descriptors of the files written since the last call.
+
+        `sync` them in any thread, then say `synced`, or `distrust` when that raised an error.
+        Raises: JournalError when the system has no descriptor left.
+        """
+        if not self._is_trusted:  # `write_again` syncs what it writes
+            return []
         if self._descriptor >= 0 and self.unsynced_bytes:
-            self._unsynced.append(os.dup(self._descriptor))
+            try:
+                self._unsynced.append(os.dup(self._descriptor))
+            except OSError as error:
+                raise JournalError(f"the journal in {self.directory} cannot be synced ({error.strerror})") from error
         descriptors, self._unsynced = self._unsynced, []
-        self.unsynced_bytes = 0
+        self._taken_files, self._taken_bytes = len(self._doubted) - (self._descriptor >= 0), self.unsynced_bytes
         return descriptors
+
+    def synced(self) -> None:
+        """Takes note that the disk has all that was taken last."""
+        del self._doubted[: self._taken_files]
+        self.unsynced_bytes -= self._taken_bytes
+        self._taken_files = self._taken_bytes = 0
+
+    def distrust(self) -> None:
+        """Takes note that a sync failed. Appends raise JournalError until `write_again` has written all again."""
+        for descriptor in (*self._unsynced, self._descriptor):
+            with contextlib.suppress(OSError):  # there may be no open file, or its last write failed
+                os.close(descriptor)
+        self._unsynced, self._descriptor = [], -1
+        self._taken_files = self._taken_bytes = 0
+        self._is_trusted = not self._doubted
+
+    def write_again(self, log: UnrollLog) -> bool:
+        """Replaces one file that the disk may not have whole, from the log; returns whether appends may go on.
+
+        Raises: JournalError when the disk does not take the file; the old one stays.
+        """
+        if self._is_trusted:
+            return True
+        try:
+            self._replace(self._doubted[0], log)
+        except OSError as error:
+            raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
+        del self._doubted[:1]
+        if not self._doubted:
+            self._is_trusted, self.unsynced_bytes = True, 0
+        return self._is_trusted
+
+    def save(self, log: UnrollLog) -> None:
+        """Waits until the disk has all, also what a failed sync may have lost.
+
+        Raises: JournalError when the disk does not take it.
+        """
+        try:
+            if self._taken_bytes:
+                raise JournalError("nobody told how the last sync ended")
+            sync(self.take_unsynced())
+            self.synced()
+        except JournalError:
+            self.distrust()
+        while not self.write_again(log):
+            pass
 
     def close(self) -> None:
         """Syncs and closes the file."""
         sync(self.take_unsynced())
+        self.synced()
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
     def _begin_file(self, first_number: int) -> None:
-        header = pack_header(
-            SegmentHeader(FORMAT, self._identity.log, self._identity.life, first_number, self._identity.spec)
-        )
+        header = self._header(first_number)
         path = segment_path(self.directory, first_number)
         if not self._is_written_down:
             write_durably(self.directory / IDENTITY_FILE, msgspec.json.encode(self._identity))
             self._is_written_down = True
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        path.unlink(missing_ok=True)  # one without a record, of an append that failed
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
-            _write_all(descriptor, [header])
+            write_pieces(descriptor, [header])
             sync_directory(self.directory)
         except OSError:
             os.close(descriptor)
@@ -291,9 +340,42 @@ class Journal:
         if self._descriptor >= 0:
             self._unsynced.append(self._descriptor)
         self._descriptor, self._size = descriptor, len(header)
-        self.num_bytes += len(header)
         if first_number not in self._firsts:
+            self.num_bytes += len(header)
             self._firsts.append(first_number)
+        if first_number not in self._doubted:
+            self._doubted.append(first_number)
+
+    def _header(self, first_number: int) -> bytes:
+        identity = self._identity
+        return pack_header(SegmentHeader(FORMAT, identity.log, identity.life, first_number, identity.spec))
+
+    def _sync_now(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self._undo()
+            self.distrust()
+            raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
+        self.unsynced_bytes = self._taken_bytes = 0
+
+    def _replace(self, first: int, log: UnrollLog) -> None:
+        """Writes the unrolls of a file anew, from memory, into a file that takes its place."""
+        numbers = range(max(first, log.first_number), min([log.end_number, *(f for f in self._firsts if f > first)]))
+        if first not in self._firsts or not numbers:  # all of it is evicted, or it has no record
+            return
+        pieces = [self._header(numbers[0])]
+        for number in numbers:
+            entry = log.get(number)
+            assert entry is not None
+            pieces += pack(number, entry.message, entry.block)
+        path = segment_path(self.directory, numbers[0])
+        replaced = path.stat().st_size if path.exists() else 0
+        write_durably(path, b"".join(pieces))
+        self.num_bytes += path.stat().st_size - replaced
+        if numbers[0] != first:
+            bisect.insort(self._firsts, numbers[0])
+            self.forget_before(numbers[0])
 
     def _undo(self) -> None:
         """Truncates a record that was written in part. If that fails, this file gets no further records."""
@@ -311,22 +393,8 @@ def sync(descriptors: Sequence[int]) -> None:
 
     Raises: JournalError when the disk fails.
     """
-    fault: OSError | None = None
-    for descriptor in descriptors:
-        try:
-            os.fdatasync(descriptor)
-        except OSError as error:
-            fault = error
-        os.close(descriptor)
-    if fault is not None:
-        raise JournalError(f"the disk did not take the journal ({fault.strerror}): a power cut may lose experience")
-
-
-def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
-    for first in range(0, len(pieces), MAX_PIECES):
-        some = pieces[first : first + MAX_PIECES]
-        written = os.writev(descriptor, some)
-        if written < sum(map(len, some)):  # a signal came, or the disk is nearly full
-            rest = memoryview(b"".join(some))[written:]
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+    try:
+        sync_and_close(descriptors)
+    except OSError as error:
+        text = f"the disk did not take the journal ({error.strerror}): a power cut may lose experience"
+        raise JournalError(text) from error

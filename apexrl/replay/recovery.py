@@ -1,5 +1,7 @@
 """The start of a server: it reads its journal and mends what is damaged. Files, no sockets, no clock."""
 
+import filecmp
+import itertools
 import logging
 import os
 import secrets
@@ -59,7 +61,7 @@ def recover(directory: Path) -> Recovered | None:
         if found.damages and not _cut_off_torn_end(path, found, is_last=path == scans[-1][0]):
             _set_aside(path, found, identity)
         elif found.entries:
-            sync_file(path)  # a server that was killed had not synced all of it
+            _sync(path)  # a server that was killed had not synced all of it
         else:
             path.unlink()
         for entry in found.entries:  # when a number was written twice, only the later unroll was acknowledged
@@ -79,18 +81,36 @@ def _cut_off_torn_end(path: Path, found: Scan, is_last: bool) -> bool:
     return True
 
 
+def _sync(path: Path) -> None:
+    """Makes a file durable. Where that fails it is written anew: a later sync would succeed all the same."""
+    try:
+        sync_file(path)
+    except OSError as error:
+        logger.warning("%s cannot be synced (%s): it is written anew", path, error.strerror)
+        write_durably(path, path.read_bytes())
+
+
+def _name_aside(path: Path) -> Path:
+    """Returns the name under which a damaged file is kept: one that no file has, or a copy of just this content."""
+    for count in itertools.count(1):
+        aside = path.with_name(f"{path.name}.{count}.damaged" if count > 1 else f"{path.name}.damaged")
+        if not aside.exists() or filecmp.cmp(path, aside, shallow=False):
+            return aside
+    raise AssertionError("there is always another name")
+
+
 def _set_aside(path: Path, found: Scan, identity: LogIdentity) -> None:
     """Keeps a damaged file as `*.damaged`, and writes its readable records anew, into a file for each gapless run.
 
     A kill at any time leaves all of them in files that the next start reads.
     """
-    aside = path.with_name(path.name + ".damaged")
+    aside = _name_aside(path)
     logger.error(
         "%s is damaged in %d places (%d bytes): set aside as %s, %d unrolls of it could be read",
         path, len(found.damages), sum(damage.num_bytes for damage in found.damages), aside.name, len(found.entries),
     )  # fmt: skip
-    aside.unlink(missing_ok=True)
-    give_second_name(path, aside)
+    if not aside.exists():
+        give_second_name(path, aside)
     header = found.header or SegmentHeader(FORMAT, identity.log, 0, 0, identity.spec)
     runs: dict[Path, list[bytes]] = {}
     next_number = -1

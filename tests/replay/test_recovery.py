@@ -7,6 +7,7 @@ from apexrl.replay import journal as journals
 from apexrl.replay.journal import IDENTITY_FILE, Journal, new_identity
 from apexrl.replay.recovery import recover
 from apexrl.replay.segment import FORMAT, pack, pack_header
+from tests.replay.failing_disk import FailingDisk
 from tests.replay.records import entries, fill, header_of, last_file, open_again
 
 
@@ -182,3 +183,25 @@ def test_a_file_without_unrolls_is_removed(journal, tmp_path):
     (tmp_path / "unrolls-0000000000000009.log").write_bytes(pack_header(header_of(last_file(tmp_path))))
     assert recover(tmp_path).end_number == 6
     assert [path.name for path in tmp_path.glob("unrolls-*")] == ["unrolls-0000000000000000.log"]
+
+
+def test_each_damage_of_a_file_is_kept_under_a_name_of_its_own(journal, tmp_path):
+    fill(journal, range(9))
+    (path,), kept = tmp_path.glob("unrolls-*.log"), []
+    for number in (6, 4, 2):
+        path.write_bytes(path.read_bytes().replace(b"message %d" % number, b"massage %d" % number))
+        kept.append(path.read_bytes())
+        recovered = recover(tmp_path)
+    assert recovered.entries == entries([0, 1, 3, 5, 7, 8])
+    assert sorted(aside.read_bytes() for aside in tmp_path.glob("*.damaged")) == sorted(kept)
+
+
+def test_a_file_that_cannot_be_synced_is_written_anew(journal, tmp_path, monkeypatch, caplog):
+    fill(journal, range(4))
+    disk = FailingDisk(monkeypatch)
+    disk.fails = 1
+    recover(tmp_path)
+    assert "cannot be synced (Input/output error)" in caplog.text
+    recover(tmp_path)
+    disk.cut_power(tmp_path)
+    assert recover(tmp_path).entries == entries(range(4))
