@@ -5,6 +5,7 @@ import ctypes
 import errno
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -18,6 +19,7 @@ from typing import NoReturn
 
 import psutil
 
+from apexrl.control_groups import SELF, cpu_quotas
 from apexrl.errors import ApexError, ConfigError, KilledError
 
 logger = logging.getLogger(__name__)
@@ -233,9 +235,10 @@ def make_way(cores: int) -> None:
             Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
-def num_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores(process: Path = SELF) -> int:
+    """Returns the number of cores that this process may use, by its affinity and the quotas of its control groups."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min([allowed, *map(math.ceil, cpu_quotas(process))]), 1)
 
 
 def keep_freed_memory() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import psutil
 
+from apexrl.control_groups import SELF, groups_of
+
 # For each file system type: the files with a group's limit and use, and the name of the line with its file cache.
 FILES = {
     "cgroup2": ("memory.max", "memory.current", "inactive_file"),
@@ -12,7 +14,7 @@ FILES = {
 }
 
 
-def free_memory_bytes(memory_gb: float = 0.0, process: Path = Path("/proc/self")) -> int:
+def free_memory_bytes(memory_gb: float = 0.0, process: Path = SELF) -> int:
     """Returns the bytes that this process may still take: `memory_gb` if it is not 0, else the free memory found."""
     if memory_gb:
         return int(memory_gb * 1e9)
@@ -21,32 +23,11 @@ def free_memory_bytes(memory_gb: float = 0.0, process: Path = Path("/proc/self")
 
 def _left_by_groups(process: Path) -> Iterator[int]:
     """Yields the bytes left under each limit, from the process's group up to the root."""
-    for kind, top, group in _memory_groups(process):
+    for kind, directory in groups_of("memory", process):
         limit_file, used_file, cache_line = FILES[kind]
-        for directory in (group, *group.parents):
-            limit, used = _number(directory / limit_file), _number(directory / used_file)
-            if limit is not None and used is not None:
-                yield limit - used + _cached(directory / "memory.stat", cache_line)
-            if directory == top:
-                break
-
-
-def _memory_groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
-    """Yields the kind, mount point and directory of each control group that may limit the process's memory."""
-    try:
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-    except OSError:  # not Linux
-        return
-    for mount in mounts:
-        root, top = mount[3], Path(mount[4])
-        kind, _, options = mount[mount.index("-") + 1 :]
-        for _, controllers, path in groups:
-            is_memory = "memory" in controllers.split(",") and "memory" in options.split(",")
-            if (kind == "cgroup2" and not controllers) or (kind == "cgroup" and is_memory):
-                # Inside a container the path may be the host's. The container sees only the part below its root.
-                below = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
-                yield kind, top, top / below
+        limit, used = _number(directory / limit_file), _number(directory / used_file)
+        if limit is not None and used is not None:
+            yield limit - used + _cached(directory / "memory.stat", cache_line)
 
 
 def _number(path: Path) -> int | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from apexrl import __version__
 from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
@@ -21,6 +20,7 @@ from apexrl.files import TEMPORARY, locked, write_json
 from apexrl.flags import actor_command, default_command, parse_onto, value_given
 from apexrl.learning.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
+from apexrl.lifecycle import num_cores
 from apexrl.networks.checkpoint import (
     LATEST,
     Checkpoint,
@@ -237,7 +237,7 @@ def _restored(given: dict[str, Any], default: Any, not_given: list[str]) -> Any:
 def save_config(command: RunCommand) -> None:
     """Writes the configuration of a run, the git revision, the versions of packages and the machine."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "ale-py", "gymnasium", "numpy", "pyzmq")}
-    versions |= {"python": platform.python_version(), "machine": platform.platform(), "cores": str(psutil.cpu_count())}
+    versions |= {"python": platform.python_version(), "machine": platform.platform(), "cores": str(num_cores())}
     write_json(Path(command.run_dir) / CONFIG_FILE, SavedConfig(command, _revision(), versions))
 
 
