@@ -33,6 +33,7 @@ from apexrl.config import (
 )
 from apexrl.errors import ConfigError
 from apexrl.help import HELP, show_help
+from apexrl.hosts import check_hosts
 from apexrl.presets import usual_agent
 from apexrl.tables import DISTINCT, part_of, tables_of
 from apexrl.types import StreamSpec
@@ -299,6 +300,7 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
             f"from 0 to {command.learner_hosts - 1}"
         )
     if isinstance(command, ActorCommand | LearnerCommand | ReplayCommand | RunCommand):
+        check_hosts(command)
         check_ranges(command.wires.of_shard(command.wires.shards - 1))
     if not isinstance(command, ReplayCommand | RunCommand | OfflineCommand):
         return

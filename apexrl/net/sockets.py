@@ -9,6 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from apexrl.errors import ConfigError
+from apexrl.hosts import at_port, is_host, is_ipv6, is_loopback
 from apexrl.net.keyring import Keyring
 from apexrl.net.wire import MAX_MESSAGE_BYTES
 
@@ -21,7 +22,7 @@ DEAD_LINK_SECONDS = 20
 HANDSHAKE_FAULTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-LOOPBACK = ("127.", "localhost")
+CONNECT_SECONDS = 5  # then the name is asked again: Linux would try a lost address for two minutes
 
 
 def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) -> zmq.Socket:
@@ -53,18 +54,19 @@ def bind(
     if keyring is not None:
         with _closed_on_error(socket):
             keyring.guard(socket, clients)
-    elif not host.startswith(LOOPBACK):
+    elif not is_loopback(host):
         logger.warning("%s:%d is open to everybody who can reach it, and not encrypted: give --keys", host, port)
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = HEARTBEAT_SECONDS
     socket.tcp_keepalive_cnt = DEAD_LINK_SECONDS // HEARTBEAT_SECONDS
+    socket.ipv6 = is_ipv6(host)
     try:
-        socket.bind(f"tcp://{host}:{port or '*'}")
+        socket.bind(address(host, port or "*"))
     except zmq.ZMQError as error:
         socket.close()
         cure = "choose another port or stop who uses it"
         if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
-            cure = "give --bind-host an IPv4 address of this host"
+            cure = "give --bind-host an address of this host"
         raise ConfigError(f"cannot listen on {host}:{port} ({error}): {cure}") from error
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
@@ -74,11 +76,15 @@ def bind(
 def connect(socket: zmq.Socket, endpoint: str, keyring: Keyring | None = None, server: str = "") -> None:
     """Connects to an endpoint; with a keyring, only to the owner of the server role's key.
 
-    Raises: ConfigError when a key is missing; the socket is closed then.
+    Raises: ConfigError when a key is missing or the endpoint is none; the socket is closed then.
     """
-    if keyring is not None:
-        with _closed_on_error(socket):
+    with _closed_on_error(socket):
+        host = _host_of(endpoint)
+        if keyring is not None:
             keyring.introduce(socket, server)
+    # With the option, libzmq would try a name that has an IPv6 address by that one alone.
+    socket.ipv6 = is_ipv6(host)
+    socket.connect_timeout = CONNECT_SECONDS * 1000
     socket.heartbeat_ivl = HEARTBEAT_SECONDS * 1000
     socket.heartbeat_timeout = socket.heartbeat_ttl = DEAD_LINK_SECONDS * 1000
     socket.connect(endpoint)
@@ -140,6 +146,19 @@ class HandshakeMonitor:
         self._monitor.close()
 
 
-def address(host: str, port: int) -> str:
-    """Returns the endpoint to connect to."""
-    return f"tcp://{host}:{port}"
+def address(host: str, port: int | str) -> str:
+    """Returns the endpoint of a host's port."""
+    return f"tcp://{at_port(host, port)}"
+
+
+def _host_of(endpoint: str) -> str:
+    """Returns the host of an endpoint.
+
+    Raises: ConfigError when it is none as `address` makes them.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if not is_port or not is_host(host) or endpoint != address(host, port):
+        raise ConfigError(f"{endpoint!r} is no endpoint: give tcp://HOST:PORT, with [HOST] for an IPv6 address")
+    return host

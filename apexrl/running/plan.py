@@ -24,6 +24,7 @@ from apexrl.flags import (
     with_preset,
     with_sections,
 )
+from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
@@ -168,7 +169,7 @@ def _stream_flags(
 
 def _reachable(wires: WireConfig) -> WireConfig:
     """Lets the roles of this machine connect to the address on which its servers listen."""
-    host = "127.0.0.1" if wires.bind_host == "0.0.0.0" else wires.bind_host
+    host = EVERYWHERE.get(wires.bind_host, wires.bind_host)
     return dataclasses.replace(wires, replay_host=host, learner_host=host)
 
 
@@ -324,5 +325,5 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     if command.fork:
         rows.append(("forked from", f"{command.fork}, update {command.at or 'of its newest checkpoint'}"))
     if command.tensorboard:
-        rows.append(("TensorBoard", f"http://{command.tensorboard_host}:{command.tensorboard_port}"))
+        rows.append(("TensorBoard", f"http://{at_port(command.tensorboard_host, command.tensorboard_port)}"))
     return rows

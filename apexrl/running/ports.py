@@ -7,6 +7,7 @@ import socket
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
+from apexrl.hosts import is_ipv6
 
 # Below the ports that Linux gives to connections that go out (32,768 and up): one of those may be taken between the
 # look at it and its use. Above those of Ray's workers (10,002 to 19,999).
@@ -29,7 +30,7 @@ def check_ports(command: RunCommand) -> None:
     if len(set(ports)) < len(ports):
         raise ConfigError(f"ports {sorted(ports)}: each has to be another one")
     for name, (host, port) in needed.items():
-        with socket.socket() as probe:
+        with _socket_for(host) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -56,7 +57,7 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+    with _socket_for(host) as probe:
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -64,3 +65,7 @@ def _is_free(host: str, port: int) -> bool:
                 return False
             raise
     return True
+
+
+def _socket_for(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET)
