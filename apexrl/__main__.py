@@ -17,6 +17,7 @@ from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import agent_of, default_command, machine_preset, parse_onto, program, value_given, with_preset
 from apexrl.help import HELP
+from apexrl.lifecycle import run_program
 from apexrl.runs import RUNS, newest_run, read_found
 
 PROGRAM_VARIABLE = "APEXRL_PROGRAM"  # the name of run.sh, by which it was called
@@ -48,6 +49,10 @@ COMMANDS = {
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
+    return run_program(_run)
+
+
+def _run() -> int:
     typed = os.environ.pop(PROGRAM_VARIABLE, "") or program()
     if not typed.startswith(("python ", "bash ")):
         typed = Path(typed).name

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the 
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
+UNREAD_STATUS = 141  # a shell's, of a program that SIGPIPE ended
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
     *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
@@ -102,7 +104,13 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     stop = Stop()
     stop.on_signals()
     end_with_parent(stop, ORPHAN_SECONDS)
-    status = 0
+    status = run_program(lambda: _status_of(role, main, stop))
+    if not finalizes:
+        end_at_once(status)
+    sys.exit(status)
+
+
+def _status_of(role: str, main: Callable[[Stop], None], stop: Stop) -> int:
     try:
         main(stop)
         if stop.error is not None:
@@ -112,15 +120,43 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
         if told := os.environ.get(ERROR_FILE_VARIABLE):
             with contextlib.suppress(OSError):  # the log has the error, and the status matters more
                 Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
-        status = exit_status(error)
+        return exit_status(error)
     except SystemExit:  # the command line asked for help, or was malformed
         raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError) and _unread_streams():
+            raise
         logger.exception("%s failed", role)
-        status = 1
-    if not finalizes:
-        end_at_once(status)
-    sys.exit(status)
+        return 1
+    return 0
+
+
+def run_program(main: Callable[[], int]) -> int:
+    """Runs a program that prints; returns its exit status, UNREAD_STATUS when nobody reads its output any more.
+
+    So `| head` ends it without a word, as other programs.
+    """
+    try:
+        try:
+            return main()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        unread = _unread_streams()
+        if not unread:
+            raise
+        for descriptor in unread:  # the interpreter flushes once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        return UNREAD_STATUS
+
+
+def _unread_streams() -> list[int]:
+    """Returns the descriptors, of standard output and error, whose reader has left."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    return [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
 
 
 def end_at_once(status: int) -> NoReturn:

@@ -18,7 +18,7 @@ from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.flags import actor_command, learner_command, replay_command, sister, to_flags
 from apexrl.learning.status_file import LAST_EVALUATION, read_status
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
@@ -278,4 +278,4 @@ def say_next(console: Console, command: RunCommand) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

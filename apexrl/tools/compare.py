@@ -10,7 +10,7 @@ import tyro
 
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import program
-from apexrl.lifecycle import exit_status
+from apexrl.lifecycle import exit_status, run_program
 
 
 def compare(
@@ -89,6 +89,8 @@ def main() -> int:
     """Runs the command line; returns the exit status."""
     try:
         tyro.cli(compare, prog=program(), config=(tyro.conf.UseAppendAction,))
+    except BrokenPipeError:  # the reader of our output has left
+        raise
     except (ApexError, OSError) as error:
         print(f"cannot compare: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
@@ -96,4 +98,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

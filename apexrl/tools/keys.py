@@ -7,7 +7,7 @@ import tyro
 
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import program
-from apexrl.lifecycle import exit_status
+from apexrl.lifecycle import exit_status, run_program
 from apexrl.net.keyring import ROLES, make_keys
 
 
@@ -37,4 +37,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run_program(run))

@@ -18,7 +18,7 @@ import tyro
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.files import replacing
 from apexrl.flags import program
-from apexrl.lifecycle import exit_status
+from apexrl.lifecycle import exit_status, run_program
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.replay.journal import (
@@ -302,10 +302,12 @@ def main() -> int:
         words = ["inspect", *words]
     try:
         return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog=program())
+    except BrokenPipeError:  # the reader of our output has left
+        raise
     except (ApexError, OSError) as error:
         print(f"cannot inspect: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from apexrl.flags import program
+from apexrl.lifecycle import run_program
 from apexrl.runs import RUNS, FoundRun, found_runs
 
 HEAD = ("run", "environment", "agent", "frames", "best", "last", "when")
@@ -48,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

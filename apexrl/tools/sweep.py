@@ -19,7 +19,7 @@ import msgspec
 from apexrl.config import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, write_json
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.ports import check_ports
@@ -207,6 +207,8 @@ def main() -> int:
                 print("stopped: the same command goes on with the sweep")
                 return 1
             compare_runs(file, [run for run in runs if sweep.is_complete(run)])
+    except BrokenPipeError:  # the reader of our output has left
+        raise
     except (ApexError, OSError) as error:
         print(f"cannot sweep: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
@@ -219,4 +221,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))
