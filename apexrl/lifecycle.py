@@ -134,7 +134,7 @@ def _status_of(role: str, main: Callable[[Stop], None], stop: Stop) -> int:
 def run_program(main: Callable[[], int]) -> int:
     """Runs a program that prints; returns its exit status, UNREAD_STATUS when nobody reads its output any more.
 
-    So `| head` ends it without a word, as other programs.
+    So `| head` ends it without a word, as other programs. An output that is full ends it with a line.
     """
     try:
         try:
@@ -142,13 +142,17 @@ def run_program(main: Callable[[], int]) -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:
-        unread = _unread_streams()
-        if not unread:
+    except OSError as error:
+        is_full = error.errno == errno.ENOSPC
+        lost = [1] if is_full else _unread_streams() if isinstance(error, BrokenPipeError) else []
+        if not lost:
             raise
-        for descriptor in unread:  # the interpreter flushes once more
+        for descriptor in lost:  # the interpreter flushes once more
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        return UNREAD_STATUS
+        if not is_full:
+            return UNREAD_STATUS
+        print(f"cannot write: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _unread_streams() -> list[int]:

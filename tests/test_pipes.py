@@ -18,7 +18,6 @@ PROGRAMS = [
     ("-m", "apexrl.tools.runs", "--help"),
     ("-m", "apexrl.tools.keys", "keys"),
     ("-m", "apexrl.tools.compare", "--help"),
-    ("-m", "apexrl.tools.sweep", "--help"),
     ("-m", "apexrl.tools.replay_tool", "--help"),
     ("replay.py", "--help"),
 ]
@@ -50,8 +49,19 @@ def test_a_program_without_a_reader_ends_as_others_do(arguments, unbuffered, tmp
 
 @pytest.mark.parametrize("unbuffered", [True, False])
 def test_it_says_nothing_about_it(unbuffered, tmp_path):
-    for arguments in PROGRAMS[0], PROGRAMS[3], PROGRAMS[6], PROGRAMS[9]:
+    for arguments in PROGRAMS[0], PROGRAMS[3], PROGRAMS[6], PROGRAMS[8]:
         assert run_unread(arguments, tmp_path, unbuffered, ["stdout"]) == (UNREAD_STATUS, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_said_in_a_line(unbuffered, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "apexrl", "help"], cwd=tmp_path, env=environment, stdout=full,
+            stderr=subprocess.PIPE, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    assert (found.returncode, found.stderr) == (1, "cannot write: No space left on device\n")
 
 
 PIPE_OF_ITS_OWN = """
