@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import resource
 import secrets
 import select
 import signal
@@ -35,6 +36,7 @@ PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
+MAX_OPEN_FILES = 65_536  # of a process; a hard limit may be a billion, and some programs close all that there might be
 INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
 UNREAD_STATUS = 141  # a shell's, of a program that SIGPIPE ended
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
@@ -101,6 +103,7 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    allow_many_files()
     stop = Stop()
     stop.on_signals()
     end_with_parent(stop, ORPHAN_SECONDS)
@@ -127,7 +130,7 @@ def _status_of(role: str, main: Callable[[Stop], None], stop: Stop) -> int:
         if isinstance(error, BrokenPipeError) and _unread_streams():
             raise
         logger.exception("%s failed", role)
-        return 1
+        return TEMPORARY_STATUS if getattr(error, "errno", None) in PASSING_ERRNOS else 1
     return 0
 
 
@@ -308,6 +311,29 @@ def process_name(index: int) -> str:
     return f"{socket.gethostname()[:32]}-{index}-{secrets.token_hex(4)}"
 
 
+def allow_many_files() -> None:
+    """Raises the number of files that this process may open, and its children: each connection is one.
+
+    The usual limit of 1,024 is a soft one, for programs that cannot handle more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox that does not let us: there are fewer connections
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def measured(name: str, measure: Callable[[], float]) -> dict[str, float]:
+    """Returns a measurement by its name, or nothing when it fails: it may need a file descriptor, and none be left."""
+    try:
+        return {name: float(measure())}
+    except (OSError, psutil.Error):
+        return {}
+
+
 def resident_bytes() -> int:
-    """Returns the resident memory of this process in bytes."""
+    """Returns the resident memory of this process in bytes.
+
+    Raises: OSError when no file descriptor is left to read it.
+    """
     return psutil.Process().memory_info().rss

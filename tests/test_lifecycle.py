@@ -1,6 +1,7 @@
 """The end of a role: its exit status and its last words, as a process of its own."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import psutil
 import pytest
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.lifecycle import exit_status, switch_threads_often
+from apexrl.lifecycle import exit_status, measured, resident_bytes, switch_threads_often
+from tests.few_files import no_files_left
 from tests.system.processes import ROOT, wait_for
 
 ROLE = (
@@ -39,12 +41,13 @@ def run_role(body, finalizes=True):
         ("stop.fail(ConfigError('wrong in a thread'))", 2),
         ("raise PeerError('nobody there')", 1),
         ("raise ValueError('a fault')", 1),
+        ("raise OSError(24, 'Too many open files')", 75),
     ],
 )
 @pytest.mark.parametrize("finalizes", [True, False])
 def test_the_exit_status_tells_a_permanent_error(body, status, finalizes):
     ended, text = run_role(body, finalizes)
-    assert ended == status and ("Traceback" in text) == ("ValueError" in body)
+    assert ended == status and ("Traceback" in text) == (body.startswith(("raise ValueError", "raise OSError")))
     assert not status or body.split("'")[1] in text.splitlines()[-1]
 
 
@@ -109,3 +112,21 @@ def test_threads_take_turns_ten_times_as_often():
         assert sys.getswitchinterval() == pytest.approx(0.0005)
     finally:
         sys.setswitchinterval(usual)
+
+
+@pytest.mark.parametrize(("soft", "hard", "allowed"), [(100, 1000, 1000), (100, 100, 100), (100, 100_000, 65_536)])
+def test_a_role_may_open_as_many_files_as_the_hard_limit_allows(soft, hard, allowed):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if before != resource.RLIM_INFINITY and before < hard:
+        pytest.skip(f"the hard limit is {before}: more files are not permitted here")
+    body = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    command = [sys.executable, "-c", ROLE.format(body, True)]
+    limited = ["bash", "-c", f'ulimit -S -n {soft}; ulimit -H -n {hard}; exec "$@"', "limited", *command]
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert ended.stdout.split() == [str(allowed), "finalized"]
+
+
+def test_a_measurement_that_fails_costs_its_number_alone():
+    assert measured("memory", resident_bytes)["memory"] > 0
+    with no_files_left():
+        assert measured("memory", resident_bytes) == {}

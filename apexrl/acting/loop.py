@@ -16,7 +16,7 @@ from apexrl.casts import exactly
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError
-from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, process_name, resident_bytes
+from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, measured, process_name, resident_bytes
 from apexrl.losses.windows import valid_starts
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import load_keyring
@@ -336,7 +336,6 @@ class ActorLoop:
                 "actor/agent_steps_total": steps,
                 "actor/params_version": float(agent.header.params_version),
                 "actor/dropped_parameters_total": float(self._parameters.num_dropped),
-                "system/actors_memory_bytes": float(resident_bytes()),
                 "system/actors_cores": self._meter.cores(),
                 "actor/sent_bytes_total": float(sender.bytes_sent),
                 "actor/time/sending": sending,
@@ -344,6 +343,7 @@ class ActorLoop:
             | shares
             | {"actor/time/waiting": 1 - sum(shares.values())}
             | metrics
+            | measured("system/actors_memory_bytes", resident_bytes)
         )
 
 

@@ -11,7 +11,7 @@ from apexrl.learning.replica import Replica
 from apexrl.learning.replicas import Replicas
 from apexrl.learning.soundness import Soundness
 from apexrl.learning.updater import Pending, Updater
-from apexrl.lifecycle import CpuMeter, resident_bytes
+from apexrl.lifecycle import CpuMeter, measured, resident_bytes
 
 
 class Results:
@@ -79,7 +79,7 @@ def learner_metrics(
             "learner/updates_per_second": updates_per_second,
             "learner/updates_total": float(updater.num_updates),
             "learner/undecodable_unrolls_total": float(replica.num_undecodable),
-            "system/learner_memory_bytes": float(resident_bytes()),
-            "system/cpu_share": psutil.cpu_percent() / 100,
         }
+        | measured("system/learner_memory_bytes", resident_bytes)
+        | measured("system/cpu_share", lambda: psutil.cpu_percent() / 100)
     )

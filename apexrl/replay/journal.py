@@ -315,12 +315,13 @@ class Journal:
             pass
 
     def close(self) -> None:
-        """Syncs and closes the file."""
-        sync(self.take_unsynced())
-        self.synced()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+        """Syncs and closes the file, without another descriptor."""
+        descriptors = self._unsynced + [self._descriptor] * (self._descriptor >= 0)
+        self._unsynced, self._descriptor = [], -1
+        sync(descriptors)
+        if self._is_trusted:
+            self._taken_files, self._taken_bytes = len(self._doubted), self.unsynced_bytes
+            self.synced()
 
     def _begin_file(self, first_number: int) -> None:
         header = self._header(first_number)
@@ -396,5 +397,4 @@ def sync(descriptors: Sequence[int]) -> None:
     try:
         sync_and_close(descriptors)
     except OSError as error:
-        text = f"the disk did not take the journal ({error.strerror}): a power cut may lose experience"
-        raise JournalError(text) from error
+        raise JournalError(f"the disk did not take all of the journal ({error.strerror})") from error

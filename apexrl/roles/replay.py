@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apexrl.config import ReplayCommand
 from apexrl.flags import of_own_shard, parse
-from apexrl.lifecycle import CpuMeter, Stop, resident_bytes, run_role
+from apexrl.lifecycle import CpuMeter, Stop, measured, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
@@ -40,8 +40,8 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
                 found = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
                 replay = server.service.replay
                 metrics.run = "" if replay is None else replay.identity.log  # the learner follows this log
-                own = {"memory_bytes": float(resident_bytes()), "cores": meter.cores()}
-                metrics.report(found | {f"system/replay_{name}": value for name, value in own.items()})
+                own = measured("system/replay_memory_bytes", resident_bytes)
+                metrics.report(found | own | {"system/replay_cores": meter.cores()})
         await serving
     finally:
         server.close()

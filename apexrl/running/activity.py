@@ -40,7 +40,7 @@ def usage_of(pid: int) -> Usage:
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
-    except psutil.Error:
+    except (psutil.Error, OSError):  # OSError: no file descriptor is left to look
         family = []
     for process in family:
         try:
@@ -49,7 +49,7 @@ def usage_of(pid: int) -> Usage:
             if hasattr(process, "io_counters"):  # not on every system
                 counters = process.io_counters()
                 disk_bytes += counters.read_bytes + counters.write_bytes
-        except psutil.Error:  # it has just ended, or is another user's
+        except (psutil.Error, OSError):  # it has just ended, or is another user's
             continue
         processes.append(process.pid)
         cpu_seconds += times.user + times.system

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from apexrl.errors import ConfigError, PeerError
-from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
+from apexrl.lifecycle import PARENT_VARIABLE, PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import FromLog, FromPipe, without_numbers
 
@@ -89,7 +89,7 @@ class Child:
             return
         family = []
         if self.process.poll() is None:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):  # OSError: no file descriptor is left to look
                 family = psutil.Process(self.process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -154,12 +154,26 @@ class Supervisor:
             status = child.status
             if child.process is None:
                 if now >= child.start_at and not child.is_given_up:
-                    child.start()
+                    self._start_again(child, now)
             elif status == 0 and child.may_finish:
                 finished.append(child.name)
             elif status is not None:
                 self._bury(child, status, now)
         return finished
+
+    def _start_again(self, child: Child, now: float) -> None:
+        """Starts a child that has ended. When the system has no process or file left for it, it is tried again."""
+        try:
+            child.start()
+        except OSError as error:
+            if error.errno not in PASSING_ERRNOS:
+                raise
+            fault = f"{child.name} cannot be started ({error.strerror})"
+            child.recent_deaths += 1
+            if child.recent_deaths > self._max_restarts:
+                self._give_up(child, PeerError(f"{fault}, after {child.restarts} restarts"))
+            logger.warning("%s: again in %.0f s", fault, LONGEST_PAUSE_SECONDS)
+            child.start_at = now + LONGEST_PAUSE_SECONDS
 
     def _bury(self, child: Child, status: int, now: float) -> None:
         """Plans the restart of a child that has ended, or gives it up."""

@@ -9,6 +9,7 @@ from apexrl.replay import journal as journals
 from apexrl.replay.journal import IDENTITY_FILE, PROBE_BYTES, Journal, Lock, LogIdentity, new_identity, sync
 from apexrl.replay.recovery import recover
 from apexrl.replay.segment import FORMAT
+from tests.few_files import no_files_left
 from tests.replay.records import entries, failing, fill, names, open_again, record
 
 
@@ -181,6 +182,21 @@ def test_a_disk_that_fails_under_a_sync_is_an_error(journal, monkeypatch):
             sync(descriptors)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptors[0])
+
+
+def test_a_sync_for_which_no_file_is_left_is_an_error_and_comes_later(journal):
+    fill(journal, range(3))
+    with no_files_left():
+        with pytest.raises(JournalError, match=r"cannot be synced \(Too many open files\)"):
+            journal.take_unsynced()
+        assert journal.unsynced_bytes > 0
+    synced = journal.take_unsynced()
+    assert len(synced) == 1
+    sync(synced)
+    journal.synced()
+    fill(journal, range(3, 6))
+    with no_files_left():
+        journal.close()
 
 
 def test_what_is_to_be_synced_is_given_until_the_disk_has_it(journal, small_files):

@@ -8,7 +8,9 @@ import psutil
 import pytest
 
 from apexrl.errors import ConfigError, PeerError
+from apexrl.running import supervise as supervising
 from apexrl.running.supervise import Supervisor, describe_status
+from tests.few_files import no_files_left
 from tests.system.processes import wait_for
 
 SLEEP = "import time; time.sleep(600)"
@@ -92,6 +94,25 @@ def test_other_deaths_are_tried_as_often_as_they_may(supervise, script):
     supervisor = supervise(max_restarts=2, role=script)
     with pytest.raises(PeerError, match="after 2 restarts"):
         watched(supervisor)
+
+
+def test_a_child_that_cannot_be_started_for_want_of_files_is_started_later(supervise, monkeypatch, caplog):
+    monkeypatch.setattr(supervising, "LONGEST_PAUSE_SECONDS", 0.1)
+    supervisor = supervise(role="import sys; sys.exit('once')")
+    role = supervisor.children["role"]
+    watched(supervisor, lambda: role.process is None)
+    with no_files_left():
+        watched(supervisor, lambda: "role cannot be started (Too many open files)" in caplog.text)
+        assert role.process is None
+    watched(supervisor, lambda: role.process is not None)
+
+
+def test_the_end_of_a_child_needs_no_file(supervise, tmp_path):
+    supervisor = supervise(role=DEAF + SLEEP)
+    wait_for(lambda: said(tmp_path, "role"), 100, "a child that ignores SIGTERM")
+    with no_files_left():
+        supervisor.stop(["role"], 0.1)
+    assert supervisor.children["role"].status is not None
 
 
 def test_what_a_child_says_of_its_own_children_is_said_once(supervise, tmp_path, caplog):
