@@ -52,7 +52,7 @@ class Team:
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None):
         """Meets the other ranks, where there are any; `torchrun` says where in the environment.
 
-        Raises: ConfigError when they do not meet in time; PeerError when they are of several hosts.
+        Raises: PeerError when they do not meet in time: a restart may help, as all of them begin again then.
         """
         self.rank, self.size = rank, size
         self.spans_hosts = int(os.environ.get("LOCAL_WORLD_SIZE", str(size))) < size
@@ -64,11 +64,11 @@ class Team:
         try:
             if "GLOO_SOCKET_IFNAME" not in os.environ:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface_to(os.environ.get("MASTER_ADDR", ""))
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + os.environ["GLOO_SOCKET_IFNAME"])  # that one alone
             dist.init_process_group("gloo", timeout=patience)
             self._group = dist.new_group(backend="nccl", timeout=patience) if on_gpu else dist.group.WORLD
         except (RuntimeError, ValueError, OSError) as error:  # DistError is a RuntimeError
-            # Another host may be about to be replaced, or to begin again: then a restart helps.
-            raise (PeerError if self.spans_hosts else ConfigError)(
+            raise PeerError(
                 f"learner {rank} does not meet the {size - 1} others ({_first_line(error)}): are all of them started, "
                 "and does GLOO_SOCKET_IFNAME name an interface that reaches them?"
             ) from error
@@ -186,7 +186,7 @@ def who_is_late(standings: Sequence[Standing]) -> str:
 def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
     """Returns the command of this process with its own device, and the team that `torchrun` made it a rank of.
 
-    Raises: ConfigError when there are too few devices, or the others do not come.
+    Raises: ConfigError when there are too few devices, PeerError when the others do not come.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if size == 1:

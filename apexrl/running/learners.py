@@ -14,6 +14,8 @@ from apexrl.config import LearnerCommand
 from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
 from apexrl.flags import to_flags
 from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, end_at_once, role_script
+from apexrl.net.sockets import LOOPBACK
+from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +30,20 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     """
     learning, wires = command.learning, command.wires
     hosts, host_rank = command.learner_hosts, command.learner_host_rank
-    meeting = wires.learner_host if hosts > 1 else THIS_HOST
+    meeting, listens_at = (wires.learner_host, wires.bind_host) if hosts > 1 else (THIS_HOST, THIS_HOST)
+    if host_rank == 0 and listens_at.startswith(LOOPBACK) and not meeting.startswith(LOOPBACK):
+        raise ConfigError(f"no other host reaches --bind-host {listens_at}: give the address of this host, or 0.0.0.0")
     os.environ |= {**child_environment(), PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))
     os.environ.setdefault("TORCHELASTIC_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    arguments = [f"--nproc-per-node={learning.num_learners}", f"--nnodes={hosts}", f"--node-rank={host_rank}"]
-    arguments += [f"--master-addr={meeting}", f"--master-port={wires.meeting_port}", "--max-restarts=0"]
-    arguments += [f"--rdzv-conf=timeout={wires.patience_seconds:.0f}", "--monitor-interval=0.2"]
+    arguments = [f"--nproc-per-node={learning.num_learners}", f"--nnodes={hosts}", "--max-restarts=0"]
+    arguments += [f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={meeting}:{wires.meeting_port}"]
+    arguments += [f"--rdzv-conf=rank={host_rank},listens_at={listens_at},timeout={wires.patience_seconds:.0f}"]
+    arguments += ["--monitor-interval=0.2"]
     if hosts > 1:
         logger.info("learner host %d of %d; they meet at %s:%d", host_rank, hosts, meeting, wires.meeting_port)
+        logger.warning("learners exchange gradients without --keys: only their hosts may reach each other's ports")
 
     def pass_on() -> None:
         stop.wait()

@@ -129,13 +129,13 @@ def test_learners_that_do_not_come_are_an_error(free_ports):
     environment["MASTER_PORT"] = str(free_ports(1)[0])
     command = [sys.executable, "-c", "from apexrl.learning import team as teams\n" + code]
     alone = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert alone.returncode == 1 and ConfigError.__name__ in alone.stderr
+    assert alone.returncode == 1 and PeerError.__name__ in alone.stderr
     assert "learner 0 does not meet the 1 others" in alone.stderr and "GLOO_SOCKET_IFNAME" in alone.stderr
 
 
-@pytest.mark.parametrize(("local_size", "kind"), [("2", ConfigError), ("1", PeerError)])
-def test_learners_of_another_host_may_come_after_a_restart(monkeypatch, local_size, kind):
-    """An error of the configuration is not tried again."""
+@pytest.mark.parametrize("local_size", ["2", "1"])
+def test_learners_that_do_not_meet_may_meet_after_a_restart(monkeypatch, local_size):
+    """Those of another host, and those of this one: the others may have died while they met."""
 
     def fail(*_, **__):
         raise RuntimeError("nobody is there")
@@ -143,10 +143,10 @@ def test_learners_of_another_host_may_come_after_a_restart(monkeypatch, local_si
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local_size)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(teams.dist, "init_process_group", fail)
-    with pytest.raises(kind, match=r"does not meet the 1 others \(nobody is there\)") as raised:
+    with pytest.raises(PeerError, match=r"does not meet the 1 others \(nobody is there\)"):
         Team(0, 2)
-    assert raised.type is kind
 
 
 def test_learners_meet_through_the_interface_that_reaches_the_first_host(monkeypatch):

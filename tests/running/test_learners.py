@@ -47,3 +47,9 @@ def test_a_rank_that_no_host_has_is_refused(first_host):
     with first_host("--learner-host-rank", 2) as host:
         assert host.popen.wait(60) == PERMANENT_STATUS
         assert "--learner-host-rank 2: with --learner-hosts 2 give one from 0 to 1" in host.text()
+
+
+def test_a_host_that_the_others_cannot_reach_is_refused(first_host):
+    with first_host("--learner-host", "192.0.2.7") as host:
+        assert host.popen.wait(60) == PERMANENT_STATUS
+        assert "no other host reaches --bind-host 127.0.0.1" in host.text()

@@ -46,6 +46,27 @@ def transitions_of(journal):
     return len(held_numbers(journal)) * identity_of(journal).spec.unroll_starts
 
 
+def listening(run):
+    """The addresses at which the processes of a run listen."""
+    found = set()
+    for process in psutil.Process(run.popen.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            connections = process.net_connections("tcp")
+            found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_two_learners_of_one_host_listen_for_this_host_alone(tmp_path, free_ports):
+    ports, meeting = ports_of(free_ports, 2)
+    with launch(tmp_path, ports, *FAMILIES["apex-dqn"], "--num-learners", 2, *meeting, "--no-evaluator") as run:
+        wait_for(lambda: updates_of(tmp_path / "run"), 120, "updates")
+        found = listening(run)
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0, run.text()
+    assert {ip for ip, _ in found} == {"127.0.0.1"}, found
+    assert {ports[0], ports[2], meeting[1]} <= {port for _, port in found}
+
+
 @pytest.mark.parametrize("family", ["apex-dqn", pytest.param("impala", marks=LONG)])
 def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
     (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
