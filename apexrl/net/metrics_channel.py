@@ -18,7 +18,8 @@ import numpy as np
 import zmq
 
 from apexrl.net.keyring import Keyring
-from apexrl.net.sockets import bind, connect, make_socket, receive
+from apexrl.net.listener import Listener
+from apexrl.net.sockets import connect, make_socket, receive, send
 from apexrl.net.wire import MALFORMED, MAX_MESSAGE_BYTES
 from apexrl.types import Count, Finite, PeerName, Share
 
@@ -28,6 +29,8 @@ REPORT_PERIOD_SECONDS = 5.0
 FORGET_SECONDS = 30.0  # a process that has not reported for so long is gone
 ADDED_UP = ("_per_second", "_bytes", "_steps", "_total", "_cores")
 MAX_REPORT_BYTES = 16_384
+MAX_FRAME_BYTES = 65_536  # so little memory does a sender get before it has shown a key
+PIECE_BYTES = 65_000  # of a message, a frame each: encryption adds to a frame
 MAX_SENDERS = 8_192
 MAX_TAGS = 512  # that are known at one time
 MAX_PICTURE_BYTES = 2**20
@@ -114,7 +117,8 @@ class MetricsClient:
 
     def _send(self, message: Report | Evaluation) -> None:
         try:
-            self._socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
+            encoded = memoryview(msgspec.msgpack.encode(message))
+            send(self._socket, [bytes(encoded[i : i + PIECE_BYTES]) for i in range(0, len(encoded), PIECE_BYTES)])
         except zmq.Again:
             logger.debug("the learner takes no reports: one dropped")
 
@@ -131,7 +135,8 @@ class MetricsServer:
         self.dropped: collections.Counter[str] = collections.Counter()
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PULL)
         self._socket.rcvhwm = 8  # for each sender
-        self.endpoint = bind(self._socket, host, port, keyring, ("actor", "replay", "learner"))
+        clients = ("actor", "replay", "learner")
+        self.endpoint = Listener(self._socket, host, port, MAX_FRAME_BYTES, keyring, clients).endpoint
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
         self._tags: dict[str, str] = {}  # those of living processes
@@ -148,12 +153,16 @@ class MetricsServer:
             self._sum_up()
             if frames is None:
                 continue
+            num_bytes = sum(map(len, frames))
+            if num_bytes > MAX_MESSAGE_BYTES:
+                self._drop("too large", f"of {num_bytes} bytes")
+                continue
             try:
                 message = _decoder.decode(b"".join(frames))
             except MALFORMED as error:
                 self._drop("malformed", str(error))
                 continue
-            self.take(message, sum(map(len, frames)))
+            self.take(message, num_bytes)
         self._socket.close()
 
     def published(self, params_version: int, encoded: bytes) -> None:

@@ -15,7 +15,8 @@ import zmq
 
 from apexrl.errors import WireError
 from apexrl.net.keyring import Keyring
-from apexrl.net.sockets import bind, connect, make_socket, receive, send
+from apexrl.net.listener import Listener
+from apexrl.net.sockets import connect, make_socket, receive, send
 from apexrl.networks.parameters import Parameters, decode_parameters
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ HELLO = b"\x01"
 HELLO_SECONDS = 1.0
 MAX_HEARD_BYTES = 1024  # a CURVE handshake needs more than 256
 MAX_HEARD_AT_ONCE = 1000  # messages read in a row before values are sent again
-MAX_SUBSCRIBERS = 16_384  # connections; further ones wait until one of these ends
+MAX_SUBSCRIBERS = 8_192  # connections; further ones wait until one of these ends
 REPEAT_SECONDS = 30.0  # after so long without a new value, the last one is sent again as a sign of life
 POLL_MILLISECONDS = 20
 WARNING_SECONDS = 10.0
@@ -50,10 +51,9 @@ class ParameterPublisher:
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send raises when the peer is gone or its queue is full
-        self._socket.maxmsgsize = MAX_HEARD_BYTES
         self._socket.rcvhwm = 4
         self._socket.sndhwm = 1
-        self.endpoint = bind(self._socket, host, port, keyring, ("actor",))
+        self.endpoint = Listener(self._socket, host, port, MAX_HEARD_BYTES, keyring, ("actor",)).endpoint
         self._last: Callable[[], bytes] | None = None
         self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False

@@ -13,11 +13,14 @@ import zmq
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
+from apexrl.net.insert_checks import InsertSizes
 from apexrl.net.keyring import Keyring
+from apexrl.net.listener import Listener
 from apexrl.net.service import ReplayService
-from apexrl.net.sockets import COPIED_BYTES, bind, make_socket, send
+from apexrl.net.sockets import COPIED_BYTES, make_socket, send
 from apexrl.net.statistics import summary
 from apexrl.replay.journal import SNAPSHOT_FILE, sync
+from apexrl.replay.replay import Replay
 from apexrl.replay.snapshot import write_snapshot
 from apexrl.tables import tables_of
 
@@ -34,6 +37,9 @@ BUSY_MESSAGES = 2000
 HURRY_SECONDS = 1.0  # for so long no insert waits for others, when an actor had sent all that it might
 MAX_MESSAGES_AT_ONCE = 1024
 MAX_BYTES_AT_ONCE = 32 * 2**20
+ACTOR_FRAME_BYTES = 768 * 2**10  # as much as a greeting needs, and an unroll of Atari; the log's spec may need more
+LEARNER_FRAME_BYTES = 512 * 2**10  # more than the largest message of a learner
+ENCRYPTION_BYTES = 256  # more than encryption adds to a frame
 MAX_QUEUED_BY_PEER = 128  # messages; further ones stay in the peer's own queue
 MAX_QUEUED_FOR_ACTOR = 256
 MAX_QUEUED_FOR_LEARNER = 1024  # more than demand allows in flight
@@ -72,12 +78,16 @@ class ReplayServer:
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
         self._sockets["actor"].sndhwm = MAX_QUEUED_FOR_ACTOR
         self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
+        self._fitted = self.service.replay  # the actors' port takes its unrolls
+        actor_bytes = actor_frame_bytes(self._fitted)
+        actor, learner = self._sockets["actor"], self._sockets["learner"]
         try:
-            self.actor_endpoint = bind(self._sockets["actor"], host, actor_port, keyring, ("actor",))
-            self.learner_endpoint = bind(self._sockets["learner"], host, learner_port, keyring, ("learner",))
+            self._actor_listener = Listener(actor, host, actor_port, actor_bytes, keyring, ("actor",))
+            learner_listener = Listener(learner, host, learner_port, LEARNER_FRAME_BYTES, keyring, ("learner",))
         except ConfigError:
             self.close()
             raise
+        self.actor_endpoint, self.learner_endpoint = self._actor_listener.endpoint, learner_listener.endpoint
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -171,6 +181,9 @@ class ReplayServer:
         now = time.monotonic()
         for role, socket in self._sockets.items():
             self._drain(role, socket, now)
+        if self.service.replay is not self._fitted:
+            self._fitted = self.service.replay
+            self._actor_listener.take_frames(actor_frame_bytes(self._fitted))
         has_more = self.service.advance()
         if self.service.actors.has_stalled:
             self.service.actors.has_stalled, self._hurries_until = False, now + HURRY_SECONDS
@@ -200,7 +213,8 @@ class ReplayServer:
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_SECONDS)
             now = time.monotonic()
-            self.service.vitals.memory_bytes = resident_bytes()
+            with contextlib.suppress(OSError):  # no descriptor is left to measure it
+                self.service.vitals.memory_bytes = resident_bytes()
             self.service.expire(now)
             self._num_received //= 2
             self._wake(loop)
@@ -244,6 +258,14 @@ class ReplayServer:
             write_snapshot(replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
         except (JournalError, OSError) as error:
             logger.error("the last state was not written: %s", error)
+
+
+def actor_frame_bytes(replay: Replay | None) -> int:
+    """Returns the bytes of the largest frame that an actor of this log sends, or before there is a log."""
+    if replay is None:
+        return ACTOR_FRAME_BYTES
+    sizes = InsertSizes(replay.spec)
+    return max(ACTOR_FRAME_BYTES, sizes.max_message_bytes + ENCRYPTION_BYTES, sizes.max_block_bytes + ENCRYPTION_BYTES)
 
 
 def _receive_in_place(socket: zmq.Socket) -> list[Any]:

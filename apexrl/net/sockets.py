@@ -19,6 +19,7 @@ COPIED_BYTES = 65_536  # a frame below this is copied into the message
 _SEND, _SEND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # pyzmq's enums are slow to combine
 HEARTBEAT_SECONDS = 5
 DEAD_LINK_SECONDS = 20
+HANDSHAKE_SECONDS = 10.0  # after which a connection ends that has said nothing, or shown no key
 HANDSHAKE_FAULTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -26,10 +27,17 @@ CONNECT_SECONDS = 5  # then the name is asked again: Linux would try a lost addr
 
 
 def make_socket(context: zmq.Context, kind: int, identity: bytes | None = None) -> zmq.Socket:
-    """Returns a socket with the options that all roles share. Only one thread may use it."""
-    socket = context.socket(kind)
+    """Returns a socket with the options that all roles share. Only one thread may use it.
+
+    Raises: ConfigError when the process has no file descriptor left.
+    """
+    try:
+        socket = context.socket(kind)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"no socket can be made ({error}): raise the number of open files (ulimit -n)") from error
     socket.linger = 0
     socket.maxmsgsize = MAX_MESSAGE_BYTES
+    socket.handshake_ivl = round(1000 * HANDSHAKE_SECONDS)
     socket.reconnect_ivl = 100
     socket.reconnect_ivl_max = 2000
     if identity is not None:
