@@ -7,7 +7,7 @@ demand bounds the messages on the way to it, so a slow one slows nobody else dow
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -35,6 +35,43 @@ class TableSession:
     allowed: int = 0
     sent: int = 0
     told_reason: str = ""
+    prefetch: int = 0  # the most batches that it asked for ahead
+    drawn: int = 0  # items of its batches, by which readers of a table take turns
+    yields: bool = False  # another reader's larger batch comes first, once there is enough for it
+
+    def ask(self, batches: int) -> bool:
+        """Takes a demand, a total; returns whether it is larger than the one before."""
+        before, self.allowed = self.allowed, min(batches, self.sent + wire.MAX_BATCHES_AHEAD)
+        self.prefetch = max(self.prefetch, self.wanted)
+        return self.allowed > before
+
+    @property
+    def wanted(self) -> int:
+        """Batches that may be sent."""
+        return self.allowed - self.sent
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the learner has no batch left, as far as its demands tell."""
+        return 0 < self.prefetch <= self.wanted
+
+    def has_turn(self, rivals: "Sequence[TableSession]", replay: Replay) -> bool:
+        """Returns whether no rival that can be helped by waiting has to be let pass: it would never get a larger batch.
+
+        A reader may be ahead by what the other's batch is larger than its own.
+        """
+        return not any(
+            self.drawn > rival.drawn + max(rival.batch_size - self.batch_size, 0)
+            and rival.wanted > 0
+            and replay.why_no_sample(rival.table, rival.batch_size) in ("", "actors")
+            for rival in rivals
+        )
+
+    def why_waiting(self, replay: Replay) -> str:
+        """Returns why a batch that was asked for does not come, or an empty string."""
+        if self.wanted <= 0:
+            return ""
+        return replay.why_no_sample(self.table, self.batch_size) or ("actors" if self.yields else "")
 
 
 @dataclasses.dataclass
@@ -49,17 +86,37 @@ class LearnerSession:
     next_number: int  # number of the unroll to send
     last_seen: float
     applied_number: int
+    moved_seconds: float = -1e9  # when it last asked for more, or had applied more
+    is_idle: bool = True  # it did neither yet, or not for long
     fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
     unapplied_bytes: int = 0
     unapplied: deque[tuple[int, int]] = dataclasses.field(
         default_factory=deque
     )  # number and bytes of unrolls that were sent
 
-    def has_applied(self, number: int) -> None:
-        """Takes note of how far the replica is."""
-        self.applied_number = max(self.applied_number, min(number, self.next_number))
+    def demand(self, message: wire.Demand, now: float) -> None:
+        """Takes note of how far the replica is, and of the batches that may be sent."""
+        before = self.applied_number
+        self.applied_number = max(before, min(message.applied_number, self.next_number))
         while self.unapplied and self.unapplied[0][0] < self.applied_number:
             self.unapplied_bytes -= self.unapplied.popleft()[1]
+        asks = [table.ask(batches) for table, batches in zip(self.tables, message.batches, strict=False)]
+        if any(asks) or self.applied_number > before:
+            self.moved_seconds, self.is_idle = now, False
+
+    def has_all(self, replay: Replay) -> bool:
+        """Returns whether it was sent every unroll that it wants, so that batches may follow."""
+        return not self.follows_log or self.next_number == replay.log.end_number
+
+    def is_starved(self, replay: Replay) -> bool:
+        """Returns whether it cannot go on before actors do: one of its tables is used up, and has no batch now."""
+        return any(table.why_waiting(replay) for table in self.tables if table.is_used_up or self.is_idle)
+
+    def draws_from(self, tables: Collection[str], replay: Replay) -> bool:
+        """Returns whether it takes batches of one of these tables, now or when it has used those that it holds."""
+        own = [table for table in self.tables if table.table in tables]
+        wants_now = any(table.wanted > 0 and not table.why_waiting(replay) for table in own)
+        return bool(own) and not self.is_idle and (wants_now or not self.is_starved(replay))
 
 
 class LearnerSessions:
@@ -102,11 +159,9 @@ class LearnerSessions:
         session.last_seen = now
         match message:
             case wire.Demand():
-                session.has_applied(message.applied_number)
-                for table, batches in zip(session.tables, message.batches, strict=False):
-                    table.allowed = min(batches, table.sent + wire.MAX_BATCHES_AHEAD)
+                session.demand(message, now)
             case wire.Heartbeat():
-                waits_for = tuple(replay.why_no_sample(table.table, table.batch_size) for table in session.tables)
+                waits_for = tuple(table.why_waiting(replay) for table in session.tables)
                 sent = tuple(table.sent for table in session.tables)
                 self._outbox.send("learner", peer, wire.Standing(session.next_number, sent, waits_for))
             case wire.UpdatePriorities():
@@ -123,7 +178,8 @@ class LearnerSessions:
     def send(self, replay: Replay) -> bool:
         """Sets the priorities that came, then sends the unrolls and batches that may be sent now.
 
-        A learner that is alone in wanting batches gets them out of one draw. Several get them in turn.
+        A learner that is alone in wanting batches gets them out of one draw. Several get them in turn, and those of
+        one table as many items each, whatever the sizes of their batches are.
 
         Returns: whether more may be sent, after this is.
         """
@@ -135,26 +191,22 @@ class LearnerSessions:
                 self._send_unrolls(peer, session, replay)
             else:
                 session.next_number = replay.log.end_number
-        hungry = [
-            (peer, session, i)
-            for peer, session in self.sessions.items()
-            if not session.follows_log or session.next_number == replay.log.end_number
-            for i in range(len(session.tables))
-        ]
-        sent = 0
-        while hungry and sent < MAX_TRANSITIONS_AT_ONCE:
-            most = MAX_TRANSITIONS_IN_A_DRAW if len(hungry) == 1 else 1
-            numbers = [self._send_batches(*item, most, replay) for item in hungry]
-            hungry = [item for item, number in zip(hungry, numbers, strict=True) if number]
-            sent += sum(numbers)
+        num_sent = self._send_in_turn(replay)
         for peer, session in self.sessions.items():
             for i, table in enumerate(session.tables):
-                reason = replay.why_no_sample(table.table, table.batch_size) if table.sent < table.allowed else ""
+                reason = table.why_waiting(replay)
                 if reason and reason != table.told_reason:
                     table.told_reason = reason
                     self._outbox.send("learner", peer, wire.Waiting(i, reason))
         has_more = [self._send_fetched(peer, session, replay) for peer, session in self.sessions.items()]
-        return bool(hungry) or any(has_more)
+        return num_sent >= MAX_TRANSITIONS_AT_ONCE or any(has_more)
+
+    def are_stalled(self, replay: Replay) -> bool:
+        """Returns whether one waits for inserts, and none draws from the tables for whose learners actors wait."""
+        full, sessions = replay.full_tables(), self.sessions.values()
+        if not full or any(session.draws_from(full, replay) for session in sessions):
+            return False
+        return any(session.is_starved(replay) for session in sessions)
 
     def leave(self, peer: bytes, replay: Replay) -> None:
         """Forgets a learner."""
@@ -235,13 +287,51 @@ class LearnerSessions:
         session.next_number = number
         self._send_subscribed(peer, session, replay, continues=True)
 
+    def _send_in_turn(self, replay: Replay) -> int:
+        """Sends the batches that are wanted, as far as the limiters agree; returns the number of items in them."""
+        num_sent, before = 0, -1
+        while before < num_sent < MAX_TRANSITIONS_AT_ONCE:
+            before, wanting = num_sent, self._wanting(replay)
+            most = MAX_TRANSITIONS_IN_A_DRAW if sum(map(len, wanting.values())) == 1 else 1
+            for peer, session in self.sessions.items():
+                for i, table in enumerate(session.tables):
+                    if session.has_all(replay) and table.has_turn(wanting.get(table.table, ()), replay):
+                        num_sent += self._send_batches(peer, session, i, most, replay)
+        self._settle_turns(replay)
+        return num_sent
+
+    def _wanting(self, replay: Replay) -> dict[str, list[TableSession]]:
+        """Returns by table the sessions that want batches of it now and have all unrolls."""
+        found: dict[str, list[TableSession]] = {}
+        for session in self.sessions.values():
+            if session.has_all(replay):
+                for table in session.tables:
+                    if table.wanted > 0:
+                        found.setdefault(table.table, []).append(table)
+        return found
+
+    def _settle_turns(self, replay: Replay) -> None:
+        """Counts from the foremost reader of each table; one that wants nothing now has no claim later."""
+        tables = [table for session in self.sessions.values() for table in session.tables]
+        foremost: dict[str, int] = {}
+        for table in tables:
+            foremost[table.table] = max(table.drawn, foremost.get(table.table, 0))
+            table.yields = False
+        wanting = self._wanting(replay)
+        claims = {id(table) for rivals in wanting.values() for table in rivals}
+        for table in tables:
+            table.drawn = table.drawn - foremost[table.table] if id(table) in claims else 0
+        for rivals in wanting.values():
+            for table in rivals:
+                table.yields = not table.has_turn(rivals, replay)
+
     def _send_batches(self, peer: bytes, session: LearnerSession, i: int, most: int, replay: Replay) -> int:
         """Sends batches that the learner wants, as far as the limiter agrees: of `most` items together, or one.
 
         Returns: the number of items in them.
         """
         table = session.tables[i]
-        wanted = min(table.allowed - table.sent, max(most // table.batch_size, 1))
+        wanted = min(table.wanted, max(most // table.batch_size, 1))
         samples = replay.samples(table.table, table.batch_size, wanted) if wanted > 0 else []
         for sample in samples:
             probabilities = sample.probabilities.tobytes() if session.with_probabilities else b""
@@ -251,6 +341,7 @@ class LearnerSessions:
             )
             self._outbox.send("learner", peer, message)
             table.sent += 1
+            table.drawn += table.batch_size
             table.told_reason = ""
         return len(samples) * table.batch_size
 

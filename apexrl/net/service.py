@@ -92,10 +92,14 @@ class ReplayService:
         if self.replay is None:
             return False
         self.actors.store(self.replay)
-        self.actors.acknowledge(self.replay)
+        self._acknowledge(self.replay)
         has_more = self.learners.send(self.replay)
-        self.actors.acknowledge(self.replay)  # these samples may let actors go on
+        self._acknowledge(self.replay)  # these samples may let actors go on
         return has_more
+
+    def _acknowledge(self, replay: Replay) -> None:
+        replay.note_stall(self.learners.are_stalled(replay))
+        self.actors.acknowledge(replay)
 
     def expire(self, now: float) -> None:
         """Gives up peers that were silent for too long, frees all that they held, and tries a failed journal again."""
@@ -118,6 +122,7 @@ class ReplayService:
                 logger.warning("actor %s was silent for %.0f s", actor.actor, PEER_TIMEOUT_SECONDS)
                 self.actors.leave(peer)
         for peer, learner in list(self.learners.sessions.items()):
+            learner.is_idle = now - learner.moved_seconds > PEER_TIMEOUT_SECONDS
             if now - learner.last_seen > PEER_TIMEOUT_SECONDS:
                 logger.warning("learner %s was silent for %.0f s", learner.learner, PEER_TIMEOUT_SECONDS)
                 assert self.replay is not None

@@ -145,5 +145,4 @@ def _table_metrics(table: Table) -> dict[str, float]:
 
 
 def _why_waiting(tables: list[TableSession], replay: Replay) -> str:
-    reasons = (replay.why_no_sample(t.table, t.batch_size) for t in tables if t.sent < t.allowed)
-    return " ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return " ".join(filter(None, dict.fromkeys(table.why_waiting(replay) for table in tables)))

@@ -45,6 +45,8 @@ class Replay:
         self.log = UnrollLog(self.ring_unrolls)
         self.journal = journal
         self.num_batches = 0
+        self.num_stalls = 0
+        self._is_stalled = False
         self._learners: tuple[Mapping[str, int], ...] = ()
         self._settings: dict[str, TableConfig] = tables_of(config, spec.unroll_starts, spec.has_unroll_priorities)
         exponents = config.priority_exponent, config.importance_exponent
@@ -76,7 +78,9 @@ class Replay:
         """Returns the reason why a table can never give such batches, or an empty string."""
         settings = self._settings[table]
         held = min(settings.capacity or self.soft_unrolls, self.soft_unrolls)
-        if settings.kind not in DISTINCT or batch_size <= held:
+        if settings.kind == "fifo":
+            held = self.ring_unrolls
+        if settings.kind == "priority" or batch_size <= held:
             return ""
         return f"table {table} holds {held} unrolls, too few for a batch of {batch_size} different ones"
 
@@ -161,11 +165,34 @@ class Replay:
     def why_no_insert(self) -> str:
         """Returns the reason why actors have to wait, or an empty string.
 
-        They wait for the learner of a table that holds more than enough. They do not wait while that learner itself
-        waits until another of its tables holds enough to begin.
+        They wait for the learners of `full_tables`, but not for ever: see `note_stall`.
         """
-        full = [name for name in self.tables if self._is_full(name)]
-        return "learner" if any(not self._is_held_up(name) for name in full) else ""
+        return "learner" if self.full_tables() and not self._is_stalled else ""
+
+    def full_tables(self) -> list[str]:
+        """Returns the tables that hold more than enough for their learners.
+
+        Those whose learners wait until another of their tables holds enough to begin are none of them.
+        """
+        return [name for name in self.tables if self._is_full(name) and not self._is_held_up(name)]
+
+    def note_stall(self, is_stalled: bool) -> None:
+        """Takes whether a learner waits for inserts while nobody draws from the full tables: actors go on then.
+
+        Full tables forgive the samples that are due, which nobody can make up for. A queue gives all that it holds.
+        """
+        if is_stalled and not self._is_stalled:
+            self.num_stalls += 1
+            if self.num_stalls & (self.num_stalls - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                logger.warning(
+                    "nobody draws from %s while learners wait for actors: these go on (%d times so far); "
+                    "--tables decides how often each table has to be sampled",
+                    ", ".join(self.full_tables()), self.num_stalls,
+                )  # fmt: skip
+        self._is_stalled = is_stalled
+        for name in self.full_tables() if is_stalled else ():
+            if not self.tables[name].limiter.is_queue:
+                self.tables[name].limiter.forgive()
 
     def why_no_sample(self, table: str, batch_size: int) -> str:
         """Returns the reason why a learner has to wait, or an empty string."""
