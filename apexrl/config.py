@@ -1,7 +1,6 @@
 """Configuration: frozen dataclasses with the papers' defaults. Every command line is made from them (`flags.py`).
 
-An algorithm brings its own dataclasses for the sections `algorithm`, `network` and `update`, and its presets. A preset
-replaces some of the defaults, and the command line wins over both.
+An algorithm brings its own sections `algorithm`, `network` and `update`, and presets. The command line wins over both.
 """
 
 import dataclasses
@@ -18,10 +17,7 @@ KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The values that a number may have, as in `Annotated[float, Range(0, 1)]`. Both bounds are included.
-
-    A field that names no range takes finite numbers above 0.
-    """
+    """The values of a number: finite ones above 0, or as `Annotated[float, Range(0, 1)]` says, both ends included."""
 
     least: float | None = None  # none: above 0
     most: float = math.inf
@@ -310,6 +306,8 @@ class ReplayCommand(Command):
     replay: ReplayConfig = ReplayConfig()
     shard: Annotated[int, Range(0, 63)] = 0
     """Which of the --shards this server is: it takes that one's ports, and its part of the replay's numbers."""
+    stream: str = ""
+    """The only stream that it takes, as JSON: `apexrl train` gives its own. Without, that of the first actor."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

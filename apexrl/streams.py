@@ -130,7 +130,8 @@ def _differing(held: EnvironmentSpec, other: EnvironmentSpec, names: Iterable[st
     for name in names:
         ours, theirs = getattr(held, name), getattr(other, name)
         if ours != theirs:
-            yield f"{name} is {ours or 'none'}, not {theirs or 'none'}"
+            ours, theirs = ("none" if value in ("", ()) else value for value in (ours, theirs))
+            yield f"{name} is {ours}, not {theirs}"
 
 
 def why_not_cut(log: StreamSpec, wanted: StreamSpec) -> str:

@@ -79,6 +79,11 @@ class ActorSessions:
         self._stored: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._recovered: dict[str, int] = {}
 
+    @property
+    def are_here(self) -> bool:
+        """Whether an actor is connected, or has left inserts that are not stored yet."""
+        return bool(self.sessions or self._arrived)
+
     def waits_for(self, replay: Replay) -> str:
         """Returns why actors have to wait, or an empty string."""
         return JOURNAL_FAULT if self.journal_fault else replay.why_no_insert()

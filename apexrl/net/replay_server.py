@@ -23,6 +23,7 @@ from apexrl.replay.journal import SNAPSHOT_FILE, sync
 from apexrl.replay.replay import Replay
 from apexrl.replay.snapshot import write_snapshot
 from apexrl.tables import tables_of
+from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +58,13 @@ class ReplayServer:
         seed: int,
         journal_dir: Path | None = None,
         keyring: Keyring | None = None,
+        stream: StreamSpec | None = None,
     ):
-        """Recovers the journal, then binds both ports.
+        """Recovers the journal, then binds both ports. Where a stream is given, actors have to bring that one.
 
         Raises: ConfigError when a port or the journal cannot be used; everything is released then.
         """
-        self.service = ReplayService(config, seed, journal_dir, time.monotonic())
+        self.service = ReplayService(config, seed, journal_dir, time.monotonic(), stream)
         self._has_queue = any(table.kind == "fifo" for table in tables_of(config, 1).values())
         self._config = config
         self._keyring = keyring

@@ -4,6 +4,7 @@ Feed it messages and the time with `receive`, call `advance` once for all that c
 `outbox.drain`, and call `expire` every second.
 """
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -39,10 +40,19 @@ OTHER_PORT = {
 class ReplayService:
     """Owns the replay and the sessions of its peers."""
 
-    def __init__(self, config: ReplayConfig, seed: int, journal_dir: Path | None = None, now: float = 0.0):
-        """Starts with the journal's content. Without any, the first actor's spec becomes that of the log.
+    def __init__(
+        self,
+        config: ReplayConfig,
+        seed: int,
+        journal_dir: Path | None = None,
+        now: float = 0.0,
+        stream: StreamSpec | None = None,
+    ):
+        """Starts with the journal's content. Without any, the spec of the first actor with an unroll is the log's.
 
-        Raises: ConfigError when the journal cannot be used, or the tables make no sense.
+        Args:
+          stream: the only spec that is served, where it is known.
+        Raises: ConfigError when the journal cannot be used or is of another stream, or the tables make no sense.
         """
         tables_of(config, 1)
         self.replay: Replay | None = None
@@ -55,6 +65,7 @@ class ReplayService:
         self._answer = wire.Statistics(0, {}, ())
         self._config = config
         self._seed = seed
+        self._stream = stream
         self._journal_dir = journal_dir
         self._lock: Lock | None = None
         if journal_dir is None:
@@ -146,6 +157,13 @@ class ReplayService:
         if recovered is None:
             return
         identity, sizes = recovered.identity, InsertSizes(recovered.identity.spec)
+        if self._stream is not None and identity.spec != self._stream:
+            if recovered.end_number == 0:
+                return
+            raise ConfigError(
+                f"--journal-dir {directory} holds another stream than this run's "
+                f"({difference(identity.spec, self._stream)}): move it away, or give another one"
+            )
         journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
         unrolls = []
@@ -211,20 +229,43 @@ class ReplayService:
                 self.outbox.send(role, peer, wire.Stranger())
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
-        held = self.replay.spec if self.replay is not None else None
-        refusal = why_refuse(message.protocol, message.spec, held)
-        if refusal and held is not None and self._journal_dir is not None:
-            refusal += f" (or another --journal-dir than {self._journal_dir})"
-        if not refusal and self.replay is None:
+        replay, spec = self.replay, message.spec
+        is_unused = replay is None or (replay.log.end_number == 0 and not self.actors.are_here)
+        held = self._stream if replay is None or is_unused else replay.spec
+        refusal = why_refuse(message.protocol, spec, held)
+        if refusal and held not in (None, spec):
+            refusal += f"; {self._way_out()}"
+        if not refusal and (replay is None or replay.spec != spec):
             try:
-                self.replay = self._begin(message.spec)
+                replay = self._begin(spec)
+                self._replace(replay)
             except ConfigError as error:
                 refusal = f"the server cannot begin a log: {error}"
-        if refusal:
+        if refusal or replay is None:
             self.outbox.refuse("actor", peer, refusal)
             return
-        assert self.replay is not None
-        self.actors.hello(peer, message, self.replay, now)
+        self.actors.hello(peer, message, replay, now)
+
+    def _replace(self, replay: Replay) -> None:
+        """Takes another log in the place of none, or of an empty one without actors: its learners come anew."""
+        if self.replay is not None:
+            if self.replay.journal is not None:
+                with contextlib.suppress(JournalError):  # it holds nothing
+                    self.replay.journal.close()
+            for peer in self.learners.sessions:
+                self.outbox.send("learner", peer, wire.Stranger())
+            self.actors, self.learners = ActorSessions(self.outbox), LearnerSessions(self.outbox)
+        self.replay = replay
+
+    def _way_out(self) -> str:
+        """Returns how a log of another stream can begin."""
+        if self._stream is not None:
+            return "this server is for that stream alone: start one of your own"
+        if self.replay is not None and self.replay.log.end_number == 0:
+            return "it is empty, and takes yours when the actors of the other one have left"
+        if self._journal_dir is None:
+            return "a log of yours begins when the server is started again"
+        return f"a log of yours begins when the server is started with another --journal-dir than {self._journal_dir}"
 
 
 def why_other_protocol(protocol: int) -> str:

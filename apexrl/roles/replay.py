@@ -5,13 +5,17 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
+
 from apexrl.config import ReplayCommand
+from apexrl.errors import ConfigError
 from apexrl.flags import of_own_shard, parse
 from apexrl.lifecycle import CpuMeter, Stop, measured, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import address
+from apexrl.types import StreamSpec
 
 
 async def serve(command: ReplayCommand, stop: Stop) -> None:
@@ -21,7 +25,8 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     kept = command.replay.journal_dir
     journal_dir = None if kept in ("off", "auto") else Path(kept)
     ports = wires.bind_host, wires.actor_port, wires.batch_port
-    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring)
+    stream = stream_of(command.stream) if command.stream else None
+    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring, stream)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), f"replay {wires.actor_port}", keyring)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -46,6 +51,17 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     finally:
         server.close()
         metrics.close()
+
+
+def stream_of(text: str) -> StreamSpec:
+    """Returns the spec that --stream gives.
+
+    Raises: ConfigError when it gives none.
+    """
+    try:
+        return msgspec.json.decode(text, type=StreamSpec)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--stream is no stream ({error}): leave it out, or give the spec of a log.json") from error
 
 
 def main(stop: Stop) -> None:

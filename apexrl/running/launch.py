@@ -27,6 +27,7 @@ from apexrl.running.prepare import prepare, trackers_of
 from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of, latest_path
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.running.trackers import KINDS as TRACKERS
+from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
 
@@ -57,8 +58,8 @@ def main() -> int:
         return exit_status(error) if isinstance(error, ApexError) else 1
 
 
-def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
-    """Returns the script or module, and the command of each role of a run."""
+def roles_of(command: RunCommand, stream: StreamSpec | None = None) -> dict[str, tuple[str, Command]]:
+    """Returns the script or module, and the command of each role of a run; the replay is told the run's stream."""
     directory, evaluation = Path(command.run_dir), command.evaluation
     if not evaluation.record_dir:
         evaluation = dataclasses.replace(evaluation, record_dir=str(directory / "videos"))
@@ -76,7 +77,7 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
         )  # fmt: skip
         roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
     else:
-        roles = dict(replays_of(command))
+        roles = dict(replays_of(command, stream))
         roles |= {"learner": ("learner.py", learner), "actors": ("actor.py", actors)}
     if command.evaluator:
         evaluator = dataclasses.replace(actors, evaluation=evaluation, device="cpu", evaluate=True)
@@ -84,15 +85,16 @@ def roles_of(command: RunCommand) -> dict[str, tuple[str, Command]]:
     return roles
 
 
-def replays_of(command: RunCommand) -> Iterator[tuple[str, tuple[str, Command]]]:
+def replays_of(command: RunCommand, stream: StreamSpec | None) -> Iterator[tuple[str, tuple[str, Command]]]:
     """Yields name, script and command of the replay server of each shard."""
     replay, journals, num_shards = replay_command(command), journals_of(command), command.wires.shards
+    told = msgspec.json.encode(stream).decode() if stream is not None else ""
     for shard in range(num_shards):
         kept = replay.replay
         if kept.journal_dir != "off":
             kept = dataclasses.replace(kept, journal_dir=str(journals[shard].resolve()))
         name = "replay" if num_shards == 1 else f"replay {shard}"
-        yield name, ("replay.py", dataclasses.replace(replay, shard=shard, replay=kept))
+        yield name, ("replay.py", dataclasses.replace(replay, shard=shard, stream=told, replay=kept))
 
 
 def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:
@@ -144,7 +146,7 @@ class Run:
 
     def __init__(self, plan: Plan, console: Console):
         self._command = command = plan.command
-        self._env = plan.spec.env
+        self._stream = plan.spec
         self._targets = targets_of(command, plan.spec)
         self._console = console
         self._directory = Path(command.run_dir)
@@ -174,7 +176,7 @@ class Run:
             logger.error("%s", fault)
         finally:
             self._stop(stop)
-        summarize(self._console, self._directory, self._env, self._clock, self._supervisor, self._checkpointed)
+        summarize(self._console, self._directory, self._stream.env, self._clock, self._supervisor, self._checkpointed)
         if has_finished:
             say_unevaluated(self._console, self._command)
         say_next(self._console, self._command)
@@ -195,7 +197,7 @@ class Run:
     def _start(self) -> None:
         """Starts all roles."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        for name, (script, config) in roles_of(self._command).items():
+        for name, (script, config) in roles_of(self._command, self._stream).items():
             start_role(self._supervisor, self._command, name, script, config)
         if self._command.tensorboard:
             start_board(self._supervisor, self._command)

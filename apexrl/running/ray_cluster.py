@@ -30,7 +30,7 @@ from apexrl.networks.checkpoint import Counters
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows
 from apexrl.running.launch import ENDING_SECONDS
-from apexrl.running.plan import check_asked
+from apexrl.running.plan import Plan, check_asked
 from apexrl.running.ray_flags import RayConfig, divided
 from apexrl.running.ray_groups import (
     ACTORS,
@@ -106,11 +106,11 @@ class Driver:
             place = self._reserve(stop)
             if place is None:
                 return 0
-            command = self._prepare(place, stop)
-            if command is None:
+            plan = self._prepare(place, stop)
+            if plan is None:
                 return 0
-            reports = self._follow(command, place, stop)
-            return self._end(command, reports, stop)
+            reports = self._follow(plan, place, stop)
+            return self._end(plan.command, reports, stop)
         finally:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 clean_up(self._run, list(self._groups))
@@ -182,7 +182,7 @@ class Driver:
                 self._print(f"waits for {name}: {cluster()}")
         return True
 
-    def _prepare(self, place: Any, stop: Stop) -> RunCommand | None:
+    def _prepare(self, place: Any, stop: Stop) -> Plan | None:
         """Returns the plan of the run, made where the learner will be; None when a signal came first.
 
         Raises: ConfigError or ApexError when there is none.
@@ -193,21 +193,23 @@ class Driver:
         planned = planner.plan.remote(self._arguments)
         if not self._wait(planned, stop, "the plan"):
             return None
-        command, text, fault, status = ray.get(planned)
+        plan, text, fault, status = ray.get(planned)
         ray.kill(planner)
         self._print(text.rstrip())
-        if command is None:
+        if plan is None:
             raise (ConfigError if status == PERMANENT_STATUS else ApexError)(fault)
         self._print(f"Ray: namespace {self._run}; {cluster()}")
-        return command
+        return plan
 
-    def _follow(self, command: RunCommand, place: Any, stop: Stop) -> list[Report]:
+    def _follow(self, plan: Plan, place: Any, stop: Stop) -> list[Report]:
         """Returns the last reports of the groups, when the run is to end."""
+        command = plan.command
         self._start(REGISTRY, Registry, num_cpus=0, resources={HEAD: 0.001})  # without a head there is no run
         specs = place.bundle_specs
         for number, name in enumerate((REPLAY, LEARNER)):
             needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
-            self._start(name, Group, name, command, **needs, scheduling_strategy=in_place(place, number))
+            given = name, command, 1, plan.spec
+            self._start(name, Group, *given, **needs, scheduling_strategy=in_place(place, number))
         self._wait(self._groups[REGISTRY].ask.remote(False), stop, "the registry")
         self._heard = time.monotonic()
         threading.Thread(target=self._watch_cluster, name="cluster", daemon=True).start()

@@ -37,10 +37,12 @@ from apexrl.running.launch import (
     summarize,
     waits_in_vain,
 )
+from apexrl.running.plan import Plan
 from apexrl.running.ports import free_ports
 from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import CONFIG_FILE, journals_of, lock_run
 from apexrl.running.supervise import Supervisor
+from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +80,13 @@ class Reply(NamedTuple):
 class Planner:
     """Makes the plan of a run for the node of its learner. An actor: Ray 2.60 may never start a task there."""
 
-    def plan(self, arguments: list[str]) -> tuple[RunCommand | None, str, str, int]:
+    def plan(self, arguments: list[str]) -> tuple[Plan | None, str, str, int]:
         """Returns the plan for these flags, what there is to read about it, and an error with its exit status."""
         text = io.StringIO()
         console = Console(file=text, markup=False, emoji=False, highlight=False, width=120)
         try:
             with contextlib.ExitStack() as held:
-                return prepare(arguments, console, held, fixed_ports=False).command, text.getvalue(), "", 0
+                return prepare(arguments, console, held, fixed_ports=False), text.getvalue(), "", 0
         except ApexError as error:
             return None, text.getvalue(), str(error), exit_status(error)
 
@@ -138,7 +140,15 @@ class Registry:
 class Group:
     """The processes of a run on one node: as a Ray actor, it supervises them like `bash run.sh`."""
 
-    def __init__(self, run: str, patience_seconds: float, name: str, command: RunCommand, num_workers: int = 1):
+    def __init__(
+        self,
+        run: str,
+        patience_seconds: float,
+        name: str,
+        command: RunCommand,
+        num_workers: int = 1,
+        stream: StreamSpec | None = None,
+    ):
         """Begins at once; Ray calls nothing else after a restart.
 
         Args:
@@ -146,9 +156,11 @@ class Group:
           patience_seconds: for the registry.
           name: replay, learner, or a name that begins with actors.
           num_workers: actor processes of this group.
+          stream: the run's, for its replay.
         """
         os.environ["OMP_NUM_THREADS"] = "1"  # Ray would give each process all CPUs of the group
         self._run, self._name, self._command, self._patience_seconds = run, name, command, patience_seconds
+        self._stream = stream
         self._acting = dataclasses.replace(command.acting, num_workers=num_workers)
         self._node = get_node_ip_address()
         self._addresses = self._own_addresses()
@@ -265,7 +277,7 @@ class Group:
         command = dataclasses.replace(self._command, wires=wires, acting=self._acting)
         if self._directory.exists():
             (self._directory / "logs").mkdir(exist_ok=True)
-        for name, (script, config) in self._own(roles_of(command)).items():
+        for name, (script, config) in self._own(roles_of(command, self._stream)).items():
             start_role(self._supervisor, command, name, script, config)
         if self._name == LEARNER:
             if command.tensorboard:

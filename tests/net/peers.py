@@ -47,7 +47,7 @@ def only(messages, kind):
 class Peers:
     """Feeds a service and keeps what it answers, by peer."""
 
-    def __init__(self, spec, journal_dir=None, **changes):
+    def __init__(self, spec, journal_dir=None, stream=None, **changes):
         numbers = {"capacity": 8000, "min_size_to_sample": 16, "samples_per_insert": 0.0}
         numbers["tables"] = (f"{TABLE}=priority",)
         self.spec = spec
@@ -55,7 +55,8 @@ class Peers:
         self.journal_dir = journal_dir
         self.now = 0.0
         self.unread = []
-        self.service = ReplayService(self.config, 0, journal_dir, self.now)
+        self.stream = stream
+        self.service = ReplayService(self.config, 0, journal_dir, self.now, stream)
 
     @property
     def log(self):
@@ -74,7 +75,7 @@ class Peers:
         self.crash()
         values = {name: getattr(self.config, name) for name in self.config.__dataclass_fields__}
         self.config = ReplayConfig(**(values | changes))
-        self.service = ReplayService(self.config, 0, self.journal_dir, self.now)
+        self.service = ReplayService(self.config, 0, self.journal_dir, self.now, self.stream)
 
     def say(self, role, peer, message, *attachments):
         self.raw(role, peer, [wire.encode(message), *attachments])

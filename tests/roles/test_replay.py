@@ -1,0 +1,37 @@
+"""The replay's program: the stream that it is told."""
+
+import msgspec
+import pytest
+
+from apexrl.config import ReplayCommand, RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import default_command, parse, to_flags, with_preset
+from apexrl.roles.replay import stream_of
+from apexrl.running.launch import roles_of
+from apexrl.types import Field
+from tests.system.processes import Process, wait_for
+
+
+def test_the_launcher_tells_each_replay_the_stream_of_its_run(spec):
+    full = msgspec.structs.replace(
+        spec, variant='{"env_kwargs": {"text": "--a b\'\\"ü"}}', action_bounds=((-1 / 3, 1e-300),),
+        action_names=("", "fire"), extras=(Field("core", "first", "float16", (2, 3)),),
+    )  # fmt: skip
+    command = with_preset(default_command(RunCommand), "small")
+    assert roles_of(command)["replay"][1].stream == ""
+    told = roles_of(command, full)["replay"][1]
+    assert stream_of(parse(ReplayCommand, to_flags(told)).stream) == full
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"env": 3}', "[" * 5000, "\udc80"])
+def test_a_stream_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="--stream is no stream"):
+        stream_of(text)
+
+
+def test_a_replay_by_hand_says_what_is_wrong_with_its_stream(tmp_path, free_ports):
+    actor_port, batch_port = free_ports(2)
+    flags = ["--actor-port", actor_port, "--batch-port", batch_port, "--journal-dir", "off", "--stream", "{}"]
+    with Process(["replay.py", *flags], tmp_path / "replay.log") as replay:
+        wait_for(lambda: replay.popen.poll() is not None, 30, "the end of the server")
+        assert replay.popen.returncode == 2 and "--stream is no stream" in replay.text()
