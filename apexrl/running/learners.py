@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from apexrl.config import LearnerCommand
 from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
 from apexrl.flags import to_flags
+from apexrl.hosts import is_loopback
 from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, end_at_once, role_script
-from apexrl.net.sockets import LOOPBACK
 from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     learning, wires = command.learning, command.wires
     hosts, host_rank = command.learner_hosts, command.learner_host_rank
     meeting, listens_at = (wires.learner_host, wires.bind_host) if hosts > 1 else (THIS_HOST, THIS_HOST)
-    if host_rank == 0 and listens_at.startswith(LOOPBACK) and not meeting.startswith(LOOPBACK):
+    if host_rank == 0 and is_loopback(listens_at) and not is_loopback(meeting):
         raise ConfigError(f"no other host reaches --bind-host {listens_at}: give the address of this host, or 0.0.0.0")
     os.environ |= {**child_environment(), PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))
