@@ -138,7 +138,9 @@ class Zygote:
 
     def _next(self, seconds: float) -> dict[str, int]:
         """Returns the next thing that the zygote tells, having kept an exit status; nothing when none comes in time."""
-        if not select.select([self._socket], [], [], seconds)[0]:
+        poll = select.poll()  # select() takes no descriptor from 1,024 on
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(1000 * seconds):
             return {}
         if not (message := self._socket.recv(REQUEST_BYTES)):
             raise ConnectionError("the process that is copied has ended")
@@ -159,7 +161,7 @@ def copy(outputs: tuple[int, int], words: list[str], environment: dict[str, str]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for target, output in zip((1, 2), [os.dup(output) for output in outputs], strict=True):
             os.dup2(output, target)
-        os.closerange(3, 4096)
+        os.closerange(3, 2**20)
         status = run_as_new(words, environment)
     except BaseException:
         sys.excepthook(*sys.exc_info())
