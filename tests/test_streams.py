@@ -4,7 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl import streams as streams_module
 from apexrl.agents.families import FAMILIES
 from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
@@ -103,19 +102,20 @@ def test_a_stream_that_is_much_slower_than_others_is_cut_whole():
     assert [first_step for first_step, _ in slow] == list(range(0, 30 * 8 - 28, 30))
 
 
-def test_streams_that_ended_are_dropped_beyond_a_bound(monkeypatch):
+def test_streams_that_ended_are_dropped_beyond_a_bound():
     """Actors play 24 unrolls and are replaced; one goes on beside them, at a third of their speed."""
     log, streams = unrolls_of(8, 2)
-    monkeypatch.setattr(streams_module, "TAILS_BYTES", 4 * (log.unroll_bytes + unrolls_of(30, 0)[0].unroll_bytes))
-    cutter, lasting = StreamCutter(log, unrolls_of(30, 0)[0]), []
+    wanted, _ = unrolls_of(30, 0)
+    cutter, lasting = StreamCutter(log, wanted, 4 * (log.unroll_bytes + wanted.unroll_bytes)), []
     for actor in range(60):
         for number in range(24):
             list(cutter.add((f"actor-{actor}", 0), 8 * number, streams[0][0]))
             if number % 3 == 0:
                 lasting += cutter.add(("lasting", 0), 8 * (8 * actor + number // 3), streams[0][0])
     assert [first_step for first_step, _ in lasting] == list(range(0, 60 * 8 * 8 - 28, 30))
-    assert len(cutter._tails) < 10
-    assert cutter._tails.keys() == cutter._seen._ends.keys()
+    for actor in range(50):  # with the steps that waited, these would complete an unroll
+        assert not [*cutter.add((f"actor-{actor}", 0), 8 * 24, streams[0][0])]
+        assert not [*cutter.add((f"actor-{actor}", 0), 8 * 25, streams[0][0])]
 
 
 def test_the_field_that_hinders_is_named():

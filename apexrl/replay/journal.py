@@ -182,18 +182,21 @@ def check_format(found: int, directory: Path) -> None:
 class Journal:
     """Appends to a log's journal and forgets its oldest files. One owner; needs the `Lock`."""
 
-    def __init__(self, directory: Path, identity: LogIdentity, sync_at_once: bool = False):
+    def __init__(
+        self, directory: Path, identity: LogIdentity, sync_at_once: bool = False, segment_bytes: int = SEGMENT_BYTES
+    ):
         """Opens a journal for one life of the server. The first append writes the life down and begins a file.
 
         Args:
           sync_at_once: an append returns when the disk has the bytes, not only the operating system.
+          segment_bytes: a file that has reached them gets no further records.
         """
         self.directory = directory
         self.num_bytes = sum(path.stat().st_size for path in segment_paths(directory))
         self.unsynced_bytes = 0  # that a power cut would take
         self._identity = identity
         self._is_written_down = False
-        self._sync_at_once = sync_at_once
+        self._sync_at_once, self._segment_bytes = sync_at_once, segment_bytes
         self._firsts = [first_number_of(path) for path in segment_paths(directory)]
         self._descriptor = -1
         self._size = 0
@@ -215,7 +218,7 @@ class Journal:
             pieces += pack(first_number + i, message, block)
         written = sum(map(len, pieces))
         try:
-            if self._descriptor < 0 or self._size >= SEGMENT_BYTES:
+            if self._descriptor < 0 or self._size >= self._segment_bytes:
                 self._begin_file(first_number)
             self.unsynced_bytes += written
             write_pieces(self._descriptor, pieces)

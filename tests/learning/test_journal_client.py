@@ -9,7 +9,6 @@ from apexrl.errors import ConfigError
 from apexrl.learning.journal_client import JournalClient
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
-from apexrl.replay import journal as journals
 from apexrl.replay.journal import IDENTITY_FILE, Journal, new_identity
 from apexrl.types import Episode, Field
 from apexrl.unroll import UnrollCodec
@@ -18,10 +17,9 @@ NUM_UNROLLS = 12
 
 
 @pytest.fixture
-def journal(tmp_path, spec, make_unroll, monkeypatch):
+def journal(tmp_path, spec, make_unroll):
     """A journal in several files: unrolls 5 to 16 of two streams; start 3 of each is no transition."""
-    monkeypatch.setattr(journals, "SEGMENT_BYTES", 2000)
-    made = Journal(tmp_path, new_identity(spec))
+    made = Journal(tmp_path, new_identity(spec), segment_bytes=2000)
     valid = np.arange(spec.unroll_starts) != 3
     for i in range(NUM_UNROLLS):
         insert = wire.Insert(
@@ -101,10 +99,10 @@ def test_unrolls_are_cut_for_the_agent_that_asks(journal, spec):
     assert sum(len(append.insert.episodes) for append in appends) >= NUM_UNROLLS - 2
 
 
-def test_only_the_newest_are_kept_where_the_capacity_is_smaller(journal, spec, caplog):
+def test_only_the_newest_are_kept_where_the_capacity_is_smaller(journal, spec):
     client = client_of(journal, spec, ("transitions=uniform",), capacity=8)
     start, appends, _ = read(client)
-    assert (start.ring_unrolls, len(appends)) == (9, NUM_UNROLLS) and "newest 8 of 96 transitions" in caplog.text
+    assert (start.ring_unrolls, len(appends)) == (9, NUM_UNROLLS)
     assert set(keys_of(client)) == set(range(3, 12))
 
 
@@ -129,13 +127,12 @@ def test_a_uniform_table_keeps_its_own_capacity(journal, spec):
     assert set(keys["newest"]) == set(range(7, 12)) and set(keys["all"]) == set(range(12))
 
 
-def test_a_record_that_cannot_be_read_is_left_out(journal, spec, caplog):
+def test_a_record_that_cannot_be_read_is_left_out(journal, spec):
     path = sorted(journal.glob("unrolls-*.log"))[0]
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     assert len(read(client_of(journal, spec))[1]) == NUM_UNROLLS - 1
-    assert f"bytes of {path} are no records" in caplog.text
 
 
 def test_a_journal_that_cannot_be_learned_from_is_refused(journal, spec, tmp_path):

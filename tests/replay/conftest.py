@@ -1,7 +1,7 @@
 import pytest
 
-from apexrl.replay import journal as journals
 from apexrl.replay.journal import Journal, new_identity
+from tests.replay.records import SMALL_FILE_BYTES
 
 
 @pytest.fixture
@@ -10,6 +10,6 @@ def journal(spec, tmp_path):
 
 
 @pytest.fixture
-def small_files(monkeypatch):
+def journal_of_files(spec, tmp_path):
     """Each file takes a few records."""
-    monkeypatch.setattr(journals, "SEGMENT_BYTES", 240)
+    return Journal(tmp_path, new_identity(spec), segment_bytes=SMALL_FILE_BYTES)

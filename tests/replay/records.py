@@ -1,8 +1,12 @@
 """Journals of small records, for tests."""
 
+import numpy as np
+
 from apexrl.replay.journal import Journal
 from apexrl.replay.recovery import recover
 from apexrl.replay.segment import Entry, scan
+
+SMALL_FILE_BYTES = 240
 
 
 def record(number):
@@ -28,13 +32,18 @@ def failing(number, message):
     return fail
 
 
+def powers_of(table, num_items):
+    """Returns the priorities [M, num_items] of the unrolls that a table holds, after the exponent."""
+    return np.frombuffer(table.state().priorities, np.float32).reshape(-1, num_items)
+
+
 def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def open_again(directory, sync_at_once=False):
+def open_again(directory, **options):
     """A journal for the next life of the server."""
-    return Journal(directory, recover(directory).identity, sync_at_once)
+    return Journal(directory, recover(directory).identity, **options)
 
 
 def last_file(directory):

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apexrl.replay.unroll_tables import ELITE_DRAWS
+from apexrl.replay.limiter import Limiter
+from apexrl.replay.unroll_tables import ELITE_DRAWS, EliteTable
+from tests.replay.records import powers_of
 from tests.replay.test_table import insert, make
 
 
@@ -92,11 +94,12 @@ def test_a_table_does_what_its_twin_does(capacity, steps):
             twin.remove(first)
             first += 1
         elif step == "restart" and (twin.places or first == end):
-            new = make("elite", ring=64, capacity=capacity, seed=7)
+            rng = np.random.default_rng(7)
+            new = EliteTable(Limiter(0.0, 1, 1.0), rng, capacity)
             if end > first:
                 insert(new, first, end - first)
             new.restore(table.state(), first, end)
-            new._rng.bit_generator.state = twin.rng.bit_generator.state
+            rng.bit_generator.state = twin.rng.bit_generator.state
             table = new
         elif isinstance(step, tuple):
             number, priority = step
@@ -105,9 +108,9 @@ def test_a_table_does_what_its_twin_does(capacity, steps):
                 twin.remove(number)
             elif number in twin.priorities:
                 twin.priorities[number] = priority
-        size = len(twin.places)
-        assert table._numbers[:size].tolist() == twin.places
-        assert table._priorities[:size].tolist() == [twin.priorities[number] for number in twin.places]
+        size, state = len(twin.places), table.state()
+        assert np.frombuffer(state.numbers, np.int64).tolist() == twin.places
+        assert powers_of(table, 1)[:, 0].tolist() == [twin.priorities[number] for number in twin.places]
         assert table.can_sample(size) and not table.can_sample(size + 1)
 
 

@@ -1,5 +1,6 @@
 """A forked log: the same unrolls and the same batches, another name, and no file that one log changes for the other."""
 
+import functools
 import os
 import shutil
 
@@ -11,7 +12,6 @@ from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.net import wire
 from apexrl.net.service import ReplayService
-from apexrl.replay import journal as journals
 from apexrl.replay.fork import fork_log
 from apexrl.replay.journal import (
     IDENTITY_FILE,
@@ -33,7 +33,7 @@ NUM_UNROLLS = 40
 @pytest.fixture
 def source(spec, tmp_path, monkeypatch):
     """The journal of a server that was stopped: several files of two lives, and a snapshot of learned priorities."""
-    monkeypatch.setattr(journals, "SEGMENT_BYTES", 1500)
+    monkeypatch.setattr("apexrl.net.service.Journal", functools.partial(Journal, segment_bytes=1500))
     directory = tmp_path / "source"
     peers = Peers(spec, directory)
     peers.hello(b"a", streams=50)

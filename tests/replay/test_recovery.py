@@ -8,7 +8,7 @@ from apexrl.replay.journal import IDENTITY_FILE, Journal, new_identity
 from apexrl.replay.recovery import recover
 from apexrl.replay.segment import FORMAT, pack, pack_header
 from tests.replay.failing_disk import FailingDisk
-from tests.replay.records import entries, fill, header_of, last_file, open_again
+from tests.replay.records import SMALL_FILE_BYTES, entries, fill, header_of, last_file, open_again
 
 
 def test_a_torn_end_is_cut_off_and_appends_go_on_behind_it(journal, tmp_path):
@@ -24,8 +24,8 @@ def test_a_torn_end_is_cut_off_and_appends_go_on_behind_it(journal, tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["record", "header", "file", "header and record"])
-def test_damage_in_the_middle_costs_what_it_hits(journal, tmp_path, small_files, lost):
-    fill(journal, range(8))
+def test_damage_in_the_middle_costs_what_it_hits(journal_of_files, tmp_path, lost):
+    fill(journal_of_files, range(8))
     path = sorted(tmp_path.glob("unrolls-*.log"))[1]
     data = bytearray(path.read_bytes())
     inside = [entry.number for entry in journals.scan(path.read_bytes()).entries]
@@ -106,12 +106,12 @@ def killed_after(steps, function):
     return call
 
 
-def test_numbers_that_an_actor_made_up_move_no_others(journal, tmp_path, small_files):
+def test_numbers_that_an_actor_made_up_move_no_others(spec, tmp_path):
     """Its record was torn, and its block looks like records: one in the place of its own, and one far away."""
     for forged in (1, 2, 7, 10**12, 2**64 - 2):
         directory = tmp_path / str(forged)
         directory.mkdir()
-        journal = Journal(directory, new_identity(journal._identity.spec))
+        journal = Journal(directory, new_identity(spec), segment_bytes=SMALL_FILE_BYTES)
         fill(journal, [0])
         journal.append(1, [(b"torn", b"".join(pack(forged, b"forged", b"") + pack(forged + 1, b"forged", b"")))])
         fill(journal, range(2, 6))
@@ -157,7 +157,7 @@ def test_the_journal_of_a_newer_version_is_refused(journal, tmp_path):
 
 def test_a_power_cut_that_takes_the_newest_unrolls_ends_the_replicas_that_had_them(journal, tmp_path):
     fill(journal, range(6))
-    size = journal._size
+    size = last_file(tmp_path).stat().st_size
     fill(journal, range(6, 10))
     os.truncate(last_file(tmp_path), size)
     identity = recover(tmp_path).identity

@@ -9,6 +9,7 @@ from apexrl.replay.log import LogEntry
 from apexrl.replay.recovery import recover
 from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.replay.snapshot import write_snapshot
+from tests.replay.records import powers_of
 
 TABLE = "transitions"
 ALL_TABLES = ("transitions=priority", "unrolls=uniform:0:1", "queue=fifo:0:1")
@@ -224,10 +225,9 @@ def test_an_insert_that_the_disk_refuses_changes_nothing(spec, tmp_path, monkeyp
     assert insert(replay) == 4
 
 
-def test_old_files_go_with_what_is_evicted(spec, tmp_path, monkeypatch):
-    monkeypatch.setattr("apexrl.replay.journal.SEGMENT_BYTES", 1)
+def test_old_files_go_with_what_is_evicted(spec, tmp_path):
     identity = new_identity(spec)
-    replay = Replay(config_of(), identity, 0, Journal(tmp_path, identity))
+    replay = Replay(config_of(), identity, 0, Journal(tmp_path, identity, segment_bytes=1))
     for _ in range(60):
         insert(replay)
         assert len(list(tmp_path.glob("unrolls-*.log"))) == len(replay.log)
@@ -365,5 +365,4 @@ def test_priorities_of_unrolls_that_a_power_cut_took_do_not_land_on_others(spec,
     # Life 1 found 6 of the 9 unrolls, gave the numbers 6 .. to others, and was killed before it wrote a snapshot.
     again = Replay(config_of(), msgspec.structs.replace(identity, lives=(0, 6, 8)), 0)
     again.restore(recovered(range(8)), 8, tmp_path)
-    priorities = [again.tables[TABLE]._index.get(np.array([n]), np.array([0]))[0] for n in range(8)]
-    assert priorities == pytest.approx([5**0.6] * 6 + [1.0] * 2)
+    assert powers_of(again.tables[TABLE], 8)[:, 0] == pytest.approx([5**0.6] * 6 + [1.0] * 2)

@@ -62,13 +62,12 @@ def make_record(spec, make_unroll):
 
 
 @pytest.fixture
-def written(tmp_path, spec, make_record, monkeypatch):
+def written(tmp_path, spec, make_record):
     """A journal of 20 unrolls in several files, with a snapshot of its table after 10 of them."""
-    monkeypatch.setattr(journals, "SEGMENT_BYTES", SMALL_FILE_BYTES)
     directory = tmp_path / "journal"
     directory.mkdir()
     identity = new_identity(spec)
-    journal = Journal(directory, identity)
+    journal = Journal(directory, identity, segment_bytes=SMALL_FILE_BYTES)
     for i in range(20):
         journal.append(i, [make_record(i)])
     journal.close()
@@ -302,11 +301,10 @@ def test_what_is_no_journal_is_told(written, tmp_path):
     assert status == 2 and "format 99" in text
 
 
-def test_a_journal_that_is_written_and_evicted_meanwhile_is_well(tmp_path, spec, make_record, monkeypatch):
-    monkeypatch.setattr(journals, "SEGMENT_BYTES", SMALL_FILE_BYTES)
+def test_a_journal_that_is_written_and_evicted_meanwhile_is_well(tmp_path, spec, make_record):
     stopped = threading.Event()
     identity = new_identity(spec)
-    journal = Journal(tmp_path, identity)
+    journal = Journal(tmp_path, identity, segment_bytes=SMALL_FILE_BYTES)
     records = [make_record(i) for i in range(8)]
 
     def write():
