@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -126,7 +127,8 @@ class MetricsClient:
 class MetricsServer:
     """Receives the reports of all processes in a thread of its own, and drops by reason those that do not fit."""
 
-    def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None):
+    def __init__(self, host: str, port: int, keyring: Keyring | None = None, context: zmq.Context | None = None,
+                 clock: Callable[[], float] = time.monotonic):  # fmt: skip
         """Binds the port; with a keyring only the roles of the run may report.
 
         Raises: ConfigError when it cannot be had.
@@ -143,7 +145,7 @@ class MetricsServer:
         self._evaluations: list[Evaluation] = []
         self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_VERSIONS)
         self._published: collections.OrderedDict[int, bytes] = collections.OrderedDict()  # checksums by version
-        self._warned = 0.0
+        self._clock, self._warned = clock, 0.0
         self._closed = threading.Event()
 
     def run(self) -> None:
@@ -236,14 +238,14 @@ class MetricsServer:
             self._tags |= {tag: tag for tag in new}
             # One string for all senders. A number that is not finite would hide those of all others.
             scalars = {self._tags[tag]: value for tag, value in report.scalars.items() if math.isfinite(value)}
-            self._latest[report.sender] = (time.monotonic(), scalars)
+            self._latest[report.sender] = (self._clock(), scalars)
         if strange := sorted(report.scalars.keys() - scalars.keys()):
             self.dropped["not finite"] += len(strange)
             self._warn("%s of %s is not finite: left out", strange[0], report.sender)
         return ""
 
     def _forget_the_dead(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._latest = {s: (t, v) for s, (t, v) in self._latest.items() if now - t < FORGET_SECONDS}
         self._tags = {tag: tag for _, scalars in self._latest.values() for tag in scalars}
 
@@ -263,6 +265,6 @@ class MetricsServer:
 
     def _warn(self, message: str, *details: object) -> None:
         """Says something, at most once in WARN_SECONDS."""
-        if self.runs and time.monotonic() >= self._warned + WARN_SECONDS:
-            self._warned = time.monotonic()
+        if self.runs and self._clock() >= self._warned + WARN_SECONDS:
+            self._warned = self._clock()
             logger.warning(message, *details)

@@ -1,5 +1,6 @@
 """The learner's channels, parameters and metrics, over real sockets, in one process."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -12,7 +13,6 @@ import zmq
 
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import metrics_channel as channel
-from apexrl.net import parameter_channel
 from apexrl.net.metrics_channel import (
     MAX_PICTURE_BYTES,
     PNG_MAGIC,
@@ -57,14 +57,23 @@ def test_parameters_travel_in_half_precision(spec):
             decode_parameters(damaged)
 
 
-@pytest.fixture
-def publisher():
-    publisher = ParameterPublisher("127.0.0.1", 0)
+@contextlib.contextmanager
+def running(**options):
+    """A publisher and its thread."""
+    publisher = ParameterPublisher("127.0.0.1", 0, **options)
     thread = threading.Thread(target=publisher.run)
     thread.start()
-    yield publisher
-    publisher.close()
-    thread.join(50)
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+        thread.join(50)
+
+
+@pytest.fixture
+def publisher():
+    with running() as publisher:
+        yield publisher
 
 
 def newest(subscriber):
@@ -74,41 +83,27 @@ def newest(subscriber):
 
 def test_a_publisher_with_a_bound_sends_fewer_values(spec):
     """The time from one value to the next grows with the values' size and with the subscribers."""
-    publisher = ParameterPublisher("127.0.0.1", 0, bytes_per_second=1.0)
-    thread = threading.Thread(target=publisher.run)
-    thread.start()
-    try:
+    with running(bytes_per_second=1.0) as publisher:
         early = ParameterSubscriber(publisher.endpoint)
         publisher.publish(make_parameters(spec, 1))
         assert wait_for(lambda: newest(early), 10, "the first value") == 1
         publisher.publish(make_parameters(spec, 2))
         late = ParameterSubscriber(publisher.endpoint)
         assert wait_for(lambda: newest(late), 10, "a value") == 1, "the next one has to wait for minutes"
-        seconds = publisher._round_seconds(b"x" * 1000)
-        assert seconds == 2 * 1000, "two subscribers"
+        assert publisher.round_seconds(b"x" * 1000) == 2 * 1000, "two subscribers"
         early.close()
         late.close()
-    finally:
-        publisher.close()
-        thread.join(50)
 
 
-def test_a_repeat_does_not_hold_a_new_value_up(spec, monkeypatch):
+def test_a_repeat_does_not_hold_a_new_value_up(spec):
     """A round that lasts longer than the time to a repeat: the value that waits comes after the round."""
-    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
-    publisher = ParameterPublisher("127.0.0.1", 0, bytes_per_second=2.0 * len(make_parameters(spec, 1)))
-    thread = threading.Thread(target=publisher.run)
-    thread.start()
-    try:
+    with running(bytes_per_second=2.0 * len(make_parameters(spec, 1)), repeat_seconds=0.1) as publisher:
         subscriber = ParameterSubscriber(publisher.endpoint)
         publisher.publish(make_parameters(spec, 1))
         wait_for(lambda: newest(subscriber) == 1, 10, "the first value")
         publisher.publish(make_parameters(spec, 2))
         wait_for(lambda: newest(subscriber) == 2, 10, "the next value")
         subscriber.close()
-    finally:
-        publisher.close()
-        thread.join(50)
 
 
 def test_a_late_subscriber_gets_the_last_value_and_a_slow_one_the_newest(publisher, spec):
@@ -151,32 +146,30 @@ def test_a_subscriber_that_comes_before_the_first_value_gets_it(publisher, spec)
     subscriber.close()
 
 
-def test_without_a_new_value_the_last_is_sent_again(monkeypatch, publisher, spec):
-    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
-    subscriber = ParameterSubscriber(publisher.endpoint)
-    publisher.publish(make_parameters(spec, 4))
-    for _ in range(3):
-        assert wait_for(lambda: newest(subscriber), 100, "the value") == 4
-    subscriber.close()
-
-
-def test_who_is_gone_is_forgotten_and_no_more_than_a_bound_are_served(monkeypatch, publisher, spec, caplog):
-    monkeypatch.setattr(parameter_channel, "MAX_SUBSCRIBERS", 2)
-    publisher.publish(make_parameters(spec, 1))
-    first, second = (ParameterSubscriber(publisher.endpoint) for _ in range(2))
-    for subscriber in (first, second):
-        wait_for(lambda: newest(subscriber), 100, "the value")
-    third = ParameterSubscriber(publisher.endpoint)
-    wait_for(lambda: newest(third) is not False or "takes no more" in caplog.text, 100, "a refusal")
-    assert len(publisher._told) == 2
-    first.close()
-    for version in itertools.count(2):
-        publisher.publish(make_parameters(spec, version))
-        if newest(third):
-            break
-    assert len(publisher._told) == 2
-    for subscriber in (second, third):
+def test_without_a_new_value_the_last_is_sent_again(spec):
+    with running(repeat_seconds=0.1) as publisher:
+        subscriber = ParameterSubscriber(publisher.endpoint)
+        publisher.publish(make_parameters(spec, 4))
+        for _ in range(3):
+            assert wait_for(lambda: newest(subscriber), 100, "the value") == 4
         subscriber.close()
+
+
+def test_who_is_gone_is_forgotten_and_no_more_than_a_bound_are_served(spec, caplog):
+    with running(max_subscribers=2) as publisher:
+        publisher.publish(make_parameters(spec, 1))
+        first, second = (ParameterSubscriber(publisher.endpoint) for _ in range(2))
+        for subscriber in (first, second):
+            wait_for(lambda: newest(subscriber), 100, "the value")
+        third = ParameterSubscriber(publisher.endpoint)
+        wait_for(lambda: newest(third) is not False or "takes no more" in caplog.text, 100, "a refusal")
+        first.close()
+        for version in itertools.count(2):
+            publisher.publish(make_parameters(spec, version))
+            if newest(third):  # the first one is forgotten
+                break
+        for subscriber in (second, third):
+            subscriber.close()
 
 
 def test_a_relay_passes_the_newest_on(publisher, spec):
@@ -203,8 +196,13 @@ GAMES = Evaluation(5, 0.0, (1.0, 3.0), (10, 20), 1.0, RUN, checksum(PLAYED))
 
 
 @pytest.fixture
-def metrics():
-    server = MetricsServer("127.0.0.1", 0)
+def now():
+    return [0.0]
+
+
+@pytest.fixture
+def metrics(now):
+    server = MetricsServer("127.0.0.1", 0, clock=lambda: now[0])
     server.runs = frozenset({RUN, "log-1"})
     server.published(5, PLAYED)
     yield server
@@ -293,17 +291,16 @@ def test_what_no_evaluation_can_hold_is_malformed(changes):
         msgspec.msgpack.decode(msgspec.msgpack.encode(changed(**changes)), type=Evaluation)
 
 
-def test_senders_and_tags_are_bounded(metrics, monkeypatch):
-    monkeypatch.setattr(channel, "MAX_SENDERS", 3)
-    for i in range(5):
-        metrics.take(Report(f"actor-{i}", RUN, {f"actor/{i}": 1.0}))
+def test_senders_and_tags_are_bounded(metrics, now):
+    for i in range(channel.MAX_SENDERS + 2):
+        metrics.take(Report(f"actor-{i}", RUN, {f"actor/{i % 5}": 1.0}))
     assert metrics.dropped == {"crowded": 2}
-    metrics.take(Report("actor-0", RUN, {"actor/0": 2.0}))  # a known sender goes on
-    assert metrics.latest()["actor/0"] == 2.0
+    metrics.take(Report("actor-0", RUN, {"actor/new": 2.0}))  # a known sender goes on
+    assert metrics.latest()["actor/new"] == 2.0
     many = {f"actor/{i}": 1.0 for i in range(channel.MAX_TAGS)}
     metrics.take(Report("actor-1", RUN, {f"actor/other/{i}": 1.0 for i in range(channel.MAX_TAGS)}))
     assert metrics.dropped == {"crowded": 3}
-    monkeypatch.setattr(channel, "FORGET_SECONDS", 0.0)
+    now[0] += channel.FORGET_SECONDS
     assert "actor/0" not in metrics.latest()  # the dead are forgotten, and make room
     metrics.take(Report("actor-7", RUN, many), num_bytes=channel.MAX_REPORT_BYTES)
     assert metrics.dropped == {"crowded": 3}
@@ -317,9 +314,9 @@ def test_evaluations_that_nobody_takes_are_bounded(metrics):
     assert metrics.dropped == {"crowded": 2}
 
 
-def test_checksums_of_old_versions_are_forgotten(metrics, monkeypatch):
-    monkeypatch.setattr(channel, "MAX_VERSIONS", 2)
-    for version in (6, 7):
+def test_checksums_of_old_versions_are_forgotten(metrics):
+    metrics.take(GAMES)
+    for version in range(6, 6 + channel.MAX_VERSIONS):
         metrics.published(version, b"more")
     metrics.take(GAMES)
     assert metrics.dropped == {"unpublished": 1}

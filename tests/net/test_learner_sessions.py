@@ -6,6 +6,7 @@ import pytest
 from apexrl.net import wire
 from apexrl.net.learner_sessions import MAX_UNAPPLIED_UNROLLS
 from tests.net.peers import TABLE, Peers, block_of, insert_of, only
+from tests.replay.records import powers_of
 
 
 def test_a_learner_gets_every_unroll_in_order_before_the_batches_that_name_it(peers):
@@ -195,8 +196,9 @@ def test_priorities_are_set_in_the_order_in_which_they_came(peers):
         update = np.array(keys).tobytes(), np.array(priorities, np.float32).tobytes()
         peers.say("learner", b"l", wire.UpdatePriorities(0, *update))
     peers.service.advance()
-    powers = peers.service.replay.tables[TABLE]._index.get_rows(np.array([0]))[0]
-    assert powers == pytest.approx(np.array([1, 1, 1, 2, 5, 0, 0, 4]) ** 0.6)
+    assert powers_of(peers.service.replay.tables[TABLE], 8)[0] == pytest.approx(
+        np.array([1, 1, 1, 2, 5, 0, 0, 4]) ** 0.6
+    )
 
 
 def test_batches_of_several_tables_come_in_turn_each_numbered(spec):

@@ -10,13 +10,27 @@ from tests.net.peers import TABLE, block_of, hear
 from tests.system.processes import wait_for
 
 
+def batch_of(index, next_number=0):
+    return wire.Batch(0, index, next_number, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0)
+
+
+def subscribed(by_hand, client, spec, num_batches=0, next_number=0, request=None):
+    """Answers a subscription, and gives the client batches; returns the number of the request."""
+    request = request or hear(by_hand, client, wire.Subscribe).request
+    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, next_number, (0,), ("transitions",)))
+    assert isinstance(client.poll(500), LogStart)
+    for index in range(num_batches):
+        by_hand.say(batch_of(index, next_number))
+        assert isinstance(client.poll(500), LogBatch)
+    return request
+
+
 def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, context):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, context=context)
 
     def batch(request, next_number):
         by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
-        keys = np.arange(4)
-        by_hand.say(wire.Batch(0, 0, next_number, keys.tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+        by_hand.say(batch_of(0, next_number))
         events = [client.poll(500), client.poll(500)]
         assert isinstance(events[0], LogStart)
         return events[1]
@@ -28,11 +42,10 @@ def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, cont
 
 def test_a_learner_asks_and_tells_of_several_batches_at_once(by_hand, spec, context):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    subscribed(by_hand, client, spec)
     assert hear(by_hand, client, wire.Demand).batches == (8,)
     for index in range(8):
-        by_hand.say(wire.Batch(0, index, 0, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+        by_hand.say(batch_of(index))
     priorities = np.ones(4)
     for index in range(8):
         assert isinstance(client.poll(500), LogBatch)
@@ -52,10 +65,8 @@ def test_a_learner_asks_and_tells_of_several_batches_at_once(by_hand, spec, cont
 
 def test_priorities_go_together_as_far_as_they_fit_into_one_message(by_hand, spec, context):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
-    hear(by_hand, client, wire.Demand)
-    client._untaken[0] = 1  # a batch is at hand, whose priorities will follow
+    subscribed(by_hand, client, spec, num_batches=1)  # it is at hand, and its priorities will follow
+    by_hand.heard()
     for count in (3, wire.MAX_BATCH - 3, wire.MAX_BATCH + 1):
         client.update_priorities(np.zeros(count), np.ones(count))
     client.close()
@@ -69,10 +80,8 @@ def test_priorities_go_together_as_far_as_they_fit_into_one_message(by_hand, spe
 def test_priorities_wait_for_the_demand_while_batches_are_at_hand(by_hand, spec, context, monkeypatch):
     monkeypatch.setattr(log_client, "MAX_UPDATE_DELAY_SECONDS", 3600)
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 4, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
-    assert isinstance(client.poll(500), LogStart)
-    client._untaken[0] = 3
+    subscribed(by_hand, client, spec, num_batches=3)
+    by_hand.heard()
     for index in range(2):
         client.update_priorities(np.array([index]), np.ones(1))
         for _ in range(3):
@@ -88,10 +97,7 @@ def test_priorities_wait_for_the_demand_while_batches_are_at_hand(by_hand, spec,
 @pytest.mark.parametrize("at_hand", [0, 1])
 def test_priorities_do_not_wait_for_a_demand_that_does_not_come(by_hand, spec, context, at_hand):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
-    assert isinstance(client.poll(500), LogStart)
-    client._untaken[0] = at_hand
+    subscribed(by_hand, client, spec, num_batches=at_hand)
     client.update_priorities(np.arange(4), np.ones(4))
     assert hear(by_hand, client, wire.UpdatePriorities).keys == np.arange(4).tobytes()
     client.close()
@@ -157,15 +163,10 @@ def test_nothing_is_demanded_between_a_subscription_and_its_answer(by_hand, spec
     """The server counts from 0 again: what is demanded by the old count would allow any number of batches."""
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, context=context)
 
-    def subscribe():
-        request = hear(by_hand, client, wire.Subscribe).request
-        by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
-        assert isinstance(client.poll(500), LogStart)
-        assert hear(by_hand, client, wire.Demand).batches == (2,)
-
-    subscribe()
+    subscribed(by_hand, client, spec)
+    assert hear(by_hand, client, wire.Demand).batches == (2,)
     for index in range(2):
-        by_hand.say(wire.Batch(0, index, 0, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
+        by_hand.say(batch_of(index))
         assert isinstance(client.poll(500), LogBatch)
     client.update_priorities(np.arange(4), np.ones(4))
     by_hand.say(wire.Stranger())
@@ -173,18 +174,18 @@ def test_nothing_is_demanded_between_a_subscription_and_its_answer(by_hand, spec
     for _ in range(2):
         client.batch_used()  # updates go on meanwhile
     client.poll(1)
-    assert [type(message) for message in by_hand.heard()] == [wire.Subscribe]  # priorities may be of another log
-    client._asked_seconds = -1e9  # ask again, to hear the number of the request
-    subscribe()
+    (asked,) = by_hand.heard()  # priorities may be of another log
+    assert isinstance(asked, wire.Subscribe)
+    subscribed(by_hand, client, spec, request=asked.request)
+    assert hear(by_hand, client, wire.Demand).batches == (2,)
     client.close()
 
 
 def test_a_reader_without_a_replica_says_how_far_its_keys_went(by_hand, spec, context):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, follows_log=False, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 3, (0,), ("transitions",)))
-    by_hand.say(wire.Batch(0, 0, 7, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
-    assert isinstance(client.poll(500), LogStart) and isinstance(client.poll(500), LogBatch)
+    subscribed(by_hand, client, spec, next_number=3)
+    by_hand.say(batch_of(0, 7))
+    assert isinstance(client.poll(500), LogBatch)
     by_hand.say(wire.Stranger())
     assert hear(by_hand, client, wire.Subscribe).next_number == 7
     client.close()
@@ -192,11 +193,9 @@ def test_a_reader_without_a_replica_says_how_far_its_keys_went(by_hand, spec, co
 
 def test_more_batches_than_were_demanded_are_not_handed_out(by_hand, spec, context):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
-    for index in range(3):
-        by_hand.say(wire.Batch(0, index, 0, np.arange(4).tobytes(), np.ones(4, "f4").tobytes(), 1.0))
-    assert [type(client.poll(500)) for _ in range(4)] == [LogStart, LogBatch, LogBatch, type(None)]
+    request = subscribed(by_hand, client, spec, num_batches=2)
+    by_hand.say(batch_of(2))
+    assert client.poll(500) is None
     assert hear(by_hand, client, wire.Subscribe).request > request
     client.close()
 
@@ -205,8 +204,7 @@ def test_priorities_after_a_long_silence_wait_until_the_server_knows_the_learner
     by_hand, spec, context, monkeypatch
 ):
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
-    request = hear(by_hand, client, wire.Subscribe).request
-    by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    subscribed(by_hand, client, spec)
     hear(by_hand, client, wire.Demand)
     monkeypatch.setattr(log_client, "MAX_SILENCE_SECONDS", -1)  # nobody called it for as long
     client.update_priorities(np.arange(4), np.ones(4))

@@ -10,6 +10,7 @@ from apexrl.learning.selection import Selector
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.replay_client import ReplayClient
 from apexrl.unroll import UnrollCodec
+from tests.replay.records import powers_of
 from tests.system.processes import wait_for
 
 NUM_UNROLLS, KEPT, CANDIDATES = 60, 4, 16
@@ -92,11 +93,11 @@ def test_elite_insertion_overwrites_those_to_which_a_reader_gives_the_smallest_p
 
         def is_heard():
             client.sample("best", 10)  # priorities go with the next demand
-            return np.isclose(table._priorities, 0.9).sum() == good.sum()
+            return np.isclose(powers_of(table, 1), 0.9).sum() == good.sum()
 
         wait_for(is_heard, 60, "the priorities")
         insert(range(NUM_UNROLLS, NUM_UNROLLS + 10))  # each overwrites the worst of 20 drawn ones
-        kept = set(table._places)
+        kept = set(np.frombuffer(table.state().numbers, np.int64).tolist())
         client.close()
         actor.close()
     assert len(kept) == NUM_UNROLLS

@@ -12,6 +12,7 @@ from apexrl.net.statistics import summary
 from apexrl.replay.journal import IDENTITY_FILE, SNAPSHOT_FILE, LogIdentity
 from apexrl.replay.snapshot import write_snapshot
 from tests.net.peers import TABLE, Peers, insert_of, name_of, only
+from tests.replay.records import powers_of
 
 DISK = "the journal cannot be written (No space left on device)"
 
@@ -26,9 +27,7 @@ def stored(peers):
 
 def priorities_of(peers):
     """Priorities of all transitions of the log, by unroll."""
-    table, log = peers.service.replay.tables[TABLE], peers.log
-    rows = np.arange(log.first_number, log.end_number) % peers.service.replay.ring_unrolls
-    return table._index.get_rows(rows)
+    return powers_of(peers.service.replay.tables[TABLE], 8)
 
 
 def test_everything_acknowledged_outlives_a_killed_server(spec, tmp_path):

@@ -11,6 +11,7 @@ from apexrl.types import Field, UnrollHeader
 from apexrl.unroll import UnrollCodec
 from tests.fields import random_unroll, slow_arrays
 from tests.net.peers import TABLE, Peers, insert_of, only
+from tests.replay.records import powers_of
 from tests.system.processes import wait_for
 
 TABLES = ("unrolls=priority:0:4", "queue=fifo:0:1")
@@ -106,8 +107,7 @@ def test_priorities_of_unrolls_outlive_a_restart(unroll_spec, tmp_path):
     peers.service.advance()
     peers.restart()
     table = peers.service.replay.tables["unrolls"]
-    powers = table._index.get_rows(np.arange(5))[:, 0]
-    assert powers == pytest.approx(np.array([0, 7, 0, 3, 2]) ** 0.6 * [0, 1, 0, 1, 1], rel=1e-6)
+    assert powers_of(table, 1)[:, 0] == pytest.approx(np.array([0, 7, 0, 3, 2]) ** 0.6 * [0, 1, 0, 1, 1], rel=1e-6)
     assert table.limiter.inserted == 5
     table.check_valid()
 
