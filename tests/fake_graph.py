@@ -9,6 +9,7 @@ import threading
 from unittest import mock
 
 import torch
+import torch._dynamo  # else the first capture imports it, in the middle of which torch is incomplete
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -90,11 +90,11 @@ class ApexLearner:
         self._update = update
         self._has_small_frames = spec.has_small_frames
         self._precision = autocast_for(device, spec)
-        self._online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._target = copy.deepcopy(self._online).requires_grad_(False)
-        self._gradient = Gradient(self._online, is_mean=True)
+        self.online = make_network(spec, network).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self._gradient = Gradient(self.online, is_mean=True)
         dtype = copied_dtype(device, spec)
-        self._online_copy, self._target_copy = (CastCopy(net, dtype) for net in (self._online, self._target))
+        self._online_copy, self._target_copy = (CastCopy(net, dtype) for net in (self.online, self.target))
         self._optimizer = make_optimizer(update, self._gradient.parameters)
 
     @property
@@ -115,7 +115,7 @@ class ApexLearner:
         """Returns the prepared next observations, and the target network's values of them [B, A]."""
         with self._precision():
             self._target_copy.cast()
-            prepared = self._online.prepare(self._batch(batches).next_observation)
+            prepared = self.online.prepare(self._batch(batches).next_observation)
             return prepared, self._target_copy.network.values(prepared).float()
 
     @torch.no_grad()
@@ -152,13 +152,13 @@ class ApexLearner:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copies the online network into the target network."""
-        torch._foreach_copy_(list(self._target.parameters()), list(self._online.parameters()))
+        torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
 
     def acting_tensors(self) -> dict[str, Tensor]:
-        return self._online.state_dict()
+        return self.online.state_dict()
 
     def learning_tensors(self) -> dict[str, Tensor]:
-        target = {f"target.{name}": tensor for name, tensor in self._target.state_dict().items()}
+        target = {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
         return target | optimizer_tensors(self._optimizer, self._gradient)
 
     def _batch(self, batches: Batches) -> TransitionBatch:

@@ -123,15 +123,15 @@ class ImpalaLearner:
         self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
         self._parts = parts_of(update.mix)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
-        self._network = make_network(spec, network, lstm_size_of(spec)).to(device)
-        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = make_network(spec, network, lstm_size_of(spec)).to(device)
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         wanted = wants(algorithm, update)
         selections = [want.selection for want in wanted if want.selection is not None]
-        self._row_results = row_results(self._parts, selections, self._network.policy.in_features, device)
+        self._row_results = row_results(self._parts, selections, self.network.policy.in_features, device)
         self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, lstm_size_of(spec), device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
-        self._gradient = Gradient(self._network, is_mean=update.reduction == "mean")
-        self._copy = CastCopy(self._network, copied_dtype(device, spec))
+        self._gradient = Gradient(self.network, is_mean=update.reduction == "mean")
+        self._copy = CastCopy(self.network, copied_dtype(device, spec))
         self._optimizer = make_optimizer(update, self._gradient.parameters, RMSPROP_DECAY, centered=False)
 
     @property
@@ -204,7 +204,7 @@ class ImpalaLearner:
         """Does nothing: there is no target network."""
 
     def acting_tensors(self) -> dict[str, Tensor]:
-        return self._network.state_dict()
+        return self.network.state_dict()
 
     def learning_tensors(self) -> dict[str, Tensor]:
         schedules = {"entropy_cost": self._entropy_cost}

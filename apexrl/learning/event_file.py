@@ -43,12 +43,13 @@ CHARTS = {
 class EventFile:
     """Adds records to a new event file of a directory. One owner.
 
-    A record waits in memory until `flush` has written it. Beyond MAX_PENDING_BYTES new records are dropped and counted.
+    A record waits in memory until `flush` has written it. Beyond `max_pending_bytes` new ones are dropped and counted.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, max_pending_bytes: int = MAX_PENDING_BYTES):
         """Chooses the file's name; the first `flush` makes the file."""
         self.num_dropped = 0
+        self._max_pending_bytes = max_pending_bytes
         self._path = directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._num_bytes = 0  # bytes of whole records in the file
         self._pending = bytearray()
@@ -116,7 +117,7 @@ class EventFile:
 
     def _add(self, event: Event) -> None:
         record = _record(event)
-        if len(self._pending) + len(record) > MAX_PENDING_BYTES:
+        if len(self._pending) + len(record) > self._max_pending_bytes:
             self.num_dropped += 1
         else:
             self._pending += record

@@ -72,7 +72,7 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self._results = Results(fifo_tables(self._family, command), isinstance(command, OfflineCommand))
+        self.results = Results(fifo_tables(self._family, command), isinstance(command, OfflineCommand))
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         bound = command.learning.publish_megabytes_per_second
@@ -184,13 +184,13 @@ class LearnerLoop:
             for replica in replicas:  # while the actors fill the replay
                 if (store := replica.store) is not None:  # else the replay has begun again just now
                     updater.prepare(store, replica.shard)
-            has_finished = self._update(updater, replicas, record, spec, stop)
+            has_finished = self.update(updater, replicas, record, spec, stop)
             self._speak(updater, replicas, record, Standing(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())
             if record is not None:
                 if has_finished and command.learning.final_evaluation_seconds and not stop.is_set():
                     record.checkpoint(updater)
-                    self._evaluate_last(updater, replicas, record, stop)
+                    self.evaluate_last(updater, replicas, record, stop)
                 record.last_checkpoint(updater)
             return has_finished
         finally:
@@ -206,7 +206,7 @@ class LearnerLoop:
         if not self._team.is_first:
             updater.load_state_dict(state, begun.updates)
 
-    def _update(
+    def update(
         self, updater: Updater, replicas: Replicas, record: RunRecord | None, spec: StreamSpec, stop: Stop
     ) -> bool:
         """Updates until the run is complete, or a learner stops; returns whether it is complete."""
@@ -265,7 +265,7 @@ class LearnerLoop:
         self._arrivals.collect(0)
         return has_finished
 
-    def _evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
+    def evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
         """Publishes the last parameters, and waits until they are evaluated, for a limited time."""
         seconds, next_report = self._command.learning.final_evaluation_seconds, 0.0
         self._publish_soon(updater, record, is_last=True)
@@ -278,9 +278,9 @@ class LearnerLoop:
             self._take_evaluations(record)
             if now >= next_report:
                 next_report = now + REPORT_PERIOD_SECONDS
-                self._report(updater, replicas, record, {}, record.counters.logs, 0.0)
+                self.report(updater, replicas, record, {}, record.counters.logs, 0.0)
         self._waits_for = ""
-        self._report(updater, replicas, record, {}, record.counters.logs, 0.0)
+        self.report(updater, replicas, record, {}, record.counters.logs, 0.0)
 
     def _agree(self, standing: Standing) -> list[Standing]:
         """Returns where all learners stand; says for whom they wait."""
@@ -299,7 +299,7 @@ class LearnerLoop:
 
     def _expect(self, pending: Pending, draw: Draw, updater: Updater, replicas: Replicas) -> None:
         version, replica = updater.num_updates - 1, replicas.of(draw)
-        self._arrivals.expect(pending.event, lambda: self._results.take(pending, draw, version, updater, replica))
+        self._arrivals.expect(pending.event, lambda: self.results.take(pending, draw, version, updater, replica))
 
     def _publish_soon(self, updater: Updater, record: RunRecord, *frames: int, is_last: bool = False) -> None:
         """Publishes the parameters as they are after the last update, at `frames` if more than the record counted."""
@@ -343,11 +343,11 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants) * self._team.size
         record.count(updater.num_updates, sampled, logs, int(sums[0, 0]))
         if asked.reports:
-            self._report(updater, replicas, record, returns_by_exploration(self._games), logs, rate)
+            self.report(updater, replicas, record, returns_by_exploration(self._games), logs, rate)
             self._games[:] = 0
         return record.checkpoint(updater) if asked.writes_checkpoint else True
 
-    def _report(self, updater: Updater, replicas: Replicas, record: RunRecord, games: dict[str, float],
+    def report(self, updater: Updater, replicas: Replicas, record: RunRecord, games: dict[str, float],
                 logs: Sequence[LogPosition], rate: float) -> None:  # fmt: skip
         """Writes all that is known, of all roles."""
         assert self._connections is not None
@@ -371,7 +371,7 @@ class LearnerLoop:
         self._others.report(self._run, {prefix + tag.removeprefix("learner/"): value for tag, value in own.items()})
 
     def _own_metrics(self, updater: Updater, replicas: Replicas, rate: float) -> dict[str, float]:
-        metrics = self._stopwatch.shares("learner/waits_for/") | learner_metrics(updater, replicas, self._results, rate)
+        metrics = self._stopwatch.shares("learner/waits_for/") | learner_metrics(updater, replicas, self.results, rate)
         if self._device.type == "cuda":
             metrics["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         return metrics

@@ -80,7 +80,9 @@ class UnrollStore:
             raise ConfigError(f"a ring of {self._zero_frame:,} frames is too large: give a smaller --capacity")
         with self._device_stream.exclusive():
             self._allocate()
-        self._staging = self._make_staging() if device.type == "cuda" else None
+        # Where the device that learns works on meanwhile, and the ring lies on it.
+        is_there = self._device_stream.cuda is not None and device.type == self._device_stream.device.type
+        self._staging = self._make_staging() if is_there else None
         # Batches are gathered into a few buffers in turn: fresh memory for each would cost more than the copy.
         self._buffers = {want.table: collections.deque[Tensor](maxlen=num_batches) for want in wants}
 

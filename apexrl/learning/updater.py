@@ -98,7 +98,7 @@ class Updater:
         """Takes over a learner whose tensors lie on the stream's device; alone, unless a team is given."""
         self.num_updates = 0
         self._team = team or Team()
-        self._learner = learner
+        self.learner = learner
         self._device_stream = device_stream
         self._graphs: dict[int, UpdateGraph] = {}  # by shard: each has a store of its own
         on_gpu = device_stream.cuda is not None
@@ -116,7 +116,7 @@ class Updater:
         if frames != self._frames:
             self._frames = frames
             with self._device_stream.exclusive():
-                self._learner.schedule(frames, share)
+                self.learner.schedule(frames, share)
 
     def prepare(self, store: UnrollStore, shard: int = 0) -> None:
         """Makes the graph for a shard's draws before there are any. A CPU needs none.
@@ -150,19 +150,19 @@ class Updater:
             if self._team.size == 1:
                 return None
             with self._device_stream.exclusive():
-                self._learner.gradient.zero_()
+                self.learner.gradient.zero_()
                 self._add_up()
-                self._learner.apply()
+                self.learner.apply()
         self.num_updates += 1
-        if self._learner.is_refresh_due(self.num_updates):
+        if self.learner.is_refresh_due(self.num_updates):
             self._forget()
             with self._device_stream.exclusive():
-                self._learner.refresh()
+                self.learner.refresh()
         return pending
 
     def parameters(self) -> tuple[dict[str, Tensor], Event]:
         """Returns the tensors that actors need, good after the event; on a CPU they are not copies."""
-        return self._device_stream.fetch(self._learner.acting_tensors())
+        return self._device_stream.fetch(self.learner.acting_tensors())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns all tensors of the learner under flat names; on a CPU they are not copies."""
@@ -224,17 +224,17 @@ class Updater:
         Args:
           beside: waits for the second thread's result; None: computes it here.
         """
-        learner = self._learner
+        learner = self.learner
         return learner.gradients(batches, beside or (lambda: learner.beside(batches, learner.ahead(batches))))
 
     def _add_up(self) -> None:
         """Adds the gradients of all learners up."""
         if self._team.size > 1:
-            self._team.add_up(self._learner.gradient, self._scale)
+            self._team.add_up(self.learner.gradient, self._scale)
 
     def _apply(self, outcome: Outcome) -> Tensor:
         """Takes the optimizer's step; returns priorities, results and metrics as one tensor."""
-        metrics = outcome.metrics | self._learner.apply()
+        metrics = outcome.metrics | self.learner.apply()
         self._sizes = {table: len(priorities) for table, priorities in outcome.priorities.items()}
         self._row_shapes = {
             table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()
@@ -255,8 +255,8 @@ class Updater:
             self._side.forget()
 
     def _tensors(self) -> dict[str, Tensor]:
-        acting = {ACTING + name: tensor for name, tensor in self._learner.acting_tensors().items()}
-        return acting | {LEARNING + name: tensor for name, tensor in self._learner.learning_tensors().items()}
+        acting = {ACTING + name: tensor for name, tensor in self.learner.acting_tensors().items()}
+        return acting | {LEARNING + name: tensor for name, tensor in self.learner.learning_tensors().items()}
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:

@@ -40,15 +40,15 @@ class _Done:
 DONE: Event = _Done()
 
 
-def wait(event: Event) -> None:
+def wait(event: Event, most_seconds: float = MAX_WAIT_SECONDS) -> None:
     """Returns when all work before the event is done.
 
     Raises: ApexError when the device does not get there in time.
     """
-    deadline = time.monotonic() + MAX_WAIT_SECONDS
+    deadline = time.monotonic() + most_seconds
     while not event.query():
         if time.monotonic() > deadline:
-            raise ApexError(f"the GPU did not finish its work in {MAX_WAIT_SECONDS:.0f} s: look at nvidia-smi")
+            raise ApexError(f"the GPU did not finish its work in {most_seconds:.0f} s: look at nvidia-smi")
         time.sleep(POLL_SECONDS)
 
 

@@ -37,22 +37,26 @@ class Policy:
         make: Callable[[], FrameNetwork],
         device: torch.device,
         tensors: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
+        captures: bool | None = None,
     ):
         """Makes the network, gives it the tensors, and checks its precision on this machine.
 
         Args:
           make: returns a new network on torch's current device.
+          dtype: of the computation; by default the fastest one of the device.
+          captures: whether a call is a captured graph; by default on a GPU.
         Raises: WireError when the tensors are not those of the network, or not finite.
         """
         check_tensors(make, tensors)
         self.spec = spec
         self.device = device
-        self._captures = device.type == "cuda"
+        self._captures = device.type == "cuda" if captures is None else captures
         self._make = make
         self._layout = FrameLayout.of(spec)
         self._exact = make().to(device).eval().requires_grad_(False)
         self._exact.load_state_dict(tensors)
-        self._use(fastest_dtype(device, spec))
+        self._use(dtype or fastest_dtype(device, spec))
         if self.dtype != torch.float32 and not self._is_close():
             logger.warning("%s gives other values than float32 on %s: acting in float32", self.dtype, device)
             self._use(torch.float32)

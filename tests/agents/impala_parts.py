@@ -33,7 +33,7 @@ def make_learner(update, lstm=False, environment=VECTORS, seed=7, network=NETWOR
     torch.manual_seed(seed)
     learner = ImpalaLearner(algorithm_of(lstm), network, update, spec_of(lstm, environment), device)
     with torch.no_grad():
-        learner._network.policy.weight.mul_(4)
+        learner.network.policy.weight.mul_(4)
     return learner
 
 
@@ -93,7 +93,7 @@ def rows_of(batch, rows):
 def gradients_of(learner, batches):
     """Returns the gradient of a batch's loss as one vector, and the metrics, whose loss is a mean."""
     metrics = learner.gradients(batches, lambda: None).metrics
-    flat = torch.cat([parameter.grad.flatten() for parameter in learner._network.parameters()])
+    flat = torch.cat([parameter.grad.flatten() for parameter in learner.network.parameters()])
     if learner._update.reduction == "mean":
         flat = flat / learner.gradient[-1]
     return flat, {name: float(value) for name, value in metrics.items()}
@@ -102,7 +102,7 @@ def gradients_of(learner, batches):
 def slow_gradients(learner, update, batches, gamma):
     """Returns the same by the papers' definitions: state by state, in float64, behind the learner's own network."""
     shares = {"queue": 1.0} if update.mix == ("queue=1",) else {"queue": 0.25, "uniform": 0.75}
-    network, total, count = learner._network, torch.zeros((), dtype=torch.float64), 0.0
+    network, total, count = learner.network, torch.zeros((), dtype=torch.float64), 0.0
     for table, batch in batches.items():
         output = network.unroll(batch.observation, history_of(batch))
         logits, values = output.logits.double(), output.values.double()

@@ -72,7 +72,7 @@ def test_save_restore_continue_equals_never_stopping(tmp_path, optimizer):
 def test_update_equals_the_plain_computation():
     updater, draws = train("CartPole-v1", 30, seed=0)
     batch = draws[-1].batches()[TABLE]
-    online, target = updater._learner._online, updater._learner._target
+    online, target = updater.learner.online, updater.learner.target
     with torch.no_grad():
         q = online(batch.observation)
         best = online(batch.next_observation).argmax(1)
@@ -87,10 +87,10 @@ def test_update_equals_the_plain_computation():
 
 def test_target_is_copied_every_period():
     updater, draws = train("Catch-v0", UPDATE.target_period_updates, seed=0)
-    learner = updater._learner
-    assert equal(learner._online.state_dict(), learner._target.state_dict())
+    learner = updater.learner
+    assert equal(learner.online.state_dict(), learner.target.state_dict())
     updater.update(draws[0])
-    assert not equal(learner._online.state_dict(), learner._target.state_dict())
+    assert not equal(learner.online.state_dict(), learner.target.state_dict())
 
 
 def test_initial_priorities_are_the_actors_own_n_step_errors():
@@ -115,7 +115,7 @@ def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
     seen = Observation(frames, np.ones(16, bool), np.zeros(16, np.float32))
     actions, extras, _ = actor.act(seen, np.zeros(16), actor.initial_state(16), np.random.default_rng(0))
     with torch.no_grad():
-        q_values = updater._learner._online(batch.observation).float().numpy()
+        q_values = updater.learner.online(batch.observation).float().numpy()
     assert actor.header.params_version == 40
     assert (actions == q_values.argmax(1)).mean() > 0.9
     assert extras["q_max"] == pytest.approx(q_values.max(1), abs=0.02)

@@ -36,7 +36,7 @@ def test_an_update_of_apex_is_the_same_to_the_bit(make_unroll, copying, optimize
     plain = World(make_unroll, SCREENS, CPU, optimizer)
     copying()
     graph = World(make_unroll, SCREENS, CPU, optimizer, device_stream=FakeDeviceStream())
-    assert graph.updater._learner._online_copy.network is not graph.updater._learner._online
+    assert graph.updater.learner._online_copy.network is not graph.updater.learner.online
     for _ in range(15):  # the target network follows twice
         update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
 

@@ -36,7 +36,7 @@ def with_policy(bias, value=0.0):
     """Returns a learner and its actor whose policy and value are the same everywhere."""
     learner = make_learner(updates())
     with torch.no_grad():
-        for layer, numbers in ((learner._network.policy, bias), (learner._network.value, [value])):
+        for layer, numbers in ((learner.network.policy, bias), (learner.network.value, [value])):
             layer.weight.zero_()
             layer.bias.copy_(torch.tensor(numbers))
     return make_actor(learner, spec_of())
@@ -142,9 +142,9 @@ def test_the_log_holds_the_numbers_of_the_learners_network_over_the_whole_stream
     stacks = torch.from_numpy(slow_stacks(frames, starts, VECTORS.stacked_frames))
     states = []
     with torch.no_grad():
-        output = learner._network.unroll(stacks, history)
+        output = learner.network.unroll(stacks, history)
         for step in range(STEPS if lstm else 0):
-            states.append(learner._network.unroll(stacks, history, num_steps=step).state.numpy())
+            states.append(learner.network.unroll(stacks, history, num_steps=step).state.numpy())
     assert extras["behavior_log_probs"] == pytest.approx(output.logits.log_softmax(-1).numpy(), rel=1e-3, abs=1e-3)
     assert extras["behavior_value"] == pytest.approx(output.values.numpy(), rel=1e-3, abs=1e-3)
     if lstm:

@@ -102,7 +102,7 @@ def values_of(learner, record):
     numbers = (record.starts, before.astype(np.int64), rewards, state)
     with torch.no_grad():
         observation = torch.from_numpy(record.frames).unsqueeze(2)  # stacks of one frame
-        return learner._network.unroll(observation, History(*map(torch.from_numpy, numbers))).values.numpy()
+        return learner.network.unroll(observation, History(*map(torch.from_numpy, numbers))).values.numpy()
 
 
 def slow_target(record, values, t, e, end):

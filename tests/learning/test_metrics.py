@@ -1,4 +1,3 @@
-import collections
 import logging
 import math
 
@@ -14,14 +13,6 @@ from apexrl.learning.metrics import (
     returns_by_exploration,
 )
 from apexrl.types import Episode
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Seconds that pass only when a test says so."""
-    seconds = collections.Counter(now=1000)
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: seconds["now"])
-    return seconds
 
 
 def versions(*numbers):

@@ -1,5 +1,6 @@
 import logging
 from collections import namedtuple
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -40,6 +41,12 @@ class Log:
 
     def close(self):
         pass
+
+
+def log_of(*events):
+    log = Log()
+    log.events = list(events)
+    return log
 
 
 def append(spec, unroll, number, block=None, params_version=5):
@@ -159,9 +166,10 @@ def test_priorities_of_another_log_are_not_sent(spec, make_unroll):
     log.events = [start("log", spec, 8, 0, False), append(spec, make_unroll(spec), 0), batch_of([3], [1.0])]
     replica = follow(log)
     draw = replica.next_draw(1.0)
+    log.events = [start("another", spec, 8, 0, False)]
+    replica.follow(0)
     replica.update_priorities(draw.generation, TABLE, draw.samples[TABLE].keys, np.ones(1))
-    replica._start(start("another", spec, 8, 0, False))
-    replica._send()
+    replica.follow(0)
     assert log.updates == [] and log.num_used == 1
     assert not replica.store.holds(TABLE, np.array([3])).any()
 
@@ -181,29 +189,26 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, caplog, s
     device_stream.device = torch.device("cuda")
     needed = UnrollStore.bytes_needed(spec, 8, WANTS) + int(DEVICE_RESERVE_BYTES)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (needed - missing, 10 * needed))
-    made = namedtuple("made", "spec ring_unrolls wants device num_batches device_stream")
 
     def make(spec, ring_unrolls, wants, device, num_batches, device_stream):
         if is_taken and device.type == "cuda":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return made(spec, ring_unrolls, wants, device, num_batches, device_stream)
+        return SimpleNamespace(device=device, device_stream=device_stream, num_bytes=needed)
 
     make.bytes_needed = UnrollStore.bytes_needed
     monkeypatch.setattr("apexrl.learning.replica.UnrollStore", make)
-    replica = Replica(Log(), WANTS, device_stream, 4, LogPosition(), Stop())
+    replica = Replica(log_of(start("log", spec, 8, 0, False)), WANTS, device_stream, 4, LogPosition(), Stop())
     with caplog.at_level(logging.WARNING):
-        store = replica._make_store(start("log", spec, 8, 0, False))
-    assert (store.device.type, store.device_stream) == (place, device_stream)
-    assert len(caplog.records) == (place == "cpu")
+        replica.follow(0)
+    assert (replica.store.device.type, replica.store.device_stream) == (place, device_stream)
     assert place == "cuda" or "2.0 GB were free on cuda: it goes to host memory" in caplog.text
 
 
 def test_frames_that_fit_nowhere_are_refused(monkeypatch, spec):
     free = namedtuple("memory", "available")(UnrollStore.bytes_needed(spec, 8, WANTS) - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
-    replica = Replica(Log(), WANTS, DeviceStream(torch.device("cpu")), 4, LogPosition(), Stop())
     with pytest.raises(ConfigError, match="smaller --capacity"):
-        replica._make_store(start("log", spec, 8, 0, False))
+        follow(log_of(start("log", spec, 8, 0, False)))
 
 
 def test_a_server_with_another_capacity_gets_another_store(spec, make_unroll):

@@ -56,7 +56,7 @@ class World:
         key, weight = torch.tensor([number]), torch.ones(1)
         batch = self.store.batch(self.wants[-1].table, key, weight)
         with torch.no_grad():
-            output = self.learner._network.unroll(batch.observation)
+            output = self.learner.network.unroll(batch.observation)
         pi = output.logits[:-1, 0].double().softmax(-1).numpy()
         mu = np.exp(unroll.extras["behavior_log_probs"].astype(np.float64))
         mu /= mu.sum(axis=1, keepdims=True)
@@ -157,27 +157,23 @@ def test_a_replica_keeps_the_best_of_its_candidates_by_the_results_of_updates():
     selecting = wants(ImpalaAlgorithm(), ImpalaUpdate(batch_size=4, mix=("queue=1/2", "elite-1=1/2")))
     assert [(want.batch_size, want.num_rows) for want in selecting] == [(2, 2), (8, 2)]
     log = TwoTables()
-    log.events = [start("log")]
-    log.events += [append(SPEC, unroll_of(n), n) for n in range(RING)]
+    appends = [append(SPEC, unroll_of(n), n) for n in range(RING)]
+    log.events = [start("log"), *appends]
     replica = Replica(log, selecting, DeviceStream(CPU), 4, LogPosition(), Stop())
-    while log.events:
-        match log.poll(0):
-            case event if hasattr(event, "insert"):
-                replica._apply(event)
-            case event:
-                replica._start(event)
+    while replica.follow(0):
+        pass
 
     def draws(*keys):
         for table, numbers in (("queue", [0, 1]), ("elite-1", keys)):
             weights = np.ones(len(numbers), np.float32)
-            replica._gather(LogBatch(table, Sample(np.array(numbers), weights, weights)))
+            log.events.append(LogBatch(table, Sample(np.array(numbers), weights, weights)))
+            replica.follow(0)
         return replica.next_draw(0).samples["elite-1"]
 
     assert draws(8, 7, 6, 5, 4, 3, 2, 1).keys.tolist() == [8, 7]  # nothing is known
     distances = np.arange(RING, 0, -1, dtype=np.float32)
-    replica.add_results(replica._generation, {"queue": (np.arange(RING), {"distance": distances})})
-    replica.add_results(replica._generation - 1, {"queue": (np.arange(RING), {"distance": -distances})})
-    replica._send()
+    replica.add_results(replica.store.generation, {"queue": (np.arange(RING), {"distance": distances})})
+    replica.add_results(replica.store.generation - 1, {"queue": (np.arange(RING), {"distance": -distances})})
     sample = draws(8, 7, 6, 5, 4, 3, 2, 1)
     assert sample.keys.tolist() == [8, 7]
     assert draws(1, 2, 23, 4, 22, 6, 7, 8).keys.tolist() == [23, 22]
@@ -185,8 +181,10 @@ def test_a_replica_keeps_the_best_of_its_candidates_by_the_results_of_updates():
     assert sample.batch.reward.shape[1] == sample.batch.weight.shape[0] == 2
     gone = draws(100, 101, 102, 103, 104, 105, 106, 9)  # not decodable: never a candidate
     assert gone.keys.tolist() == [9] and gone.batch.weight.tolist() == [2, 0]
-    replica._start(start("another"))
-    assert not replica._selector._findings.uses(np.arange(RING)).any()
+    log.events = [start("another"), *appends]
+    while replica.follow(0):
+        pass
+    assert draws(1, 2, 23, 4, 22, 6, 7, 8).keys.tolist() == [1, 2]  # again nothing is known
 
 
 def test_candidates_have_no_rows_of_their_own_in_memory():

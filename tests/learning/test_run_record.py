@@ -43,6 +43,11 @@ def best_return(directory):
     return load_checkpoint(directory / "checkpoints" / BEST).header.counters.best_evaluation_return
 
 
+def faults_of(directory, record):
+    record.report({}, {}, "")
+    return json.loads((directory / "status.json").read_text())["metrics"]["learner/disk_faults_total"]
+
+
 def curve(directory):
     return [line.split(",") for line in (directory / CURVE_FILE).read_text().splitlines()]
 
@@ -136,7 +141,7 @@ def test_results_without_a_checkpoint_are_not_begun_anew(tmp_path, agent, record
 def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record, value):
     record.checkpoint(agent)
     kept = (tmp_path / "checkpoints" / LATEST).read_bytes()
-    for parameter in agent._learner._online.parameters():
+    for parameter in agent.learner.online.parameters():
         parameter.data[..., 0] = value
         break
     with pytest.raises(ApexError, match="lower --learning-rate"):
@@ -146,7 +151,7 @@ def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record, val
 
 def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path, spec, agent, record, monkeypatch):
     monkeypatch.setattr("apexrl.learning.run_record.all_finite", lambda tensors: True)
-    next(agent._learner._online.parameters()).data[..., 0] = torch.inf
+    next(agent.learner.online.parameters()).data[..., 0] = torch.inf
     record.checkpoint(agent)
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="not finite"):
@@ -188,8 +193,7 @@ def test_a_full_disk_stops_nothing_and_everything_is_written_later(tmp_path, age
         assert not record.checkpoint(agent)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
     assert len([line for line in caplog.messages if "free some space" in line]) == 1
-    record.report({"a": 1.0}, {}, "")
-    assert json.loads((tmp_path / "status.json").read_text())["metrics"]["learner/disk_faults_total"] >= 4
+    assert faults_of(tmp_path, record) >= 4
     assert best_return(tmp_path) == 5.0
     assert [row[4] for row in curve(tmp_path)] == ["mean", "1", "5"]
     assert record.checkpoint(agent)
@@ -213,7 +217,8 @@ def test_a_run_directory_that_cannot_be_is_a_clear_error(tmp_path, spec):
 def test_a_status_that_cannot_be_replaced_stops_nothing(tmp_path, record):
     (tmp_path / "status.json").mkdir()
     record.report({"a": 1.0}, {}, "")
-    assert record._disk.num_faults == 1
+    (tmp_path / "status.json").rmdir()
+    assert faults_of(tmp_path, record) == 1
 
 
 def test_the_newest_checkpoints_are_kept_under_their_updates(tmp_path, spec, agent):
@@ -243,7 +248,7 @@ def test_checkpoints_are_kept_where_a_file_has_one_name(tmp_path, spec, agent, m
     record = RunRecord(tmp_path, identity_of(spec), keep_checkpoints=2)
     monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EOPNOTSUPP, "Operation not supported")))
     record.count(8, 16, (), 0)
-    assert record.checkpoint(agent) and record._disk.num_faults == 0
+    assert record.checkpoint(agent) and faults_of(tmp_path, record) == 0
     assert [load_checkpoint(path).header.counters.updates for path in numbered_checkpoints(tmp_path)] == [8]
 
 

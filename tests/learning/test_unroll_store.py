@@ -10,6 +10,7 @@ from apexrl.learning.unroll_store import UnrollStore
 from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.types import StreamSpec
 from apexrl.unroll import UnrollCodec
+from tests.fake_graph import FakeDeviceStream
 from tests.lockstep import CPU, TABLE, hold, want
 from tests.networks.test_device_stream import SlowDeviceStream
 from tests.streams import record, slow_screens, slow_transition
@@ -106,9 +107,9 @@ def test_frames_of_any_size_are_kept(make_unroll, frame_shape, dtype):
 
 def staged(spec, ring_unrolls):
     """A store that does what it does on a GPU: unrolls go through staging, batches stay keys."""
-    store = make_store(spec, ring_unrolls, SlowDeviceStream())
-    store._staging = store._make_staging()
-    return store
+    device_stream = FakeDeviceStream()
+    device_stream.event = SlowDeviceStream().event
+    return make_store(spec, ring_unrolls, device_stream)
 
 
 def test_staged_unrolls_arrive_like_direct_ones(spec, make_unroll):

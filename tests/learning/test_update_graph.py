@@ -11,7 +11,6 @@ from apexrl.agents import impala as impala_agent
 from apexrl.config import RunCommand
 from apexrl.flags import parse
 from apexrl.learning.draw import Draw
-from apexrl.learning.replica import Replica
 from apexrl.learning.team import Team
 from apexrl.learning.updater import Updater
 from apexrl.lifecycle import Stop
@@ -54,24 +53,18 @@ def test_a_replayed_update_is_the_one_that_python_makes(make_unroll, spec, optim
 def test_between_two_graphs_learners_add_their_gradients_up(make_unroll):
     """A mean does not change when all parts are doubled, the number that divides it included."""
     graph = World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream())
-    graph.updater = Updater(graph.updater._learner, graph.device_stream, Doubling())
+    team = Doubling()
+    graph.updater = Updater(graph.updater.learner, graph.device_stream, team)
     plain = World(make_unroll, VECTORS, CPU)
     for _ in range(5):
         update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
-    assert graph.device_stream.num_captures == 2 and graph.updater._team.calls == 5
-
-
-def staged(world, shard=0):
-    """Returns a world's store as it is on a GPU: unrolls come through staged memory, and samples are named."""
-    world.store._staging = world.store._make_staging()
-    world.updater.prepare(world.store, shard)
-    return world.store
+    assert graph.device_stream.num_captures == 2 and team.calls == 5
 
 
 def test_a_graph_is_there_before_the_first_draw(make_unroll):
     graph = World(make_unroll, SCREENS, CPU, device_stream=FakeDeviceStream())
     plain, before = World(make_unroll, SCREENS, CPU), state_of(graph)
-    staged(graph)
+    graph.updater.prepare(graph.store)
     assert graph.device_stream.num_captures == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in state_of(graph).items())
     for _ in range(5):
@@ -82,11 +75,11 @@ def test_a_graph_is_there_before_the_first_draw(make_unroll):
 @pytest.mark.parametrize("kind", ["named", "gathered"])
 def test_a_graph_for_batches_of_either_kind_can_be_made_before_them(make_unroll, kind):
     world = World(make_unroll, SCREENS, CPU, device_stream=FakeDeviceStream())
-    store = staged(world) if kind == "named" else world.store
+    store = world.store if kind == "named" else World(make_unroll, SCREENS, CPU).store
     world.updater.prepare(store)
     captures = world.device_stream.num_captures
     sample = store.sample(TABLE, *world.sample())
-    assert world.updater._update_by_graph(Draw(0, {TABLE: sample})) is not None
+    assert world.updater.update(Draw(0, {TABLE: sample})) is not None
     assert world.device_stream.num_captures == captures
 
 
@@ -110,7 +103,7 @@ def test_each_shard_has_a_graph(make_unroll):
 def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch, is_prepared):
     """Libraries choose their algorithms for seconds: nobody waits for them who has to answer the replay server."""
     world = World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream())
-    learner, gradients, done = world.updater._learner, world.updater._learner.gradients, []
+    learner, gradients, done = world.updater.learner, world.updater.learner.gradients, []
 
     def applying(*arguments):
         if not done:
@@ -121,7 +114,7 @@ def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch, is_prepare
 
     monkeypatch.setattr(learner, "gradients", applying)
     if is_prepared:
-        staged(world)
+        world.updater.prepare(world.store)
     else:
         world.by_keys(*world.sample())
     assert done and world.store.holds(TABLE, np.array([RING * VECTORS.unroll_starts])).all()
@@ -129,7 +122,7 @@ def test_unrolls_come_while_a_graph_is_made(make_unroll, monkeypatch, is_prepare
 
 def test_a_store_is_not_given_up_while_a_graph_of_it_is_made(make_unroll, monkeypatch):
     world = World(make_unroll, VECTORS, CPU, device_stream=FakeDeviceStream())
-    learner, gradients, releasing = world.updater._learner, world.updater._learner.gradients, []
+    learner, gradients, releasing = world.updater.learner, world.updater.learner.gradients, []
 
     def giving_up(*arguments):
         if not releasing:
@@ -140,7 +133,7 @@ def test_a_store_is_not_given_up_while_a_graph_of_it_is_made(make_unroll, monkey
         return gradients(*arguments)
 
     monkeypatch.setattr(learner, "gradients", giving_up)
-    staged(world)
+    world.updater.prepare(world.store)
     releasing[0].join(10)
     assert not world.store.num_bytes and world.device_stream.num_captures == 1
     assert world.updater.update(world.keys(*world.sample())) is None
@@ -161,11 +154,11 @@ def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
 
 
 def run(directory, flags):
-    """Plays and learns in one process; returns the learner's tensors, and its device stream."""
+    """Plays and learns in one process; returns the learner's tensors."""
     flags = ["--env", "Catch-v0", "--preset", "small", "--total-updates", "20", "--run-dir", str(directory), *flags]
     loop = LockstepLoop(parse(RunCommand, [*flags, "--min-size-to-sample", "500", "--no-evaluator"]), Stop())
     loop.run()
-    return loop.learner.updater.state_dict(), loop.learner.updater._device_stream
+    return loop.learner.updater.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -177,19 +170,11 @@ def run(directory, flags):
 )
 def test_a_run_on_a_stand_in_for_a_gpu_learns_the_same_network(tmp_path, monkeypatch, flags):
     """Unrolls through staged memory, draws by name, the copy that computes, the graph, its results: to the bit."""
-    expected, _ = run(tmp_path / "cpu", flags)
-    make_store = Replica._make_store
-
-    def staged_store(*arguments):
-        store = make_store(*arguments)
-        store._staging = store._make_staging()
-        return store
-
-    monkeypatch.setattr(Replica, "_make_store", staged_store)
-    monkeypatch.setattr(lockstep, "DeviceStream", lambda _: FakeDeviceStream())
+    expected, device_stream = run(tmp_path / "cpu", flags), FakeDeviceStream()
+    monkeypatch.setattr(lockstep, "DeviceStream", lambda _: device_stream)
     for agent in (apex_dqn, impala_agent):
         monkeypatch.setattr(agent, "copied_dtype", fastest_dtype)
-    found, device_stream = run(tmp_path / "gpu", flags)
+    found = run(tmp_path / "gpu", flags)
     assert device_stream.num_captures == 1 and found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 

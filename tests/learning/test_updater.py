@@ -68,7 +68,7 @@ class World:
     def plainly(self, keys, weights):
         """The same update without graph, padding and fixed memory."""
         held = self.store.holds(TABLE, keys)
-        learner = self.updater._learner
+        learner = self.updater.learner
         with self.device_stream.exclusive():
             key, weight = (torch.from_numpy(array[held]).to(self.store.device) for array in (keys, weights))
             batch = self.store.batch(TABLE, key, weight)
@@ -77,7 +77,7 @@ class World:
             metrics = outcome.metrics | learner.apply()
         self.updater.num_updates += 1
         if self.updater.num_updates % 7 == 0:
-            learner._target.load_state_dict(learner._online.state_dict())
+            learner.target.load_state_dict(learner.online.state_dict())
         numbers = {name: value.cpu().numpy() for name, value in metrics.items()}
         reduced = {name: value.max() if name.endswith("_max") else value.mean() for name, value in numbers.items()}
         return outcome.priorities[TABLE].cpu().numpy(), {name: float(value) for name, value in reduced.items()}
@@ -193,11 +193,12 @@ def test_a_batch_of_which_nothing_is_left_is_no_update(make_unroll, device):
 def test_making_a_graph_changes_nothing_and_moves_nothing(make_unroll, device, optimizer):
     world = World(make_unroll, SCREENS, device, optimizer)
     world.plainly(*world.sample())  # the optimizer's averages are no zeros
-    tensors = world.updater._tensors()
+    learner = world.updater.learner
+    tensors = {**learner.acting_tensors(), **learner.learning_tensors()}
     before = {name: (tensor.data_ptr(), tensor.cpu().clone()) for name, tensor in tensors.items()}
     inputs = {TABLE: KeyInputs(world.device_stream, world.store, TABLE, SIZE)}
     UpdateGraph(world.device_stream, inputs, world.updater._work, tensors.values())
-    for name, tensor in world.updater._tensors().items():
+    for name, tensor in {**learner.acting_tensors(), **learner.learning_tensors()}.items():
         assert tensor.data_ptr() == before[name][0], name
         assert torch.equal(tensor.cpu(), before[name][1]), name
 

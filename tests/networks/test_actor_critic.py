@@ -7,7 +7,6 @@ import torch
 
 from apexrl.errors import ConfigError, WireError
 from apexrl.networks import actor_critic
-from apexrl.networks import policy as policies
 from apexrl.networks.actor_critic import History, last_step, memory_of, split
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.frame_layout import FrameLayout
@@ -40,8 +39,8 @@ def spec_of(shape, stacked=4, actions=NUM_ACTIONS):
     return EnvironmentSpec("Shape-v0", shape, "uint8" if len(shape) > 1 else "float32", stacked, actions, 1)
 
 
-def policy_of(spec, config, network, device=CPU):
-    return Policy(spec, lambda: make_network(spec, config), device, network.state_dict())
+def policy_of(spec, config, network, device=CPU, **options):
+    return Policy(spec, lambda: make_network(spec, config), device, network.state_dict(), **options)
 
 
 def stream(spec, seed=0):
@@ -93,11 +92,11 @@ def history_of(parts, state, first=0):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize(("shape", "stacked"), SHAPES)
-def test_a_learners_pass_over_an_unroll_is_the_actors_steps(monkeypatch, config, shape, stacked, device):
-    monkeypatch.setattr(policies, "fastest_dtype", lambda device, spec: torch.float32)
+def test_a_learners_pass_over_an_unroll_is_the_actors_steps(config, shape, stacked, device):
     spec = spec_of(shape, stacked)
     network, parts = make_network(spec, config), stream(spec)
-    logits, values, states = act(policy_of(spec, config, network, device), config, parts, first_state())
+    exact = policy_of(spec, config, network, device, dtype=torch.float32)
+    logits, values, states = act(exact, config, parts, first_state())
     with torch.no_grad():
         found = network.unroll(stored(spec, parts[2]), history_of(parts, first_state()))
     assert found.logits.shape == (STEPS, NUM_ENVS, NUM_ACTIONS) and found.values.shape == (STEPS, NUM_ENVS)
@@ -111,8 +110,7 @@ def test_a_learners_pass_over_an_unroll_is_the_actors_steps(monkeypatch, config,
 
 
 @pytest.mark.parametrize("config", CONFIGS[2:])
-def test_the_state_at_an_unrolls_first_step_continues_the_stream(monkeypatch, config):
-    monkeypatch.setattr(policies, "fastest_dtype", lambda device, spec: torch.float32)
+def test_the_state_at_an_unrolls_first_step_continues_the_stream(config):
     spec = spec_of((40, 40))
     network, parts = make_network(spec, config), stream(spec)
     observation = stored(spec, parts[2])
@@ -121,7 +119,7 @@ def test_the_state_at_an_unrolls_first_step_continues_the_stream(monkeypatch, co
         rest = network.unroll(observation[5:], history_of(parts, whole.state.numpy(), first=5))
     assert torch.allclose(rest.logits, whole.logits[5:], atol=1e-6)
     assert torch.allclose(rest.values, whole.values[5:], atol=1e-6)
-    states = act(policy_of(spec, config, network), config, parts, first_state())[2]
+    states = act(policy_of(spec, config, network, dtype=torch.float32), config, parts, first_state())[2]
     with torch.no_grad():
         rest = network.unroll(observation[5:], history_of(parts, states[5], first=5))  # as the log stores it
     assert torch.allclose(rest.logits, whole.logits[5:], atol=1e-5)
@@ -218,24 +216,22 @@ def test_the_last_layers_stay_in_float32_under_autocast(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_an_actor_in_bfloat16_is_close_to_float32(monkeypatch, config):
-    monkeypatch.setattr(policies, "fastest_dtype", lambda device, spec: torch.bfloat16)
+def test_an_actor_in_bfloat16_is_close_to_float32(config):
     spec = spec_of((84, 84))
     network, parts = make_network(spec, config), stream(spec)
-    acting = policy_of(spec, config, network)
+    acting = policy_of(spec, config, network, dtype=torch.bfloat16)
     assert acting.dtype == torch.bfloat16
     logits, values, _ = act(acting, config, parts, first_state())
     exact = network.unroll(stored(spec, parts[2]), history_of(parts, first_state()))
     assert torch.allclose(logits, exact.logits, atol=0.03) and torch.allclose(values, exact.values, atol=0.03)
 
 
-def test_a_new_network_whose_values_are_near_0_acts_in_bfloat16(monkeypatch):
-    monkeypatch.setattr(policies, "fastest_dtype", lambda device, spec: torch.bfloat16)
+def test_a_new_network_whose_values_are_near_0_acts_in_bfloat16():
     spec = spec_of((84, 84))
     with torch.random.fork_rng():
         for seed in range(40):
             torch.manual_seed(seed)
-            acting = policy_of(spec, CONFIGS[1], make_network(spec, CONFIGS[1]))
+            acting = policy_of(spec, CONFIGS[1], make_network(spec, CONFIGS[1]), dtype=torch.bfloat16)
             assert acting.dtype == torch.bfloat16, seed
 
 

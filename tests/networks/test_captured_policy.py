@@ -43,8 +43,7 @@ def captures(monkeypatch):
 def test_replayed_calls_give_the_values_of_plain_ones_at_every_ring_position(captures, shape):
     spec = spec_of(shape)
     tensors = make_network(spec, CONFIG).state_dict()
-    captured, plain = (policy_of(spec, tensors) for _ in range(2))
-    captured._captures = True
+    captured, plain = (policy_of(spec, tensors, captures=of_gpu) for of_gpu in (True, False))
     stacks = [captured.frame_stack(NUM_ENVS) for _ in range(2)]
     assert len(captures) == 2 * spec.stacked_frames, "no game waits for a capture"
     references = [plain.frame_stack(NUM_ENVS) for _ in range(2)]
@@ -62,8 +61,7 @@ def test_replayed_calls_give_the_values_of_plain_ones_at_every_ring_position(cap
 
 def test_calls_of_an_earlier_network_are_captured_anew(captures):
     spec = spec_of((3,))
-    first, second = (policy_of(spec, make_network(spec, CONFIG).state_dict()) for _ in range(2))
-    first._captures = second._captures = True
+    first, second = (policy_of(spec, make_network(spec, CONFIG).state_dict(), captures=True) for _ in range(2))
     stack, (frames, starts, _) = first.frame_stack(NUM_ENVS), next(iter(stream(spec, 1)))
     expected = second.values(frames, starts, second.frame_stack(NUM_ENVS))
     assert np.array_equal(second.values(frames, starts, stack), expected)
@@ -74,8 +72,7 @@ def test_calls_of_an_earlier_network_are_captured_anew(captures):
 def test_replayed_calls_of_an_actor_critic_are_plain_ones_with_memory_or_without(captures, sizes):
     spec = actor_critics.spec_of((84, 84))
     network, parts = actor_critics.make_network(spec, sizes), actor_critics.stream(spec)
-    captured, plain = (actor_critics.policy_of(spec, sizes, network) for _ in range(2))
-    captured._captures = True
+    captured, plain = (actor_critics.policy_of(spec, sizes, network, captures=of_gpu) for of_gpu in (True, False))
     found, expected = (actor_critics.act(one, sizes, parts, actor_critics.first_state()) for one in (captured, plain))
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert np.array_equal(found[2], expected[2]) and len(captures) == spec.stacked_frames
@@ -84,12 +81,10 @@ def test_replayed_calls_of_an_actor_critic_are_plain_ones_with_memory_or_without
 @pytest.mark.parametrize("shape", [(84, 84), (96, 96, 3), (3,)])
 def test_a_call_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, shape):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(policy, "fastest_dtype", lambda device, spec: torch.float32)
     monkeypatch.setattr(policy, "check_tensors", lambda make, tensors: None)  # it looks at values
-    monkeypatch.setattr(policy.Policy, "_is_close", lambda policy: True)  # so does this
     meta, spec = torch.device("meta"), spec_of(shape)
-    acting = policy_of(spec, make_network(spec, CONFIG).to(meta).state_dict(), meta)
-    stack = acting._new_stack(NUM_ENVS)
+    acting = policy_of(spec, make_network(spec, CONFIG).to(meta).state_dict(), meta, dtype=torch.float32)
+    stack = acting.frame_stack(NUM_ENVS)
     frames = torch.zeros(NUM_ENVS, *shape, dtype=getattr(torch, spec.frame_dtype), device=meta)
     with OnDevice(), torch.no_grad():
         stack.advance()

@@ -1,5 +1,3 @@
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -25,8 +23,8 @@ def spec_of(shape, stacked=4):
     return EnvironmentSpec("Shape-v0", shape, "uint8" if len(shape) > 1 else "float32", stacked, 6, 1)
 
 
-def policy_of(spec, tensors, device=CPU, config=CONFIG):
-    return Policy(spec, lambda: make_network(spec, config), device, tensors)
+def policy_of(spec, tensors, device=CPU, config=CONFIG, **options):
+    return Policy(spec, lambda: make_network(spec, config), device, tensors, **options)
 
 
 def stream(spec, num_steps, seed=0):
@@ -60,11 +58,10 @@ def test_values_are_those_of_the_whole_stack_in_float32(shape, stacked, device):
 
 
 @pytest.mark.parametrize(("shape", "stacked"), [((84, 84), 4), ((96, 96, 3), 2), ((10, 7), 4)])
-def test_values_in_bfloat16_are_close_to_those_in_float32(monkeypatch, shape, stacked):
-    monkeypatch.setattr(policy, "fastest_dtype", lambda device, spec: torch.bfloat16)
+def test_values_in_bfloat16_are_close_to_those_in_float32(shape, stacked):
     spec = spec_of(shape, stacked)
     network = make_network(spec, CONFIG)
-    acting = policy_of(spec, network.state_dict())
+    acting = policy_of(spec, network.state_dict(), dtype=torch.bfloat16)
     assert acting.dtype == torch.bfloat16
     stack = acting.frame_stack(NUM_ENVS)
     for frames, starts, observations in stream(spec, 10):
@@ -164,8 +161,8 @@ def damaged(**changes):
     ],
 )
 def test_parameters_that_do_not_fit_are_refused_and_the_old_ones_stay(tensors, complaint, device):
-    acting, old = (policy_of(SCREEN, damaged(**{"value.bias": torch.ones(1)}), device) for _ in "ab")
-    old.load({name: tensor.clone() for name, tensor in acting._exact.state_dict().items()})
+    given = damaged(**{"value.bias": torch.ones(1)})
+    acting, old = (policy_of(SCREEN, given, device) for _ in "ab")
     with pytest.raises(WireError, match=complaint):
         acting.load(tensors)
     with pytest.raises(WireError, match=complaint):
@@ -183,18 +180,16 @@ def test_a_description_of_an_absurd_network_takes_no_memory(sizes):
         policy_of(SCREEN, damaged(), config=DuelingConfig(*sizes))
 
 
-def test_a_precision_that_computes_something_else_is_not_used(monkeypatch, caplog):
+def test_a_precision_that_computes_something_else_is_not_used(monkeypatch):
     def wrong(x, kernel, *args, **options):  # as on hardware that computes bfloat16 wrongly
         return right(x, kernel, *args, **options) * (0.8 if x.dtype == torch.bfloat16 else 1)
 
     right = nn.functional.conv2d
     monkeypatch.setattr(nn.functional, "conv2d", wrong)
-    monkeypatch.setattr(policy, "fastest_dtype", lambda device, spec: torch.bfloat16)
     spec = spec_of((84, 84))
     network = make_network(spec, CONFIG)
-    with caplog.at_level(logging.WARNING):
-        acting = policy_of(spec, network.state_dict())
-    assert acting.dtype == torch.float32 and "acting in float32" in caplog.text
+    acting = policy_of(spec, network.state_dict(), dtype=torch.bfloat16)
+    assert acting.dtype == torch.float32
     frames, starts, observations = next(stream(spec, 1))
     values = acting.values(frames, starts, acting.frame_stack(NUM_ENVS))
     assert np.allclose(values, exact_values(network, spec, observations), atol=1e-5)

@@ -16,6 +16,7 @@ from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 from apexrl.networks.config import ActorCriticConfig, DuelingConfig, to_text
+from apexrl.networks.policy import Policy
 from apexrl.roles.export import export, main, network_of
 from apexrl.types import EnvironmentSpec
 from tests.agents.impala_parts import algorithm_of
@@ -90,8 +91,8 @@ def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, 
     check_notes(said, session, environment, lstm)
     algorithm = algorithm_of(lstm) if agent == "impala" else family_of(agent).algorithm
     actor = implementation(family_of(agent)).make_actor(algorithm, load_checkpoint(path).parameters(), CPU)
-    values, wanted = actor._policy.values, []
-    actor._policy.values = lambda *arguments: wanted.append(values(*arguments)) or wanted[-1]
+    values, wanted = Policy.values, []
+    monkeypatch.setattr(Policy, "values", lambda *arguments: wanted.append(values(*arguments)) or wanted[-1])
     frames, starts, rewards = observations(environment)
     rng, state = np.random.default_rng(1), actor.initial_state(NUM_ENVS)
     stack, found = np.zeros((NUM_ENVS, *environment.observation_shape), frames.dtype), []
