@@ -45,17 +45,19 @@ class Progress:
     The mean so far leans towards short games, which end first.
     """
 
-    def __init__(self, episodes: int, params_version: int, report: Callable[[dict[str, float]], None]):
+    def __init__(self, episodes: int, params_version: int, report: Callable[[dict[str, float]], None],
+                 period_seconds: float = REPORT_PERIOD_SECONDS):  # fmt: skip
         self._episodes = episodes
         self._params_version = params_version
         self._report = report
+        self._period_seconds = period_seconds
         self._told_at = -math.inf
         self._finished = 0
 
     def update(self, returns: list[float]) -> None:
         """Takes the returns of all games that have ended so far, and tells them when it is time."""
         finished = len(returns)
-        if finished < self._episodes and time.monotonic() - self._told_at < REPORT_PERIOD_SECONDS:
+        if finished < self._episodes and time.monotonic() - self._told_at < self._period_seconds:
             return
         self._told_at = time.monotonic()
         mean = {"evaluation/return_so_far": float(np.mean(returns))} if returns else {}

@@ -231,7 +231,7 @@ class ActorLoop:
         self._client = InsertClient(replay, name, self.spec, command.acting.environments_per_worker, keyring)
         endpoint = relay or address(wires.learner_host, wires.parameter_port)
         # The relay of this host speaks in the clear, and on the loopback only.
-        self._parameters = ParameterSubscriber(endpoint, None if relay else keyring)
+        self.parameters = ParameterSubscriber(endpoint, None if relay else keyring)
         self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, keyring)
         self._reported: dict[str, float] = {}  # totals at the last report
         self._meter = CpuMeter()
@@ -249,35 +249,35 @@ class ActorLoop:
             codec = UnrollCodec(self.spec, self._command.acting.compression_level)
             sender = UnrollSender(self._client, codec, patience, stop)
             sending = stop.thread(sender.run, "sender")
-            agent = self._wait_for_agent(stop)
+            agent = self.wait_for_agent(stop)
             if agent is not None:
                 self._play(agent, sender, stop)
         finally:
             stop.set()
             if sending is not None:
                 sending.join(FLUSH_SECONDS + 1)
-            self._parameters.close()
+            self.parameters.close()
             self._metrics.close()
             self._player.close()
 
-    def _wait_for_agent(self, stop: Stop) -> Actor | None:
+    def wait_for_agent(self, stop: Stop) -> Actor | None:
         """Returns an agent with the first parameters that fit, None when stopped."""
         deadline = time.monotonic() + self._command.wires.patience_seconds
         said = time.monotonic()
         while not stop.is_set():
-            parameters = self._parameters.fetch(200)
+            parameters = self.parameters.fetch(200)
             if parameters is not None:
                 check_fits(parameters, self.spec, self._command.agent)
                 try:
                     family = family_of(self._command.agent)
                     return implementation(family).make_actor(self._command.algorithm, parameters, self._device)
                 except WireError as error:
-                    self._parameters.drop(error)
+                    self.parameters.drop(error)
             if time.monotonic() > deadline:
-                raise PeerTimeout(f"no parameters from {self._parameters.endpoint} in time: is the learner running?")
+                raise PeerTimeout(f"no parameters from {self.parameters.endpoint} in time: is the learner running?")
             if time.monotonic() - said > 10:
                 said = time.monotonic()
-                logger.info("waiting for parameters at %s", self._parameters.endpoint)
+                logger.info("waiting for parameters at %s", self.parameters.endpoint)
         return None
 
     def _play(self, agent: Actor, sender: UnrollSender, stop: Stop) -> None:
@@ -287,7 +287,7 @@ class ActorLoop:
         player.begin(agent, self._of_all(sender.lease).slots[0])
         while not stop.is_set():
             if player.is_fetch_due:
-                self._fetch(agent)
+                self.fetch(agent)
             player.explore(agent, self._of_all(sender.lease))
             for complete in player.play(agent):
                 while not sender.offer(complete) and not stop.is_set():
@@ -300,9 +300,9 @@ class ActorLoop:
         shards = self._command.wires.shards
         return Lease(tuple(slot * shards + self._shard for slot in lease.slots), lease.ladder_size * shards)
 
-    def _fetch(self, agent: Actor) -> None:
+    def fetch(self, agent: Actor) -> None:
         """Takes newer parameters; those that do not fit are dropped, and the old ones stay in use."""
-        parameters = self._parameters.fetch()
+        parameters = self.parameters.fetch()
         if parameters is None:
             return
         try:
@@ -312,7 +312,7 @@ class ActorLoop:
             agent.load(parameters)
             self._metrics.run = agent.header.run
         except WireError as error:
-            self._parameters.drop(error)
+            self.parameters.drop(error)
 
     def _report_when_due(self, agent: Actor, sender: UnrollSender) -> None:
         if self._player.stopwatch.elapsed() > REPORT_PERIOD_SECONDS:
@@ -335,7 +335,7 @@ class ActorLoop:
                 "actor/agent_steps_per_second": steps_per_second,
                 "actor/agent_steps_total": steps,
                 "actor/params_version": float(agent.header.params_version),
-                "actor/dropped_parameters_total": float(self._parameters.num_dropped),
+                "actor/dropped_parameters_total": float(self.parameters.num_dropped),
                 "system/actors_cores": self._meter.cores(),
                 "actor/sent_bytes_total": float(sender.bytes_sent),
                 "actor/time/sending": sending,

@@ -1,6 +1,7 @@
 """The clock decides when a run is over. A smoke run ends when everything has happened once, or at its deadline."""
 
 import time
+from collections.abc import Callable
 
 from apexrl.config import RunCommand
 from apexrl.networks.checkpoint import Counters
@@ -11,15 +12,15 @@ SMOKE_DEADLINE_SECONDS = 600.0
 class Clock:
     """The time limit of a run. A smoke run's limit counts from its first frame: a slow machine starts slowly."""
 
-    def __init__(self, command: RunCommand):
+    def __init__(self, command: RunCommand, clock: Callable[[], float] = time.monotonic):
         self._max_seconds = command.max_seconds
         self._is_smoke = command.smoke
-        self._started = time.monotonic()
+        self._clock, self._started = clock, clock()
         self._first_frame: float | None = None
 
     def elapsed(self) -> float:
         """Returns the seconds since the start."""
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     def is_over(self, counters: Counters) -> bool:
         """True when the run's time is up; for a smoke run, see the module."""

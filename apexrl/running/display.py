@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -151,14 +152,16 @@ class ConsoleHandler(logging.Handler):
 class Display:
     """Shows a run while it goes on. Use it as a context manager."""
 
-    def __init__(self, console: Console, directory: Path, supervisor: Supervisor, targets: Targets = NO_TARGETS):
+    def __init__(self, console: Console, directory: Path, supervisor: Supervisor, targets: Targets = NO_TARGETS,
+                 clock: Callable[[], float] = time.monotonic):  # fmt: skip
         self._console = console
         self._directory = directory
         self._supervisor = supervisor
         self._targets = targets
+        self._clock = clock
         # By unit, and whether learning has begun, which slows the actors down.
         self._paces: dict[tuple[str, bool], Pace] = collections.defaultdict(Pace)
-        self._started = time.monotonic()
+        self._started = clock()
         self._next_line = self._started + LINE_PERIOD_SECONDS
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
@@ -175,13 +178,13 @@ class Display:
         """Shows the newest status: in a terminal at once, elsewhere as a line every LINE_PERIOD_SECONDS."""
         if self._live is not None:
             self._live.update(self._table())
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_PERIOD_SECONDS
+        elif self._clock() >= self._next_line:
+            self._next_line = self._clock() + LINE_PERIOD_SECONDS
             self._console.print("  ".join(f"{name} {value}" for name, value in self.rows()), soft_wrap=True)
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the shown rows as (name, value)."""
-        rows = [("time", duration(time.monotonic() - self._started))]
+        rows = [("time", duration(self._clock() - self._started))]
         rows += self._disk()
         status, age_seconds = read_status(self._directory), self._status_age()
         if status is None or age_seconds is None:
@@ -215,7 +218,7 @@ class Display:
 
     def _share(self, count: int, target: int, unit: str, pace: Pace) -> str:
         share = min(count / target, 1.0)
-        left = pace.seconds_left(count, target, time.monotonic())
+        left = pace.seconds_left(count, target, self._clock())
         text = f"{share:.0%} of {target:,} {unit}" + (f", about {duration(left)} left" if left else "")
         if self._live is None:
             return text

@@ -43,15 +43,15 @@ def check_ports(command: RunCommand) -> None:
                 raise ConfigError(f"{fault}: stop who uses it or give another {flag}") from error
 
 
-def free_ports(host: str, count: int) -> list[int]:
+def free_ports(host: str, count: int, searched: range = SEARCHED_PORTS) -> list[int]:
     """Returns ports on which nobody listens now.
 
     Raises: OSError when the host is none of this machine's, ConfigError when there are not as many.
     """
-    candidates = random.sample(SEARCHED_PORTS, len(SEARCHED_PORTS))
+    candidates = random.sample(searched, len(searched))
     ports = list(itertools.islice((port for port in candidates if _is_free(host, port)), count))
     if len(ports) < count:
-        first, last = SEARCHED_PORTS[0], SEARCHED_PORTS[-1]
+        first, last = searched[0], searched[-1]
         raise ConfigError(f"{host} has no {count} free ports from {first} to {last}: end programs that listen there")
     return ports
 

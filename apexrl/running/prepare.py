@@ -53,7 +53,7 @@ def prepare(
     """
     agent, saved = value_given("--agent", arguments), None
     if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
-        saved, not_given = saved_command(Path(earlier), _update_of(value_given("--at", arguments)))
+        saved, not_given = saved_command(Path(earlier), update_of(value_given("--at", arguments)))
         agent = agent or saved.agent
     host = value_given("--guest", arguments)
     if host and saved is None:
@@ -93,7 +93,7 @@ def prepare(
     return plan
 
 
-def _update_of(text: str) -> int:
+def update_of(text: str) -> int:
     """Returns the update that --at names; 0 without one, or with one that the parser will refuse."""
     try:
         return whole_number(text)

@@ -82,12 +82,12 @@ class Driver:
         asked = parse_onto(default_command(RunCommand, agent), arguments)
         check_asked(asked)
         directory = asked.resume or asked.run_dir
-        self._asked = on_saved(asked, arguments)
+        self.asked = on_saved(asked, arguments)
         if not directory:
-            directory = str(Path(new_run(self._asked.env.env)).resolve())
+            directory = str(Path(new_run(self.asked.env.env)).resolve())
             arguments = [*arguments, "--run-dir", directory]
-        self._directory, self._arguments = Path(directory), arguments
-        self._run = config.ray_namespace or f"apexrl-{self._directory.name}"
+        self.directory, self._arguments = Path(directory), arguments
+        self._run = config.ray_namespace or f"apexrl-{self.directory.name}"
         self._groups: dict[str, Any] = {}  # handles
         self._nodes: dict[str, tuple[str, int]] = {}  # node and processes, by group of actors
         self._printed: dict[str, tuple[str, ...]] = {}  # the newest lines, by group
@@ -151,7 +151,7 @@ class Driver:
 
         Raises: ConfigError when the cluster has no such place in time.
         """
-        asked, learning = self._asked, self._asked.learning
+        asked, learning = self.asked, self.asked.learning
         gpus = 0
         if learning.device != "cpu" and ray.cluster_resources().get("GPU", 0) >= learning.num_learners:
             gpus = learning.num_learners
@@ -283,7 +283,7 @@ class Driver:
             time.sleep(POLL_SECONDS)
         self._print(
             f"ERROR the Ray cluster has not answered for {patience_seconds:.0f} s: its processes end by themselves, "
-            f"with a last checkpoint; go on with --resume {self._directory}"
+            f"with a last checkpoint; go on with --resume {self.directory}"
         )
         end_at_once(1)
 
@@ -326,10 +326,10 @@ class Driver:
         faults = [report for report in reports if report.fault]
         for summary in filter(None, (report.summary for report in reports)):
             self._print(summary.rstrip())
-        if not (self._directory / CONFIG_FILE).exists():
+        if not (self.directory / CONFIG_FILE).exists():
             self._fetch()
         for report in faults:
-            self._print(f"ERROR {report.node} {report.fault}; see `ray logs` or {self._directory / 'logs'}")
+            self._print(f"ERROR {report.node} {report.fault}; see `ray logs` or {self.directory / 'logs'}")
         if command.smoke and not faults and (missing := what_is_missing(counters_of(reports))):
             self._print(f"the smoke run failed: nothing was {', '.join(missing)}")
             return 1
@@ -341,8 +341,8 @@ class Driver:
             learner = self._groups[LEARNER]
             files: list[tuple[str, int]] = ray.get(learner.files.remote(), timeout=END_SECONDS)
             for name, size in files:
-                path = (self._directory / name).resolve()
-                if not path.is_relative_to(self._directory):
+                path = (self.directory / name).resolve()
+                if not path.is_relative_to(self.directory):
                     raise PeerError(f"the learner's node names a file outside the run: {name}")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
@@ -350,9 +350,9 @@ class Driver:
                         file.write(ray.get(learner.read.remote(name, offset), timeout=END_SECONDS))
                         self._heard = time.monotonic()
         except (ray.exceptions.RayError, OSError) as error:
-            self._print(f"ERROR the run's files stay on the learner's node, in {self._directory}: {error}")
+            self._print(f"ERROR the run's files stay on the learner's node, in {self.directory}: {error}")
         else:
-            self._print(f"fetched {len(files)} files into {self._directory}; the experience stays where it is")
+            self._print(f"fetched {len(files)} files into {self.directory}; the experience stays where it is")
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)

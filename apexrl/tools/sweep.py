@@ -49,7 +49,7 @@ class Sweep:
         Raises: ConfigError when the record is damaged, or a run was begun with other flags.
         """
         self._directory = directory
-        self._runs = runs
+        self.runs = runs
         self._stop = stop
         path = directory / RECORD_FILE
         try:
@@ -70,11 +70,11 @@ class Sweep:
         Raises: ConfigError when others keep the ports or a directory, so that a run cannot start.
         """
         failed: list[str] = []
-        for number, run in enumerate(self._runs, 1):
+        for number, run in enumerate(self.runs, 1):
             name = run.directory.name
             if self._stop.is_set() or self.is_complete(run):
                 continue
-            print(f"{number} of {len(self._runs)}: {name}, see {self._log(run)}", flush=True)
+            print(f"{number} of {len(self.runs)}: {name}, see {self._log(run)}", flush=True)
             self._wait_until_free(run)
             if self._stop.is_set():
                 break
@@ -112,7 +112,7 @@ class Sweep:
             if run.has_begun:  # a total that it has reached, perhaps its preset's, would not be its end any more
                 where = ["--resume", str(run.directory), *_totals(run.command.learning)]
             limit = ["--max-seconds", str(seconds)] if math.isfinite(seconds) else []
-            self._launch(run, [*run.arguments, *limit, *where])
+            self.launch(run, [*run.arguments, *limit, *where])
             self._check_end(run, seconds)
         self._note(run, is_complete=True)
 
@@ -141,7 +141,11 @@ class Sweep:
         counters = continued(run.directory) if run.has_begun else None
         return run.command.max_seconds - (0.0 if counters is None else counters.seconds)
 
-    def _launch(self, run: SweepRun, arguments: list[str]) -> None:
+    def launch(self, run: SweepRun, arguments: list[str]) -> None:
+        """Starts the launcher for a run, and returns when it has ended well.
+
+        Raises: ApexError when it has not.
+        """
         supervisor, name = Supervisor(max_restarts=0), run.directory.name
         supervisor.start(name, ["-m", "apexrl.running.launch", *arguments], log=self._log(run))
         child = supervisor.children[name]

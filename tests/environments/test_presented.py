@@ -40,13 +40,11 @@ def test_a_spec_gives_its_environment_back():
 
 @pytest.mark.parametrize("channels", [3, 4, 8])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_pictures_with_their_channels_first_are_turned(channels, dtype, caplog):
+def test_pictures_with_their_channels_first_are_turned(channels, dtype):
     arguments = f'{{"channels": {channels}, "dtype": "{dtype}"'
     first, _ = first_frame(EnvConfig(PAINTED, env_kwargs=arguments + ', "is_first": true}'))
-    assert "have their channels first, and are turned to (48, 40," in caplog.text
-    caplog.clear()
     last, _ = first_frame(EnvConfig(PAINTED, env_kwargs=arguments + "}"))
-    assert np.array_equal(first, last) and not caplog.records
+    assert first.shape[:2] == (48, 40) and np.array_equal(first, last)
 
 
 def test_wrappers_are_put_on_in_their_order():

@@ -7,7 +7,6 @@ import pytest
 from apexrl.config import RunCommand
 from apexrl.flags import default_command
 from apexrl.networks.checkpoint import Counters
-from apexrl.running import clock
 from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
 from apexrl.types import LogPosition
 
@@ -18,7 +17,7 @@ ALL = Counters(1, (LogPosition(transitions=10),), transitions_sampled=10, evalua
 class Time:
     now = 1000.0
 
-    def monotonic(self):
+    def __call__(self):
         return self.now
 
 
@@ -27,20 +26,18 @@ def run_command(**changes):
 
 
 @pytest.fixture
-def time(monkeypatch):
-    turned = Time()
-    monkeypatch.setattr(clock, "time", turned)
-    return turned
+def time():
+    return Time()
 
 
 def test_a_run_without_a_limit_is_never_over(time):
-    never = Clock(run_command())
+    never = Clock(run_command(), time)
     time.now += 1e9
     assert not never.is_over(ALL)
 
 
 def test_a_run_ends_after_its_seconds(time):
-    ten = Clock(run_command(max_seconds=10.0))
+    ten = Clock(run_command(max_seconds=10.0), time)
     time.now += 9.0
     assert not ten.is_over(Counters())
     time.now += 1.0
@@ -48,7 +45,7 @@ def test_a_run_ends_after_its_seconds(time):
 
 
 def test_the_time_of_a_smoke_run_counts_from_its_first_frame(time):
-    smoke = Clock(run_command(max_seconds=60.0, smoke=True))
+    smoke = Clock(run_command(max_seconds=60.0, smoke=True), time)
     time.now += 200.0
     assert not smoke.is_over(Counters())
     assert not smoke.is_over(ALL)
@@ -59,7 +56,7 @@ def test_the_time_of_a_smoke_run_counts_from_its_first_frame(time):
 
 
 def test_a_smoke_run_goes_on_until_everything_happened_or_its_deadline_is_over(time):
-    smoke = Clock(run_command(max_seconds=60.0, smoke=True))
+    smoke = Clock(run_command(max_seconds=60.0, smoke=True), time)
     assert not smoke.is_over(SOME)
     time.now += SMOKE_DEADLINE_SECONDS - 1
     assert not smoke.is_over(SOME)

@@ -50,15 +50,19 @@ def status_with(metrics):
 
 
 @pytest.fixture
-def shown(tmp_path):
+def console():
+    return Console(file=io.StringIO(), force_terminal=True, width=200, markup=False, highlight=False)
+
+
+@pytest.fixture
+def shown(console, tmp_path):
     """A display of a run, and the supervisor whose roles it shows."""
     supervisor = Supervisor(10)
-    console = Console(file=io.StringIO(), force_terminal=True, width=200, markup=False, highlight=False)
     return Display(console, tmp_path, supervisor), supervisor
 
 
-def write_status(directory: Path, metrics, age_seconds=0.0):
-    write_json(directory / STATUS_FILE, status_with(metrics))
+def write_status(directory: Path, status, age_seconds=0.0):
+    write_json(directory / STATUS_FILE, status)
     written_at = time.time() - age_seconds
     os.utime(directory / STATUS_FILE, (written_at, written_at))
 
@@ -81,22 +85,20 @@ def test_a_replay_is_never_more_than_full():
     assert dict(progress_rows(status_with({"replay/fill": 0.994})))["replay"].startswith("99% full")
 
 
-def test_the_time_of_a_long_run_counts_on_beyond_a_day(shown, monkeypatch):
-    display, _ = shown
-    started = display._started
-    monkeypatch.setattr("time.monotonic", lambda: started + 25 * 3600 + 61)
+def test_the_time_of_a_long_run_counts_on_beyond_a_day(console, tmp_path):
+    now = iter([100.0, 100.0 + 25 * 3600 + 61])
+    display = Display(console, tmp_path, Supervisor(10), clock=lambda: next(now))
     assert dict(display.rows())["time"] == "25:01:01"
 
 
-def test_the_way_to_the_first_update_and_to_the_end(shown, tmp_path, monkeypatch):
-    display, _ = shown
-    display._targets = Targets(warm_up_transitions=2000, total_frames=8000, total_updates=0)
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+def test_the_way_to_the_first_update_and_to_the_end(console, tmp_path):
+    now, targets = [0.0], Targets(warm_up_transitions=2000, total_frames=8000, total_updates=0)
+    display = Display(console, tmp_path, Supervisor(10), targets, lambda: now[0])
 
     def way(transitions, updates=0):
         counters = Counters(updates=updates, logs=(LogPosition(transitions=transitions),))
-        return dict(display._way(Status("Catch-v0", 4 * transitions, counters, {}, "")))
+        write_status(tmp_path, Status("Catch-v0", 4 * transitions, counters, {}, ""), age_seconds=-10.0)
+        return {name: text for name, text in display.rows() if name in ("warm-up", "progress")}
 
     bars = ["█" * 6 + "░" * 18, "█" * 12 + "░" * 12]
     assert way(500) == {"warm-up": f"{bars[0]} 25% of 2,000 transitions", "progress": f"{bars[0]} 25% of 8,000 frames"}
@@ -123,11 +125,11 @@ def test_the_time_that_is_left_follows_from_the_last_minute():
     assert slow[0] < 20 and slow[-1] == 300 / 2
 
 
-def test_the_wait_for_the_last_evaluation_is_said(shown):
-    display, _ = shown
-    display._targets = Targets(total_frames=8000)
-    ((name, text),) = display._way(Status("Catch-v0", 8000, Counters(updates=70), {}, LAST_EVALUATION))
-    assert (name, text) == ("state", f"waiting for {LAST_EVALUATION}; Ctrl-C ends the run without it")
+def test_the_wait_for_the_last_evaluation_is_said(console, tmp_path):
+    display = Display(console, tmp_path, Supervisor(10), Targets(total_frames=8000))
+    write_status(tmp_path, Status("Catch-v0", 8000, Counters(updates=70), {}, LAST_EVALUATION), age_seconds=-10.0)
+    rows = dict(display.rows())
+    assert rows["state"] == f"waiting for {LAST_EVALUATION}; Ctrl-C ends the run without it" and "progress" not in rows
 
 
 @pytest.mark.parametrize(
@@ -181,16 +183,16 @@ def test_a_run_starts_until_its_learner_reports(shown, tmp_path):
     starting = [("state", "starting"), ("replay", "actors at [here]"), ("actors", "loading")]
     assert display.rows()[1:] == starting
     supervisor.stop(list(supervisor.children), 0.1)
-    write_status(tmp_path, METRICS, age_seconds=100.0)  # from an earlier start
+    write_status(tmp_path, status_with(METRICS), age_seconds=100.0)  # from an earlier start
     assert ("state", "starting") in display.rows()
-    write_status(tmp_path, METRICS, age_seconds=-10.0)
+    write_status(tmp_path, status_with(METRICS), age_seconds=-10.0)
     assert dict(display.rows())["frames"] == "4,000 (3,000/s)"
 
 
 def test_metrics_that_are_old_are_not_shown_as_if_they_were_new(shown, tmp_path):
     display, supervisor = shown
     supervisor.began_at -= 1000.0
-    write_status(tmp_path, METRICS, age_seconds=STALE_SECONDS + 20)
+    write_status(tmp_path, status_with(METRICS), age_seconds=STALE_SECONDS + 20)
     rows = dict(display.rows())
     assert rows["stale"].startswith("the learner has reported nothing for 3")
     assert rows["frames"] == "4,000 (-/s)" and rows["waits"] == "-"
@@ -209,22 +211,23 @@ def test_roles_that_are_down(shown, tmp_path):
     assert (rows["restarting"], rows["restarted"], rows["given up"]) == ("actors", "actors 2x", "evaluator")
 
 
-def test_names_of_others_are_no_markup(shown, tmp_path):
+def test_names_of_others_are_no_markup(shown, console, tmp_path):
     display, _ = shown
-    write_status(tmp_path, METRICS, age_seconds=-10.0)
-    display._console.print(display._table())
-    assert "[red]min_size" in display._console.file.getvalue()
+    write_status(tmp_path, status_with(METRICS), age_seconds=-10.0)
+    with display:
+        display.update()
+    assert "[red]min_size" in console.file.getvalue()
 
 
-def test_what_is_logged_stays_above_the_live_table(shown):
+def test_what_is_logged_stays_above_the_live_table(shown, console):
     """A terminal shows the record, then the table again; a record on stderr would be overwritten by it."""
     display, _ = shown
     logger = logging.Logger("role")
-    logger.addHandler(ConsoleHandler(display._console))
+    logger.addHandler(ConsoleHandler(console))
     with display:
         display.update()
         logger.warning("the [robot] arm is stuck")
-    printed = display._console.file.getvalue()
+    printed = console.file.getvalue()
     assert "time" in printed.partition("the [robot] arm is stuck\n")[2]
 
 

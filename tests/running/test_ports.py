@@ -5,19 +5,18 @@ import socket
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.running import ports
 from apexrl.running.ports import free_ports
 
 HOST = "127.0.0.1"
 
 
-def test_free_ports_are_those_that_nobody_listens_on(monkeypatch):
-    monkeypatch.setattr(ports, "SEARCHED_PORTS", range(27_990, 28_000))
+def test_free_ports_are_those_that_nobody_listens_on():
+    searched = range(27_990, 28_000)
     with socket.socket() as taken:
         taken.bind((HOST, 27_995))
-        assert sorted(free_ports(HOST, 9)) == [port for port in range(27_990, 28_000) if port != 27_995]
+        assert sorted(free_ports(HOST, 9, searched)) == [port for port in searched if port != 27_995]
         with pytest.raises(ConfigError, match="no 10 free ports from 27990 to 27999"):
-            free_ports(HOST, 10)
+            free_ports(HOST, 10, searched)
 
 
 def test_an_address_of_another_machine_is_refused():

@@ -189,11 +189,11 @@ def test_a_run_that_goes_on_keeps_its_agent(tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     save_config(parse(RunCommand, ["--agent", "impala", "--env", "Catch-v0", "--run-dir", str(tmp_path / "old")]))
     resumed = Driver(RayConfig(), ["--resume", str(tmp_path / "old"), "--entropy-cost", "0.02"], 0, Console())
-    assert resumed._asked.update.entropy_cost == 0.02
+    assert resumed.asked.update.entropy_cost == 0.02
     monkeypatch.chdir(tmp_path / "old")
-    assert Driver(RayConfig(), ["--env", "Catch-v0"], 0, Console())._asked.agent == "apex-dqn", "it continues nothing"
+    assert Driver(RayConfig(), ["--env", "Catch-v0"], 0, Console()).asked.agent == "apex-dqn", "it continues nothing"
     forked = Driver(RayConfig(), ["--fork", str(tmp_path / "old")], 0, Console())
-    assert forked._directory.name.startswith("Catch-v0-")
+    assert forked.directory.name.startswith("Catch-v0-")
 
 
 def test_actors_take_the_cpus_that_nobody_else_holds(monkeypatch, tmp_path):
@@ -209,7 +209,7 @@ def test_actors_take_the_cpus_that_nobody_else_holds(monkeypatch, tmp_path):
     driver = ray_cluster.Driver(ray_cluster.RayConfig(), ["--env", "Catch-v0"], 0, Console())
     started = []
     monkeypatch.setattr(driver, "_start", lambda name, kind, *arguments, **options: started.append((name, options)))
-    driver._spread(driver._asked, None)
+    driver._spread(driver.asked, None)
     ((name, options),) = started
     assert name == f"actors {busy[:8]}" and options["num_cpus"] == 5
     assert options["scheduling_strategy"].node_id == busy

@@ -17,7 +17,7 @@ from apexrl.flags import default_command, parse_onto, with_preset, with_sections
 from apexrl.learning.run_record import NUMBERED, result_in
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.plan import make_plan
-from apexrl.running.prepare import _update_of
+from apexrl.running.prepare import update_of
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
@@ -245,8 +245,8 @@ def test_results_are_set_aside_and_the_experience_stays(tmp_path, spec):
 
 
 @pytest.mark.parametrize(("text", "update"), [("", 0), ("70", 70), ("7_000", 7000), ("2e5", 200_000), ("many", 0)])
-def test_the_update_of_a_fork_is_read_as_flags_are(text, update):
-    assert _update_of(text) == update
+def test_theupdate_of_a_fork_is_read_as_flags_are(text, update):
+    assert update_of(text) == update
 
 
 def test_a_relative_journal_stays_where_it_is(tmp_path, monkeypatch):

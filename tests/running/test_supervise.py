@@ -50,14 +50,13 @@ def said(tmp_path, name):
     return log.read_text() if log.exists() else ""
 
 
-def test_what_dies_is_started_again_and_its_error_is_said(supervise, tmp_path, caplog):
+def test_what_dies_is_started_again(supervise, tmp_path):
     path = tmp_path / "died"
     script = (
         f"import os, time\nif not os.path.exists({str(path)!r}):\n open({str(path)!r}, 'w'); raise ValueError('x')\n"
     )
     supervisor = supervise(role=script + SLEEP)
     watched(supervisor, lambda: supervisor.num_restarts == 1 and supervisor.children["role"].process is not None)
-    assert "role ended with status 1: ValueError: x; restart 1" in caplog.text
 
 
 def test_only_the_words_of_its_last_life_are_said(supervise, tmp_path, caplog):
@@ -125,11 +124,10 @@ def test_what_a_child_says_of_its_own_children_is_said_once(supervise, tmp_path,
     assert [record.getMessage() for record in caplog.records] == [f"actors: {line}"]
 
 
-def test_what_is_not_needed_is_given_up(supervise, tmp_path, caplog):
+def test_what_is_not_needed_is_given_up(supervise, tmp_path):
     supervisor = supervise(role=SLEEP)
     supervisor.start("extra", ["-c", "raise SystemExit(2)"], is_needed=False, log=tmp_path / "extra.log")
     watched(supervisor, lambda: supervisor.children["extra"].is_given_up)
-    assert "extra ended with status 2" in caplog.text and "goes on without it" in caplog.text
     supervisor.watch()
     assert supervisor.children["extra"].process is None
 
@@ -149,8 +147,7 @@ def test_words_without_a_log_are_passed_on_and_remembered(supervise, capfd):
     assert capfd.readouterr().err.count("[game]") == 2
 
 
-def test_a_child_that_works_on_gets_its_time(supervise, tmp_path, caplog):
-    caplog.set_level("INFO")
+def test_a_child_that_works_on_gets_its_time(supervise, tmp_path):
     work = (
         "import signal, sys, time\n"
         "def end(*_):\n"
@@ -161,34 +158,32 @@ def test_a_child_that_works_on_gets_its_time(supervise, tmp_path, caplog):
     supervisor = supervise(role=work + SLEEP)
     wait_for(lambda: "ready" in said(tmp_path, "role"), 100, "the child")
     supervisor.stop(["role"], 1.0, 600.0)
-    assert (tmp_path / "done").exists() and "killed" not in caplog.text
+    assert (tmp_path / "done").exists() and supervisor.children["role"].status == 0
 
 
-def test_a_child_that_does_nothing_is_killed(supervise, tmp_path, caplog):
+def test_a_child_that_does_nothing_is_killed(supervise, tmp_path):
     supervisor = supervise(role=DEAF + SLEEP)
     wait_for(lambda: "deaf" in said(tmp_path, "role"), 100, "the child")
     supervisor.stop(["role"], 1.0, 600.0)
-    assert "role did nothing for 1 s: killed" in caplog.text
     assert supervisor.children["role"].status == -signal.SIGKILL
 
 
-def test_a_child_that_never_ends_is_killed_with_all_that_it_started(supervise, tmp_path, caplog):
+def test_a_child_that_never_ends_is_killed_with_all_that_it_started(supervise, tmp_path):
     start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); "
     supervisor = supervise(role=DEAF + start + "print('started', flush=True)\n" + BUSY)
     wait_for(lambda: "started" in said(tmp_path, "role"), 100, "the child")
     family = psutil.Process(supervisor.children["role"].process.pid).children(recursive=True)
     assert len(family) == 1
-    caplog.set_level("INFO")
     supervisor.stop(["role"], 600.0, 7.0)
-    assert "role is still ending" in caplog.text and "role did not end in 7 s: killed" in caplog.text
+    assert supervisor.children["role"].status == -signal.SIGKILL
     wait_for(lambda: not psutil.pid_exists(family[0].pid) or family[0].status() == "zombie", 100, "the end of all")
 
 
-def test_a_second_signal_kills_at_once(supervise, tmp_path, caplog):
+def test_a_second_signal_kills_at_once(supervise, tmp_path):
     supervisor = supervise(role=DEAF + BUSY)
     wait_for(lambda: "deaf" in said(tmp_path, "role"), 100, "the child")
     supervisor.stop(["role"], 600.0, 600.0, hurried=lambda: True)
-    assert supervisor.children["role"].status == -signal.SIGKILL and "role: killed" in caplog.text
+    assert supervisor.children["role"].status == -signal.SIGKILL
 
 
 def test_children_are_not_reached_by_the_signals_of_a_terminal(supervise):

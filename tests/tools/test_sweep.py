@@ -30,7 +30,7 @@ class Launches:
         self.starts: list[tuple[str, list[str]]] = []
         self.seconds = 100.0
         self.failing: set[str] = set()
-        monkeypatch.setattr(Sweep, "_launch", lambda sweep, run, arguments: self.launch(run, arguments))
+        monkeypatch.setattr(Sweep, "launch", lambda sweep, run, arguments: self.launch(run, arguments))
 
     def launch(self, run, arguments):
         name = run.directory.name
@@ -95,7 +95,7 @@ def cut_off(launches, make, **flags):
     launches.failing = set(ALL)
     sweep = make(**flags)
     sweep.run()
-    write_run(sweep._runs[0].directory, [0, 1])
+    write_run(sweep.runs[0].directory, [0, 1])
     launches.starts, launches.failing = [], set()
 
 
