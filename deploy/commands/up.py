@@ -34,13 +34,13 @@ def main(chosen: argparse.Namespace) -> None:
     place.describe(chosen.plan)
     zones.heed_named_zone()
     cluster = place.described()
-    _check_region(cluster.region)
+    check_region(cluster.region)
     number = client("sts", cluster.region).get_caller_identity()["Account"]
     if not chosen.email and not _has_buckets(number):
         raise DeployError("--email is missing: the alarm about money has to know where to write, at the first start")
     chosen_software = software.choose(cluster, chosen.images, chosen.upgrade)
     account.check_account(chosen_software.release, chosen.request_quotas)
-    _ask(chosen.yes)
+    ask(chosen.yes)
     bootstrap(cluster, number, chosen.email)
     cluster = place.described()  # the bucket is known now
     initialize(cluster.name)
@@ -64,7 +64,7 @@ def _programs(chosen: argparse.Namespace) -> list[str]:
     ]
 
 
-def _check_region(region: str) -> None:
+def check_region(region: str) -> None:
     """Raises DeployError when another file overrules the region of terraform.tfvars."""
     wanted = read_tfvars(place.VARIABLES).get("region") or region
     if wanted != region:
@@ -74,7 +74,7 @@ def _check_region(region: str) -> None:
         )
 
 
-def _ask(yes: bool) -> None:
+def ask(yes: bool) -> None:
     """Shows the price and asks whether to go on.
 
     Raises: DeployError when the answer is no, or nobody can answer. StepError when there is no price.
@@ -93,10 +93,10 @@ def _has_buckets(account_number: str) -> bool:
     if not BACKEND.exists() or not BUCKETS.exists():
         return False
     given = read_tfvars(BUCKETS)
-    return _bucket_is_ours(given["results_bucket"], given["region"], account_number)
+    return bucket_is_ours(given["results_bucket"], given["region"], account_number)
 
 
-def _bucket_is_ours(bucket: str, region: str, account_number: str) -> bool:
+def bucket_is_ours(bucket: str, region: str, account_number: str) -> bool:
     """Returns whether a bucket is there.
 
     Raises: DeployError when it is somebody else's: all accounts share the names, and ours can be guessed.
@@ -123,7 +123,7 @@ def bootstrap(cluster: Cluster, account_number: str, emails: list[str]) -> None:
         return
     names = {purpose: f"apexrl-{purpose}-{account_number}-{region}" for purpose in ("state", "results")}
     if not (ROOT / BOOTSTRAP / "terraform.tfstate").exists() and all(
-        _bucket_is_ours(name, region, account_number) for name in names.values()
+        bucket_is_ours(name, region, account_number) for name in names.values()
     ):
         print("\nbuckets and alarm: made from another clone")
         _write(BACKEND, f'bucket = "{names["state"]}"\nregion = "{region}"\n{_key(cluster.name)}')

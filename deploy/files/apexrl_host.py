@@ -132,7 +132,7 @@ def limit(directory: Path) -> None:
     while True:
         now = datetime.datetime.now(datetime.UTC)
         if now >= end or time.monotonic() >= asked + DEADLINE_PERIOD_SECONDS:
-            asked, end = time.monotonic(), _newest_deadline(directory / "deadline")
+            asked, end = time.monotonic(), newest_deadline(directory / "deadline")
         if end != told:
             logger.info("this host is powered off at %s", end.isoformat())
             told = end
@@ -146,7 +146,7 @@ def limit(directory: Path) -> None:
     time.sleep(POWEROFF_SECONDS)  # the shutdown stops this process; if it does not, the unit asks again
 
 
-def _newest_deadline(kept: Path) -> datetime.datetime:
+def newest_deadline(kept: Path) -> datetime.datetime:
     """Returns the deadline by the Parameter Store, else the last one, else an hour from the start of the host."""
     try:
         answer = _ask_aws("deadline")

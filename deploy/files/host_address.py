@@ -28,13 +28,17 @@ def take() -> None:
     if not interface:
         raise HostError("the metadata service names no network interface of this host")
     if address not in (metadata.get(f"{MACS}/{mac}/local-ipv4s") or "").split():
-        _assign(address, interface)
+        assign(address, interface)
     # On lo, as systemd-networkd removes from the other interfaces what it does not know. Linux answers there, too.
     subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True, timeout=COMMAND_SECONDS)
     logger.info("%s is the address of this host, at %s", address, interface)
 
 
-def _assign(address: str, interface: str) -> None:
+def assign(address: str, interface: str) -> None:
+    """Gives an address to a network interface of this host.
+
+    Raises: HostError when AWS does not.
+    """
     try:
         answer = boto3.client("ec2", config=QUICKLY).assign_private_ip_addresses(
             NetworkInterfaceId=interface, PrivateIpAddresses=[address], AllowReassignment=True

@@ -79,9 +79,9 @@ def test_the_address_is_taken_from_a_host_that_hangs(monkeypatch):
             return {"AssignedPrivateIpAddresses": [{"PrivateIpAddress": address} for address in given]}
 
     monkeypatch.setattr(host_address.boto3, "client", lambda *_, **__: Ec2())
-    host_address._assign(ADDRESS, "eni-1")
+    host_address.assign(ADDRESS, "eni-1")
     expected = {"NetworkInterfaceId": "eni-1", "PrivateIpAddresses": [ADDRESS], "AllowReassignment": True}
     assert asked == [expected]
     given[:] = ["10.79.0.99"]
     with pytest.raises(host_address.HostError, match=f"AWS has not given {ADDRESS} to eni-1"):
-        host_address._assign(ADDRESS, "eni-1")
+        host_address.assign(ADDRESS, "eni-1")

@@ -63,7 +63,7 @@ def test_more_time_is_read_before_the_host_is_powered_off(monkeypatch, tmp_path)
 
     deadlines = [in_seconds(seconds) for seconds in (1, 2, 2)]
     told, off = iter(deadlines), []
-    monkeypatch.setattr(apexrl_host, "_newest_deadline", lambda kept: next(told))
+    monkeypatch.setattr(apexrl_host, "newest_deadline", lambda kept: next(told))
     monkeypatch.setattr(apexrl_host, "POWEROFF_SECONDS", 0.0)
     monkeypatch.setattr(apexrl_host.subprocess, "run", lambda command, **_: off.append((command, in_seconds(0))))
     apexrl_host.limit(tmp_path)

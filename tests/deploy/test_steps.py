@@ -18,12 +18,12 @@ def test_a_bucket_of_somebody_else_is_not_used(monkeypatch):
     asked = {"Bucket": "results", "ExpectedBucketOwner": "123456789012"}
     with Stubber(s3) as stub:
         stub.add_response("head_bucket", {}, asked)
-        assert up._bucket_is_ours("results", "us-east-1", "123456789012")
+        assert up.bucket_is_ours("results", "us-east-1", "123456789012")
         stub.add_client_error("head_bucket", "404", expected_params=asked)
-        assert not up._bucket_is_ours("results", "us-east-1", "123456789012")
+        assert not up.bucket_is_ours("results", "us-east-1", "123456789012")
         stub.add_client_error("head_bucket", "403", expected_params=asked)
         with pytest.raises(up.DeployError, match="the bucket results is not of account 123456789012"):
-            up._bucket_is_ours("results", "us-east-1", "123456789012")
+            up.bucket_is_ours("results", "us-east-1", "123456789012")
 
 
 def test_a_command_that_is_interrupted_leaves_no_timer(monkeypatch):

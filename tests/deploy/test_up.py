@@ -179,15 +179,15 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
 
 
 def test_nothing_starts_without_a_yes(commands, monkeypatch):
-    commands.up._ask(yes=True)
+    commands.up.ask(yes=True)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
     with pytest.raises(commands.up.DeployError, match="nobody can answer here whether to start this: give --yes"):
-        commands.up._ask(yes=False)
+        commands.up.ask(yes=False)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     for answer, goes_on in (("y", True), ("", False), ("no", False)):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
         with contextlib.nullcontext() if goes_on else pytest.raises(commands.up.DeployError, match="not started"):
-            commands.up._ask(yes=False)
+            commands.up.ask(yes=False)
     assert set(commands.ran) == {"python deploy/cost.py"}
 
 
@@ -197,18 +197,18 @@ def test_nothing_starts_without_a_price(commands, monkeypatch):
 
     monkeypatch.setattr(commands.up, "run", fails)
     with pytest.raises(commands.steps.StepError):
-        commands.up._ask(yes=True)
+        commands.up.ask(yes=True)
 
 
 def test_a_region_that_another_file_overrules_is_refused(commands, monkeypatch, tmp_path):
     described = tmp_path / "terraform.tfvars"
     monkeypatch.setattr(commands.up.place, "VARIABLES", described)
     described.write_text('name = "apexrl"\n')
-    commands.up._check_region("us-east-1")
+    commands.up.check_region("us-east-1")
     described.write_text('region = "eu-west-1"\n')
-    commands.up._check_region("eu-west-1")
+    commands.up.check_region("eu-west-1")
     with pytest.raises(commands.up.DeployError, match="asks for eu-west-1, and a file that overrules it for us-east-1"):
-        commands.up._check_region("us-east-1")
+        commands.up.check_region("us-east-1")
 
 
 WRONG = [
