@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.gradient import Gradient
-from apexrl.agents.optimizers import RMSProp
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import (
     entropy_loss,
@@ -16,7 +14,6 @@ from apexrl.losses.vtrace import vtrace
 from tests.losses.unrolls import T, random_unrolls
 
 NUM_ACTIONS, NUM_INPUTS = 3, 4
-RATE, DECAY, EPSILON, CLIP = 0.01, 0.99, 0.01, 0.5
 
 
 @pytest.fixture
@@ -79,46 +76,6 @@ def test_the_gradient_is_that_of_finite_differences_with_targets_held(unrolls, r
                 ends.append(whole_loss(parameters, unrolls, inputs, reduction, targets)[0].item())
             flat[i] = at
             assert slope == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-6)
-
-
-def updated(unrolls, reduction, make_optimizer, clip, steps=20):
-    """The parameters of a linear policy and value after some updates."""
-    model, inputs = linear_model(), random_inputs(unrolls)
-    parameters = list(model.parameters())
-    gradient = Gradient(model, is_mean=False)
-    optimizer = make_optimizer(gradient.parameters)
-    for _ in range(steps):
-        loss, targets = whole_loss(parameters, unrolls, inputs, reduction)
-        gradient.compute(loss, 1)
-        norm, _ = gradient.clipping(clip)
-        torch.nn.utils.clip_grad_norm_(gradient.parameters, clip)
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in parameters]), norm.item(), targets, inputs[-1]
-
-
-def rmsprop(epsilon):
-    return lambda parameters: RMSProp(parameters, RATE, DECAY, epsilon, centered=True)
-
-
-def gradient_descent(rate):
-    return lambda parameters: torch.optim.SGD([parameters], rate)
-
-
-@pytest.mark.parametrize("kind", ["rmsprop", "gradient descent"])
-@pytest.mark.parametrize("clip", [CLIP, 1e6])
-def test_sum_and_mean_make_the_same_updates_with_rescaled_numbers(unrolls, kind, clip):
-    for_sum = rmsprop(EPSILON) if kind == "rmsprop" else gradient_descent(1e-4)
-    by_sum, norm, targets, weight = updated(unrolls, "sum", for_sum, clip)
-    count = (targets.learned * weight).sum().item()
-    assert norm > CLIP and count > 100
-    for_mean = rmsprop(EPSILON / count**2) if kind == "rmsprop" else gradient_descent(1e-4 * count)
-    by_mean = updated(unrolls, "mean", for_mean, clip / count)[0]
-    start = torch.cat([p.detach().flatten() for p in linear_model().parameters()])
-    moved = (by_sum - start).abs().max().item()
-    assert (by_mean - by_sum).abs().max().item() < 1e-3 * moved
-    if kind == "rmsprop":
-        as_it_was = updated(unrolls, "mean", for_sum, clip)[0]
-        assert (as_it_was - by_sum).abs().max().item() > 0.5 * moved
 
 
 def test_a_loss_is_the_weighted_sum_over_the_steps_that_count(unrolls):

@@ -199,11 +199,6 @@ def test_a_server_restarted_on_a_full_disk_serves_what_it_has(spec, tmp_path, mo
     assert stored(peers) == [("a", n) for n in range(4)]
 
 
-def test_tables_that_make_no_sense_are_refused_at_once(spec):
-    with pytest.raises(ConfigError, match="--tables"):
-        Peers(spec, tables=("x=stack",))
-
-
 def test_a_log_whose_journal_cannot_be_begun_takes_nothing_until_it_can(spec, tmp_path, monkeypatch):
     peers = Peers(spec, tmp_path)
     with monkeypatch.context() as patch:

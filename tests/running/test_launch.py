@@ -81,11 +81,6 @@ def test_a_resumed_run_keeps_its_algorithm(saved):
         prepared("--agent", "apex-dqn", "--resume", saved.run_dir)
 
 
-def test_an_unknown_algorithm_changes_nothing(saved):
-    with pytest.raises(ConfigError, match="--agent nobody: there is no such algorithm"):
-        prepared("--agent=nobody", "--run-dir", f"{saved.run_dir}-2")
-
-
 def test_the_board_shows_all_runs_of_a_directory_that_holds_nothing_else(tmp_path):
     run, other = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
     run.mkdir(parents=True)

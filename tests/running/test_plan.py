@@ -130,11 +130,6 @@ def test_a_resumed_run_of_ones_own_algorithm_keeps_its_stream_and_its_network(fl
     assert plan_again(["--trace-length", "0.5"], OWN).algorithm.trace_length == 0.5
 
 
-def test_a_resumed_run_keeps_its_algorithm():
-    with pytest.raises(ConfigError, match="cannot change --agent"):
-        make_plan(default_command(RunCommand, OWN), saved(), ["--agent", OWN, "--width", "7"])
-
-
 def test_a_new_network_on_earlier_experience_may_be_another_one():
     changed = plan_again(["--from-scratch", "--optimizer", "rmsprop", "--hidden-size", "64"])
     assert (changed.update.optimizer, changed.network.hidden_size) == ("rmsprop", 64)
