@@ -65,8 +65,8 @@ class LockstepLoop:
             raise ConfigError(f"{directory} holds results, and a reproducible run continues none: begin a new one")
         self._command = command
         self._stop = stop
-        self._actor = LockstepActor(actor_command(command))
-        spec = self._actor.spec
+        self.actor = LockstepActor(actor_command(command))
+        spec = self.actor.spec
         self.replay = Replay(explicit_replay(command), new_identity(spec), command.seed)
         self._log = LocalLog(self.replay, wants_of(command), command.learning.prefetch_batches)
         self.learner = LockstepLearner(learner_command(command), spec, self._log, stop)
@@ -85,10 +85,10 @@ class LockstepLoop:
         learner = self.learner
         try:
             self._published = learner.parameters()
-            self._actor.begin(self._published)
+            self.actor.begin(self._published)
             self._evaluate()
             while not self._is_over():
-                self._actor.play(self._published, self._log)
+                self.actor.play(self._published, self._log)
                 learner.follow()
                 while not self._is_over() and learner.update():
                     self._after_update()
@@ -98,7 +98,7 @@ class LockstepLoop:
             learner.record.last_checkpoint(learner.updater)
         finally:
             learner.record.close()
-            self._actor.close()
+            self.actor.close()
             if self._evaluator is not None:
                 self._evaluator.close()
 
@@ -137,14 +137,14 @@ class LockstepLoop:
         """Writes the metrics of all parts, and those of an evaluation that goes on."""
         now = self._reported_at = time.monotonic()
         if now - self._measured_at >= LEAST_MEASURED_SECONDS:
-            totals = np.array([self._actor.steps, self.learner.updater.num_updates])
+            totals = np.array([self.actor.steps, self.learner.updater.num_updates])
             self._rates = (totals - self._totals) / (now - self._measured_at)
             self._measured_at, self._totals = now, totals
         steps_per_second, updates_per_second = self._rates.tolist()
         metrics = evaluation | {
             "actor/agent_steps_per_second": steps_per_second,
-            "actor/frames_per_second": steps_per_second * self._actor.spec.frames_per_step,
-            "actor/agent_steps_total": float(self._actor.steps),
+            "actor/frames_per_second": steps_per_second * self.actor.spec.frames_per_step,
+            "actor/agent_steps_total": float(self.actor.steps),
         }
         metrics |= {f"replay/{name}": value for name, value in log_metrics(self.replay, now).items()}
         self.learner.report(metrics, updates_per_second)

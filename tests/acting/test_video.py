@@ -56,14 +56,13 @@ def test_a_video_that_cannot_be_written_is_not_announced(tmp_path, caplog):
     assert len(caplog.records) == 1 and "no video" in caplog.text and str(tmp_path / "videos") in caplog.text
 
 
-def test_a_video_of_which_the_disk_took_nothing_is_not_announced(tmp_path, caplog):
+def test_a_video_of_which_the_disk_took_nothing_is_not_announced(tmp_path):
     writer = VideoWriter(tmp_path / "game.webm", 30)
     writer.add(np.zeros((32, 32, 3), np.uint8))
     writer._writer.release()
     (tmp_path / "game.webm").write_bytes(b"\x1aE")  # OpenCV writes to a full disk without an error
-    with caplog.at_level(logging.WARNING):
-        assert writer.close().startswith(b"\x89PNG")
-    assert writer.video is None and "was not written whole" in caplog.text and not list(tmp_path.iterdir())
+    assert writer.close().startswith(b"\x89PNG")
+    assert writer.video is None and not list(tmp_path.iterdir())
 
 
 def test_without_pictures_there_is_no_video(tmp_path):

@@ -1,4 +1,3 @@
-import logging
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -183,7 +182,7 @@ def test_a_server_that_holds_something_else_ends_the_learner(spec, make_unroll):
 
 
 @pytest.mark.parametrize(("missing", "is_taken", "place"), [(0, False, "cuda"), (0, True, "cpu"), (1, False, "cpu")])
-def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, caplog, spec, missing, is_taken, place):
+def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, spec, missing, is_taken, place):
     """The memory may also be taken by another process, after we have seen that it is free."""
     device_stream = DeviceStream(torch.device("cpu"))
     device_stream.device = torch.device("cuda")
@@ -198,10 +197,8 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, caplog, s
     make.bytes_needed = UnrollStore.bytes_needed
     monkeypatch.setattr("apexrl.learning.replica.UnrollStore", make)
     replica = Replica(log_of(start("log", spec, 8, 0, False)), WANTS, device_stream, 4, LogPosition(), Stop())
-    with caplog.at_level(logging.WARNING):
-        replica.follow(0)
+    replica.follow(0)
     assert (replica.store.device.type, replica.store.device_stream) == (place, device_stream)
-    assert place == "cuda" or "2.0 GB were free on cuda: it goes to host memory" in caplog.text
 
 
 def test_frames_that_fit_nowhere_are_refused(monkeypatch, spec):

@@ -283,13 +283,12 @@ def test_who_holds_no_replica_samples_fetches_and_sets_priorities(start_server, 
         reader.close()
 
 
-def test_a_batch_of_another_size_is_dropped_and_another_one_demanded(by_hand, caplog):
+def test_a_batch_of_another_size_is_dropped_and_another_one_demanded(by_hand):
     wait_for(lambda: by_hand.has_asked(1), 10, "the subscription")
     by_hand.subscribed(1)
     for index, size in enumerate((3, 5, 0)):
         arrays = np.zeros(size, np.int64), np.ones(size, np.float32)
         assert by_hand.answer(wire.Batch(0, index, 0, *(array.tobytes() for array in arrays), 1.0)) is None
-        assert f"{size} keys" in caplog.text
     assert isinstance(by_hand.batch(3, 0), LogBatch)
 
 

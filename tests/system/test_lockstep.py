@@ -44,7 +44,6 @@ def run(tmp_path, ports, name, *flags):
     with launch(tmp_path, ports, "--reproducible", "--episodes", 2, *flags, name=name) as process:
         wait_for(lambda: process.popen.poll() is not None, 120, "the end of the run")
         assert process.popen.returncode == 0, process.text()
-        assert "one, in which all parts take turns" in process.text()
     return tmp_path / name
 
 
@@ -139,7 +138,7 @@ def test_limiters_keep_samples_and_inserts_in_proportion_from_the_first_to_the_l
     loop = make(tmp_path, *CATCH, "--total-updates", "150", *numbers)
     slack = max(4 * batch, 0.1 * per_insert * 1000)
     seen = {"drawn": 0, "rounds": 0}
-    play, update = loop._actor.play, loop.learner.update
+    play, update = loop.actor.play, loop.learner.update
 
     def due():
         return (loop.replay.log.num_inserted - 1000) * per_insert - seen["drawn"] * batch
@@ -155,7 +154,7 @@ def test_limiters_keep_samples_and_inserts_in_proportion_from_the_first_to_the_l
         seen["drawn"] += may_draw
         return may_draw
 
-    loop._actor.play, loop.learner.update = played, updated
+    loop.actor.play, loop.learner.update = played, updated
     loop.run()
     limiter = loop.replay.tables["transitions"].limiter
     assert seen["drawn"] == loop.learner.updater.num_updates == 150 and seen["rounds"] > 100
