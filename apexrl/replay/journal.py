@@ -191,15 +191,12 @@ class Journal:
           sync_at_once: an append returns when the disk has the bytes, not only the operating system.
           segment_bytes: a file that has reached them gets no further records.
         """
-        self.directory = directory
+        self.directory, self._identity = directory, identity
         self.num_bytes = sum(path.stat().st_size for path in segment_paths(directory))
         self.unsynced_bytes = 0  # that a power cut would take
-        self._identity = identity
-        self._is_written_down = False
-        self._sync_at_once, self._segment_bytes = sync_at_once, segment_bytes
+        self._sync_at_once, self._segment_bytes, self._is_written_down = sync_at_once, segment_bytes, False
         self._firsts = [first_number_of(path) for path in segment_paths(directory)]
-        self._descriptor = -1
-        self._size = 0
+        self._descriptor, self._size = -1, 0
         self._refused_bytes = 0  # of the append that failed last
         self._unsynced: list[int] = []  # descriptors of finished files
         self._doubted: list[int] = []  # firsts of our files that the disk may not have whole, the one in use included
@@ -351,8 +348,8 @@ class Journal:
             self._doubted.append(first_number)
 
     def _header(self, first_number: int) -> bytes:
-        identity = self._identity
-        return pack_header(SegmentHeader(FORMAT, identity.log, identity.life, first_number, identity.spec))
+        own = self._identity
+        return pack_header(SegmentHeader(FORMAT, own.log, own.life, first_number, own.spec))
 
     def _sync_now(self) -> None:
         try:

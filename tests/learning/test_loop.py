@@ -1,4 +1,4 @@
-from unittest import mock
+from unittest import dataclasses, mock
 
 import msgspec
 import numpy as np
@@ -204,8 +204,8 @@ def test_the_record_knows_the_frames_at_published_parameters(loop, spec):
     spec, record, stop = msgspec.structs.replace(spec, frames_per_step=4), mock.MagicMock(), Stop()
     learning = LearningConfig(device="cpu", publish_period_seconds=0.0, publish_period_updates=4)
     loop._command = dataclasses.replace(loop._command, learning=learning)
-    updater = updaters.Updater(ScheduledLearner(), loop._device_stream)
-    loop._update(updater, GrowingReplica(stop, 10), record, spec, stop)
+    updater = updaters.Updater(ScheduledLearner(), DeviceStream(CPU))
+    loop.update(updater, GrowingReplica(stop, 10), record, spec, stop)
     assert [call.args for call in record.published.call_args_list] == [(4, 400), (8, 800)]
 
 

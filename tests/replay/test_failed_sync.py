@@ -9,7 +9,7 @@ from apexrl.replay.journal import Journal, first_number_of, new_identity, segmen
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.recovery import recover
 from tests.replay.failing_disk import FailingDisk
-from tests.replay.records import entries, record
+from tests.replay.records import SMALL_FILE_BYTES, entries, record
 
 FOR_GOOD = 10**6
 
@@ -24,7 +24,7 @@ class Writer:
 
     def __init__(self, spec, directory, ring_unrolls=1000, **options):
         self.directory = directory
-        self.journal = Journal(directory, new_identity(spec), **options)
+        self.journal = Journal(directory, new_identity(spec), segment_bytes=SMALL_FILE_BYTES, **options)
         self.log = UnrollLog(ring_unrolls)
 
     def insert(self, count=1):
@@ -58,7 +58,7 @@ class Writer:
 
 
 @pytest.fixture
-def writer(spec, tmp_path, disk, small_files):
+def writer(spec, tmp_path, disk):
     return Writer(spec, tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_no_descriptor_left_is_an_error_that_loses_nothing(writer, disk, monkeyp
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_a_journal_that_takes_appends_again_has_lost_nothing(spec, tmp_path, disk, small_files, seed):
+def test_whatever_happens_a_journal_that_takes_appends_again_has_lost_nothing(spec, tmp_path, disk, seed):
     rng, writer = random.Random(seed), Writer(spec, tmp_path, sync_at_once=seed % 3 == 0)
     for _ in range(60):
         disk.fails = int(rng.random() < 0.3)

@@ -24,11 +24,10 @@ def test_an_address_of_another_machine_is_refused():
         free_ports("192.0.2.1", 1)
 
 
-def test_ports_of_an_ipv6_address_are_looked_at_too(monkeypatch):
-    monkeypatch.setattr(ports, "SEARCHED_PORTS", range(27_990, 28_000))
+def test_ports_of_an_ipv6_address_are_looked_at_too():
     with socket.socket(socket.AF_INET6) as taken:
         try:
             taken.bind(("::1", 27_995))
         except OSError as error:
             pytest.skip(f"needs IPv6 on the loopback interface ({error.strerror})")
-        assert 27_995 not in free_ports("::1", 9)
+        assert 27_995 not in free_ports("::1", 9, range(27_990, 28_000))
