@@ -27,11 +27,12 @@ RESERVED_FILES = 256  # descriptors of a process that its ports leave to everyth
 PORTS = 2  # of a process, which share the other descriptors out
 REBIND_SECONDS = 5.0
 SAID_SECONDS = 10.0  # between two warnings
+CLOSE_SECONDS = 10.0  # for a thread that has an event to read
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
 
 
 class Listener:
-    """Binds a socket, and ends connections beyond the bound. It belongs to the socket's thread, and ends with it."""
+    """Binds a socket, and ends connections beyond the bound. It belongs to the socket's thread."""
 
     def __init__(
         self,
@@ -64,7 +65,16 @@ class Listener:
                 "%s takes %d connections at most, because this process may open %d files: for more, raise the hard "
                 "limit (ulimit -Hn, LimitNOFILE)", self.endpoint, self._max_connections, files
             )  # fmt: skip
-        threading.Thread(target=self._watch, args=(monitor,), name=f"connections {self._port}", daemon=True).start()
+        name = f"connections {self._port}"
+        self._watching = threading.Thread(target=self._watch, args=(monitor,), name=name, daemon=True)
+        self._watching.start()
+
+    def close(self, linger_ms: int | None = None) -> None:
+        """Closes the socket, and waits for the end of the thread: it may not meet the end of the interpreter."""
+        if not self._socket.closed:
+            self._socket.monitor(None, 0)
+            self._socket.close(linger_ms)
+        self._watching.join(CLOSE_SECONDS)
 
     def take_frames(self, max_frame_bytes: int) -> None:
         """Takes frames of so many bytes from now on. Where it did not, all connections end, and their peers come back.

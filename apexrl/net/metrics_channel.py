@@ -138,7 +138,8 @@ class MetricsServer:
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PULL)
         self._socket.rcvhwm = 8  # for each sender
         clients = ("actor", "replay", "learner")
-        self.endpoint = Listener(self._socket, host, port, MAX_FRAME_BYTES, keyring, clients).endpoint
+        self._listener = Listener(self._socket, host, port, MAX_FRAME_BYTES, keyring, clients)
+        self.endpoint = self._listener.endpoint
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
         self._tags: dict[str, str] = {}  # those of living processes
@@ -165,7 +166,7 @@ class MetricsServer:
                 self._drop("malformed", str(error))
                 continue
             self.take(message, num_bytes)
-        self._socket.close()
+        self._listener.close()
 
     def published(self, params_version: int, encoded: bytes) -> None:
         """Says which parameters an evaluation of a version has to have played."""

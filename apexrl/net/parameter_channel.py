@@ -57,7 +57,8 @@ class ParameterPublisher:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send raises when the peer is gone or its queue is full
         self._socket.rcvhwm = 4
         self._socket.sndhwm = 1
-        self.endpoint = Listener(self._socket, host, port, MAX_HEARD_BYTES, keyring, ("actor",)).endpoint
+        self._listener = Listener(self._socket, host, port, MAX_HEARD_BYTES, keyring, ("actor",))
+        self.endpoint = self._listener.endpoint
         self._last: Callable[[], bytes] | None = None
         self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False
@@ -82,7 +83,7 @@ class ParameterPublisher:
         number, began = 0, 0.0  # the current round, and its start
         encode: Callable[[], bytes] | None = None  # makes its value
         value = b""
-        with contextlib.closing(self._socket):
+        with contextlib.closing(self._listener):
             while not self._closed.is_set():
                 self._hear()
                 last, now = self._last, time.monotonic()

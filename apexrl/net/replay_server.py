@@ -83,13 +83,14 @@ class ReplayServer:
         self._fitted = self.service.replay  # the actors' port takes its unrolls
         actor_bytes = actor_frame_bytes(self._fitted)
         actor, learner = self._sockets["actor"], self._sockets["learner"]
+        self._listeners: list[Listener] = []  # that of the actors first
         try:
-            self._actor_listener = Listener(actor, host, actor_port, actor_bytes, keyring, ("actor",))
-            learner_listener = Listener(learner, host, learner_port, LEARNER_FRAME_BYTES, keyring, ("learner",))
+            self._listeners.append(Listener(actor, host, actor_port, actor_bytes, keyring, ("actor",)))
+            self._listeners.append(Listener(learner, host, learner_port, LEARNER_FRAME_BYTES, keyring, ("learner",)))
         except ConfigError:
             self.close()
             raise
-        self.actor_endpoint, self.learner_endpoint = self._actor_listener.endpoint, learner_listener.endpoint
+        self.actor_endpoint, self.learner_endpoint = (listener.endpoint for listener in self._listeners)
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -122,8 +123,10 @@ class ReplayServer:
 
     def close(self) -> None:
         """Closes the sockets and the journal."""
+        for listener in self._listeners:
+            listener.close(linger_ms=200)
         for socket in self._sockets.values():
-            socket.close(linger=200)
+            socket.close()
         if self._keyring is not None:
             self._keyring.close()
         self._context.term()
@@ -185,7 +188,7 @@ class ReplayServer:
             self._drain(role, socket, now)
         if self.service.replay is not self._fitted:
             self._fitted = self.service.replay
-            self._actor_listener.take_frames(actor_frame_bytes(self._fitted))
+            self._listeners[0].take_frames(actor_frame_bytes(self._fitted))
         has_more = self.service.advance()
         if self.service.actors.has_stalled:
             self.service.actors.has_stalled, self._hurries_until = False, now + HURRY_SECONDS

@@ -41,12 +41,12 @@ def fork_and_check(tmp_path, ports, directory):
     assert status == PERMANENT_STATUS and "--at 1" in text, text
     assert not (tmp_path / "nowhere").exists()
     summary, fork = read_json(directory / "summary.json"), tmp_path / "fork"
-    flags = ("--learning-rate", "0.0005", "--total-updates", summary["updates"] + 30)
+    flags = ("--learning-rate", "0.0005", "--total-updates", summary["updates"] + 100)
     with launch(tmp_path, ports, "--fork", directory, *flags, name="fork") as run:
         assert run.popen.wait(300) == 0, run.text()
         assert f"continuing {latest_path(fork)} at update {summary['updates']:,}" in run.text()
     forked = read_json(fork / "summary.json")
-    assert forked["updates"] == summary["updates"] + 30 and forked["frames"] > summary["frames"]
+    assert forked["updates"] == summary["updates"] + 100 and forked["frames"] > summary["frames"]
     assert f"up to number {read_identity(fork / 'journal').lives[-1]}" in (fork / "logs" / "replay.log").read_text()
     headers = [load_header(latest_path(path)) for path in (directory, fork)]
     assert headers[0].run != headers[1].run and headers[0].identity == headers[1].identity

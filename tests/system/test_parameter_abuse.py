@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+import zmq
 
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
 from tests.system.processes import wait_for
@@ -23,7 +24,8 @@ LONG, SHORT = [2**22] * 4, [65] * 100_000
 
 def publish(port, stop):
     """A process that publishes a new value ten times a second, and ends when it is told to."""
-    publisher = ParameterPublisher(HOST, port)
+    context = zmq.Context()
+    publisher = ParameterPublisher(HOST, port, context=context)
     thread = threading.Thread(target=publisher.run)
     thread.start()
     number = 0
@@ -32,6 +34,7 @@ def publish(port, stop):
         publisher.publish(struct.pack("<Q", number) + bytes(VALUE_BYTES))
     publisher.close()
     thread.join()
+    context.term()  # libzmq's threads may not meet the end of the process
 
 
 def ready(kind):
