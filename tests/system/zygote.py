@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import runpy
 import select
 import signal
@@ -181,6 +182,8 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
     logging.root.handlers.clear()
+    random.seed()
+    sys.modules["numpy"].random.seed()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("apexrl", "tests")]:
         del sys.modules[name]
     os.environ.clear()
