@@ -31,8 +31,8 @@ from benchmarks.replay import ROOT, free_ports, wait_for_port
 STEPS = "actor/agent_steps_total"
 WAITS = "actor/waits_for/"
 PUBLISH_SECONDS = 0.5  # between new parameters, about as often as a learner publishes
-START_SECONDS = 90.0  # the longest wait for the first report
-REPORT_SECONDS = 30.0  # the longest wait for the next report
+START_SECONDS = 600.0  # the longest wait for the first report
+REPORT_SECONDS = 300.0  # the longest wait for the next report
 NOTED_WAIT_SHARE = 0.02
 ENOUGH = 0.95  # smallest share of the seconds asked for: reports are about five seconds apart
 
