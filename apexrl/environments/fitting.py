@@ -1,4 +1,4 @@
-"""What an environment gives, as its spaces declare it: numbers that would become others are refused by name.
+"""Observations, rewards and flags of an environment, as its spaces declare them: all else is refused by name.
 
 Flattening and batching cast without a word: 0.99 becomes 0, 300 becomes 44, and the place -1 the last one.
 """

@@ -107,7 +107,7 @@ class Reader:
 
 
 def standing_of(peers, program):
-    """What the server says that a program waits for."""
+    """The reason for which a program waits, as the server says it."""
     peers.say("learner", b"observer", wire.AskStatistics(0))
     peers.now += 0.1  # a later question gets a new answer
     (answer,) = only(peers.heard(b"observer"), wire.Statistics)

@@ -124,22 +124,28 @@ def launch(tmp_path: Path, ports, *flags, name="run", output=None, is_copy=None)
     return Process(arguments, tmp_path / f"{name}.txt", output=output, is_copy=is_copy)
 
 
-def refuse(*flags) -> tuple[int, str]:
-    """Runs the launcher in this process, for what begins no run; returns its status and all it says, in one line."""
-    from apexrl.running import launch as launcher
-
+def call(main, *words) -> tuple[int, str]:
+    """Runs a program's `main` in this process; returns its exit status, and all that it prints and logs."""
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     logging.getLogger().addHandler(handler)
-    argv = mock.patch.object(sys, "argv", ["launch", *map(str, flags)])
+    argv = mock.patch.object(sys, "argv", ["program", *map(str, words)])
     try:
         with argv, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            status = launcher.main()
+            status = main()
     except SystemExit as ended:
         status = ended.code
     finally:
         logging.getLogger().removeHandler(handler)
-    return status, " ".join(said.getvalue().split())
+    return status, said.getvalue()
+
+
+def refuse(*flags) -> tuple[int, str]:
+    """Calls the launcher, for what begins no run; returns its exit status and all it says, in one line."""
+    from apexrl.running import launch as launcher
+
+    status, said = call(launcher.main, *flags)
+    return status, " ".join(said.split())
 
 
 def read_json(path: Path):

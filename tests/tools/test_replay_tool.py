@@ -2,11 +2,9 @@
 
 import contextlib
 import errno
-import io
 import subprocess
 import sys
 import threading
-from unittest import mock
 
 import msgspec
 import numpy as np
@@ -22,21 +20,14 @@ from apexrl.replay.table import TableState
 from apexrl.tools import replay_tool
 from apexrl.types import Episode, Field
 from apexrl.unroll import UnrollCodec
-from tests.system.processes import ROOT, wait_for
+from tests.system.processes import ROOT, call, wait_for
 
 SMALL_FILE_BYTES = 2000
 
 
 def tool(*arguments):
     """Returns the exit status and what was printed."""
-    said = io.StringIO()
-    argv = mock.patch.object(sys, "argv", ["inspect", *map(str, arguments)])
-    try:
-        with argv, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            status = replay_tool.main()
-    except SystemExit as ended:
-        status = ended.code
-    return status, said.getvalue()
+    return call(replay_tool.main, *arguments)
 
 
 def tool_beside(*arguments):
