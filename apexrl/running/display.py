@@ -4,7 +4,6 @@ import collections
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,13 +36,24 @@ BAR_CHARACTERS = 24
 class RunConsole(Console):
     """Prints for people. A reader that goes away, as `tee` does at Ctrl-C, ends no run: the rest is not printed."""
 
-    def __init__(self) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False)  # others wrote much of the printed text
+    def __init__(self, stderr: bool = False) -> None:
+        # Others wrote much of the printed text.
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
     def on_broken_pipe(self) -> None:
         """Called by rich, whose own method ends the process. The interpreter flushes the stream once more."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+def redraws(console: Console) -> bool:
+    """Returns whether lines that were printed can be overwritten: on a terminal that a person may look at.
+
+    A pipe, such as that of a notebook, keeps all that it gets, even where FORCE_COLOR makes rich treat it as a
+    terminal. So do dumb terminals and the logs of continuous integration.
+    """
+    is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return console.is_interactive and console.file.isatty() and not is_ci
 
 
 class Targets(NamedTuple):
@@ -163,7 +173,7 @@ class Display:
         self._paces: dict[tuple[str, bool], Pace] = collections.defaultdict(Pace)
         self._started = clock()
         self._next_line = self._started + LINE_PERIOD_SECONDS
-        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+        self._live = Live(console=console, refresh_per_second=2) if redraws(console) else None
 
     def __enter__(self) -> "Display":
         if self._live is not None:
@@ -175,7 +185,7 @@ class Display:
             self._live.stop()
 
     def update(self) -> None:
-        """Shows the newest status: in a terminal at once, elsewhere as a line every LINE_PERIOD_SECONDS."""
+        """Shows the newest status: at once where it `redraws`, elsewhere as a line every LINE_PERIOD_SECONDS."""
         if self._live is not None:
             self._live.update(self._table())
         elif self._clock() >= self._next_line:

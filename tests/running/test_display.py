@@ -22,12 +22,14 @@ from apexrl.running.display import (
     ConsoleHandler,
     Display,
     Pace,
+    RunConsole,
     Status,
     Targets,
     bar,
     probabilities_of,
     progress_rows,
     read_status,
+    redraws,
     targets_of,
 )
 from apexrl.running.supervise import Supervisor
@@ -49,9 +51,20 @@ def status_with(metrics):
     return Status("Catch-v0", 4000, Counters(updates=70), metrics, "")
 
 
+class Terminal(io.StringIO):
+    """A terminal of which a test reads all that was written."""
+
+    def isatty(self):
+        return True
+
+
 @pytest.fixture
-def console():
-    return Console(file=io.StringIO(), force_terminal=True, width=200, markup=False, highlight=False)
+def console(monkeypatch):
+    """A console at which a person may look, wherever the tests run."""
+    for name in ("CI", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return Console(file=Terminal(), width=200, markup=False, highlight=False)
 
 
 @pytest.fixture
@@ -209,6 +222,36 @@ def test_roles_that_are_down(shown, tmp_path):
     supervisor.children["evaluator"].is_given_up = True
     rows = dict(display.rows())
     assert (rows["restarting"], rows["restarted"], rows["given up"]) == ("actors", "actors 2x", "evaluator")
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "expected"),
+    [
+        (Terminal, {}, True),
+        (Terminal, {"TERM": "dumb"}, False),
+        (Terminal, {"CI": "true"}, False),
+        (Terminal, {"CI": "false"}, True),
+        (io.StringIO, {}, False),
+        (io.StringIO, {"FORCE_COLOR": "1"}, False),  # ipykernel sets it for the processes that a notebook starts
+        (io.StringIO, {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}, False),
+    ],
+)
+@pytest.mark.usefixtures("console")
+def test_a_table_is_redrawn_on_a_terminal_alone(file, variables, expected, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert redraws(Console(file=file())) is expected
+
+
+def test_a_notebook_gets_a_line_each_ten_seconds(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    now = [0.0]
+    with Display(RunConsole(), tmp_path, Supervisor(10), clock=lambda: now[0]) as display:
+        for second in range(25):
+            now[0] = float(second)
+            display.update()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in printed] == ["time 0:00:10", "time 0:00:20"]
 
 
 def test_names_of_others_are_no_markup(shown, console, tmp_path):
