@@ -41,7 +41,7 @@ class EnvConfig:
     """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0.
     `module:Id` imports the module that registers it first; the current directory is searched, too."""
     env_kwargs: str = ""
-    """Arguments of the environment as a JSON object, such as {"continuous": false}."""
+    """Arguments of the environment as a JSON object, such as {"continuous": false}; "{copy}" is a copy's number."""
     wrapper: tuple[str, ...] = ()
     """Functions or classes `module:name` that take an environment and return one, innermost first; may be repeated."""
     grayscale: bool = False

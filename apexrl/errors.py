@@ -10,6 +10,12 @@ ApexError
 `-- JournalError  the disk does not take experience that has to be kept
 """
 
+import re
+import shlex
+import sys
+
+PIP_INSTALL = f"{shlex.quote(sys.executable)} -m pip install"  # for the Python that runs this
+
 
 class ApexError(Exception):
     """The base of all errors that this package raises on purpose."""
@@ -44,5 +50,6 @@ class KilledError(PeerError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns an error of foreign code as one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Returns an error of foreign code as one line. A command that installs packages is one for our Python."""
+    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return re.sub(r"(?<!-m )\bpip install", lambda _: PIP_INSTALL, line)

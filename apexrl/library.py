@@ -23,7 +23,7 @@ from apexrl.casts import exactly
 from apexrl.config import ActorCommand
 from apexrl.environments.actions import clipped
 from apexrl.environments.observations import presenter
-from apexrl.environments.vector import clips_rewards, make_game
+from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
@@ -141,12 +141,14 @@ class Agent:
         self._rng = np.random.default_rng(command.seed)
         self.reset()
 
-    def make_environment(self, render_mode: str | None = None) -> gymnasium.Env:
+    def make_environment(self, render_mode: str | None = None, copy: int = WATCHED) -> gymnasium.Env:
         """Makes the environment that the agent was trained on, for whole games with unclipped rewards.
 
+        Args:
+          copy: its number, for arguments that ask for it ("{copy}" in --env-kwargs).
         Raises: ConfigError when it cannot be made.
         """
-        return make_game(self._env, render_mode)
+        return make_game(self._env, render_mode, copy)
 
     def reset(self) -> None:
         """Forgets: the next observation begins an episode."""

@@ -16,7 +16,7 @@ from apexrl.acting.video import VideoFolder, VideoWriter
 from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, EvaluationConfig
-from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
+from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_environment, make_spec, take_step
 from apexrl.errors import PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.net.keyring import load_keyring
@@ -128,7 +128,11 @@ class Evaluator:
         directory = command.evaluation.record_dir
         self.videos = VideoFolder(Path(directory)) if directory else None
         num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
-        self._envs = [make_environment(command.env, 1, evaluate=True, render=i == 0) for i in range(num_envs)]
+        first_copy = WATCHED if command.evaluation.checkpoint else EVALUATED
+        self._envs = [
+            make_environment(command.env, 1, evaluate=True, render=i == 0, first_copy=first_copy + i)
+            for i in range(num_envs)
+        ]
         self._family = family_of(command.agent)
         self.environment = make_spec(command.env, self._envs[0])
         self.spec: StreamSpec = self._family.stream(command.algorithm, self.environment)

@@ -14,7 +14,7 @@ from apexrl.agents.contract import Actor, Extras, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
 from apexrl.config import ActorCommand, WorkerCommand
-from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec
+from apexrl.environments.vector import ACTED, VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, measured, process_name, resident_bytes
 from apexrl.losses.windows import valid_starts
@@ -134,7 +134,9 @@ class Player:
         acting, self._command = command.acting, command
         num_envs = acting.environments_per_worker
         shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
-        environments = [make_environment(command.env, len(share)) for share in shares]
+        index = command.worker_index if isinstance(command, WorkerCommand) else 0
+        first_copy = ACTED + index * num_envs
+        environments = [make_environment(command.env, len(s), first_copy=first_copy + int(s[0])) for s in shares]
         spec = family_of(command.agent).stream(command.algorithm, make_spec(command.env, environments[0]))
         self.spec = spec
         self.stopwatch = Stopwatch()

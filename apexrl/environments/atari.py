@@ -1,4 +1,4 @@
-"""Atari games with DQN's preprocessing. Only this module knows ale_py."""
+"""Atari games with DQN's preprocessing. Only this module and `atari_modes` know ale_py."""
 
 import dataclasses
 from typing import Any, Literal
@@ -19,9 +19,11 @@ FRAMES_PER_STEP = 4
 STACKED_FRAMES = 4
 SCREEN = (210, 160)
 REGISTERED_KWARGS = {
-    *("game", "frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
+    *("game", "frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"),
+    *("mode", "difficulty"),
 }
-OWN_KWARGS = ("full_action_space", "repeat_action_probability")  # those that --env-kwargs may hold
+# Those that --env-kwargs may hold:
+OWN_KWARGS = ("mode", "difficulty", "full_action_space", "repeat_action_probability")
 FRAMESKIPS = (1, 4)  # ids registered with either are played with 4: DQN's skip, which v5 ids register
 
 gymnasium.register_envs(ale_py)
@@ -53,14 +55,12 @@ class AtariEnvironment:
             "full_action_space": kwargs.get("full_action_space", False),
             "noop_max": config.noop_max,
             "use_fire_reset": config.fire_at_reset,
-            "reward_clipping": False,
-            "stack_num": 1,
         }
-        self._envs = AtariVectorEnv(kwargs["game"], num_envs, num_threads=num_threads, **options)
+        self._envs = _games(kwargs, num_envs, num_threads, options)
         # ale-py's vector environment cannot render, so a second one plays the same game, seed and actions in colour.
         height, width = SCREEN
         picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False}
-        self._camera = AtariVectorEnv(kwargs["game"], 1, num_threads=1, **options, **picture) if render else None
+        self._camera = _games(kwargs, 1, 1, options | picture) if render else None
         self._picture: np.ndarray | None = None
         self.action_names = tuple(action.name.lower() for action in self._envs.ale.get_action_set())
         self.num_actions = len(self.action_names)
@@ -147,6 +147,16 @@ class AtariGame(gymnasium.Env):
         self._envs.close()
 
 
+def _games(kwargs: dict[str, Any], num_envs: int, num_threads: int, options: dict[str, Any]) -> Any:
+    """Returns games of ale-py's vector environment, which has neither modes nor difficulties, or those that have."""
+    game, chosen = kwargs["game"], {name: kwargs.get(name) for name in ("mode", "difficulty")}
+    if chosen == {"mode": None, "difficulty": None}:
+        return AtariVectorEnv(game, num_envs, num_threads=num_threads, reward_clipping=False, stack_num=1, **options)
+    from apexrl.environments.atari_modes import ModeGames  # noqa: PLC0415 - loads OpenCV
+
+    return ModeGames(game, num_envs, **chosen, **options)
+
+
 def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
     """Returns the arguments of a game: those of its id, and --env-kwargs.
 
@@ -158,7 +168,10 @@ def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
             f"{' and '.join(given)}: games of Atari keep DQN's preprocessing (84x84, gray), so leave that out"
         )
     if unknown := sorted(config.kwargs.keys() - OWN_KWARGS):
-        raise ConfigError(f"--env-kwargs: a game of Atari takes {' and '.join(OWN_KWARGS)}, not {', '.join(unknown)}")
+        seen = "; agents see its screen, never its RAM" if "obs_type" in unknown else ""
+        raise ConfigError(
+            f"--env-kwargs: a game of Atari takes {', '.join(OWN_KWARGS)}, and not {', '.join(unknown)}{seen}"
+        )
     env, kwargs = config.env, registered.kwargs
     if others := sorted(kwargs.keys() - REGISTERED_KWARGS):
         raise ConfigError(f"environment {env!r} is registered with {', '.join(others)}: register it without")

@@ -1,6 +1,8 @@
 """All environments but Atari's: copies of one, which this process steps one by one."""
 
+import functools
 import logging
+import math
 from typing import Any, Literal
 
 import gymnasium
@@ -11,9 +13,9 @@ from apexrl.config import EnvConfig
 from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented
-from apexrl.environments.single import longest_episode, make_single
+from apexrl.environments.single import longest_episode, make_single, own_render_mode
 from apexrl.environments.watchdog import Watchdog, Watched
-from apexrl.errors import ApexError, ConfigError
+from apexrl.errors import ApexError, ConfigError, reason_of
 from apexrl.types import MAX_ACTION_SIZE, TimeSteps
 from apexrl.unroll import LARGEST_VALUE
 
@@ -33,21 +35,18 @@ class GymnasiumEnvironment:
 
     frames_per_step = 1
 
-    def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool):
+    def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool, first_copy: int = 0):
         self._env = config.env
         _tell_limit(config, longest_episode(config, registered))
-        self._renders = render and "rgb_array" in _render_modes(registered)
-        if render and not self._renders:
-            logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
-                           'metadata = {"render_modes": ["rgb_array"]}')  # fmt: skip
+        self._renders = render and _can_be_filmed(config, registered)
         self._watchdog = Watchdog(config.env, config.step_deadline_seconds)
         try:
-            self._envs = self._make(config, registered, num_envs)
+            self._envs = self._make(config, registered, num_envs, first_copy)
         except Exception as error:  # foreign code, and its games matter more than their pictures
             if not self._renders or isinstance(error, ConfigError):
                 raise
             self._give_up_pictures(error)
-            self._envs = self._make(config, registered, num_envs)
+            self._envs = self._make(config, registered, num_envs, first_copy)
         actions = self._envs.single_action_space
         if refusal := _why_other_actions(actions):
             self._envs.close()
@@ -113,21 +112,24 @@ class GymnasiumEnvironment:
         self._watchdog.close()
         self._envs.close()
 
-    def _make(self, config: EnvConfig, registered: EnvSpec, num_envs: int) -> gymnasium.vector.VectorEnv:
+    def _make(
+        self, config: EnvConfig, registered: EnvSpec, num_envs: int, first_copy: int
+    ) -> gymnasium.vector.VectorEnv:
         notes: set[str] = set()
         render_mode = "rgb_array" if self._renders else None
 
-        def copy() -> gymnasium.Env:
-            env = make_single(config, registered, render_mode)
+        def make_copy(number: int) -> gymnasium.Env:
+            env = make_single(config, registered, render_mode, number)
             return Watched(presented(env, config, notes), self._watchdog)
 
-        envs = gymnasium.vector.SyncVectorEnv([copy] * num_envs)
+        numbers = range(first_copy, first_copy + num_envs)
+        envs = gymnasium.vector.SyncVectorEnv([functools.partial(make_copy, number) for number in numbers])
         for note in sorted(notes):
             logger.warning("%s: %s", config.env, note)
         return envs
 
     def _give_up_pictures(self, error: Exception) -> None:
-        logger.warning("no pictures of this environment: %s: %s", type(error).__name__, error)
+        logger.warning("no pictures of this environment: %s", reason_of(error))
         self._renders = False
 
     def _frames(self, observations: np.ndarray) -> np.ndarray:
@@ -175,6 +177,12 @@ def _why_other_actions(actions: gymnasium.Space) -> str:
     """Returns why an action space is not supported, or an empty string."""
     if isinstance(actions, gymnasium.spaces.Discrete):
         return ""
+    if isinstance(actions, gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary):
+        choices = actions.nvec if isinstance(actions, gymnasium.spaces.MultiDiscrete) else np.full(actions.shape, 2)
+        return (
+            f"give a --wrapper module:name that makes its {math.prod(choices.ravel().tolist()):,} combinations one "
+            "Discrete, by gymnasium.wrappers.TransformAction and numpy.unravel_index"
+        )
     if not isinstance(actions, gymnasium.spaces.Box) or not np.issubdtype(actions.dtype, np.floating):
         return "supported are Discrete, and Box of floats: give a --wrapper module:name that makes it one of these"
     if len(actions.shape) != 1 or not 1 <= actions.shape[0] <= MAX_ACTION_SIZE:
@@ -190,8 +198,16 @@ def _why_other_actions(actions: gymnasium.Space) -> str:
     return ""
 
 
-def _render_modes(registered: EnvSpec) -> list[str]:
-    """Returns the render modes that an environment declares, without making one."""
+def _can_be_filmed(config: EnvConfig, registered: EnvSpec) -> bool:
+    """Returns whether an environment renders pictures, without making one; a line says why it does not."""
+    if mode := own_render_mode(config):
+        if mode != "rgb_array":
+            logger.warning("%s: no pictures; --env-kwargs ask for the render_mode %s", config.env, mode)
+        return mode == "rgb_array"
     entry = registered.entry_point
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    return list((getattr(creator, "metadata", None) or {}).get("render_modes") or [])
+    if "rgb_array" in ((getattr(creator, "metadata", None) or {}).get("render_modes") or []):
+        return True
+    logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
+                   'metadata = {"render_modes": ["rgb_array"]}')  # fmt: skip
+    return False

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from types import ModuleType
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -23,29 +24,53 @@ def registered(env: str) -> EnvSpec:
     Raises: ConfigError when there is no such entry; it names the one that was meant.
     """
     module, _, name = env.rpartition(":")
-    if module:
-        import_own(module, f"unknown environment {env!r}")
+    imported = import_own(module, f"environment {env!r}") if module else None
     try:
         return gymnasium.spec(name)
     except Exception as error:
-        if meant := similar(name):
+        if meant := similar(name, module):
             hint = f"did you mean {module}:{meant}?" if module else f"did you mean {meant}?"
             raise ConfigError(f"unknown environment {env!r}: {hint}") from error
+        if imported is not None and _has_several_agents(imported, name):
+            raise ConfigError(
+                f"unknown environment {env!r}: it is made as PettingZoo makes them, and several agents in one "
+                "environment are not supported: register an id of a gymnasium.Env in which one agent plays"
+            ) from error
         raise ConfigError(
             f"unknown environment {env!r} ({reason_of(error)}); "
             "say e.g. CartPole-v1 or ALE/Breakout-v5, or module:Id for one of your own"
         ) from error
 
 
-def similar(name: str) -> str:
-    """Returns the newest version of the registered name that is most like this one; empty when none is like it."""
+def similar(name: str, module: str = "") -> str:
+    """Returns the newest version of the registered name that is most like this one; empty when none is like it.
+
+    Args:
+      module: only names of environments out of the package of this module count.
+    """
     newest: dict[str, EnvSpec] = {}
     for entry in gymnasium.registry.values():
+        if module and _package(entry) != module.partition(".")[0]:
+            continue
         bare = _bare(entry.id)
         if has_usual_frameskip(entry.id) and (bare not in newest or _version(entry) > _version(newest[bare])):
             newest[bare] = entry
     close = difflib.get_close_matches(_bare(name), newest, 1, SIMILAR)
     return newest[close[0]].id if close else ""
+
+
+def _has_several_agents(module: ModuleType, name: str) -> bool:
+    """Returns whether a module, or one of that name in it, makes environments as those of PettingZoo do."""
+    places = [vars(module), getattr(vars(module).get(name), "__dict__", {})]
+    is_theirs = module.__name__.partition(".")[0] == "pettingzoo"
+    return is_theirs or any(made in place for place in places for made in ("parallel_env", "raw_env"))
+
+
+def _package(entry: EnvSpec) -> str:
+    """Returns the package of an environment's class, or of the function that makes it."""
+    made_by = entry.entry_point
+    module = made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
+    return module.partition(":")[0].partition(".")[0]
 
 
 def _bare(env: str) -> str:

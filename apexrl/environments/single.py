@@ -1,5 +1,6 @@
 """One environment as training makes each of its copies: with its arguments and limit, behind the user's wrappers."""
 
+import re
 from typing import Any
 
 import gymnasium
@@ -11,32 +12,67 @@ from apexrl.environments.fitting import checked
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import own
 
+COPY = "{copy}"  # in --env-kwargs: the number of the copy
+SUM = re.compile(rf"(?:(\d+) *\+ *)?{re.escape(COPY)}")
 CASTING = (FlattenObservation, GrayscaleObservation)  # wrappers that change numbers to another type without a word
 
 
-def make_single(config: EnvConfig, registered: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
+def make_single(config: EnvConfig, registered: EnvSpec, render_mode: str | None = None, copy: int = 0) -> gymnasium.Env:
     """Makes one environment, with observations and actions as its outermost wrapper has them.
 
+    Args:
+      render_mode: of an environment whose own arguments say none.
+      copy: its number among the copies of a run on one host, which its arguments may ask for.
     Raises: ConfigError when the configuration asks for something that cannot be had.
     """
-    env = make_bare(config, registered, render_mode)
+    env = make_bare(config, registered, render_mode, copy)
     for name in config.wrapper:
         env = wrapped(env, name)
     _check_learned(env, config)
     return env
 
 
-def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
-    """Makes one environment before the wrappers of the user's.
+def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = None, copy: int = 0) -> gymnasium.Env:
+    """Makes one environment before the wrappers of the user's; its arguments are those of `make_single`.
 
     Raises: ConfigError when its arguments cannot be had.
     """
-    if "render_mode" in config.kwargs:
-        raise ConfigError("--env-kwargs cannot hold render_mode: --record-dir chooses where videos go")
-    kwargs: dict[str, Any] = config.kwargs | {"max_episode_steps": longest_episode(config, registered)}
+    own_mode = own_render_mode(config)
+    if own_mode and render_mode and render_mode != own_mode:
+        raise ConfigError(f"render_mode {render_mode!r}: --env-kwargs ask for {own_mode!r}, and its observations may "
+                          "need that")  # fmt: skip
+    kwargs: dict[str, Any] = numbered(config.kwargs, copy) | {"max_episode_steps": longest_episode(config, registered)}
     if render_mode:
         kwargs["render_mode"] = render_mode
     return gymnasium.make(registered.id, **kwargs)
+
+
+def own_render_mode(config: EnvConfig) -> str | None:
+    """Returns the render mode that --env-kwargs give all copies, as wrappers that show pictures need it.
+
+    Raises: ConfigError when it opens windows, or is none.
+    """
+    mode = config.kwargs.get("render_mode")
+    if mode == "human" or not isinstance(mode, str | None):
+        raise ConfigError(f"--env-kwargs: render_mode is {mode!r}: give rgb_array, or another that opens no window; "
+                          "`watch` films a game")  # fmt: skip
+    return mode
+
+
+def numbered(value: Any, copy: int) -> Any:
+    """Returns an argument with the number of a copy where it says COPY, also inside of lists and objects.
+
+    COPY alone, or behind NUMBER+, is a number; in a longer text it is digits.
+    """
+    match value:
+        case str():
+            found = SUM.fullmatch(value)
+            return int(found[1] or 0) + copy if found else value.replace(COPY, str(copy))
+        case list():
+            return [numbered(inner, copy) for inner in value]
+        case dict():
+            return {key: numbered(inner, copy) for key, inner in value.items()}
+    return value
 
 
 def wrapped(env: gymnasium.Env, name: str) -> gymnasium.Env:

@@ -5,9 +5,7 @@ the first frame of the next game. So the final observation of a game is always p
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal, Protocol
 
 import gymnasium
@@ -22,6 +20,8 @@ from apexrl.errors import ConfigError, reason_of
 from apexrl.types import EnvironmentSpec, TimeSteps
 
 LONGEST_VARIANT = 2000  # characters; the wire takes no more
+# The first numbers of a run's copies on one host: of the evaluator, of `watch` and `load`, and of all actors together.
+EVALUATED, WATCHED, ACTED = 0, 10, 20
 
 
 class VectorEnvironment(Protocol):
@@ -59,34 +59,40 @@ class VectorEnvironment(Protocol):
 
 
 def make_environment(
-    config: EnvConfig, num_envs: int, *, evaluate: bool = False, num_threads: int = 1, render: bool = False
-) -> VectorEnvironment:
+    config: EnvConfig, num_envs: int, *, evaluate: bool = False, num_threads: int = 1, render: bool = False,
+    first_copy: int = EVALUATED,
+) -> VectorEnvironment:  # fmt: skip
     """Makes a vector environment.
 
     Args:
       evaluate: play whole games; a lost life ends no episode.
       num_threads: ale-py's threads; other environments have none.
       render: `render` gives pictures.
+      first_copy: the number of the first one among the copies of a run on one host.
     Raises: ConfigError when the id is unknown, the environment cannot be made, or has actions that are not supported.
     """
     entry = registered(config.env)
     with _named(config.env):
         if is_atari(entry):
             return AtariEnvironment(config, entry, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
-        return GymnasiumEnvironment(config, entry, num_envs, render=render)
+        return GymnasiumEnvironment(config, entry, num_envs, render=render, first_copy=first_copy)
 
 
-def make_game(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env:
+def make_game(config: EnvConfig, render_mode: str | None = None, copy: int = WATCHED) -> gymnasium.Env:
     """Makes one environment of those that a vector has, for a loop of somebody's own.
 
     It has the arguments, the limit and the wrappers of the configuration, plays whole games, and clips no reward.
     Games of Atari give frames of 84x84 in gray. Others give observations as the outermost wrapper has them.
 
+    Args:
+      copy: its number, for arguments that ask for it.
     Raises: ConfigError when the id is unknown, or the environment cannot be made.
     """
     entry = registered(config.env)
     with _named(config.env):
-        return AtariGame(config, entry, render_mode) if is_atari(entry) else make_single(config, entry, render_mode)
+        if is_atari(entry):
+            return AtariGame(config, entry, render_mode)
+        return make_single(config, entry, render_mode, copy)
 
 
 @contextlib.contextmanager
@@ -97,10 +103,7 @@ def _named(env: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        reason = reason_of(error)
-        if isinstance(error, gymnasium.error.DependencyNotInstalled):
-            reason = reason.replace("pip install", f"{Path(sys.prefix) / 'bin' / 'pip'} install")
-        raise ConfigError(f"environment {env!r} cannot be made: {reason}") from error
+        raise ConfigError(f"environment {env!r} cannot be made: {reason_of(error)}") from error
 
 
 def clips_rewards(config: EnvConfig) -> bool:

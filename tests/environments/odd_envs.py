@@ -5,7 +5,7 @@ import typing
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from apexrl.environments.catch import Catch
 
@@ -201,6 +201,7 @@ ACTIONS = {
     "Matrix-actions-v0": Box(-1, 1, (2, 2), np.float32),
     "Integer-actions-v0": Box(0, 3, (2,), np.int32),
     "Many-actions-v0": MultiDiscrete([2, 3]),
+    "Switches-v0": MultiBinary((3, 4)),
 }
 ENTRY_POINTS = {
     "Mission-v0": make_mission,
@@ -218,6 +219,7 @@ ENTRY_POINTS = {
 ATARI = {
     "Pong-skip-5-v0": {"game": "pong", "frameskip": 5},
     "Pong-mode-1-v0": {"game": "pong", "frameskip": 4, "mode": 1},
+    "Pong-ram-v0": {"game": "pong", "frameskip": 4, "obs_type": "ram"},
     "Pong-all-actions-v0": {"game": "pong", "frameskip": 4, "full_action_space": True},
     "NoSuchRom-v0": {"game": "no_such_rom", "frameskip": 4},
 }

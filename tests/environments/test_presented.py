@@ -107,7 +107,7 @@ def test_a_game_of_atari_takes_its_own_arguments():
         (EnvConfig("CartPole-v1", env_kwargs="[1]"), r"--env-kwargs \[1\]: this is no JSON object"),
         (EnvConfig("CartPole-v1", env_kwargs='{"mass": 3}'), "unexpected keyword argument 'mass'"),
         (EnvConfig("CartPole-v1", env_kwargs='{"max_episode_steps": -1}'), "max_episode_steps is -1, and should be"),
-        (EnvConfig("CartPole-v1", env_kwargs='{"render_mode": "human"}'), "cannot hold render_mode: --record-dir"),
+        (EnvConfig("CartPole-v1", env_kwargs='{"render_mode": "human"}'), "render_mode is 'human': give rgb_array"),
         (EnvConfig(PAINTED, wrapper=BOTH * 30), "[0-9]{4} characters, 2000 are the most: register an id"),
         (EnvConfig("CartPole-v1", grayscale=True), "--grayscale: these are for pictures of bytes"),
         (EnvConfig("FrozenLake-v1", resize=(84,)), "--resize: these are for pictures, and FrozenLake-v1 has"),
@@ -123,7 +123,10 @@ def test_a_game_of_atari_takes_its_own_arguments():
             "--grayscale and --resize: games of Atari keep",
         ),
         (EnvConfig("PongNoFrameskip-v4", wrapper=(f"{ODD}:nothing",)), "--wrapper: games of Atari keep"),
-        (EnvConfig("PongNoFrameskip-v4", env_kwargs='{"game": "breakout"}'), "full_action_space .*, not game"),
+        (EnvConfig("PongNoFrameskip-v4", env_kwargs='{"game": "breakout"}'), "full_action_space.*, and not game"),
+        (EnvConfig("ALE/Pong-v5", env_kwargs='{"obs_type": "ram"}'), "not obs_type; agents see its screen, never"),
+        (EnvConfig("ALE/Pong-v5", env_kwargs='{"mode": 7}'), "mode is 7, and pong has 0, 1$"),
+        (EnvConfig("ALE/Pong-v5", env_kwargs='{"difficulty": "1"}'), "difficulty is '1', and pong has 0, 1, 2, 3$"),
     ],
 )
 def test_what_cannot_be_presented_is_refused_in_one_line(config, complaint):

@@ -182,11 +182,12 @@ def test_ids_that_users_type(env):
         ("tests.environments.odd_envs:Unbounded-actions-v0", "finite bounds.*TransformAction"),
         ("tests.environments.odd_envs:Matrix-actions-v0", "one dimension.*TransformAction"),
         ("tests.environments.odd_envs:Integer-actions-v0", "supported are Discrete, and Box of floats"),
-        ("tests.environments.odd_envs:Many-actions-v0", "supported are Discrete, and Box of floats"),
+        ("tests.environments.odd_envs:Many-actions-v0", "--wrapper .* makes its 6 combinations one Discrete"),
+        ("tests.environments.odd_envs:Switches-v0", "--wrapper .* makes its 4,096 combinations one Discrete"),
         ("Pong-v4", "frameskip \\(2, 5\\).*ALE/Pong-v5.*PongNoFrameskip-v4"),
         ("Pong-v0", "frameskip \\(2, 5\\).*ALE/Pong-v5.*PongNoFrameskip-v4"),
         ("tests.environments.odd_envs:Pong-skip-5-v0", "frameskip 5.*PongNoFrameskip-v4"),
-        ("tests.environments.odd_envs:Pong-mode-1-v0", "mode"),
+        ("tests.environments.odd_envs:Pong-ram-v0", "is registered with obs_type: register it without"),
         ("tests.environments.odd_envs:NoSuchRom-v0", "cannot be made"),
         (
             "tests.environments.odd_envs:Fails-v0",
@@ -195,7 +196,7 @@ def test_ids_that_users_type(env):
         ("tests.environments.odd_envs:Nowhere-v0", "cannot be made: .*no_such_module"),
         ("tests.environments.odd_envs:Words-v0", "observations.*cannot be flattened: give a --wrapper module:name"),
         ("tests.environments.odd_envs:Words-in-dict-v0", "observations.*cannot be flattened: give a --wrapper"),
-        ("tests.environments.odd_envs:Without-box2d-v0", r'/bin/pip install "gymnasium\[box2d\]"`$'),
+        ("tests.environments.odd_envs:Without-box2d-v0", r'/bin/python\S* -m pip install "gymnasium\[box2d\]"`$'),
         ("no_such_module:Env-v0", "no_such_module cannot be imported: .*searched in .*, too"),
     ],
 )
@@ -203,6 +204,25 @@ def test_an_environment_that_cannot_be_played_is_refused_in_one_line(env, compla
     with pytest.raises(ConfigError, match=complaint) as caught:
         make_environment(EnvConfig(env=env), 1, render=True)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("env", ["zoo_like:tictactoe_v3", "zoo_like.tictactoe_v3:env", "zoo_like.parallel_v0:Any-v0"])
+def test_several_agents_in_one_environment_are_refused_by_that_name(env, tmp_path, monkeypatch):
+    (tmp_path / "zoo_like").mkdir()
+    (tmp_path / "zoo_like" / "__init__.py").write_text("from zoo_like import tictactoe_v3\n")
+    (tmp_path / "zoo_like" / "tictactoe_v3.py").write_text("def env(): pass\ndef raw_env(): pass\n")
+    (tmp_path / "zoo_like" / "parallel_v0.py").write_text("def parallel_env(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"unknown environment '{env}': .*several agents in one environment"):
+        make_environment(EnvConfig(env=env), 1)
+
+
+def test_only_names_of_a_modules_own_package_are_meant(tmp_path, monkeypatch):
+    """There is no way to name Atari's games by another module."""
+    (tmp_path / "no_games.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"unknown environment 'no_games:TicTacToe3D-v9' .* or module:Id for one of"):
+        make_environment(EnvConfig(env="no_games:TicTacToe3D-v9"), 1)
 
 
 @pytest.mark.parametrize("error", ["RuntimeError('no licence')", "SystemExit(3)"])
