@@ -3,9 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.contract import Family, Preset, Transitions, Want
+from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
-from apexrl.errors import ConfigError
 from apexrl.networks.config import DuelingConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -80,11 +79,7 @@ def stream(algorithm: ApexAlgorithm, environment: EnvironmentSpec) -> StreamSpec
 
     Raises: ConfigError when an action is a vector of numbers.
     """
-    if not environment.num_actions:
-        raise ConfigError(
-            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers: "
-            "with apex-dqn only discrete actions are supported"
-        )
+    check_discrete(environment)
     return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
 
 

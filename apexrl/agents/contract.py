@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
+from apexrl.errors import ConfigError
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 
 if TYPE_CHECKING:  # replay.py loads families, and no torch
@@ -211,7 +212,10 @@ class Learner(Protocol):
         ...
 
     def beside(self, batches: Batches, ahead: Any) -> Any:
-        """Returns the results that batches can have during `gradients`, with the parameters as they are now."""
+        """Returns the results that batches can have during `gradients`, with the parameters as they are now.
+
+        It draws no random numbers: `gradients` draws from the same generator, and either may come first.
+        """
         ...
 
     def gradients(self, batches: Batches, beside: Callable[[], Any]) -> Outcome:
@@ -291,3 +295,12 @@ class Family(NamedTuple):
     module: str  # its Implementation; loaded by actors and learners only
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
+
+
+def check_discrete(environment: EnvironmentSpec) -> None:
+    """Raises ConfigError when an action is a vector of numbers, for algorithms that choose one of several."""
+    if not environment.num_actions:
+        raise ConfigError(
+            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers: only discrete "
+            "actions are supported by the algorithms of apexrl. Take those of Stable-Baselines3, or one of your own"
+        )

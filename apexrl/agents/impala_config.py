@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.contract import Distance, Family, Preset, Selection, Unrolls, Want
+from apexrl.agents.contract import Distance, Family, Preset, Selection, Unrolls, Want, check_discrete
 from apexrl.agents.mix import batch_sizes, parts_of, table_texts
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
@@ -114,11 +114,7 @@ def stream(algorithm: ImpalaAlgorithm, environment: EnvironmentSpec) -> StreamSp
 
     Raises: ConfigError when an action is a vector of numbers.
     """
-    if not environment.num_actions:
-        raise ConfigError(
-            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers: "
-            "with impala only discrete actions are supported"
-        )
+    check_discrete(environment)
     extras = [
         # float16 changes an importance ratio by 0.2 % at most, bfloat16 by 5 %.
         Field("behavior_log_probs", "step", "float16", (environment.num_actions,)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from apexrl.errors import ConfigError
+from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.flags import program
 from apexrl.lifecycle import Stop, run_role
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
@@ -38,7 +38,7 @@ def main(stop: Stop) -> None:
     """
     asked = tyro.cli(ExportCommand, prog=program())
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"export needs packages: say `.venv/bin/python -m pip install {' '.join(missing)}`")
+        raise ConfigError(f"export needs packages: say `{PIP_INSTALL} {' '.join(missing)}`")
     _, path = found_checkpoint(Path(asked.checkpoint) if asked.checkpoint else newest_run(RUNS, CHECKPOINTS))
     output = Path(asked.output) if asked.output else path.with_suffix(".onnx")
     for line in export(path, output):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apexrl.config import RunCommand
-from apexrl.errors import ConfigError
+from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.flags import agent_of, default_command, parse_onto, value_given, whole_number
 from apexrl.help import HELP
 from apexrl.networks.checkpoint import Counters
@@ -144,5 +144,5 @@ def trackers_of(command: RunCommand) -> list[str]:
     wanted = [name for name, asked in (("wandb", command.wandb), ("mlflow", command.mlflow)) if asked]
     for name in wanted:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--{name} needs a package: say `.venv/bin/python -m pip install {name}`")
+            raise ConfigError(f"--{name} needs a package: say `{PIP_INSTALL} {name}`")
     return wanted

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apexrl.errors import ConfigError
+from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.files import write_durably
 from apexrl.tools.intervals import MeanCurve, bootstrap_interval, interquartile_mean, mean, mean_curve
 from apexrl.tools.run_results import RunResult
@@ -165,7 +165,7 @@ def _picture_of(lines: Sequence[Line], curves: Mapping[tuple[str, str, str], Mea
     try:
         from apexrl.tools import picture  # noqa: PLC0415 - the only part that needs matplotlib
     except ModuleNotFoundError as error:
-        print(f"no picture ({error}): .venv/bin/python -m pip install matplotlib", file=sys.stderr)
+        print(f"no picture ({error}): {PIP_INSTALL} matplotlib", file=sys.stderr)
         return b""
     rows = []
     for env in dict.fromkeys(line.env for line in lines):

@@ -125,5 +125,5 @@ def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None)
     command = default_command(RunCommand)
     assert prepare.trackers_of(command) == []
-    with pytest.raises(ConfigError, match=r"--wandb needs a package: say `.venv/bin/python -m pip install wandb`"):
+    with pytest.raises(ConfigError, match=r"--wandb needs a package: say `.*python\S* -m pip install wandb`"):
         prepare.trackers_of(command.__class__(**{**vars(command), "wandb": True}))
