@@ -24,7 +24,9 @@ def test_each_table_is_a_plan(env):
 def test_a_preset_an_agent_and_flags_of_ones_own_win():
     frames = int(presets()["CartPole-v1"]["total-frames"])
     assert planned("--env", "CartPole-v1").command.learning.total_frames == frames
-    assert planned("--env", "CartPole-v1", "--total-frames", "5k").command.learning.total_frames == 5_000
+    own = planned("--env", "CartPole-v1", "--total-frames", "5k")
+    assert own.command.learning.total_frames == 5_000
+    assert "--total-frames" not in own.known and "--batch-size" in own.known, "the plan shows those that hold"
     for end in (["--max-seconds", "60"], ["--total-updates", "5"]):
         assert planned("--env", "CartPole-v1", *end).command.learning.total_frames == 0
     other = {"apex-dqn": "impala", "impala": "apex-dqn"}[usual_agent("CartPole-v1")]

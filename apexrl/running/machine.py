@@ -72,7 +72,7 @@ def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mappin
     return {"acting": acting, "learning": {"learner_threads": threads}}
 
 
-def fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: StreamSpec) -> RunCommand:
+def fitted(command: RunCommand, machine: Machine, spec: StreamSpec, is_asked_for: bool) -> RunCommand:
     """Returns the command with a capacity that fits; only a capacity that nobody asked for is made smaller.
 
     Raises: ConfigError when it does not fit.
@@ -83,20 +83,26 @@ def fitted(command: RunCommand, default: RunCommand, machine: Machine, spec: Str
     num_devices = len(set(devices_of(command.learning, command.learning.num_learners)))
     largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts, num_devices)
     if replay.capacity > largest:
-        is_asked_for = replay.capacity != default.replay.capacity or command.reproducible
         if is_asked_for or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
             if machine.device.type == "cuda":
                 memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
-            cure = f"the largest that does is --capacity {largest}; --memory-gb says how much may be taken"
-            if largest < 1:
-                cure = f"none does beside {num_workers} actor processes; give fewer --num-workers, or more --memory-gb"
+            cure = _cure(largest, replay.min_size_to_sample, num_workers)
             raise ConfigError(f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): {cure}")
         # Two digits: the free memory differs a little from run to run, and their capacity should not.
         unit = 10 ** max(len(str(largest)) - 2, 0)
         capacity = max(largest // unit * unit, replay.min_size_to_sample)
         replay = dataclasses.replace(replay, capacity=capacity)
     return dataclasses.replace(command, replay=replay)
+
+
+def _cure(largest: int, min_size: int, num_workers: int) -> str:
+    """Returns what a person may do who asks for more than the largest capacity that fits."""
+    if largest < 1:
+        beside = f"{num_workers} actor processes: give fewer --num-workers, or" if num_workers > 1 else "an actor: give"
+        return f"none does beside {beside} more --memory-gb"
+    smaller = f" --min-size-to-sample {largest}" if largest < min_size else ""
+    return f"the largest that does is --capacity {largest}{smaller}; --memory-gb says how much may be taken"
 
 
 def largest_capacity(

@@ -2,7 +2,8 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from apexrl.flags import (
     learner_command,
     parse_onto,
     sister,
+    value_given,
     wants_of,
     with_preset,
     with_sections,
@@ -45,6 +47,7 @@ STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
 )  # fmt: skip
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
+SIZES = ("--capacity", "--num-workers", "--shards")  # a plan changes those that nobody gave
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
 PERIODS_SECONDS = ("checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds")  # of others
 
@@ -97,12 +100,15 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
         check_usable(journal, identity_of(journal).spec, stream)
         command = dataclasses.replace(command, from_journal=str(journal))
     check_together(command, stream)
-    command = _with_shards(command, default, saved is None)
-    command = fitted(command, default, machine, stream)
+    words = sys.argv[1:] if arguments is None else arguments
+    given = frozenset(flag for flag in SIZES if value_given(flag, words))
+    command = _with_shards(command, given, saved is None)
+    command = fitted(command, machine, stream, is_asked_for="--capacity" in given or command.reproducible)
     implementation(family).check_network(command.network, stream)
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
-    return Plan(command, stream, machine, () if saved is not None else _known_flags(asked))
+    known = () if saved is not None else _not_given(_known_flags(asked), words)
+    return Plan(command, stream, machine, known)
 
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec) -> RunCommand:
@@ -180,7 +186,13 @@ def _known_flags(asked: RunCommand) -> list[str]:
     return flags_for(asked.env.env, asked.agent, has_end=bool(asked.max_seconds or asked.learning.total_updates))
 
 
-def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunCommand:
+def _not_given(known: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Returns the flags and values that the words do not replace."""
+    pairs = zip(known[::2], known[1::2], strict=True)
+    return [word for flag, value in pairs if not value_given(flag, words) for word in (flag, value)]
+
+
+def _with_shards(command: RunCommand, given: Collection[str], is_new: bool) -> RunCommand:
     """Returns the command with a shard for each learner and an actor process for each shard, unless told otherwise.
 
     Raises: ConfigError when learners, shards, batch and actor processes do not fit each other.
@@ -188,12 +200,12 @@ def _with_shards(command: RunCommand, default: RunCommand, is_new: bool) -> RunC
     num_learners, wires, acting = command.learning.num_learners, command.wires, command.acting
     if num_learners > 1 and (command.from_journal or command.reproducible):
         raise ConfigError("--num-learners needs a replay server: leave out --from-journal and --reproducible")
-    if is_new and command.has_actors and wires.shards == 1:
+    if is_new and command.has_actors and "--shards" not in given and wires.shards == 1:
         wires = dataclasses.replace(wires, shards=num_learners)
     if wires.shards % num_learners:
         raise ConfigError(f"--num-learners {num_learners} does not divide --shards {wires.shards}, as it has to")
     if command.has_actors and acting.num_workers < wires.shards:
-        if acting.num_workers != default.acting.num_workers:
+        if "--num-workers" in given:
             raise ConfigError(
                 f"--num-workers {acting.num_workers} leaves some of {wires.shards} shards without actors: give more"
             )

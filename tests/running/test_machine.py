@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from apexrl.config import LearnerCommand, RunCommand
-from apexrl.flags import default_command, wants_of
+from apexrl.errors import ConfigError
+from apexrl.flags import default_command, wants_of, with_sections
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.machine import Machine, fitted, fitting_preset, largest_capacity, sizes
@@ -86,6 +87,22 @@ def test_a_capacity_that_follows_from_free_memory_is_the_same_for_runs_one_after
     command = default_command(RunCommand)
     machines = [Machine(16, host_bytes, CPU, 0) for host_bytes in (16_000_000_000, 16_050_000_000)]
     largest_ones = [largest_capacity(machine, SPEC, WANTS, command.acting.num_workers) for machine in machines]
-    capacities = {fitted(command, command, machine, SPEC).replay.capacity for machine in machines}
+    capacities = {fitted(command, machine, SPEC, is_asked_for=False).replay.capacity for machine in machines}
     assert len(set(largest_ones)) == 2 and len(capacities) == 1
     assert 0.9 * min(largest_ones) <= capacities.pop() <= min(largest_ones) < command.replay.capacity
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "num_workers", "cure"),
+    [
+        (1, 1, "none does beside an actor: give more --memory-gb"),
+        (1, 4, "none does beside 4 actor processes: give fewer --num-workers, or more --memory-gb"),
+        (2.5, 1, r"the largest that does is --capacity (\d+) --min-size-to-sample \1; --memory-gb says"),
+        (10, 1, r"the largest that does is --capacity \d+; --memory-gb says"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_flags_that_help(gigabytes, num_workers, cure):
+    command = with_sections(default_command(RunCommand), {"acting": {"num_workers": num_workers}})
+    machine = Machine(2, int(gigabytes * GB), CPU, 0)
+    with pytest.raises(ConfigError, match=cure):
+        fitted(command, machine, SPEC, is_asked_for=True)
