@@ -6,6 +6,7 @@ evicted, or the newest were not played.
 """
 
 import itertools
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from apexrl.errors import ConfigError, WireError
+from apexrl.errors import PIP_INSTALL, ConfigError, WireError
 from apexrl.net import wire
 from apexrl.replay.segment import Entry
 from apexrl.streams import SeenSteps, Stream
@@ -91,17 +92,15 @@ def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path) -> str:
     """Writes the whole games in the unrolls of a journal; returns a line about them.
 
     Args:
-      out: the new directory of the dataset; its name is the dataset's id.
+      out: the new directory of the dataset; its name is the dataset's id. It is there when the dataset is whole.
     Raises: ConfigError when Minari is not installed, does not take that name, or there is no whole game; OSError when
       the disk does not take the dataset.
     """
     try:
-        import minari  # noqa: PLC0415 - optional
-        from minari.data_collector import EpisodeBuffer  # noqa: PLC0415
+        import h5py  # noqa: F401, PLC0415 - optional; Minari loads it late
         from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415
-        from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"--format minari needs the package ({error}): pip install 'minari[hdf5]'") from error
+        raise ConfigError(f"--format minari needs the package ({error}): {PIP_INSTALL} 'minari[hdf5]'") from error
     try:
         parse_dataset_id(out.name)
     except (ValueError, TypeError) as error:  # TypeError: a name without -vN
@@ -111,20 +110,36 @@ def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path) -> str:
     games = GameReader(spec).games(entries)
     if (first := next(games, None)) is None:
         raise ConfigError("the journal holds no whole game")
-    data = out / "data"
+    partial = out.resolve().with_name(f"{out.name}.partial")  # Minari joins a relative path twice
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    try:
+        written = _write(itertools.chain([first], games), spec, partial / "data", out.name)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return f"{out}: {written}"
+
+
+def _write(games: Iterable[Game], spec: StreamSpec, data: Path, name: str) -> str:
+    """Writes a dataset into a new directory; returns a line about it."""
+    import minari  # noqa: PLC0415 - optional
+    from minari.data_collector import EpisodeBuffer  # noqa: PLC0415
+    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415
+
     data.mkdir(parents=True)
     storage = MinariStorage.new(data, *_spaces(spec), jpeg_encoding=False)
     returns = []
 
     def episodes() -> Iterator[EpisodeBuffer]:
-        for number, game in enumerate(itertools.chain([first], games)):
+        for number, game in enumerate(games):
             returns.append(float(game.rewards.sum()))
             yield EpisodeBuffer(id=number, **game._asdict())
 
     storage.update_episodes(episodes())
     about = f"Games of {spec.env} from a journal of apexrl: newest frames, rewards as they were learned from."
-    storage.update_metadata({"dataset_id": out.name, "minari_version": minari.__version__, "description": about})
-    return f"{len(returns)} games of {storage.total_steps} steps to {out}, mean return {np.mean(returns):.4g}"
+    storage.update_metadata({"dataset_id": name, "minari_version": minari.__version__, "description": about})
+    return f"{len(returns)} games of {storage.total_steps} steps, mean return {np.mean(returns):.4g}"
 
 
 def _spaces(spec: StreamSpec) -> tuple[spaces.Space[Any], spaces.Space[Any]]:

@@ -1,6 +1,7 @@
 """Games out of unrolls, against the steps that were played, and against Minari's own reader."""
 
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -130,6 +131,30 @@ def test_minari_reads_the_dataset(journal, tmp_path):
         assert all(action in dataset.action_space for action in episode.actions)
 
 
+@pytest.mark.parametrize("out", ["catch-v1", "./sub/catch-v1"])
+def test_a_relative_path_is_one_of_the_current_directory(journal, out, tmp_path, monkeypatch):
+    directory, spec, _, entries = journal
+    monkeypatch.chdir(tmp_path)
+    status, text = tool("export", "--format", "minari", directory, "--out", out)
+    assert status == 0 and text.startswith(f"{Path(out)}: "), text
+    assert MinariDataset(tmp_path / out / "data").total_episodes == len(list(GameReader(spec).games(entries)))
+
+
+def test_an_export_that_fails_leaves_nothing_and_can_be_made_again(journal, tmp_path):
+    _, spec, _, entries = journal
+
+    def failing():
+        yield from entries
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_dataset(failing(), spec, tmp_path / "catch-v1")
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
+    (tmp_path / "catch-v1.partial" / "data").mkdir(parents=True)  # an export was killed
+    write_dataset(entries, spec, tmp_path / "catch-v1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catch-v1", "journal"]
+
+
 def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
     spec = StreamSpec("Any-v0", (32, 32), "uint8", 1, 0, 1, ((-1.0, 2.0), (0.0, 4.0)), unroll_starts=3, overlap_steps=0)
     starts = np.array([[True], [False], [False], [True]])
@@ -140,7 +165,7 @@ def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
     entry = Entry(
         0, wire.encode(wire.Insert(0, "a", 0, 0, 0, 0.1, b"", b"")), UnrollCodec(spec).encode(unroll.stream(0))
     )
-    assert write_dataset([entry], spec, tmp_path / "any-v0").startswith("1 games of 2 steps")
+    assert write_dataset([entry], spec, tmp_path / "any-v0").endswith(": 1 games of 2 steps, mean return 2")
     dataset = MinariDataset(tmp_path / "any-v0" / "data")
     assert dataset.action_space.low.tolist() == [-1, 0] and dataset.action_space.high.tolist() == [2, 4]
     np.testing.assert_array_equal(dataset[0].actions, actions[:2, 0])
@@ -157,6 +182,8 @@ def test_a_dataset_that_cannot_be_written_is_refused_in_one_line(journal, tmp_pa
     (tmp_path / "catch-v0").mkdir()
     with pytest.raises(ConfigError, match="is there already"):
         write_dataset(entries, spec, tmp_path / "catch-v0")
-    monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(ConfigError, match=r"needs the package .*pip install 'minari\[hdf5\]'"):
-        write_dataset(entries, spec, tmp_path / "catch-v1")
+    for package in ("minari.dataset.minari_dataset", "h5py"):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, package, None)
+            with pytest.raises(ConfigError, match=r"needs the package .*python\S* -m pip install 'minari\[hdf5\]'"):
+                write_dataset(entries, spec, tmp_path / "catch-v1")
