@@ -58,6 +58,8 @@ def learn(endpoint: str, num_batches: int) -> np.ndarray:
         held |= client.fetch(set(numbers.tolist()) - held.keys(), timeout_seconds=10)
         errors = np.zeros(len(numbers), np.float32)
         for i, (number, start) in enumerate(zip(numbers.tolist(), starts, strict=True)):
+            if number not in held:  # the server has evicted it since it was drawn
+                continue
             frames, actions, rewards, discounts, is_start, _ = held[number].unroll
             windows = n_step_windows(rewards, discounts, is_start, GAMMA, SPEC.overlap_steps)
             n_step_return, discount, offset = (array[start] for array in windows)

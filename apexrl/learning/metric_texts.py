@@ -3,6 +3,9 @@
 import fnmatch
 from typing import NamedTuple
 
+SINCE = "since the log began, or since a fork or a lost snapshot let its tables begin anew"
+CANDIDATES = "candidates of attentive and elite replay among them"
+
 
 class MetricText(NamedTuple):
     """The meaning of the metrics with a tag."""
@@ -42,9 +45,9 @@ TEXTS = tuple(
         ("replay/size", "transitions", "Transitions in the log."),
         ("replay/fill", "share", "The same as a share of the capacity, which is a soft limit."),
         ("replay/age_seconds", "s", "Age of the oldest unroll."),
-        ("replay/transitions_inserted", "transitions", "Transitions that came since the log began."),
-        ("replay/transitions_sampled", "transitions", "Transitions that all tables gave since the log began."),
-        ("replay/samples_per_insert", "", "How often a transition is sampled on average."),
+        ("replay/transitions_inserted", "transitions", f"Transitions that came {SINCE}."),
+        ("replay/transitions_sampled", "transitions", f"Transitions that all tables gave {SINCE}, {CANDIDATES}."),
+        ("replay/samples_per_insert", "", f"How often a transition is drawn on average, {CANDIDATES}."),
         ("replay/log_bytes", "bytes", "Compressed bytes of the log."),
         ("replay/bytes_per_transition", "bytes", "Compressed bytes of a transition."),
         ("replay/memory_bytes", "bytes", "Resident memory of the server."),

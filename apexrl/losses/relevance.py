@@ -81,7 +81,11 @@ def unroll_features(features: Tensor, mask: Tensor, projection: Tensor) -> Tenso
 
 @torch.no_grad()
 def feature_distances(features: Tensor, others: Tensor, measure: Literal["l2", "cosine"]) -> Tensor:
-    """Returns the distances [B] of features [B, n] from others [B, n] or [n]; `cosine` is 1 - the cosine."""
+    """Returns the distances [B] of features [B, n] from others [B, n] or [n]; `cosine` is 1 - the cosine.
+
+    They are at least 0, and exactly 0 for equal features, whatever the rounding of the cosine.
+    """
     if measure == "l2":
         return (features - others).norm(dim=-1)
-    return 1 - F.cosine_similarity(features, others.expand_as(features), dim=-1, eps=LEAST_NORM)
+    distances = 1 - F.cosine_similarity(features, others.expand_as(features), dim=-1, eps=LEAST_NORM)
+    return distances.clamp(min=0).masked_fill((features == others).all(dim=-1), 0)

@@ -175,11 +175,14 @@ def test_the_random_projection_is_always_the_same_and_keeps_distances_on_average
 def test_feature_distances_are_distances():
     features, others = (torch.from_numpy(np.random.default_rng(s).normal(size=(7, 5))) for s in (0, 1))
     for measure in ("l2", "cosine"):
-        assert feature_distances(features, features, measure) == pytest.approx(np.zeros(7), abs=1e-6)
+        assert feature_distances(features, features.clone(), measure).tolist() == [0] * 7, "not even by rounding"
         found = feature_distances(features, others, measure)
         assert (found > 0).all()
         torch.testing.assert_close(feature_distances(features, others[0], measure)[0], found[0])
     # A similarity turned round: the opposite is farthest.
+    many = torch.from_numpy(np.random.default_rng(2).normal(size=(1000, 32))).float()
+    assert feature_distances(many, many.clone(), "cosine").tolist() == [0] * 1000
+    assert feature_distances(many, many * 1.001, "cosine").min() >= 0
     assert feature_distances(features, -features, "cosine") == pytest.approx(np.full(7, 2.0))
     assert feature_distances(features, 3 * features, "cosine") == pytest.approx(np.zeros(7), abs=1e-6)
     assert feature_distances(torch.zeros(2, 5), torch.zeros(5), "cosine").isfinite().all()
