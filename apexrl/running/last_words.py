@@ -126,7 +126,11 @@ def last_line(output: bytes) -> str:
     if not lines:
         return ""
     line = re.sub(r"^\d\d:\d\d:\d\d [\w ]+: ", "", lines[-1].strip())
-    return "".join(c for c in line if c.isprintable())[:MAX_LINE_CHARACTERS]
+    line = "".join(c for c in line if c.isprintable())
+    if len(line) <= MAX_LINE_CHARACTERS:
+        return line
+    end = MAX_LINE_CHARACTERS // 2  # of a long line, which often says there what to do
+    return f"{line[: MAX_LINE_CHARACTERS - end - 5]} ... {line[-end:]}"
 
 
 def without_numbers(line: str) -> str:

@@ -54,7 +54,7 @@ def main() -> int:
         console.print("stopped before it began: nothing was changed")
         return INTERRUPTED_STATUS
     except (ApexError, OSError) as error:
-        console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
+        RunConsole(stderr=True).print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
         return exit_status(error) if isinstance(error, ApexError) else 1
 
 
@@ -224,16 +224,18 @@ def summarize(
     Args:
       checkpointed: when the newest checkpoint was written before the run began.
     """
-    path = latest_path(directory)
+    path, status = latest_path(directory), read_status(directory)
     if checkpoint_time(directory) == checkpointed:
         console.print("no checkpoint was written")
     else:
         try:
             updates = load_checkpoint(path).header.counters.updates
             console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
+            if status is not None and status.counters.updates > updates:
+                lost = status.counters.updates - updates
+                console.print(f"no checkpoint has the {lost:,} updates since then: they are lost", soft_wrap=True)
         except ApexError as error:
             logger.error("the checkpoint cannot be read: %s", error)
-    status = read_status(directory)
     outcome = summary_of(status, env, clock.elapsed(), supervisor.num_restarts)
     summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
     try:
@@ -242,7 +244,7 @@ def summarize(
     except OSError as error:
         logger.error("the summary cannot be written: %s", error)
     for name, value in summary.items():
-        console.print(f"  {name:24} {value}")
+        console.print(f"  {name:24} {round(value, 3) if isinstance(value, float) else value}")
 
 
 def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:
@@ -273,6 +275,8 @@ def say_next(console: Console, command: RunCommand) -> None:
     videos = Path(command.evaluation.record_dir or directory / "videos").glob("*.webm")
     if newest := max(videos, key=lambda path: path.stat().st_mtime, default=None):
         console.print(f"video: {newest}", soft_wrap=True)
+    elif command.evaluator and (status := read_status(directory)) and status.counters.evaluation_episodes:
+        console.print(f"no video was made: {directory}/logs/evaluator.log says why", soft_wrap=True)
     if latest_path(directory).is_file():
         console.print("next:")
         for name in ("watch", "compare" if command.reproducible else "resume"):

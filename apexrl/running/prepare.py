@@ -127,7 +127,10 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
     table = Table(show_header=False, box=None)
     for row in describe(plan):
         table.add_row(*row)
-    console.print(table)
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():  # without the padding, which wraps into empty lines in a narrower terminal
+        console.print(line.rstrip(), soft_wrap=True)
     if going_on is not None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))

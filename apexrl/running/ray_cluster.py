@@ -64,10 +64,10 @@ def main() -> int:
     try:
         return Driver(*divided(sys.argv[1:]), console).run(stop)
     except ApexError as error:
-        console.print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
+        RunConsole(stderr=True).print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
         return exit_status(error)
     except ray.exceptions.RayError as error:
-        console.print(Text.assemble(("Ray failed:", "bold red"), f" {error}"), soft_wrap=True)
+        RunConsole(stderr=True).print(Text.assemble(("Ray failed:", "bold red"), f" {error}"), soft_wrap=True)
         return 1
     finally:
         ray.shutdown()

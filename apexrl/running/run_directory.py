@@ -73,9 +73,18 @@ def check_new(directory: Path) -> None:
     if directory.is_dir() and any(
         path.name not in (LOCK_FILE, CONFIG_FILE + TEMPORARY) for path in directory.iterdir()
     ):
-        is_run = (directory / CONFIG_FILE).is_file()
-        cure = f"or --resume {directory} to continue it" if is_run else "or empty it: there is no run in it to continue"
-        raise ConfigError(f"{directory} is not empty: give another --run-dir, {cure}")
+        raise ConfigError(f"{directory} is not empty: give another --run-dir, or {_other_use(directory)}")
+
+
+def _other_use(directory: Path) -> str:
+    """Returns what else a person may do about a directory that is not empty."""
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        return "empty it: there is no run in it to continue"
+    with contextlib.suppress(ConfigError):
+        if saved_values(path).get("reproducible"):
+            return "empty it: a reproducible run begins anew, and continues none"
+    return f"--resume {directory} to continue it"
 
 
 def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:

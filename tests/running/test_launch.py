@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from apexrl.config import EnvConfig, LearnerCommand, RunCommand, WireConfig
@@ -16,7 +17,8 @@ from apexrl.errors import ConfigError
 from apexrl.files import write_json
 from apexrl.flags import default_command, parse, with_preset
 from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
+from apexrl.running.clock import Clock
 from apexrl.running.launch import (
     OTHERS_IDLE_SECONDS,
     end_steps,
@@ -24,6 +26,7 @@ from apexrl.running.launch import (
     say_next,
     say_unevaluated,
     shown_by_board,
+    summarize,
     waits_in_vain,
 )
 from apexrl.running.prepare import prepare
@@ -159,6 +162,26 @@ def test_the_end_of_a_run_says_what_to_type_next(saved, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["apexrl train"])
     spaced = dataclasses.replace(saved, run_dir=f"{tmp_path}/./run", reproducible=True)
     assert printed(say_next, spaced)[-1] == f"  apexrl compare {tmp_path}/./run"
+
+
+def test_a_game_that_cannot_be_filmed_is_said_once_at_the_end(saved):
+    command = finished(saved)
+    assert not any("video" in line for line in printed(say_next, command)), "there was no evaluation"
+    write_json(Path(saved.run_dir) / "status.json", Status("Catch-v0", 9, Counters(evaluation_episodes=10), {}, ""))
+    assert printed(say_next, command)[0] == f"no video was made: {saved.run_dir}/logs/evaluator.log says why"
+    assert not any("video" in line for line in printed(say_next, dataclasses.replace(command, evaluator=False)))
+
+
+@pytest.mark.parametrize(("saved_updates", "line"), [(70, ""), (0, "no checkpoint has the 70 updates since then")])
+def test_updates_that_no_checkpoint_holds_are_said_at_the_end(saved, spec, saved_updates, line):
+    directory = Path(finished(saved).run_dir)
+    header = CheckpointHeader(spec, "apex-dqn", "{}", Counters(updates=saved_updates))
+    save_checkpoint(latest_path(directory), header, {"x": torch.zeros(2)})
+    console = Console(file=io.StringIO(), width=200)
+    summarize(console, directory, "Catch-v0", Clock(saved), SimpleNamespace(num_restarts=0), checkpointed=0)
+    first, second, *_ = console.file.getvalue().splitlines()
+    assert first == f"checkpoint written: {latest_path(directory)}, update {saved_updates}"
+    assert second.startswith(line or "summary: ")
 
 
 @pytest.mark.parametrize(("evaluated", "said"), [({}, True), ({"evaluation/params_version": 60.0}, True),

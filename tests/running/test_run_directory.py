@@ -86,9 +86,14 @@ def test_a_new_run_wants_an_empty_directory(tmp_path):
     (tmp_path / "run" / "notes").write_text("")
     with pytest.raises(ConfigError, match=r"is not empty.*or empty it"):
         check_new(tmp_path / "run")
-    (tmp_path / "run" / CONFIG_FILE).write_text("{}")
-    with pytest.raises(ConfigError, match=r"is not empty.*or --resume"):
-        check_new(tmp_path / "run")
+    for content, cure in (
+        ("{}", "or --resume"),
+        ('{"command": {"reproducible": false}}', "or --resume"),
+        ('{"command": {"reproducible": true}}', "or empty it: a reproducible run begins anew"),
+    ):
+        (tmp_path / "run" / CONFIG_FILE).write_text(content)
+        with pytest.raises(ConfigError, match=f"is not empty.*{cure}"):
+            check_new(tmp_path / "run")
 
 
 @pytest.mark.parametrize("agent", ["apex-dqn", "tests.own_agent:own"])
