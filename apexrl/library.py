@@ -91,13 +91,14 @@ def train(env: str, **flags: Any) -> Run:
 
 
 def _interrupt(process: subprocess.Popen) -> None:
-    """Ends a run in order; kills it after a second interrupt, or when it does not end in time."""
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.wait(ENDING_SECONDS)
-        return
-    process.send_signal(signal.SIGINT)
-    process.wait(ENDING_SECONDS)
+    """Ends a run in order; kills its roles after a second interrupt or when they do not end in time, then itself."""
+    for _ in "12":
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            process.wait(ENDING_SECONDS)
+            return
+    process.kill()  # its roles notice, and end
+    process.wait()
 
 
 def _words(flag: str, value: Any) -> list[str]:

@@ -51,6 +51,8 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
             raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
         if capacity < 0 or (given.get("capacity") and (kind not in DISTINCT or not capacity)):
             raise ConfigError(f"--tables {text}: a uniform or elite table alone has a capacity, 1 unroll or more")
+        if kind == "fifo" and samples_per_insert > 1:
+            raise ConfigError(f"--tables {text}: a fifo gives each unroll once, so at most 1 sample an insert")
         if kind == "elite" and not capacity:
             raise ConfigError(f"--tables {text}: an elite table needs a capacity, as in elite=elite:0:100:2000")
         tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)

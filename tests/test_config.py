@@ -352,6 +352,7 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
         ("x=lifo",),
         ("x=fifo:a:1",),
         ("x=fifo:1:2:3",),
+        ("x=fifo:1.5",),
         ("x=priority:1:2:3",),
         ("x=uniform:1:2:0",),
         ("x=uniform:1:2:-1",),

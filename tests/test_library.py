@@ -84,6 +84,33 @@ def test_what_is_not_there_is_a_clear_error(tmp_path):
         apexrl.train("NoSuchGame-v5", run_dir=tmp_path / "run")
 
 
+def test_an_interrupted_run_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    class Stuck:
+        """A launcher that ends for nothing but a SIGKILL."""
+
+        def __init__(self, *_, **__):
+            self.got = []
+            started.append(self)
+
+        def wait(self, timeout=None):
+            if not self.got:
+                raise KeyboardInterrupt
+            if "kill" not in self.got:
+                raise subprocess.TimeoutExpired("apexrl", timeout)
+
+        def send_signal(self, number):
+            self.got.append(number)
+
+        def kill(self):
+            self.got.append("kill")
+
+    started = []
+    monkeypatch.setattr("apexrl.library.subprocess.Popen", Stuck)
+    with pytest.raises(KeyboardInterrupt):
+        apexrl.train("Catch-v0", run_dir=tmp_path / "run")
+    assert started[0].got == [signal.SIGINT, signal.SIGINT, "kill"]
+
+
 def test_the_names_are_loaded_when_they_are_asked_for():
     code = "import sys, apexrl; print('torch' in sys.modules, 'zmq' in sys.modules); print(sorted(apexrl.__all__))"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
 OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
-OWN_STATE = f"learning.{OF_ONE_BATCH}"  # begins the names of tensors that each rank has for itself
+LEARNING = "learning."  # begins the names of a checkpoint's tensors that are not for acting
+OWN_STATE = LEARNING + OF_ONE_BATCH  # begins the names of tensors that each rank has for itself
 
 
 class Standing(NamedTuple):

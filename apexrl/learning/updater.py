@@ -13,15 +13,13 @@ from apexrl.agents.contract import OF_ONE_BATCH, Batches, Learner, Outcome
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.side_thread import SideThread
-from apexrl.learning.team import Team
+from apexrl.learning.team import LEARNING, Team
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.update_graph import Inputs, UpdateGraph, Work, inputs_for, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 
 RowShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # [B, ...] by table and name
-
-LEARNING = "learning."  # begins the names of the other tensors of a checkpoint
 
 
 class Pending(NamedTuple):
