@@ -1,4 +1,4 @@
-"""Pictures of a game: a video that is written during play, and a strip of a few pictures. Only importer of OpenCV."""
+"""Pictures of a game: a video that is written during play, and a strip of a few pictures."""
 
 import itertools
 import logging

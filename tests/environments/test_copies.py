@@ -76,7 +76,8 @@ def test_no_two_copies_of_a_run_on_one_host_have_the_same_number():
 
 def test_a_game_of_ones_own_has_the_number_that_is_asked_for():
     for arguments in ((), (None, 31)):
-        make_game(NUMBERED, *arguments).close()
+        with contextlib.closing(make_game(NUMBERED, *arguments)) as game:
+            assert game.unwrapped.spec.kwargs["number"] == MADE[-1], "where a wrapper finds it"
     assert MADE == [10, 31]
 
 
