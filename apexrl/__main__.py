@@ -124,9 +124,8 @@ def check_spelling(words: Sequence[str]) -> None:
     default = default_command(RunCommand, agent or agent_of(words))
     env = value_given("--env", words) or default.env.env
     likely = machine_preset() if any(part in env for part in SCREENS) else "small"
-    preset, presets = value_given("--preset", words), family_of(default.agent).presets
-    preset = preset if preset in presets else likely
-    parse_onto(with_preset(default, preset) if preset in presets else default, words)
+    preset = value_given("--preset", words)
+    parse_onto(with_preset(default, preset if preset in family_of(default.agent).presets else likely), words)
 
 
 if __name__ == "__main__":

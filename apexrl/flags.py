@@ -63,14 +63,9 @@ def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
 
 
 def with_preset(command: C, preset: str) -> C:
-    """Returns the command on top of a preset of its algorithm, which it names then.
-
-    Raises: ConfigError when the algorithm has no such preset.
-    """
-    presets = family_of(command.agent).presets
-    if preset not in presets:
-        raise ConfigError(f"--preset {preset}: --agent {command.agent} has {', '.join(presets)}")
-    return dataclasses.replace(with_sections(command, presets[preset]), preset=preset)  # type: ignore[arg-type]
+    """Returns the command on top of a preset, which it names then: its algorithm's defaults where that has none."""
+    sections = family_of(command.agent).presets.get(preset, {})  # type: ignore[call-overload]
+    return dataclasses.replace(with_sections(command, sections), preset=preset)  # type: ignore[arg-type]
 
 
 def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:

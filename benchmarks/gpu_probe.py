@@ -62,7 +62,7 @@ class World:
             self.learner = self._learner(device)
             for name, tensor in self.learner.acting_tensors().items():
                 tensor.copy_(first[name])
-            self.learner.refresh()
+            self.learner.copy_target()
         self.updater = Updater(self.learner, self.stream)
         (self.want,) = wants_of(command)
         self.ring = ring

@@ -9,8 +9,8 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from apexrl.agents.contract import TransitionBatch
-from apexrl.agents.mix import parts_of
-from apexrl.agents.optimizers import DECAY
+from apexrl.agents.engine.plain import RMSPropForm
+from apexrl.agents.replaying.mix import parts_of
 from apexrl.config import LearnerCommand
 from apexrl.losses.value_learning import double_q_errors, huber
 from apexrl.networks.dueling import make_network
@@ -29,7 +29,7 @@ class EagerLearner:
         numbers: dict[str, Any] = {"lr": update.learning_rate, "eps": update.optimizer_epsilon}
         self._optimizer: torch.optim.Optimizer
         if update.optimizer == "rmsprop":
-            self._optimizer = torch.optim.RMSprop(parameters, alpha=DECAY, centered=True, **numbers)
+            self._optimizer = torch.optim.RMSprop(parameters, alpha=RMSPropForm().decay, centered=True, **numbers)
         else:
             self._optimizer = torch.optim.Adam(parameters, fused=True, **numbers)
 

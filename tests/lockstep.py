@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 
-from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Transitions, Want
 from apexrl.config import ActingConfig, EnvConfig, LearningConfig, ReplayConfig, RunCommand
@@ -37,7 +37,7 @@ def make_updater(spec, update=UPDATE, device_stream=None, algorithm=ALGORITHM):
     """Returns an updater with new networks."""
     device_stream = device_stream or DeviceStream(CPU)
     with device_stream.exclusive():
-        learner = ApexLearner(algorithm, NETWORK, update, spec, device_stream.device)
+        learner = apex_dqn.make_learner(algorithm, NETWORK, update, spec, device_stream.device)
     return Updater(learner, device_stream)
 
 

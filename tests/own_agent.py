@@ -1,13 +1,16 @@
 """An algorithm of somebody's own, as `--agent tests.own_agent:own` names it: its configuration only."""
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from apexrl.agents.contract import Family, Unrolls, Want
 from apexrl.agents.families import FAMILIES
 from apexrl.config import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.types import StreamSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,6 @@ OWN = FAMILIES["own"] = Family(
     network=OwnNetwork(),
     update=OwnUpdate(batch_size=32),
     presets={
-        "paper": {},
         "gpu": {"update": {"batch_size": 16}},
         "two-cores": {"update": {"batch_size": 4}},
         "small": {"update": {"batch_size": 2}, "network": {"width": 3}, "replay": {"capacity": 60_000}},
@@ -53,7 +55,10 @@ OWN = FAMILIES["own"] = Family(
 )
 
 
-def check_network(network: OwnNetwork, spec: StreamSpec) -> None:
+def make_network(spec: StreamSpec, network: OwnNetwork) -> "nn.Module":
     """Raises ConfigError when the network is too wide."""
+    from torch import nn
+
     if network.width > 100:
         raise ConfigError(f"--width {network.width}: this network for {spec.env} has at most 100 units")
+    return nn.Linear(spec.frame_size, network.width)

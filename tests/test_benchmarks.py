@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from apexrl.agents import impala, impala_config
-from apexrl.agents.mix import parts_of
+from apexrl.agents.engine import plain_learner
+from apexrl.agents.replaying.mix import parts_of
 from apexrl.config import LearnerCommand, RunCommand
 from apexrl.flags import default_command, parse, wants_of
 from apexrl.learning.status_file import Status
@@ -176,7 +177,7 @@ def test_ratios_are_to_the_same_setting_and_to_the_better_peer():
 @pytest.mark.parametrize("mix", [("queue=1",), ("queue=1/4", "uniform=3/4"), ("uniform=1",)])
 @pytest.mark.parametrize("torso", ["shallow", "deep"])
 def test_the_plain_peer_makes_impalas_update(mix, torso, monkeypatch):
-    monkeypatch.setattr(impala, "autocast_for", lambda device, spec: contextlib.nullcontext)
+    monkeypatch.setattr(plain_learner, "autocast_for", lambda device, spec: contextlib.nullcontext)
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     update = impala_config.ImpalaUpdate(4, mix=mix, max_gradient_norm=1e9, trust_region=0.01)
@@ -184,7 +185,7 @@ def test_the_plain_peer_makes_impalas_update(mix, torso, monkeypatch):
     command = dataclasses.replace(default_command(LearnerCommand, "impala"), update=update, network=network)
     spec = learner_work.stream_of(command)
     unrolls = [random_unroll(spec, rng) for _ in range(4)]
-    ours = impala.ImpalaLearner(command.algorithm, network, update, spec, torch.device("cpu"))
+    ours = impala.make_learner(command.algorithm, network, update, spec, torch.device("cpu"))
     plain = PlainActorCritic(command, spec, unrolls, torch.device("cpu"))
     names = ours.acting_tensors().keys()
     plain_tensors = dict(zip(names, plain.network.state_dict().values(), strict=True))

@@ -78,10 +78,10 @@ def test_a_worker_is_told_its_number():
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    ("agent", "preset"), [(name, preset) for name in FAMILIES for preset in FAMILIES[name].presets]
+    ("agent", "preset"), [(name, preset) for name in FAMILIES for preset in ("paper", *FAMILIES[name].presets)]
 )
 def test_every_preset_fits_every_command(command, agent, preset):
-    sections = FAMILIES[agent].presets[preset]
+    sections = FAMILIES[agent].presets.get(preset, {})
     assert sections.keys() <= set(typing.get_args(Section))
     usual = default_command(command, agent)
     made = with_preset(usual, preset)
@@ -170,10 +170,10 @@ def test_an_unknown_algorithm_is_refused_in_one_line(agent, complaint):
         assert "\n" not in str(refused.value)
 
 
-def test_a_preset_that_an_algorithm_lacks_is_refused(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "plain", family_of(OWN)._replace(presets={"paper": {}}))
-    with pytest.raises(ConfigError, match="--preset small: --agent plain has paper"):
-        parse(LearnerCommand, ["--agent", "plain", "--preset", "small"])
+def test_a_preset_that_an_algorithm_lacks_is_its_defaults(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "plain", family_of(OWN)._replace(presets={}))
+    command = parse(LearnerCommand, ["--agent", "plain", "--preset", "small"])
+    assert command == dataclasses.replace(default_command(LearnerCommand, "plain"), preset="small")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def zeroed(world):
     with torch.no_grad():
         for tensor in world.learner.acting_tensors().values():
             tensor.zero_()
-    world.learner.refresh()
+    world.learner.copy_target()
 
 
 def black(world):

@@ -97,10 +97,10 @@ FAMILY = Family(
     ApexAlgorithm(),
     DuelingConfig(),
     ApexUpdate(),
-    {"paper": {}, "gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     stream,
     wants,
     tables,
     "apexrl.agents.apex_dqn",
+    {"gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,
 )

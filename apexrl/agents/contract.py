@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
+from apexrl.config import AlgorithmConfig, NetworkConfig, PresetName, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 
 if TYPE_CHECKING:  # replay.py loads families, and no torch
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from apexrl.networks.parameters import Parameters, ParametersHeader
 
 Exploration = np.ndarray  # [E] float64, in the agent's own measure: an epsilon, a noise scale
 State = Any  # the state of E environments; only the agent looks into it
 Extras = dict[str, np.ndarray]  # by name: [E, ...], computed from each observation
-OF_ONE_BATCH = "walk_"  # begins the names of a learner's tensors that belong to its last batch
+LAST_BATCH = "last_batch."  # begins the names of a learner's tensors that belong to its last batch
 
 
 class Observation(NamedTuple):
@@ -153,7 +153,7 @@ class UnrollBatch(NamedTuple):
 
 
 Batch = TransitionBatch | UnrollBatch
-Batches = Mapping[str, Batch]  # by table
+Batches = Mapping[str, Any]  # by table: a `TransitionBatch` or an `UnrollBatch`, as was wanted
 
 
 class Outcome(NamedTuple):
@@ -185,12 +185,13 @@ class Learner(Protocol):
     def gradient(self) -> "Tensor":
         """One buffer, always the same: `gradients` fills it, learners may add theirs up in it, `apply` reads it.
 
-        `agents.gradient.Gradient` makes it: gradients of summed losses, and the number that divides them.
+        `agents.engine.gradient.Gradient` makes it: gradients of summed losses, and the number that divides them.
         """
         ...
 
     has_side_work: bool
-    """Whether a second thread pays on a CPU. It computes `ahead` and `beside`; `use_thread` is called only then."""
+    """Whether a second thread pays on a CPU: it computes `from_target` and `from_online`. Only then it is told of by
+    `use_thread`."""
 
     def use_thread(self, leave: Leave) -> None:
         """Takes the way to that thread, before the first update: `gradients` may leave it a part of its work, too."""
@@ -199,7 +200,7 @@ class Learner(Protocol):
     def schedule(self, frames: int, share: float) -> None:
         """Takes how far the run is, before an update; numbers that follow a schedule are filled into their tensors.
 
-        `ahead` may be at work in its thread: it reads no such number.
+        `from_target` may be at work in its thread: it reads no such number.
 
         Args:
           frames: environment frames of the run so far, those before a resume included.
@@ -207,22 +208,22 @@ class Learner(Protocol):
         """
         ...
 
-    def ahead(self, batches: Batches) -> Any:
-        """Returns the results that batches can have before their update: only `refresh` outdates them."""
+    def from_target(self, batches: Batches) -> Any:
+        """Returns what the target network alone decides of batches: only `copy_target` outdates it."""
         ...
 
-    def beside(self, batches: Batches, ahead: Any) -> Any:
+    def from_online(self, batches: Batches, from_target: Any) -> Any:
         """Returns the results that batches can have during `gradients`, with the parameters as they are now.
 
         It draws no random numbers: `gradients` draws from the same generator, and either may come first.
         """
         ...
 
-    def gradients(self, batches: Batches, beside: Callable[[], Any]) -> Outcome:
+    def gradients(self, batches: Batches, known: Callable[[], Any]) -> Outcome:
         """Leaves the gradients of the loss in the buffer `gradient`.
 
         Args:
-          beside: waits for the result of `beside`; to be called once.
+          known: returns the result of `from_online`, which it waits for.
         """
         ...
 
@@ -233,12 +234,12 @@ class Learner(Protocol):
         """
         ...
 
-    def is_refresh_due(self, num_updates: int) -> bool:
-        """Returns whether `refresh` is due after so many updates."""
+    def is_copy_due(self, num_updates: int) -> bool:
+        """Returns whether `copy_target` is due after so many updates."""
         ...
 
-    def refresh(self) -> None:
-        """Copies the online network into the target network, which `ahead` reads."""
+    def copy_target(self) -> None:
+        """Copies the online network into the target network, which `from_target` reads."""
         ...
 
     def acting_tensors(self) -> "dict[str, Tensor]":
@@ -248,7 +249,7 @@ class Learner(Protocol):
     def learning_tensors(self) -> "dict[str, Tensor]":
         """Returns all other tensors that an update reads or changes, by name: targets, the optimizer's state.
 
-        Names that begin with `OF_ONE_BATCH` are of the last batch alone. A checkpoint goes on without them where they
+        Names that begin with `LAST_BATCH` are of the last batch alone. A checkpoint goes on without them where they
         are of other shapes.
         """
         ...
@@ -257,8 +258,11 @@ class Learner(Protocol):
 class Implementation(Protocol):
     """The module of a family, which loads torch: `Family.module` names it."""
 
-    def check_network(self, network: Any, spec: StreamSpec) -> None:
-        """Raises ConfigError when the network does not take the observations."""
+    def make_network(self, spec: StreamSpec, network: Any) -> "nn.Module":
+        """Returns a new network whose parameters actors get, on torch's current device.
+
+        Raises: ConfigError when it does not take the observations, or a size makes no sense.
+        """
         ...
 
     def make_actor(self, algorithm: Any, parameters: "Parameters", device: "torch.device") -> Actor:
@@ -288,11 +292,11 @@ class Family(NamedTuple):
     algorithm: AlgorithmConfig  # defaults that actors and the learner must agree on
     network: NetworkConfig  # defaults of the network's sizes; they travel with the parameters
     update: UpdateConfig  # defaults of how the learner updates
-    presets: Mapping[str, Preset]  # by name: paper, gpu, two-cores, small
     stream: Callable[[Any, EnvironmentSpec], StreamSpec]  # from the algorithm's configuration
     wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
     tables: Callable[[Any], tuple[str, ...]]  # from the update's: those that replay.py serves unless told otherwise
     module: str  # its Implementation; loaded by actors and learners only
+    presets: Mapping[PresetName, Preset] = MappingProxyType({})  # where one is missing, it is the defaults
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
 

@@ -27,5 +27,19 @@ def family_of(name: str) -> Family:
 
 
 def implementation(family: Family) -> Implementation:
-    """Loads the module of a family: the place where an agent is named becomes the place where it is made."""
-    return cast(Implementation, importlib.import_module(family.module))
+    """Loads the module of a family: the place where an agent is named becomes the place where it is made.
+
+    Raises: ConfigError when there is no such module, or it lacks a function.
+    """
+    try:
+        module = importlib.import_module(family.module)
+    except ModuleNotFoundError as error:
+        if error.name != family.module:
+            raise
+        raise ConfigError(f"the family's module {family.module!r} does not exist: mend Family.module") from error
+    functions = ("make_network", "make_actor", "make_learner")
+    if missing := [name for name in functions if not hasattr(module, name)]:
+        raise ConfigError(
+            f"{family.module} has no {', '.join(missing)}: a family's module needs {', '.join(functions)}"
+        )
+    return cast(Implementation, module)

@@ -1,107 +1,58 @@
 """IMPALA, a V-trace actor-critic (arXiv:1802.01561), and LASER, which mixes replay into its batches (arXiv:1909.11583).
 
-`ImpalaActor` logs the probabilities of all actions. `ImpalaLearner` corrects for the difference from its own policy.
+`ImpalaActing` logs the probabilities of all actions. `ImpalaLearning` corrects for the difference from its own policy.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from apexrl.agents.cast_copy import CastCopy
-from apexrl.agents.contract import Batches, Exploration, Extras, Leave, Observation, Outcome, UnrollBatch
-from apexrl.agents.gradient import Gradient
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, lstm_size_of, wants
-from apexrl.agents.mix import parts_of
-from apexrl.agents.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
-from apexrl.agents.replay_states import ReplayStates
-from apexrl.agents.unroll_batches import history_of, joined, row_results
+from apexrl.agents.contract import Batches, Exploration, Extras, UnrollBatch
+from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, RMSPropForm
+from apexrl.agents.engine.plain_actor import actor_of
+from apexrl.agents.engine.plain_learner import learner_of
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, wants
+from apexrl.agents.recurrence import lstm_size_of
+from apexrl.agents.replaying.mix import parts_of
+from apexrl.agents.replaying.replay_states import ReplayStates
+from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import VTrace, vtrace
-from apexrl.networks.actor_critic import History, make_network, memory_of, split
-from apexrl.networks.config import ActorCriticConfig, from_text
-from apexrl.networks.device import autocast_for, copied_dtype
-from apexrl.networks.frame_stack import FrameStack
-from apexrl.networks.parameters import Parameters
-from apexrl.networks.policy import Policy
-from apexrl.types import StreamSpec, StreamUnrolls
+from apexrl.networks import actor_critic
+from apexrl.networks.actor_critic import ActorCriticNetwork, ActorCriticOutput, split
+from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.device import exactly
+from apexrl.types import StreamSpec
 
 LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overflows
 MOST_VALUE = 60_000.0  # of the log: the greatest float16 is 65,504
-RMSPROP_DECAY = 0.99  # (IMPALA)
 MOST_SHOWN_RATIO = 100.0  # in a metric's mean
 
 
-@dataclasses.dataclass
-class ImpalaState:
-    """The state of E environments between two calls of `act`."""
+class ImpalaActing(Acting):
+    """Samples actions from the policy, and logs it."""
 
-    stack: FrameStack
-    core_state: np.ndarray  # [E, 2, lstm_size] float32
-    last_action: np.ndarray  # [E] int32
-
-
-class ImpalaActor:
-    """Samples actions from the policy. Owned by one thread."""
-
-    def __init__(self, algorithm: ImpalaAlgorithm, parameters: Parameters, device: torch.device):
-        self._device = device
-        self._policy, self.header = self._make_policy(parameters), parameters.header
-
-    def load(self, parameters: Parameters) -> None:
-        if parameters.header.network == self.header.network:
-            self._policy.load(parameters.tensors)
-        else:  # the learner came back with another network
-            self._policy = self._make_policy(parameters)
-        self.header = parameters.header
-
-    def initial_state(self, num_envs: int) -> ImpalaState:
-        core_state = np.zeros((num_envs, 2, lstm_size_of(self.header.spec)), np.float32)
-        return ImpalaState(self._policy.frame_stack(num_envs), core_state, np.zeros(num_envs, np.int32))
-
-    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
-        """Returns zeros [E]: the policy itself explores."""
-        return np.zeros(len(slots))
-
-    def act(
-        self, observation: Observation, exploration: Exploration, state: ImpalaState, rng: np.random.Generator
-    ) -> tuple[np.ndarray, Extras, ImpalaState]:
+    def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns sampled actions [E], and the extras of the log.
 
         Args:
           exploration: [E] share of uniformly random actions; 0 in training.
         """
-        frames, starts, rewards = observation
-        memory = None
-        if state.core_state.size:
-            past = (starts, state.last_action.astype(np.int64), rewards, state.core_state)
-            memory = memory_of(History(*map(torch.from_numpy, past)), self.header.spec.num_actions).numpy()
-        values = torch.from_numpy(self._policy.values(frames, starts, state.stack, memory))
-        logits, value, core_state, _ = split(values, self.header.spec.num_actions)
+        logits, value, *_ = split(torch.from_numpy(values), self.spec.num_actions)
         uniform = torch.from_numpy(exploration).float().unsqueeze(1)
         probabilities = ((1 - uniform) * log_probs(logits).exp() + uniform / logits.shape[1]).numpy()
-        actions = sampled(probabilities, rng)
         with np.errstate(divide="ignore"):
             behavior = np.log(probabilities).clip(LEAST_LOG_PROB)
-        extras = {"behavior_log_probs": behavior.astype(np.float16),
-                  "behavior_value": value.clamp(-MOST_VALUE, MOST_VALUE).numpy().astype(np.float16)}  # fmt: skip
-        if core_state is None:
-            return actions, extras, state
-        extras |= {"core_state": state.core_state.astype(np.float16), "last_action": state.last_action,
-                   "last_reward": rewards}  # fmt: skip
-        return actions, extras, ImpalaState(state.stack, core_state.numpy(), actions)
-
-    def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> None:
-        """Returns None: no table of IMPALA has priorities."""
-
-    def _make_policy(self, parameters: Parameters) -> Policy:
-        spec, network = parameters.header.spec, from_text(parameters.header.network, ActorCriticConfig)
-        return Policy(spec, lambda: make_network(spec, network, lstm_size_of(spec)), self._device, parameters.tensors)
+        return sampled(probabilities, rng), {
+            "behavior_log_probs": behavior.astype(np.float16),
+            "behavior_value": value.clamp(-MOST_VALUE, MOST_VALUE).numpy().astype(np.float16),
+        }
 
 
 def sampled(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -111,59 +62,51 @@ def sampled(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (cumulative <= chosen).sum(axis=1).astype(np.int32)
 
 
-class ImpalaLearner:
-    """Updates the network from whole unrolls: new ones, and where the mix says so, replayed ones."""
+class ImpalaLearning(Learning):
+    """The losses of whole unrolls: new ones, and where the mix says so, replayed ones."""
 
-    def __init__(self, algorithm: ImpalaAlgorithm, network: ActorCriticConfig, update: ImpalaUpdate, spec: StreamSpec,
-                 device: torch.device):  # fmt: skip
-        self.has_side_work = not spec.has_small_frames
-        self._algorithm = algorithm
-        self._update = update
-        self._precision = autocast_for(device, spec)
+    algorithm: ImpalaAlgorithm
+    update: ImpalaUpdate
+    acting = called_once = ("network",)
+    rmsprop = RMSPropForm(decay=0.99, centered=False)  # (IMPALA)
+
+    def __init__(self, *sections: Any):
+        super().__init__(*sections)
+        update, spec, device = self.update, self.spec, self.device
+        self.is_mean = update.reduction == "mean"
         self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
-        self._parts = parts_of(update.mix)
+        self._parts, wanted, lstm_size = parts_of(update.mix), wants(self.algorithm, update), lstm_size_of(spec)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
-        self.network = make_network(spec, network, lstm_size_of(spec)).to(device)
-        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        wanted = wants(algorithm, update)
         selections = [want.selection for want in wanted if want.selection is not None]
-        self._row_results = row_results(self._parts, selections, self.network.policy.in_features, device)
-        self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, lstm_size_of(spec), device)
+        self._row_results = row_results(self._parts, selections, lstm_size or self.network.hidden_size, device)
+        self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, lstm_size, device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
-        self._gradient = Gradient(self.network, is_mean=update.reduction == "mean")
-        self._copy = CastCopy(self.network, copied_dtype(device, spec))
-        self._optimizer = make_optimizer(update, self._gradient.parameters, RMSPROP_DECAY, centered=False)
 
-    @property
-    def gradient(self) -> Tensor:
-        return self._gradient.buffer
+    def parts(self) -> dict[str, nn.Module]:
+        return {"network": make_network(self.spec, self.network)}
 
     def schedule(self, frames: int, share: float) -> None:
-        """Sets the learning rate and the weight of the entropy."""
-        update = self._update
-        schedule_rate(self._optimizer, update, share)
+        """Sets the weight of the entropy."""
+        update = self.update
         passed = min(frames / update.entropy_frames, 1.0) if update.entropy_frames else 0.0
         self._entropy_cost.fill_(update.entropy_cost + passed * (update.entropy_cost_end - update.entropy_cost))
 
-    def use_thread(self, leave: Leave) -> None:
-        """Leaves gradients of weights to the thread."""
-        self._gradient.use_thread(leave, self._copy.network)
+    def tensors(self) -> dict[str, Tensor]:
+        return {"entropy_cost": self._entropy_cost} | self._replay_states.tensors
 
-    def ahead(self, batches: Batches) -> None: ...  # an update needs nothing ahead
-
-    def beside(self, batches: Batches, ahead: None) -> None: ...  # and nothing beside
-
-    def gradients(self, batches: Batches, beside: Callable[[], None]) -> Outcome:
-        """Computes the gradients of the losses: policy, value, entropy, and cloning where it is asked for."""
-        algorithm, update = self._algorithm, self._update
-        self._copy.cast()
-        with self._precision():
-            begun = self._replay_states.begin(batches, self._copy.network)
-        batch, is_new = self._joined(begun)  # autocast refuses to join float16
-        with self._precision():
-            output = self._copy.network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
+    def losses(self, online: Networks, batches: Batches, known: Callable[[], None]) -> Losses:
+        """Returns the losses of policy, value and entropy, and of cloning where it is asked for."""
+        network = online["network"]
+        begun = self._replay_states.begin(batches, network)
+        with exactly(self.device):  # autocast refuses to join float16
+            batch, is_new = self._joined(begun)
+        output = network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
         self._replay_states.keep(batches, output.state)
-        logits, values = output.logits[:-1], output.values[:-1]
+        with exactly(self.device):
+            return self._losses_of(output, batch, is_new, begun)
+
+    def _losses_of(self, output: ActorCriticOutput, batch: UnrollBatch, is_new: Tensor, begun: Batches) -> Losses:
+        update, logits, values = self.update, output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
         log_rhos = action_log_probs(logits, batch.action) - action_log_probs(behavior, batch.action)
         accept = None
@@ -171,7 +114,7 @@ class ImpalaLearner:
             accept = accepted_states(behavior, logits, update.trust_region, update.rho_bar)
         rewards = soft_asymmetric(batch.reward) if update.reward_transform == "soft-asymmetric" else batch.reward
         targets = vtrace(
-            log_rhos, algorithm.gamma * batch.discount, rewards, values, output.values[-1],
+            log_rhos, self.algorithm.gamma * batch.discount, rewards, values, output.values[-1],
             valid=valid, accept=accept,
             lambda_=update.trace_lambda, rho_bar=update.rho_bar, c_bar=update.c_bar, pg_rho_bar=update.pg_rho_bar,
         )  # fmt: skip
@@ -184,31 +127,14 @@ class ImpalaLearner:
             cloning = cloning + update.value_cloning_cost * value_cloning_loss(batch.extras["behavior_value"], values)
             losses = losses + cloning.masked_fill(is_new, 0)
         loss, count = sum_losses(losses, valid, batch.weight)
-        self._gradient.compute(loss, count, by=self._copy.parameters)
         real = valid & (batch.weight > 0)
-        metrics = metrics_of(real, logits.detach(), values.detach(), log_rhos.detach(), targets, self._action_names)
+        metrics = metrics_of(real, logits, values, log_rhos, targets, self._action_names)
         rejected = None if accept is None else ~accept
         rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
         overwriting = [part.name for part in self._parts if part.overwrites_worst]
         priorities = {name: relevance(rows[name]["distance"]) for name in overwriting}
-        return Outcome(priorities, {"loss": loss.detach() / count.masked_fill(count == 0, 1)} | metrics, rows)
-
-    def apply(self) -> dict[str, Tensor]:
-        """Clips the gradients and takes the optimizer's step."""
-        return {"gradient_norm": step_where_finite(self._optimizer, self._gradient, self._update.max_gradient_norm)}
-
-    def is_refresh_due(self, num_updates: int) -> bool:
-        return False
-
-    def refresh(self) -> None:
-        """Does nothing: there is no target network."""
-
-    def acting_tensors(self) -> dict[str, Tensor]:
-        return self.network.state_dict()
-
-    def learning_tensors(self) -> dict[str, Tensor]:
-        schedules = {"entropy_cost": self._entropy_cost}
-        return schedules | self._replay_states.tensors | optimizer_tensors(self._optimizer, self._gradient)
+        mean = loss.detach() / count.masked_fill(count == 0, 1)
+        return Losses({"network": loss}, count, priorities, {"loss": mean} | metrics, rows)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""
@@ -222,6 +148,7 @@ class ImpalaLearner:
         return is_new / self._online_share if self._online_share else 1.0
 
 
+@torch.no_grad()
 def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace,
                action_names: Sequence[str]) -> dict[str, Tensor]:  # fmt: skip
     """Returns means over the real steps [T, B] of a batch, those that are no resets and do not only fill it."""
@@ -240,10 +167,9 @@ def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, t
     } | {f"probability_{name}": p for name, p in zip(action_names, probabilities.unbind(), strict=True)}
 
 
-def check_network(network: ActorCriticConfig, spec: StreamSpec) -> None:
-    """Raises ConfigError when the network does not take the observations."""
-    with torch.device("meta"):
-        make_network(spec, network, lstm_size_of(spec))
+def make_network(spec: StreamSpec, network: ActorCriticConfig) -> ActorCriticNetwork:
+    """Returns a new network for the observations of a stream, with an LSTM where the log holds its states."""
+    return actor_critic.make_network(spec, network, lstm_size_of(spec))
 
 
-make_actor, make_learner = ImpalaActor, ImpalaLearner
+make_actor, make_learner = actor_of(ImpalaActing, ActorCriticConfig, make_network), learner_of(ImpalaLearning)

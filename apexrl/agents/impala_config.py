@@ -4,7 +4,8 @@ import dataclasses
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Distance, Family, Preset, Selection, Unrolls, Want, check_discrete
-from apexrl.agents.mix import batch_sizes, parts_of, table_texts
+from apexrl.agents.recurrence import recurrent_fields
+from apexrl.agents.replaying.mix import batch_sizes, parts_of, table_texts
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -121,17 +122,8 @@ def stream(algorithm: ImpalaAlgorithm, environment: EnvironmentSpec) -> StreamSp
         Field("behavior_value", "step", "float16"),
     ]
     if algorithm.lstm:
-        extras += [
-            Field("core_state", "first", "float16", (2, algorithm.lstm_size)),
-            Field("last_action", "first", "int32"),
-            Field("last_reward", "first", "float32"),
-        ]
+        extras += recurrent_fields(algorithm.lstm_size)
     return environment.streamed(algorithm.unroll_starts, overlap_steps=0, extras=tuple(extras))
-
-
-def lstm_size_of(spec: StreamSpec) -> int:
-    """Returns the units of the LSTM whose states a stream holds; 0 where there is none."""
-    return next((field.shape[1] for field in spec.extras if field.name == "core_state"), 0)
 
 
 def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
@@ -198,6 +190,10 @@ FAMILY = Family(
     ImpalaAlgorithm(),
     ActorCriticConfig(),
     ImpalaUpdate(),
+    stream,
+    wants,
+    tables,
+    "apexrl.agents.impala",
     {
         "paper": {
             "acting": TWO_CORES["acting"],
@@ -208,9 +204,5 @@ FAMILY = Family(
         "two-cores": TWO_CORES,
         "small": SMALL,
     },
-    stream,
-    wants,
-    tables,
-    "apexrl.agents.impala",
     raw_rewards_flag=lambda update: "--reward-transform" if update.reward_transform != "none" else "",
 )

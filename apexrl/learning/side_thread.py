@@ -2,7 +2,7 @@
 
 An update of Ape-X is five passes of about the same length: the online network's pass over the observations left, two
 for its backward pass, and one of each network over the next observations. The last two are side work: the online
-network's during `gradients`, and the target network's a draw ahead, as only `refresh` changes it. Between them the
+network's during `gradients`, and the target network's a draw ahead, as only `copy_target` changes it. Between them the
 thread takes the gradients of weights, one of the two backward passes.
 """
 
@@ -17,13 +17,13 @@ PATIENCE_SECONDS = 120.0
 
 
 class SideThread:
-    """Owns the thread. Called by the learner's thread only, which tells it when a refresh is due."""
+    """Owns the thread. Called by the learner's thread only, which tells it when the target is copied."""
 
     def __init__(self, learner: Learner):
         self._learner = learner
         self._thread = ThreadPoolExecutor(1, "side-work")
         learner.use_thread(self.leave)
-        self._known: tuple[Draw | None, Future[Any] | None] = (None, None)  # the draw to come, computed ahead
+        self._upcoming: tuple[Draw | None, Future[Any] | None] = (None, None)  # the draw to come, computed ahead
 
     def leave(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `agents.contract.Leave`."""
@@ -40,26 +40,26 @@ class SideThread:
     def begin(self, draw: Draw) -> Callable[[], Any]:
         """Begins the side work of a draw.
 
-        Returns: a function that waits for the result of `Learner.beside`. Call it before `Learner.apply`.
+        Returns: a function that waits for the result of `Learner.from_online`. Call it before `Learner.apply`.
         """
         batches = draw.batches()
-        known, ahead = self._known
-        if known is not draw or ahead is None:
-            ahead = self._thread.submit(self._learner.ahead, batches)
-        beside = self._thread.submit(self._beside, batches, ahead)
-        self._known = (None, None)
-        return lambda: beside.result(PATIENCE_SECONDS)
+        announced, from_target = self._upcoming
+        if announced is not draw or from_target is None:
+            from_target = self._thread.submit(self._learner.from_target, batches)
+        known = self._thread.submit(self._from_online, batches, from_target)
+        self._upcoming = (None, None)
+        return lambda: known.result(PATIENCE_SECONDS)
 
     def look_ahead(self, upcoming: Draw | None) -> None:
         """Begins what can be done ahead of the draw that comes next, where it is known."""
         if upcoming is not None and upcoming.is_gathered:
-            self._known = (upcoming, self._thread.submit(self._learner.ahead, upcoming.batches()))
+            self._upcoming = (upcoming, self._thread.submit(self._learner.from_target, upcoming.batches()))
 
     def forget(self) -> None:
         """Drops the work done ahead. Call it before the learner's tensors change outside of an update."""
-        if self._known[1] is not None:
-            self._known[1].result(PATIENCE_SECONDS)
-        self._known = (None, None)
+        if self._upcoming[1] is not None:
+            self._upcoming[1].result(PATIENCE_SECONDS)
+        self._upcoming = (None, None)
 
-    def _beside(self, batches: Batches, ahead: Future[Any]) -> Any:
-        return self._learner.beside(batches, ahead.result(PATIENCE_SECONDS))
+    def _from_online(self, batches: Batches, from_target: Future[Any]) -> Any:
+        return self._learner.from_online(batches, from_target.result(PATIENCE_SECONDS))

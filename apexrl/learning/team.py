@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apexrl.agents.contract import OF_ONE_BATCH
+from apexrl.agents.contract import LAST_BATCH
 from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.networks.device import choose_device
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
 OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
 LEARNING = "learning."  # begins the names of a checkpoint's tensors that are not for acting
-OWN_STATE = LEARNING + OF_ONE_BATCH  # begins the names of tensors that each rank has for itself
+OWN_STATE = LEARNING + LAST_BATCH  # begins the names of tensors that each rank has for itself
 
 
 class Standing(NamedTuple):

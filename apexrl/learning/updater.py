@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import OF_ONE_BATCH, Batches, Learner, Outcome
+from apexrl.agents.contract import LAST_BATCH, Batches, Learner, Outcome
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.side_thread import SideThread
@@ -152,10 +152,10 @@ class Updater:
                 self._add_up()
                 self.learner.apply()
         self.num_updates += 1
-        if self.learner.is_refresh_due(self.num_updates):
+        if self.learner.is_copy_due(self.num_updates):
             self._forget()
             with self._device_stream.exclusive():
-                self.learner.refresh()
+                self.learner.copy_target()
         return pending
 
     def parameters(self) -> tuple[dict[str, Tensor], Event]:
@@ -176,7 +176,7 @@ class Updater:
         own = self._tensors()
         state = {name: tensor for name, tensor in state.items() if name.startswith((ACTING, LEARNING))}
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
-        if wrong := sorted(name for name in others if not name.startswith(LEARNING + OF_ONE_BATCH)):
+        if wrong := sorted(name for name in others if not name.startswith(LEARNING + LAST_BATCH)):
             raise ConfigError(
                 f"the checkpoint is of another network or optimizer ({wrong[:3]} differ): "
                 "go on with the flags, such as --optimizer, and with the version of apexrl with which it was begun"
@@ -216,14 +216,15 @@ class Updater:
         self._graphs.pop(shard, None)  # its memory is needed
         self._graphs[shard] = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
 
-    def _gradients(self, batches: Batches, beside: Callable[[], Any] | None = None) -> Outcome:
+    def _gradients(self, batches: Batches, known: Callable[[], Any] | None = None) -> Outcome:
         """Computes the gradients of batches. Nothing here waits for a GPU.
 
         Args:
-          beside: waits for the second thread's result; None: computes it here.
+          known: waits for the second thread's result; None: computes it here.
         """
         learner = self.learner
-        return learner.gradients(batches, beside or (lambda: learner.beside(batches, learner.ahead(batches))))
+        here = known or (lambda: learner.from_online(batches, learner.from_target(batches)))
+        return learner.gradients(batches, here)
 
     def _add_up(self) -> None:
         """Adds the gradients of all learners up."""

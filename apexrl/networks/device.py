@@ -8,8 +8,6 @@ from apexrl.errors import ConfigError
 from apexrl.lifecycle import keep_freed_memory
 from apexrl.types import EnvironmentSpec
 
-KEEPS_CASTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-
 
 def choose_device(name: str) -> torch.device:
     """Returns the device to compute on, and makes it this process's own; auto takes a GPU when there is one.
@@ -61,8 +59,13 @@ def copied_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype | N
 def autocast_for(device: torch.device, spec: EnvironmentSpec) -> Callable[[], torch.autocast]:
     """Returns a maker of the autocast context: bfloat16 for pictures where the hardware has it, else float32.
 
-    Cast weights are kept within the context but with older versions of torch. Those keep them for all threads in one
-    place: a thread that ends its context takes them from another one's gradient.
+    Cast weights are not kept within the context: those of a computation without a gradient would be taken by the next
+    one, which needs theirs. Older versions of torch would also take those of another thread.
     """
     enabled = fastest_dtype(device, spec) == torch.bfloat16
-    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=KEEPS_CASTS)
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def exactly(device: torch.device) -> torch.autocast:
+    """Returns the context in which autocast casts nothing, within one in which it does."""
+    return torch.autocast(device.type, enabled=False)

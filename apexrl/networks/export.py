@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from apexrl.errors import ConfigError
 from apexrl.files import replacing
 from apexrl.networks.actor_critic import ActorCriticNetwork, History, memory_of, split
+from apexrl.networks.dueling import DuelingNetwork
 from apexrl.networks.torsos import FrameNetwork
 from apexrl.types import EnvironmentSpec
 
@@ -28,8 +30,8 @@ class Graph(NamedTuple):
     outputs: tuple[str, ...]
 
 
-class _QValues(nn.Module):
-    """[B, A] values of actions."""
+class _Values(nn.Module):
+    """[B, ..] values of observations."""
 
     def __init__(self, network: FrameNetwork):
         super().__init__()
@@ -67,14 +69,21 @@ class _RecurrentPolicyAndValue(_PolicyAndValue):
         return output.logits, output.values, output.state
 
 
-def graph_of(network: FrameNetwork, spec: EnvironmentSpec) -> Graph:
-    """Returns the graph of a network, which it changes: frames do not lie in blocks any more."""
+def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
+    """Returns the graph of a network, which it changes: frames do not lie in blocks any more.
+
+    Raises: ConfigError when it is not of a kind that has a graph.
+    """
+    if not isinstance(network, FrameNetwork) or (network.memory_size and not isinstance(network, ActorCriticNetwork)):
+        raise ConfigError(
+            f"{type(network).__name__} has no ONNX graph: it is no FrameNetwork, or has a memory of its own"
+        )
     network.requires_grad_(False)
     network.torso.layout = dataclasses.replace(network.torso.layout, in_blocks=False)
     dtype = getattr(torch, spec.frame_dtype)
     inputs = {"observation": torch.zeros(EXAMPLES, *spec.observation_shape, dtype=dtype)}
     if not isinstance(network, ActorCriticNetwork):
-        return Graph(_QValues(network), inputs, ("q_values",))
+        return Graph(_Values(network), inputs, ("q_values" if isinstance(network, DuelingNetwork) else "values",))
     if network.lstm is None:
         return Graph(_PolicyAndValue(network), inputs, ("logits", "value"))
     inputs |= {

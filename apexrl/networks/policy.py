@@ -52,11 +52,10 @@ class Policy:
         self.spec = spec
         self.device = device
         self._captures = device.type == "cuda" if captures is None else captures
-        self._make = make
         self._layout = FrameLayout.of(spec)
         self._exact = make().to(device).eval().requires_grad_(False)
         self._exact.load_state_dict(tensors)
-        self._use(dtype or fastest_dtype(device, spec))
+        self._use(dtype or (fastest_dtype(device, spec) if self._exact.has_fast_layers else torch.float32))
         if self.dtype != torch.float32 and not self._is_close():
             logger.warning("%s gives other values than float32 on %s: acting in float32", self.dtype, device)
             self._use(torch.float32)
@@ -66,7 +65,7 @@ class Policy:
 
         Raises: WireError when they are of another network, or not finite.
         """
-        check_tensors(self._make, tensors)
+        check_same(self._exact, tensors)
         self._exact.load_state_dict(tensors)
         self._freeze()
 
@@ -125,16 +124,17 @@ class Policy:
     def _use(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._fast = copy.deepcopy(self._exact)
-        self._fast.compute_in(dtype)
+        if dtype != torch.float32:
+            self._fast.compute_in(dtype)
         self._fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._kernels = [kernel.to(dtype) for kernel in self._turned_kernels()]
         self._freeze()
 
     def _freeze(self) -> None:
-        """Copies the parameters in place, so that captured graphs see them."""
+        """Copies the parameters and buffers in place, so that captured graphs see them."""
         with torch.no_grad():
-            fast = [*self._fast.parameters(), *self._kernels]
-            exact = [*self._exact.parameters(), *self._turned_kernels()]
+            fast = [*self._fast.parameters(), *self._fast.buffers(), *self._kernels]
+            exact = [*self._exact.parameters(), *self._exact.buffers(), *self._turned_kernels()]
             for kept, new in zip(fast, exact, strict=True):
                 kept.copy_(new)
 
@@ -172,9 +172,15 @@ def check_tensors(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) 
     """
     try:
         with torch.device("meta"):
-            expected = {name: tensor.shape for name, tensor in make().state_dict().items()}
+            network = make()
     except ConfigError as error:
         raise WireError(f"parameters come with the description of an impossible network: {error}") from error
+    check_same(network, tensors)
+
+
+def check_same(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raises WireError when tensors are of another network than this one, or a number is not finite."""
+    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
     found = {name: tensor.shape for name, tensor in tensors.items()}
     others = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if others:

@@ -217,9 +217,14 @@ class FrameNetwork(nn.Module, abc.ABC):
         """Returns the values [B, ..] float32 of features, for a memory [B, memory_size] float32 of earlier steps."""
         raise NotImplementedError(f"{type(self).__name__} has no memory")
 
-    @abc.abstractmethod
     def compute_in(self, dtype: torch.dtype) -> None:
-        """Converts all layers but those whose results need float32."""
+        """Converts all layers but those whose results need float32. A network without it acts in float32."""
+        raise NotImplementedError(f"{type(self).__name__} computes in float32")
+
+    @property
+    def has_fast_layers(self) -> bool:
+        """Whether `compute_in` converts some."""
+        return type(self).compute_in is not FrameNetwork.compute_in
 
 
 def _input_channels(spec: EnvironmentSpec) -> int:

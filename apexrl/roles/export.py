@@ -15,8 +15,10 @@ from apexrl.lifecycle import Stop, run_role
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from apexrl.networks.checkpoint import Checkpoint
-    from apexrl.networks.torsos import FrameNetwork
+
 
 NEEDED = ("onnx", "onnxscript")
 
@@ -76,29 +78,20 @@ def export(path: Path, output: Path) -> list[str]:
     ]
 
 
-def network_of(checkpoint: "Checkpoint") -> "FrameNetwork":
+def network_of(checkpoint: "Checkpoint") -> "nn.Module":
     """Returns the network of a checkpoint, with its parameters.
 
-    Raises: ConfigError when it is of an algorithm that has a network of its own; WireError when it is none.
+    Raises: WireError when the tensors are not those of the network that the header describes.
     """
-    from apexrl.agents.families import family_of
-    from apexrl.agents.impala_config import lstm_size_of
-    from apexrl.networks import actor_critic, dueling
-    from apexrl.networks.config import ActorCriticConfig, DuelingConfig, from_text
+    from apexrl.agents.families import family_of, implementation
+    from apexrl.networks.config import from_text
     from apexrl.networks.policy import check_tensors
 
     header, tensors = checkpoint.parameters()
-    config = from_text(header.network, type(family_of(header.agent).network))
-    if not isinstance(config, DuelingConfig | ActorCriticConfig):
-        raise ConfigError(f"--agent {header.agent} has a network of its own, which has no ONNX graph here")
-
-    def make() -> "FrameNetwork":
-        if isinstance(config, DuelingConfig):
-            return dueling.make_network(header.spec, config)
-        return actor_critic.make_network(header.spec, config, lstm_size_of(header.spec))
-
-    check_tensors(make, tensors)
-    network = make()
+    family = family_of(header.agent)
+    config, make = from_text(header.network, type(family.network)), implementation(family).make_network
+    check_tensors(lambda: make(header.spec, config), tensors)
+    network = make(header.spec, config)
     network.load_state_dict(tensors)
     return network
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
@@ -104,7 +106,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     given = frozenset(flag for flag in SIZES if value_given(flag, words))
     command = _with_shards(command, given, saved is None)
     command = fitted(command, machine, stream, is_asked_for="--capacity" in given or command.reproducible)
-    implementation(family).check_network(command.network, stream)
+    with torch.device("meta"):  # it takes no memory
+        implementation(family).make_network(stream, command.network)
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
     known = () if saved is not None else _not_given(_known_flags(asked), words)

@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 
+from apexrl.agents import impala
 from apexrl.agents.contract import UnrollBatch
-from apexrl.agents.impala import ImpalaActor, ImpalaLearner, history_of
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, stream
+from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.networks.config import ActorCriticConfig, to_text
 from apexrl.networks.parameters import Parameters, ParametersHeader
 from apexrl.types import EnvironmentSpec
@@ -31,9 +32,9 @@ def spec_of(lstm=False, environment=VECTORS):
 def make_learner(update, lstm=False, environment=VECTORS, seed=7, network=NETWORK, device=CPU):
     """Returns a learner whose policy is not nearly uniform, as a new one's is."""
     torch.manual_seed(seed)
-    learner = ImpalaLearner(algorithm_of(lstm), network, update, spec_of(lstm, environment), device)
+    learner = impala.make_learner(algorithm_of(lstm), network, update, spec_of(lstm, environment), device)
     with torch.no_grad():
-        learner.network.policy.weight.mul_(4)
+        learner.online["network"].policy.weight.mul_(4)
     return learner
 
 
@@ -44,7 +45,7 @@ def parameters_of(learner, spec, version=3, network=NETWORK):
 
 
 def make_actor(learner, spec):
-    return ImpalaActor(algorithm_of(True), parameters_of(learner, spec), CPU)
+    return impala.make_actor(algorithm_of(True), parameters_of(learner, spec), CPU)
 
 
 def random_batches(seed, sizes, lstm=False, weights=(1.0,)):
@@ -93,8 +94,8 @@ def rows_of(batch, rows):
 def gradients_of(learner, batches):
     """Returns the gradient of a batch's loss as one vector, and the metrics, whose loss is a mean."""
     metrics = learner.gradients(batches, lambda: None).metrics
-    flat = torch.cat([parameter.grad.flatten() for parameter in learner.network.parameters()])
-    if learner._update.reduction == "mean":
+    flat = torch.cat([parameter.grad.flatten() for parameter in learner.online["network"].parameters()])
+    if learner.learning.is_mean:
         flat = flat / learner.gradient[-1]
     return flat, {name: float(value) for name, value in metrics.items()}
 
@@ -102,7 +103,7 @@ def gradients_of(learner, batches):
 def slow_gradients(learner, update, batches, gamma):
     """Returns the same by the papers' definitions: state by state, in float64, behind the learner's own network."""
     shares = {"queue": 1.0} if update.mix == ("queue=1",) else {"queue": 0.25, "uniform": 0.75}
-    network, total, count = learner.network, torch.zeros((), dtype=torch.float64), 0.0
+    network, total, count = learner.online["network"], torch.zeros((), dtype=torch.float64), 0.0
     for table, batch in batches.items():
         output = network.unroll(batch.observation, history_of(batch))
         logits, values = output.logits.double(), output.values.double()

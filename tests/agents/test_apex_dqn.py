@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActor
+from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, make_actor
 from apexrl.agents.apex_dqn_config import FAMILY, ApexUpdate
 from apexrl.agents.contract import Observation
 from apexrl.errors import ConfigError
@@ -72,7 +72,7 @@ def test_save_restore_continue_equals_never_stopping(tmp_path, optimizer):
 def test_update_equals_the_plain_computation():
     updater, draws = train("CartPole-v1", 30, seed=0)
     batch = draws[-1].batches()[TABLE]
-    online, target = updater.learner.online, updater.learner.target
+    online, target = updater.learner.online["q"], updater.learner.target["q"]
     with torch.no_grad():
         q = online(batch.observation)
         best = online(batch.next_observation).argmax(1)
@@ -95,7 +95,7 @@ def test_target_is_copied_every_period():
 
 def test_initial_priorities_are_the_actors_own_n_step_errors():
     spec = StreamSpec("Known-v0", (2,), "float32", 1, 3, 1, unroll_starts=4, overlap_steps=3)
-    actor = ApexActor(ALGORITHM, exact_parameters_of(make_updater(spec), spec), CPU)
+    actor = make_actor(ALGORITHM, exact_parameters_of(make_updater(spec), spec), CPU)
     rewards = np.array([1, 0, 2, 0, 0, 3, 0], np.float32)[:, None]
     discounts = np.array([1, 0, 1, 1, 1, 1, 1], np.float32)[:, None]
     starts = np.zeros((8, 1), bool)
@@ -109,13 +109,13 @@ def test_initial_priorities_are_the_actors_own_n_step_errors():
 
 def test_an_actor_with_the_published_parameters_takes_the_learners_actions():
     updater, draws = train("Catch-v0", 40, seed=0)
-    actor = ApexActor(ALGORITHM, parameters_of(updater, CATCH), CPU)
+    actor = make_actor(ALGORITHM, parameters_of(updater, CATCH), CPU)
     batch = draws[-1].batches()[TABLE]
     frames = batch.observation[:, 0].numpy()  # a stack of one
     seen = Observation(frames, np.ones(16, bool), np.zeros(16, np.float32))
     actions, extras, _ = actor.act(seen, np.zeros(16), actor.initial_state(16), np.random.default_rng(0))
     with torch.no_grad():
-        q_values = updater.learner.online(batch.observation).float().numpy()
+        q_values = updater.learner.online["q"](batch.observation).float().numpy()
     assert actor.header.params_version == 40
     assert (actions == q_values.argmax(1)).mean() > 0.9
     assert extras["q_max"] == pytest.approx(q_values.max(1), abs=0.02)

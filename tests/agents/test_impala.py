@@ -179,7 +179,7 @@ def loss_of(batches, **changes):
 
 def slow_entropies(learner, batch):
     """The sum of the entropies of the states of a batch that are no resets."""
-    pi = learner.network.unroll(batch.observation).logits[:-1].double().softmax(-1)
+    pi = learner.online["network"].unroll(batch.observation).logits[:-1].double().softmax(-1)
     return -(pi * pi.log()).sum(-1)[~batch.start[1:]].sum().item()
 
 
@@ -200,7 +200,7 @@ def test_states_outside_the_trust_region_teach_nothing_and_others_do():
     update = updates(mix=LASER, trust_region=0.01)
     learner, batches = make_learner(update), random_batches(10, SIZES)
     for batch in batches.values():
-        logits = learner.network.unroll(batch.observation).logits[:-1].detach()
+        logits = learner.online["network"].unroll(batch.observation).logits[:-1].detach()
         far = torch.full_like(logits, -8.0)
         far.scatter_(-1, logits.argmin(-1, keepdim=True), 0.0)
         rejected = torch.arange(logits.shape[1]) % 2 == 0
@@ -221,7 +221,7 @@ def test_metrics_are_means_over_real_steps():
     batches = random_batches(11, ALL, weights=(0.0, 1.0))
     batch = batches["queue"]
     metrics = gradients_of(learner, batches)[1]
-    output = learner.network.unroll(batch.observation)
+    output = learner.online["network"].unroll(batch.observation)
     real = ~batch.start[1:] & (batch.weight > 0)
     pi = output.logits[:-1].softmax(-1)[real]
     assert metrics["value_mean"] == pytest.approx(output.values[:-1][real].mean().item(), rel=1e-4)

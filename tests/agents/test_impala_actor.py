@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.agents import impala
 from apexrl.agents.contract import Observation
-from apexrl.agents.impala import LEAST_LOG_PROB, MOST_VALUE, ImpalaActor, sampled
+from apexrl.agents.impala import LEAST_LOG_PROB, MOST_VALUE, sampled
 from apexrl.errors import WireError
 from apexrl.networks.actor_critic import History
 from apexrl.networks.config import ActorCriticConfig
@@ -36,7 +37,7 @@ def with_policy(bias, value=0.0):
     """Returns a learner and its actor whose policy and value are the same everywhere."""
     learner = make_learner(updates())
     with torch.no_grad():
-        for layer, numbers in ((learner.network.policy, bias), (learner.network.value, [value])):
+        for layer, numbers in ((learner.online["network"].policy, bias), (learner.online["network"].value, [value])):
             layer.weight.zero_()
             layer.bias.copy_(torch.tensor(numbers))
     return make_actor(learner, spec_of())
@@ -142,9 +143,9 @@ def test_the_log_holds_the_numbers_of_the_learners_network_over_the_whole_stream
     stacks = torch.from_numpy(slow_stacks(frames, starts, VECTORS.stacked_frames))
     states = []
     with torch.no_grad():
-        output = learner.network.unroll(stacks, history)
+        output = learner.online["network"].unroll(stacks, history)
         for step in range(STEPS if lstm else 0):
-            states.append(learner.network.unroll(stacks, history, num_steps=step).state.numpy())
+            states.append(learner.online["network"].unroll(stacks, history, num_steps=step).state.numpy())
     assert extras["behavior_log_probs"] == pytest.approx(output.logits.log_softmax(-1).numpy(), rel=1e-3, abs=1e-3)
     assert extras["behavior_value"] == pytest.approx(output.values.numpy(), rel=1e-3, abs=1e-3)
     if lstm:
@@ -205,7 +206,7 @@ def test_a_learner_that_comes_back_with_another_network_is_followed(environment)
     larger = ActorCriticConfig("shallow", (8, 4, 4), 2 * NETWORK.hidden_size)
     other = parameters_of(make_learner(updates(), True, environment, network=larger), spec, 8, larger)
     actor.load(other)
-    fresh = ImpalaActor(algorithm_of(True), other, CPU)
+    fresh = impala.make_actor(algorithm_of(True), other, CPU)
     found, expected = (agent.act(seen, np.zeros(NUM_ENVS), state, np.random.default_rng(1)) for agent in (actor, fresh))
     assert actor.header.params_version == 8
     assert np.array_equal(found[1]["behavior_log_probs"], expected[1]["behavior_log_probs"])

@@ -9,6 +9,7 @@ import torch
 
 from apexrl.agents import impala
 from apexrl.agents.contract import Observation
+from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate
 from apexrl.config import EnvConfig, ReplayConfig
 from apexrl.environments.vector import make_environment, make_spec, take_step
@@ -56,7 +57,7 @@ class Played(NamedTuple):
     """A play of real environments by a real actor, and a batch of all of it that went through the log."""
 
     record: Record
-    learner: impala.ImpalaLearner
+    learner: PlainLearner
     draw: Draw
 
 
@@ -66,8 +67,8 @@ def play(config, lstm):
     algorithm, update = ImpalaAlgorithm(GAMMA, K, lstm, LSTM_SIZE), ImpalaUpdate(batch_size=num_unrolls)
     spec = FAMILY.stream(algorithm, make_spec(config, envs))
     torch.manual_seed(1)
-    learner = impala.ImpalaLearner(algorithm, NETWORK, update, spec, CPU)
-    actor = impala.ImpalaActor(algorithm, parameters_of(learner, spec), CPU)
+    learner = impala.make_learner(algorithm, NETWORK, update, spec, CPU)
+    actor = impala.make_actor(algorithm, parameters_of(learner, spec), CPU)
     replay = Replay(ReplayConfig(1000, 1, tables=FAMILY.tables(update)), new_identity(spec), 0)
     store = UnrollStore(spec, replay.ring_unrolls, FAMILY.wants(algorithm, update), CPU, 2)
     codec, rng, exploration = UnrollCodec(spec), np.random.default_rng(0), actor.explore(np.arange(NUM_ENVS), NUM_ENVS)
@@ -102,7 +103,7 @@ def values_of(learner, record):
     numbers = (record.starts, before.astype(np.int64), rewards, state)
     with torch.no_grad():
         observation = torch.from_numpy(record.frames).unsqueeze(2)  # stacks of one frame
-        return learner.network.unroll(observation, History(*map(torch.from_numpy, numbers))).values.numpy()
+        return learner.online["network"].unroll(observation, History(*map(torch.from_numpy, numbers))).values.numpy()
 
 
 def slow_target(record, values, t, e, end):

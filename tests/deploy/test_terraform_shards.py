@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.agents.mix import parts_of, table_texts
+from apexrl.agents.replaying.mix import parts_of, table_texts
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.flags import of_own_shard, parse
 from tests.deploy.flows import Flow, flows_of

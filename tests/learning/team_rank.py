@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import TransitionBatch
 from apexrl.learning.draw import Draw, Gathered
@@ -40,7 +40,7 @@ def make_learner(family, optimizer):
         update = ApexUpdate(
             BATCH, optimizer, 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=CLIP, target_period_updates=7
         )
-        return ApexLearner(ApexAlgorithm(), DuelingConfig((4, 4, 4), 16), update, VECTORS, CPU)
+        return apex_dqn.make_learner(ApexAlgorithm(), DuelingConfig((4, 4, 4), 16), update, VECTORS, CPU)
     reduction = family.split("-")[1]
     mix = impala_parts.LASER if family.startswith("laser") else ("queue=1",)
     clip = CLIP if reduction == "mean" else CLIP * 100

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.agents import impala
 from apexrl.agents.contract import Want
-from apexrl.agents.impala import ImpalaLearner
 from apexrl.agents.impala_config import ImpalaAlgorithm, stream, wants
-from apexrl.agents.mix import batch_sizes, parts_of
+from apexrl.agents.replaying.mix import batch_sizes, parts_of
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.update_graph import BatchInputs, KeyInputs
@@ -206,7 +206,7 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
     update = updates(mix=("queue=1/4", f"{replayed}=3/4"), batch_size=32, optimizer=optimizer, policy_cloning_cost=0.1,
                      reduction="mean", reward_transform="soft-asymmetric", distance="l2",
                      replay_state=replay_state)  # fmt: skip
-    learner = ImpalaLearner(algorithm, ActorCriticConfig(torso), update, spec, meta)
+    learner = impala.make_learner(algorithm, ActorCriticConfig(torso), update, spec, meta)
     sizes = {"queue": 8, replayed: 24}
     own = [Want(want.table, sizes[want.table], want.view) for want in wants(algorithm, update)]
     store = UnrollStore(spec, 10, own, meta, 4)

@@ -149,14 +149,14 @@ class ScheduledLearner:
         self.progress = frames, share
         self.told.append(self.progress)
 
-    def gradients(self, batches, beside):
+    def gradients(self, batches, known):
         self.updated.append(self.progress)
         return Outcome({}, {"loss": torch.zeros(())})
 
     def apply(self):
         return {}
 
-    def is_refresh_due(self, num_updates):
+    def is_copy_due(self, num_updates):
         return False
 
     def acting_tensors(self):

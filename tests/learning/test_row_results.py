@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from apexrl.agents.contract import Unrolls, Want
-from apexrl.agents.impala import ImpalaLearner
+from apexrl.agents.impala import make_learner
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, stream, wants
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.replica import Replica
@@ -34,7 +34,7 @@ class World:
         torch.manual_seed(0)
         update = ImpalaUpdate(**{"batch_size": 8, "mix": MIX, "optimizer": "adam", "trust_region": 0.05} | changes)
         self.wants = wants(ImpalaAlgorithm(), update)
-        self.learner = ImpalaLearner(ImpalaAlgorithm(), NETWORK, update, SPEC, CPU)
+        self.learner = make_learner(ImpalaAlgorithm(), NETWORK, update, SPEC, CPU)
         device_stream = DeviceStream(CPU)
         self.updater = Updater(self.learner, device_stream)
         self.store = UnrollStore(SPEC, RING, self.wants, CPU, 4, device_stream)
@@ -56,7 +56,7 @@ class World:
         key, weight = torch.tensor([number]), torch.ones(1)
         batch = self.store.batch(self.wants[-1].table, key, weight)
         with torch.no_grad():
-            output = self.learner.network.unroll(batch.observation)
+            output = self.learner.online["network"].unroll(batch.observation)
         pi = output.logits[:-1, 0].double().softmax(-1).numpy()
         mu = np.exp(unroll.extras["behavior_log_probs"].astype(np.float64))
         mu /= mu.sum(axis=1, keepdims=True)
@@ -109,7 +109,7 @@ def test_each_row_gets_its_own_results(mix, distance, found_names, by_keys):
             if "distance" in found:
                 assert found["distance"][i] == pytest.approx(divergence, rel=1e-3, abs=1e-4)
             if "feature" in found:
-                projected = feature @ world.learner._row_results.projection.numpy()
+                projected = feature @ world.learner.learning._row_results.projection.numpy()
                 assert found["feature"][i] == pytest.approx(projected, rel=1e-3, abs=1e-4)
         assert all(len(values) == len(there) for values in found.values())
     assert 0 < np.mean([rejected for _, _, rejected in expected.values()]) < 1

@@ -141,7 +141,7 @@ def test_results_without_a_checkpoint_are_not_begun_anew(tmp_path, agent, record
 def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record, value):
     record.checkpoint(agent)
     kept = (tmp_path / "checkpoints" / LATEST).read_bytes()
-    for parameter in agent.learner.online.parameters():
+    for parameter in agent.learner.online["q"].parameters():
         parameter.data[..., 0] = value
         break
     with pytest.raises(ApexError, match="lower --learning-rate"):
@@ -151,7 +151,7 @@ def test_a_network_that_is_not_finite_is_never_kept(tmp_path, agent, record, val
 
 def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path, spec, agent, record, monkeypatch):
     monkeypatch.setattr("apexrl.learning.run_record.all_finite", lambda tensors: True)
-    next(agent.learner.online.parameters()).data[..., 0] = torch.inf
+    next(agent.learner.online["q"].parameters()).data[..., 0] = torch.inf
     record.checkpoint(agent)
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="not finite"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.agents.apex_dqn import make_learner
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.contract import TransitionBatch
 from apexrl.learning.draw import Draw, Gathered
@@ -19,7 +19,7 @@ SIZE, NUM_DRAWS = 32, 10
 
 def learner_of(spec):
     torch.manual_seed(0)
-    return ApexLearner(ALGORITHM, DuelingConfig((16, 32, 32), 256), ApexUpdate(SIZE), spec, CPU)
+    return make_learner(ALGORITHM, DuelingConfig((16, 32, 32), 256), ApexUpdate(SIZE), spec, CPU)
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
@@ -40,7 +40,7 @@ def test_a_second_thread_gives_the_gradient_of_one(monkeypatch, has_bfloat16):
     draws, side = [draw() for _ in range(NUM_DRAWS + 1)], SideThread(threaded)
     for this, upcoming in itertools.pairwise(draws):
         batches = this.batches()
-        plain.gradients(batches, lambda batches=batches: plain.beside(batches, plain.ahead(batches)))
+        plain.gradients(batches, lambda batches=batches: plain.from_online(batches, plain.from_target(batches)))
         threaded.gradients(batches, side.begin(this))
         side.look_ahead(upcoming)
         torch.testing.assert_close(threaded.gradient, plain.gradient, rtol=0, atol=0)

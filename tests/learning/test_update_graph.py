@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents import apex_dqn
-from apexrl.agents import impala as impala_agent
+from apexrl.agents.engine import plain_learner
 from apexrl.config import RunCommand
 from apexrl.flags import parse
 from apexrl.learning.draw import Draw
@@ -172,8 +171,7 @@ def test_a_run_on_a_stand_in_for_a_gpu_learns_the_same_network(tmp_path, monkeyp
     """Unrolls through staged memory, draws by name, the copy that computes, the graph, its results: to the bit."""
     expected, device_stream = run(tmp_path / "cpu", flags), FakeDeviceStream()
     monkeypatch.setattr(lockstep, "DeviceStream", lambda _: device_stream)
-    for agent in (apex_dqn, impala_agent):
-        monkeypatch.setattr(agent, "copied_dtype", fastest_dtype)
+    monkeypatch.setattr(plain_learner, "copied_dtype", fastest_dtype)
     found = run(tmp_path / "gpu", flags)
     assert device_stream.num_captures == 1 and found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -11,8 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from apexrl.agents.apex_dqn import ApexLearner
+from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexUpdate
+from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.learning.draw import Draw, SampledKeys
 from apexrl.learning.unroll_store import UnrollStore
 from apexrl.learning.update_graph import BatchInputs, KeyInputs, UpdateGraph, Work
@@ -73,7 +74,7 @@ class World:
             key, weight = (torch.from_numpy(array[held]).to(self.store.device) for array in (keys, weights))
             batch = self.store.batch(TABLE, key, weight)
             batches = {TABLE: batch._make(tensor.to(self.device) for tensor in batch)}
-            outcome = learner.gradients(batches, lambda: learner.beside(batches, learner.ahead(batches)))
+            outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
             metrics = outcome.metrics | learner.apply()
         self.updater.num_updates += 1
         if self.updater.num_updates % 7 == 0:
@@ -249,10 +250,10 @@ class OnDevice(TorchDispatchMode):
 def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, optimizer, rescaling):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
-    monkeypatch.setattr(ApexLearner, "has_side_work", False)  # no second thread, as on a GPU
+    monkeypatch.setattr(PlainLearner, "has_side_work", False)  # no second thread, as on a GPU
     meta, spec = torch.device("meta"), StreamSpec("Atari-v0", (84, 84), "uint8", 4, 6, 4)
     algorithm = dataclasses.replace(ALGORITHM, value_rescaling=rescaling, unroll_starts=80)
-    learner = ApexLearner(algorithm, DuelingConfig(), ApexUpdate(512, optimizer), spec, meta)
+    learner = apex_dqn.make_learner(algorithm, DuelingConfig(), ApexUpdate(512, optimizer), spec, meta)
     store = UnrollStore(spec, 10, [want(512)], meta, 4)
     stream = DeviceStream(meta)
     by_keys = KeyInputs(stream, store, TABLE, 512)

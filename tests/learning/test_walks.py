@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apexrl.agents.impala import ImpalaLearner
+from apexrl.agents.impala import make_learner
 from apexrl.agents.impala_config import ActorCriticConfig, ImpalaUpdate, wants
-from apexrl.agents.mix import parts_of
-from apexrl.agents.replay_states import ReplayStates
-from apexrl.agents.unroll_batches import history_of
+from apexrl.agents.replaying.mix import parts_of
+from apexrl.agents.replaying.replay_states import ReplayStates
+from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.errors import ConfigError
 from apexrl.learning.replica import Replica
 from apexrl.learning.updater import Updater
@@ -233,12 +233,12 @@ def test_a_checkpoint_of_other_rows_goes_on_with_new_walks():
         device = DeviceStream(CPU)
         with device.exclusive():
             return Updater(
-                ImpalaLearner(ALGORITHM, ActorCriticConfig("shallow", (4, 4, 4), 8), update, SPEC, CPU), device
+                make_learner(ALGORITHM, ActorCriticConfig("shallow", (4, 4, 4), 8), update, SPEC, CPU), device
             )
 
     old, same, other = updater(4), updater(4), updater(6)
     state = {name: torch.ones_like(tensor) for name, tensor in old.state_dict().items()}
-    walks = [name for name in state if "walk_" in name]
+    walks = [name for name in state if "last_batch." in name]
     assert len(walks) == 2
     same.load_state_dict(state, 3)
     assert all(torch.equal(tensor, state[name]) for name, tensor in same.state_dict().items())

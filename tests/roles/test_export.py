@@ -16,6 +16,7 @@ from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
 from apexrl.networks.config import ActorCriticConfig, DuelingConfig, to_text
+from apexrl.networks.export import graph_of
 from apexrl.networks.policy import Policy
 from apexrl.roles.export import export, main, network_of
 from apexrl.types import EnvironmentSpec
@@ -115,8 +116,10 @@ def test_what_has_no_graph_is_refused(tmp_path, checkpoint, monkeypatch):
     path = checkpoint("apex-dqn", VECTORS, DuelingConfig((4, 4, 4), 16))
     loaded = load_checkpoint(path)
     header = msgspec.structs.replace(loaded.header, agent="tests.own_agent:own", network=to_text(OWN.network))
-    with pytest.raises(ConfigError, match="has a network of its own"):
-        network_of(loaded._replace(header=header))
+    own = torch.nn.Linear(VECTORS.frame_size, OWN.network.width).state_dict()
+    loaded = loaded._replace(header=header, tensors={f"acting.{name}": tensor for name, tensor in own.items()})
+    with pytest.raises(ConfigError, match="Linear has no ONNX graph"):
+        graph_of(network_of(loaded), VECTORS)
     with pytest.raises(ConfigError, match="cannot be written"):
         export(path, tmp_path / "c.safetensors" / "c.onnx")
     monkeypatch.setattr(sys, "argv", ["apexrl export", str(path)])

@@ -39,12 +39,7 @@ FAMILIES["counting"] = Family(
     algorithm=AlgorithmConfig(unroll_starts=STARTS),
     network=NetworkConfig(),
     update=CountingUpdate(batch_size=3),
-    presets={
-        "paper": {},
-        "gpu": {},
-        "two-cores": {},
-        "small": {"replay": {"capacity": 6_000, "min_size_to_sample": 60}},
-    },
+    presets={"small": {"replay": {"capacity": 6_000, "min_size_to_sample": 60}}},
     stream=lambda algorithm, env: env.streamed(algorithm.unroll_starts, OVERLAP, EXTRAS, has_unroll_priorities=True),
     wants=lambda algorithm, update: (
         Want("queue", update.queue_size, Unrolls()),
@@ -111,16 +106,16 @@ class CountingLearner:
         assert frames >= self.frames and 0 <= share <= 1
         self.frames.fill_(frames)
 
-    def ahead(self, batches):
+    def from_target(self, batches):
         return None
 
-    def beside(self, batches, ahead):
+    def from_online(self, batches, from_target):
         return None
 
-    def gradients(self, batches, beside):
+    def gradients(self, batches, known):
         in_role = "pytest" not in sys.modules
         assert not in_role or torch.full((), 1e-39) * 1 == 0, "the process is not prepared for updates"
-        assert beside() is None and set(batches) == {"queue", "sequences"}
+        assert known() is None and set(batches) == {"queue", "sequences"}
         queue, sequences = batches["queue"], batches["sequences"]
         assert self.frames > 0
         assert len(queue.weight) == 2 and len(sequences.weight) == 3
@@ -149,10 +144,10 @@ class CountingLearner:
         self.updates += 1
         return {}
 
-    def is_refresh_due(self, num_updates):
+    def is_copy_due(self, num_updates):
         return False
 
-    def refresh(self):
+    def copy_target(self):
         raise AssertionError("never due")
 
     def acting_tensors(self):
@@ -187,8 +182,8 @@ def following_states(batch: UnrollBatch):
     return state
 
 
-def check_network(network, spec):
-    pass
+def make_network(spec, network):
+    return torch.nn.Module()
 
 
 make_actor, make_learner = CountingActor, CountingLearner

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from apexrl.agents.gradient import Gradient
+from apexrl.agents.engine.gradient import Gradient
 from apexrl.learning.side_thread import SideThread
 from apexrl.networks.actor_critic import History, make_network
 from apexrl.networks.config import ActorCriticConfig
@@ -62,7 +62,7 @@ def observations():
 def compute(gradient, net, dtype=torch.float32):
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         outputs = net(observations()).float()
-    gradient.compute(outputs.square().sum(), ROWS)
+    gradient.compute({"net": outputs.square().sum()}, ROWS)
     return gradient.buffer.clone()
 
 
@@ -74,8 +74,8 @@ def in_a_thread():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_whichever_thread_computes_them_gradients_are_those_of_autograd(leave, dtype):
     ours, plain = network(), network()
-    gradients = [Gradient(net, is_mean=False) for net in (ours, plain)]
-    gradients[0].use_thread(leave, ours)
+    gradients = [Gradient({"net": net}, is_mean=False) for net in (ours, plain)]
+    gradients[0].parts["net"].use_thread(leave, ours)
     for _ in range(3):  # what was there before does not count
         found, expected = (
             compute(gradient, net, dtype) for gradient, net in zip(gradients, (ours, plain), strict=True)
@@ -88,7 +88,7 @@ def test_whichever_thread_computes_them_gradients_are_those_of_autograd(leave, d
 
 def test_a_pass_without_gradients_leaves_nothing_to_the_thread():
     ours, thread = network(), Late(0)
-    Gradient(ours, is_mean=False).use_thread(thread.leave, ours)
+    Gradient({"net": ours}, is_mean=False).parts["net"].use_thread(thread.leave, ours)
     with torch.no_grad():
         ours(observations())
     assert not thread.num_left
@@ -96,12 +96,12 @@ def test_a_pass_without_gradients_leaves_nothing_to_the_thread():
 
 def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin():
     own = network()
-    gradient = Gradient(own, is_mean=False)
+    gradient = Gradient({"net": own}, is_mean=False)
     expected = compute(gradient, own)
     gradient.buffer.zero_()
     other = copy.deepcopy(own)
-    gradient.use_thread(in_a_thread(), other)
-    gradient.compute(other(observations()).square().sum(), ROWS, by=list(other.parameters()))
+    gradient.parts["net"].use_thread(in_a_thread(), other)
+    gradient.compute({"net": other(observations()).square().sum()}, ROWS, by={"net": list(other.parameters())})
     torch.testing.assert_close(gradient.buffer, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -117,13 +117,14 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
     for leave in (None, in_a_thread()):
         torch.manual_seed(0)
         net = make_network(SPEC, ActorCriticConfig(torso, (4, 8, 8), 256), lstm_size)
-        gradient = Gradient(net.to(memory_format=torch.channels_last), is_mean=False)
+        gradient = Gradient({"net": net.to(memory_format=torch.channels_last)}, is_mean=False)
         if leave is not None:
-            gradient.use_thread(leave, net)
+            gradient.parts["net"].use_thread(leave, net)
         with torch.no_grad():
             net.unroll(frames, history)  # a burn-in
         output = net.unroll(frames, history)
-        gradient.compute(output.logits.square().sum() + output.values.square().sum(), num_steps * num_rows)
+        loss = output.logits.square().sum() + output.values.square().sum()
+        gradient.compute({"net": loss}, num_steps * num_rows)
         gradients.append(gradient.buffer)
     assert not next(net.hidden.parameters()).requires_grad
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
@@ -132,23 +133,23 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
 @pytest.mark.parametrize(("calls", "problem"), [(0, "was not called"), (2, "was called twice")])
 def test_a_layer_without_one_call_in_a_pass_ends_it(calls, problem):
     layers = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 256)])
-    gradient = Gradient(layers, is_mean=False)
-    gradient.use_thread(Late(1_000).leave, layers)
+    gradient = Gradient({"net": layers}, is_mean=False)
+    gradient.parts["net"].use_thread(Late(1_000).leave, layers)
     x = layers[1](layers[0](torch.ones(ROWS, 256)))
     for _ in range(calls):
         x = layers[2](x)
     with pytest.raises(RuntimeError, match=problem):
-        gradient.compute(x.sum(), ROWS)
+        gradient.compute({"net": x.sum()}, ROWS)
 
 
 def test_an_error_in_the_thread_ends_the_pass(monkeypatch):
     ours = network()
-    gradient = Gradient(ours, is_mean=False)
-    gradient.use_thread(in_a_thread(), ours)
+    gradient = Gradient({"net": ours}, is_mean=False)
+    gradient.parts["net"].use_thread(in_a_thread(), ours)
 
     def fail(layer, x, output_gradient):
         raise MemoryError("no memory for a gradient")
 
-    monkeypatch.setattr("apexrl.agents.weight_gradients._gradients_of", fail)
+    monkeypatch.setattr("apexrl.agents.engine.weight_gradients._gradients_of", fail)
     with pytest.raises(MemoryError, match="no memory for a gradient"):
         compute(gradient, ours)

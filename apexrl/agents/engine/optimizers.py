@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apexrl.agents.gradient import Gradient
+from apexrl.agents.engine.gradient import PartGradient
+from apexrl.agents.engine.plain import RMSPropForm
 from apexrl.config import UpdateConfig
 
-DECAY = 0.95  # the decay of RMSProp's averages
 PIECE = 65_536  # numbers: a processor's cache holds this much of a gradient, its averages and parameters
 
 
@@ -70,22 +70,16 @@ class RMSProp(torch.optim.Optimizer):
             parameters.addcmul_(gradient, inverse_roots, value=-group["lr"])
 
 
-def make_optimizer(
-    config: UpdateConfig,
-    parameters: Tensor,
-    decay: float = DECAY,
-    centered: bool = True,
-) -> torch.optim.Optimizer:
+def make_optimizer(config: UpdateConfig, parameters: Tensor, form: RMSPropForm) -> torch.optim.Optimizer:
     """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step.
 
     Args:
-      parameters: [P], those of `Gradient`.
-      decay: of RMSProp's averages; Adam has its own.
-      centered: whether RMSProp divides by the root of the variance, or of the mean square; Adam takes neither.
+      parameters: [P], those of `PartGradient`.
+      form: of RMSProp; Adam has one form.
     """
     optimizer: torch.optim.Optimizer
     if config.optimizer == "rmsprop":
-        optimizer = RMSProp(parameters, config.learning_rate, decay, config.optimizer_epsilon, centered)
+        optimizer = RMSProp(parameters, config.learning_rate, form.decay, config.optimizer_epsilon, form.centered)
     else:
         on_gpu, epsilon = parameters.device.type == "cuda", config.optimizer_epsilon
         optimizer = torch.optim.Adam([parameters], config.learning_rate, eps=epsilon, fused=True, capturable=on_gpu)
@@ -103,24 +97,30 @@ def schedule_rate(optimizer: torch.optim.Optimizer, config: UpdateConfig, share:
         rate.fill_(config.learning_rate * (1 - share))
 
 
-def step_where_finite(optimizer: torch.optim.Optimizer, gradient: Gradient, max_norm: float) -> Tensor:
+def step_where_finite(
+    optimizer: torch.optim.Optimizer, gradient: PartGradient, max_norm: float, is_due: Tensor | None = None
+) -> Tensor:
     """Takes a step by the clipped gradient; returns the gradient's norm before.
 
     A gradient whose norm is not finite changes nothing: the batch is at fault.
+
+    Args:
+      is_due: scalar bool, whether the step is to be taken; None: it is.
     """
     norm, divisor = gradient.clipping(max_norm)
+    is_lost = ~(norm < torch.inf)
     optimizer.grad_scale = divisor  # type: ignore[attr-defined]
-    optimizer.found_inf = (~(norm < torch.inf)).float()  # type: ignore[attr-defined]
+    optimizer.found_inf = (is_lost if is_due is None else is_lost | ~is_due).float()  # type: ignore[attr-defined]
     optimizer.step()
     return norm
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, gradient: Gradient) -> dict[str, Tensor]:
-    """Returns the optimizer's state by names that are the same in every process: `optimizer.INDEX.NAME`."""
+def optimizer_tensors(optimizer: torch.optim.Optimizer, gradient: PartGradient) -> dict[str, Tensor]:
+    """Returns the optimizer's state by names that are the same in every process: `step`, and `INDEX.NAME`."""
     step, *averages = optimizer.state[gradient.parameters].items()
-    tensors = {"optimizer.step": step[1]}
+    tensors = {"step": step[1]}
     for name, average in averages:
-        tensors |= {f"optimizer.{index}.{name}": part for index, part in enumerate(gradient.split(average))}
+        tensors |= {f"{index}.{name}": part for index, part in enumerate(gradient.split(average))}
     return tensors
 
 

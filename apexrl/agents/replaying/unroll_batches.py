@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import Batch, Batches, Selection, UnrollBatch
-from apexrl.agents.mix import Part
+from apexrl.agents.recurrence import LAST_ACTION, LAST_REWARD, STATE
+from apexrl.agents.replaying.mix import Part
 from apexrl.losses.relevance import random_projection, unroll_divergence, unroll_features
 from apexrl.networks.actor_critic import ActorCriticOutput, History
 
-FIRST_EXTRAS = ("last_action", "last_reward", "core_state")  # of an unroll's first observation
+FIRST_EXTRAS = (LAST_ACTION, LAST_REWARD, STATE)  # of an unroll's first observation
 
 
 def joined(batches: Sequence[Batch]) -> UnrollBatch:
@@ -36,7 +37,7 @@ def rows_of(batch: UnrollBatch, rows: slice) -> UnrollBatch:
 
 def history_of(batch: UnrollBatch) -> History | None:
     """Returns the past of each observation, for an LSTM; None where the log holds no state of one."""
-    if "core_state" not in batch.extras:
+    if STATE not in batch.extras:
         return None
     last_action, last_reward, core_state = (batch.extras[name] for name in FIRST_EXTRAS)
     actions = torch.cat([last_action.long().unsqueeze(0), batch.action])

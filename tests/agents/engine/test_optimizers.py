@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents import optimizers
 from apexrl.agents.apex_dqn_config import ApexUpdate
-from apexrl.agents.optimizers import DECAY, RMSProp, make_optimizer, schedule_rate
+from apexrl.agents.engine import optimizers
+from apexrl.agents.engine.optimizers import RMSProp, make_optimizer, schedule_rate
+from apexrl.agents.engine.plain import RMSPropForm
 from tests.learning.test_updater import OnDevice
 from tests.system.processes import ROOT
 
@@ -20,11 +21,11 @@ RATE, EPSILON = PAPER.learning_rate, PAPER.optimizer_epsilon
 SCALES = [1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0]
 CONSTANTS = [1e-6, 1e-3, 0.3, 7.0]
 STEPS, FIRST_STEPS = 1000, 20
-DECAYS = {"centered": DECAY, "plain": 0.99}
-KINDS = {  # configurations, and the arguments of make_optimizer
-    "adam": (ApexUpdate(optimizer="adam"), {}),
-    "rmsprop": (ApexUpdate(optimizer="rmsprop"), {}),
-    "plain rmsprop": (ApexUpdate(optimizer="rmsprop"), {"decay": 0.99, "centered": False}),
+FORMS = {"centered": RMSPropForm(), "plain": RMSPropForm(0.99, centered=False)}
+KINDS = {
+    "adam": (ApexUpdate(optimizer="adam"), RMSPropForm()),
+    "rmsprop": (ApexUpdate(optimizer="rmsprop"), FORMS["centered"]),
+    "plain rmsprop": (ApexUpdate(optimizer="rmsprop"), FORMS["plain"]),
 }
 
 
@@ -36,7 +37,7 @@ def constant(value):
     return np.tile(np.linspace(value, 2 * value, 200, dtype=np.float32), (STEPS, 1))
 
 
-@pytest.fixture(scope="module", params=DECAYS)
+@pytest.fixture(scope="module", params=FORMS)
 def kind(request):
     return request.param
 
@@ -48,8 +49,8 @@ def by_optax(kind, tmp_path_factory):
     paths = {f"scale {scale}": of_scale(scale) for scale in SCALES}
     paths |= {f"constant {value}": constant(value)[:FIRST_STEPS] for value in CONSTANTS}
     np.savez(source, **paths)
-    numbers = map(str, (RATE, DECAYS[kind], EPSILON))
-    command = [sys.executable, "-m", "tests.agents.optax_steps", source, target, *numbers, kind]
+    numbers = map(str, (RATE, FORMS[kind].decay, EPSILON))
+    command = [sys.executable, "-m", "tests.agents.engine.optax_steps", source, target, *numbers, kind]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     return np.load(target)
 
@@ -58,7 +59,7 @@ def stepped(gradients, kind, schedule="constant"):
     """The sum of the steps of our optimizer."""
     parameter = torch.nn.Parameter(torch.zeros(gradients.shape[1:]))
     config = dataclasses.replace(PAPER, learning_rate_schedule=schedule)
-    optimizer = make_optimizer(config, parameter, DECAYS[kind], kind == "centered")
+    optimizer = make_optimizer(config, parameter, FORMS[kind])
     for gradient in gradients:
         parameter.grad = torch.from_numpy(gradient)
         optimizer.step()
@@ -67,7 +68,7 @@ def stepped(gradients, kind, schedule="constant"):
 
 def exact(gradients, kind):
     """The sum of the steps in float64."""
-    decay = DECAYS[kind]
+    decay = FORMS[kind].decay
     square = mean = total = np.zeros(gradients.shape[1:])
     for gradient in gradients.astype(np.float64):
         square = decay * square + (1 - decay) * gradient**2
@@ -109,7 +110,7 @@ def test_a_constant_gradient_moves_a_weight_by_bounded_steps(kind, value):
 
 
 def test_the_papers_numbers_are_those_of_the_configuration():
-    optimizer = make_optimizer(PAPER, torch.nn.Parameter(torch.zeros(6)))
+    optimizer = make_optimizer(PAPER, torch.nn.Parameter(torch.zeros(6)), RMSPropForm())
     assert isinstance(optimizer, RMSProp) and optimizer.param_groups[0]["centered"]
     assert optimizer.param_groups[0]["lr"] == 6.25e-5 and optimizer.param_groups[0]["eps"] == 1.5e-7
     assert optimizer.param_groups[0]["alpha"] == 0.95
@@ -117,8 +118,8 @@ def test_the_papers_numbers_are_those_of_the_configuration():
 
 def make_named(name, parameters, **changed):
     """The optimizer of a kind, with some numbers of its configuration changed."""
-    config, arguments = KINDS[name]
-    return make_optimizer(dataclasses.replace(config, **changed), parameters, **arguments)
+    config, form = KINDS[name]
+    return make_optimizer(dataclasses.replace(config, **changed), parameters, form)
 
 
 SLOTS = {"adam": ["exp_avg", "exp_avg_sq"], "rmsprop": ["square_avg", "grad_avg"], "plain rmsprop": ["square_avg"]}

@@ -3,8 +3,8 @@ import torch
 
 from apexrl.agents.contract import Unrolls
 from apexrl.agents.impala_config import ImpalaUpdate, replay_view, wants
-from apexrl.agents.mix import parts_of
-from apexrl.agents.replay_states import ReplayStates
+from apexrl.agents.replaying.mix import parts_of
+from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.errors import ConfigError
 from apexrl.learning.unroll_store import UnrollStore
 from tests.learning.long_streams import ALGORITHM, LSTM_SIZE, SPEC, LongStream, T, new_network

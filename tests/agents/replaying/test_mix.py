@@ -7,7 +7,7 @@ import pytest
 
 from apexrl.agents.contract import Selection
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
-from apexrl.agents.mix import Part, batch_sizes, parts_of, table_texts
+from apexrl.agents.replaying.mix import Part, batch_sizes, parts_of, table_texts
 from apexrl.config import LearnerCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, parse, wants_of

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from apexrl.agents import apex_dqn, impala
-from apexrl.agents.apex_dqn import ApexLearner
-from apexrl.agents.cast_copy import CastCopy
+from apexrl.agents.engine import plain_learner
+from apexrl.agents.engine.cast_copy import CastCopies
+from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.networks import device
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.dueling import make_network
@@ -25,8 +25,7 @@ def copying(monkeypatch):
     monkeypatch.setattr(device, "fastest_dtype", lambda *_: torch.bfloat16)
 
     def begin():
-        for agent in (apex_dqn, impala):
-            monkeypatch.setattr(agent, "copied_dtype", lambda *_: torch.bfloat16)
+        monkeypatch.setattr(plain_learner, "copied_dtype", lambda *_: torch.bfloat16)
 
     return begin
 
@@ -36,7 +35,6 @@ def test_an_update_of_apex_is_the_same_to_the_bit(make_unroll, copying, optimize
     plain = World(make_unroll, SCREENS, CPU, optimizer)
     copying()
     graph = World(make_unroll, SCREENS, CPU, optimizer, device_stream=FakeDeviceStream())
-    assert graph.updater.learner._online_copy.network is not graph.updater.learner.online
     for _ in range(15):  # the target network follows twice
         update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
 
@@ -52,7 +50,7 @@ def test_an_update_of_impala_is_the_same_to_the_bit(copying, lstm):
 
 
 def test_a_copy_saves_most_casts(make_unroll, copying, monkeypatch):
-    monkeypatch.setattr(ApexLearner, "has_side_work", False)  # operations of a second thread are not counted
+    monkeypatch.setattr(PlainLearner, "has_side_work", False)  # operations of a second thread are not counted
     counts = []
     for begin in (lambda: None, copying):
         begin()
@@ -66,13 +64,13 @@ def test_a_copy_saves_most_casts(make_unroll, copying, monkeypatch):
 
 def test_a_copy_shares_what_it_computes_in_float32():
     network = make_network(SCREENS, DuelingConfig((4, 4, 4), 16))
-    copied, same = CastCopy(network, torch.bfloat16), CastCopy(network, None)
-    assert same.network is network
+    copied, same = CastCopies({"q": network}, torch.bfloat16), CastCopies({"q": network}, None)
+    assert same.networks["q"] is network is not copied.networks["q"]
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(1)
     copied.cast()
-    pairs = list(zip(copied.parameters, network.parameters(), strict=True))
+    pairs = list(zip(copied.parameters["q"], network.parameters(), strict=True))
     shared = [own.data_ptr() == exact.data_ptr() for own, exact in pairs]
     assert shared == [own.dtype == torch.float32 for own, _ in pairs] and 0 < sum(shared) < len(shared)
     assert all(torch.equal(own, exact.to(own.dtype)) for own, exact in pairs)

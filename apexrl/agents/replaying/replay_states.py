@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import OF_ONE_BATCH, Batches, UnrollBatch, Unrolls, Want
-from apexrl.agents.mix import Part
-from apexrl.agents.unroll_batches import history_of, rows_of
+from apexrl.agents.contract import LAST_BATCH, Batches, UnrollBatch, Unrolls, Want
+from apexrl.agents.recurrence import STATE
+from apexrl.agents.replaying.mix import Part
+from apexrl.agents.replaying.unroll_batches import history_of, rows_of
 from apexrl.networks.actor_critic import ActorCriticNetwork
 
 NOBODY = -2  # the number of no unroll; -1 says that there is none before another
@@ -40,7 +41,7 @@ class ReplayStates:
         """All tensors that updates change, by name."""
         if not len(self._numbers):
             return {}
-        return {f"{OF_ONE_BATCH}numbers": self._numbers, f"{OF_ONE_BATCH}states": self._ended}
+        return {f"{LAST_BATCH}numbers": self._numbers, f"{LAST_BATCH}states": self._ended}
 
     def begin(self, batches: Batches, network: ActorCriticNetwork) -> dict[str, UnrollBatch]:
         """Returns the batches to learn from by table: B rows each, with the states that they begin with."""
@@ -48,7 +49,7 @@ class ReplayStates:
         for table, view in self._views.items():
             batch = unrolls_of(batches, table)
             if table in self._zero:
-                batch = with_state(batch, torch.zeros_like(batch.extras["core_state"]))
+                batch = with_state(batch, torch.zeros_like(batch.extras[STATE]))
             elif view.burn_in_unrolls:
                 batch = burned_in(batch, view.burn_in_unrolls, network)
             elif view.walks:
@@ -70,7 +71,7 @@ class ReplayStates:
         walked = self._ended[is_before.int().argmax(dim=1)]
         extras = {name: values for name, values in batch.extras.items() if name not in ("number", "previous")}
         batch = batch._replace(extras=extras)
-        return with_state(batch, torch.where(is_before.any(dim=1)[:, None, None], walked, extras["core_state"]))
+        return with_state(batch, torch.where(is_before.any(dim=1)[:, None, None], walked, extras[STATE]))
 
 
 def unrolls_of(batches: Batches, table: str) -> UnrollBatch:
@@ -82,7 +83,7 @@ def unrolls_of(batches: Batches, table: str) -> UnrollBatch:
 
 def with_state(batch: UnrollBatch, state: Tensor) -> UnrollBatch:
     """Returns a batch that begins with states [B, 2, size]."""
-    return batch._replace(extras=batch.extras | {"core_state": state})
+    return batch._replace(extras=batch.extras | {STATE: state})
 
 
 def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork) -> UnrollBatch:
@@ -99,5 +100,5 @@ def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork) 
         assert ended is not None
         is_held = (rows.weight > 0)[:, None, None]
         rows = rows_of(batch, slice(k * size, (k + 1) * size))
-        rows = with_state(rows, torch.where(is_held, ended, rows.extras["core_state"]))
+        rows = with_state(rows, torch.where(is_held, ended, rows.extras[STATE]))
     return rows

@@ -1,0 +1,1 @@
+"""What makes a plain algorithm fast, and all that algorithms share: gradients, optimizers, targets, policies."""

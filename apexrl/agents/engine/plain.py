@@ -1,0 +1,146 @@
+"""An algorithm as its paper has it: what an author writes, pure functions of networks and batches.
+
+`Learning` is the learner's half and `Acting` the actor's. Nothing in them knows threads, optimizers, buffers or number
+types: `PlainLearner` and `PlainActor` run them, and own all of that.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.contract import Batches, Exploration, Extras
+from apexrl.types import StreamSpec, StreamUnrolls
+
+Networks = Mapping[str, Any]  # by part, to compute with: its module, or a copy that shares the parameters
+
+
+class Target(NamedTuple):
+    """Target networks, and how they follow: copied every `period_updates`, or moved by a share `rate` at each update.
+
+    Sources: copies as in DQN (Nature 518, 529), a share as in DDPG (arXiv:1509.02971).
+    """
+
+    period_updates: int = 0
+    rate: float = 1.0
+    parts: tuple[str, ...] = ()  # those that have a target; empty: all
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether it moves at each update."""
+        return not self.period_updates
+
+
+class PartOptimizer(NamedTuple):
+    """How a part is trained where that differs from what the flags say of all."""
+
+    learning_rate: float | None = None  # None: --learning-rate; either follows --learning-rate-schedule
+    max_gradient_norm: float | None = None  # of this part's gradient; None: --max-gradient-norm
+    period_updates: int = 1  # it takes a step in each of so many updates (TD3: 2 for the policy, arXiv:1802.09477)
+
+
+class RMSPropForm(NamedTuple):
+    """The form of RMSProp that a paper means; see `optimizers.RMSProp`."""
+
+    decay: float = 0.95  # of its averages
+    centered: bool = True
+
+
+class Slope(NamedTuple):
+    """A loss that is known by its gradient: that of the sum over the batch, by some outputs of the part's network."""
+
+    outputs: Tensor
+    gradient: Tensor  # of the shape of the outputs
+
+
+class Losses(NamedTuple):
+    """The losses of a batch and what else an update gives. The engine detaches all but `of_parts`."""
+
+    of_parts: Mapping[str, Tensor | Slope]
+    """Sums over the batch, by part. The gradient of each goes to the part of its name, and to no other: so a policy's
+    loss may be computed through a critic. Parts that share a loss are given the same tensor."""
+    num_terms: Tensor | float  # of the sums: what a mean is divided by
+    priorities: Mapping[str, Tensor] = MappingProxyType({})  # by table, as `contract.Outcome` has them
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+    rows: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+
+
+class Learning:
+    """The learner's half of an algorithm. `parts` and `losses` are the paper; what else is here has a default.
+
+    A GPU captures an update once and repeats it: no method branches on the value of a tensor, and a number that changes
+    is one of `tensors`.
+    """
+
+    acting: tuple[str, ...] = ()  # parts whose parameters actors get; several are named PART.NAME
+    rmsprop = RMSPropForm()  # which one --optimizer rmsprop means
+    is_mean = True  # whether a gradient is that of the mean over `Losses.num_terms`, or of the sum
+    called_once: tuple[str, ...] = ()
+    """Parts whose layers `losses` calls once each: on a CPU a second thread takes the gradients of their weights."""
+
+    def __init__(self, algorithm: Any, network: Any, update: Any, spec: StreamSpec, device: torch.device):
+        """Takes the family's configurations, the stream of the log, and the device that tensors of its own lie on."""
+        self.algorithm, self.network, self.update, self.spec, self.device = algorithm, network, update, spec, device
+
+    @property
+    def target(self) -> Target | None:
+        """The target networks; None: there are none."""
+        return None
+
+    @property
+    def optimizers(self) -> Mapping[str, PartOptimizer]:
+        """The optimizers of parts that differ from what the flags say."""
+        return {}
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Returns the networks to be trained, new ones."""
+        raise NotImplementedError
+
+    def from_target(self, target: Networks, batches: Batches) -> Any:
+        """Returns what the target networks alone decide; the engine may compute it while another update goes on."""
+
+    def from_online(self, online: Networks, batches: Batches, from_target: Any) -> Any:
+        """Returns what the networks decide without a gradient; it may be computed beside the beginning of `losses`."""
+        return from_target
+
+    def losses(self, online: Networks, batches: Batches, known: Callable[[], Any]) -> Losses:
+        """Returns the losses of the batches.
+
+        Args:
+          known: returns the result of `from_online`; the later it is called, the more is computed beside.
+        """
+        raise NotImplementedError
+
+    def schedule(self, frames: int, share: float) -> None:
+        """Takes how far the run is, before an update: see `contract.Learner.schedule`. Learning rates are not ours."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors on the device, besides the parts', that updates read or change: checkpoints hold them."""
+        return {}
+
+
+class Acting:
+    """The actor's half of an algorithm, for E environments at a time. Only `act` has to be written."""
+
+    def __init__(self, algorithm: Any, spec: StreamSpec):
+        """Takes the numbers that actors and the learner agree on, and the stream of the log."""
+        self.algorithm, self.spec = algorithm, spec
+
+    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
+        """Returns the exploration [E] of environment slots out of all `ladder_size`: see `contract.Actor.explore`."""
+        return np.zeros(len(slots))
+
+    def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
+        """Returns actions [E] or [E, action size], and extras [E, ...] by name: see `contract.Actor.act`.
+
+        Args:
+          values: [E, ..] float32, as the network gives them.
+        """
+        raise NotImplementedError
+
+    def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
+        """Returns the initial priorities of unrolls: see `contract.Actor.priorities`."""
+        return None

@@ -1,0 +1,193 @@
+"""Runs the learner's half of a plain algorithm: everything that is fast, and everything that all algorithms share."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.contract import Batches, Leave, Outcome
+from apexrl.agents.engine.cast_copy import CastCopies
+from apexrl.agents.engine.gradient import Gradient
+from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
+from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer
+from apexrl.config import UpdateConfig
+from apexrl.networks.device import autocast_for, copied_dtype
+
+
+class PlainLearner:
+    """A `contract.Learner` of a `Learning`: its networks, targets, gradients and optimizers.
+
+    `online` and `target` are the networks of `learning` by part, with the parameters as they are trained, in float32.
+    """
+
+    def __init__(self, learning: Learning):
+        self.learning = learning
+        spec, device = learning.spec, learning.device
+        self._precision = autocast_for(device, spec)
+        self.online = _laid_out(learning.parts(), device)
+        self.target = _copies_of(self.online, learning)
+        trained = {name: part for name, part in self.online.items() if next(part.parameters(), None) is not None}
+        self._gradient = Gradient(trained, learning.is_mean)
+        dtype = copied_dtype(device, spec)
+        self._online_copies, self._target_copies = (
+            CastCopies(dict(n.items()), dtype) for n in (self.online, self.target)
+        )
+        self._settings = {name: learning.optimizers.get(name, PartOptimizer()) for name in trained}
+        self._configs = {name: _config_of(learning.update, setting) for name, setting in self._settings.items()}
+        self._optimizers = {
+            name: make_optimizer(config, self._gradient.parts[name].parameters, learning.rmsprop)
+            for name, config in self._configs.items()
+        }
+        has_delays = any(setting.period_updates > 1 for setting in self._settings.values())
+        self._num_updates = torch.zeros((), dtype=torch.int64, device=device) if has_delays else None
+        self._side_parts = () if spec.has_small_frames else learning.called_once  # else it costs more than it saves
+
+    @property
+    def has_side_work(self) -> bool:
+        return bool(self._side_parts) or _has_known(self.learning)
+
+    @property
+    def gradient(self) -> Tensor:
+        return self._gradient.buffer
+
+    def use_thread(self, leave: Leave) -> None:
+        """Leaves gradients of weights to the thread."""
+        for name in self._side_parts:
+            self._gradient.parts[name].use_thread(leave, self._online_copies.networks[name])
+
+    def schedule(self, frames: int, share: float) -> None:
+        """Sets the learning rates, and what the algorithm itself schedules."""
+        for name, optimizer in self._optimizers.items():
+            schedule_rate(optimizer, self._configs[name], share)
+        self.learning.schedule(frames, share)
+
+    @torch.no_grad()
+    def from_target(self, batches: Batches) -> Any:
+        """Returns what the target networks alone decide; None where they move at each update, which outdates it."""
+        target = self.learning.target
+        return None if target is None or target.is_soft else self._from_target(batches)
+
+    @torch.no_grad()
+    def from_online(self, batches: Batches, from_target: Any) -> Any:
+        target = self.learning.target
+        if target is not None and target.is_soft:
+            from_target = self._from_target(batches)
+        with self._precision():
+            return self.learning.from_online(self._online_copies.networks, batches, from_target)
+
+    def gradients(self, batches: Batches, known: Callable[[], Any]) -> Outcome:
+        """Computes the gradients of the algorithm's losses."""
+        online, known = self._online_copies.cast(), functools.cache(known)
+        with self._precision():
+            losses = self.learning.losses(online, batches, known)
+        known()  # what nobody asked for may still be at work
+        self._gradient.compute(losses.of_parts, losses.num_terms, self._online_copies.parameters)
+        return _detached(losses)
+
+    def apply(self) -> dict[str, Tensor]:
+        """Clips the gradients, takes a step of each part's optimizer, and moves the targets where they are soft."""
+        if self._num_updates is not None:
+            self._num_updates += 1
+        norms = []
+        for name, optimizer in self._optimizers.items():
+            period, part = self._settings[name].period_updates, self._gradient.parts[name]
+            is_due = None if period == 1 or self._num_updates is None else self._num_updates % period == 0
+            norms.append(step_where_finite(optimizer, part, self._configs[name].max_gradient_norm, is_due))
+        if self.learning.target is not None and self.learning.target.is_soft:
+            self._follow(self.learning.target.rate)
+        return {"gradient_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
+
+    def is_copy_due(self, num_updates: int) -> bool:
+        target = self.learning.target
+        return target is not None and not target.is_soft and num_updates % target.period_updates == 0
+
+    def copy_target(self) -> None:
+        """Copies the networks into the target networks."""
+        self._follow(1.0)
+
+    def acting_tensors(self) -> dict[str, Tensor]:
+        return _named({name: self.online[name].state_dict() for name in self.learning.acting})
+
+    def learning_tensors(self) -> dict[str, Tensor]:
+        learning = self.learning
+        others = [name for name in self.online if name not in learning.acting]
+        target = _named({name: part.state_dict() for name, part in self.target.items()})
+        parts = self._gradient.parts
+        optimizers = _named({name: optimizer_tensors(own, parts[name]) for name, own in self._optimizers.items()})
+        tensors = {f"{name}.{key}": tensor for name in others for key, tensor in self.online[name].state_dict().items()}
+        tensors |= {f"target.{name}": tensor for name, tensor in target.items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizers.items()}
+        if self._num_updates is not None:
+            tensors["num_updates"] = self._num_updates
+        return tensors | learning.tensors()
+
+    def _from_target(self, batches: Batches) -> Any:
+        with self._precision():
+            return self.learning.from_target(self._target_copies.cast(), batches)
+
+    @torch.no_grad()
+    def _follow(self, rate: float) -> None:
+        """Moves the targets' parameters by a share of the way, and copies what else is in the networks."""
+        pairs = [(part, self.online[name]) for name, part in self.target.items()]
+        followers: list[Tensor] = [tensor for part, _ in pairs for tensor in part.parameters()]
+        leaders: list[Tensor] = [tensor for _, part in pairs for tensor in part.parameters()]
+        if rate < 1:
+            torch._foreach_lerp_(followers, leaders, rate)
+        else:
+            torch._foreach_copy_(followers, leaders)
+        for part, own in pairs:
+            for buffer, leader in zip(part.buffers(), own.buffers(), strict=True):
+                buffer.copy_(leader)
+
+
+def learner_of(kind: Callable[..., Learning]) -> Callable[..., PlainLearner]:
+    """Returns the `make_learner` of an algorithm's module: see `contract.Implementation`."""
+    return lambda *sections: PlainLearner(kind(*sections))
+
+
+def _laid_out(parts: dict[str, nn.Module], device: torch.device) -> nn.ModuleDict:
+    made = nn.ModuleDict(parts).to(device)
+    return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _copies_of(online: nn.ModuleDict, learning: Learning) -> nn.ModuleDict:
+    """Returns the target networks, as far as there are any."""
+    if learning.target is None:
+        return nn.ModuleDict()
+    names = learning.target.parts or tuple(online)
+    return nn.ModuleDict({name: copy.deepcopy(online[name]).requires_grad_(False) for name in names})
+
+
+def _config_of(update: UpdateConfig, setting: PartOptimizer) -> UpdateConfig:
+    """Returns the numbers of a part's optimizer."""
+    rate, most = setting.learning_rate, setting.max_gradient_norm
+    return dataclasses.replace(
+        update,
+        learning_rate=update.learning_rate if rate is None else rate,
+        max_gradient_norm=update.max_gradient_norm if most is None else most,
+    )
+
+
+def _has_known(learning: Learning) -> bool:
+    """Returns whether the algorithm tells what needs no gradient: a second thread computes it."""
+    own = type(learning)
+    return own.from_target is not Learning.from_target or own.from_online is not Learning.from_online
+
+
+def _detached(losses: Losses) -> Outcome:
+    def detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    rows = {table: detached(named) for table, named in losses.rows.items()}
+    return Outcome(detached(losses.priorities), detached(losses.metrics), rows)
+
+
+def _named(by_part: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the tensors of a single part by their names, those of several as PART.NAME."""
+    if len(by_part) == 1:
+        return dict(*by_part.values())
+    return {f"{part}.{name}": tensor for part, named in by_part.items() for name, tensor in named.items()}

@@ -1,0 +1,1 @@
+"""Replay for actor-critics: the parts of a batch, and the states with which replayed unrolls begin."""
