@@ -57,12 +57,12 @@ class Policy(FrameNetwork):
         super().__init__(make_torso(spec, (32, 64, 64), config.hidden_size))
         self.action = nn.Linear(self.torso.num_features, len(spec.action_bounds))
         low, high = torch.tensor(spec.action_bounds).T
-        self.register_buffer("middle", (low + high) / 2, persistent=False)
-        self.register_buffer("half", (high - low) / 2, persistent=False)
+        self.register_buffer("center", (low + high) / 2, persistent=False)
+        self.register_buffer("reach", (high - low) / 2, persistent=False)
 
     def heads(self, features):
         """Returns the actions [B, size]."""
-        return self.middle + self.half * torch.tanh(self.action(features).float())
+        return self.center + self.reach * torch.tanh(self.action(features).float())
 
 
 class Critic(nn.Module):

@@ -184,7 +184,7 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
     logging.root.handlers.clear()
     random.seed()
     sys.modules["numpy"].random.seed()
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("apexrl", "tests")]:
+    for name in [name for name, module in sys.modules.items() if _is_ours(name, module)]:
         del sys.modules[name]
     os.environ.clear()
     os.environ.update(environment)
@@ -219,6 +219,13 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
         os.kill(os.getpid(), signal.SIGINT)
     threading._shutdown()  # as an interpreter does: executors end their threads then, and others are waited for
     return status if isinstance(status, int) else int(status is not None)
+
+
+def _is_ours(name: str, module: object) -> bool:
+    """Returns whether a module is the project's or a user's, and no library's."""
+    file = getattr(module, "__file__", None) or sys.prefix
+    of_a_user = name != "__main__" and not file.startswith((sys.prefix, sys.base_prefix))
+    return name.partition(".")[0] in ("apexrl", "tests") or of_a_user
 
 
 class Subprocess:

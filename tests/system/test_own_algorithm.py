@@ -1,0 +1,86 @@
+"""The examples of docs/own-algorithm.md: they learn, on a captured graph, too, and all that reads a run takes them."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import apexrl
+from apexrl.agents.engine import plain_learner
+from apexrl.agents.families import FAMILIES
+from apexrl.config import RunCommand
+from apexrl.flags import parse
+from apexrl.lifecycle import Stop
+from apexrl.lockstep import learner as lockstep
+from apexrl.lockstep.loop import LockstepLoop
+from apexrl.networks.device import fastest_dtype
+from apexrl.roles.export import export
+from tests.fake_graph import FakeDeviceStream
+from tests.system.processes import ROOT
+from tests.system.test_training import learn
+
+EXAMPLES = ROOT / "examples"
+QUANTILES = ["--agent", "quantile_dqn:quantile-dqn", "--env", "Catch-v0"]
+DPG = ["--agent", "dpg:dpg", "--env", "Pendulum-v1"]
+SHORT = ["--preset", "small", "--total-updates", "12", "--min-size-to-sample", "200", "--no-evaluator"]
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    """Makes the examples importable, and forgets them in the end."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    known = dict(FAMILIES)
+    yield
+    for name in FAMILIES.keys() - known.keys():
+        sys.modules.pop(FAMILIES.pop(name).module)
+
+
+def run(directory, flags):
+    """Plays and learns in one process; returns the learner's tensors."""
+    loop = LockstepLoop(parse(RunCommand, [*SHORT, *flags, "--run-dir", str(directory)]), Stop())
+    loop.run()
+    return loop.learner.updater.state_dict()
+
+
+@pytest.mark.parametrize("flags", [QUANTILES, DPG], ids=["quantiles", "dpg"])
+def test_a_captured_graph_learns_the_same_networks(tmp_path, monkeypatch, examples, flags):
+    expected, device_stream = run(tmp_path / "cpu", flags), FakeDeviceStream()
+    monkeypatch.setattr(lockstep, "DeviceStream", lambda _: device_stream)
+    monkeypatch.setattr(plain_learner, "copied_dtype", fastest_dtype)
+    found = run(tmp_path / "gpu", flags)
+    assert device_stream.num_captures == 1 and found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_policy_of_vectors_plays_in_the_library(tmp_path, examples):
+    run(tmp_path, DPG)
+    agent = apexrl.load(tmp_path)
+    action = agent.act(np.array([1.0, 0.0, 0.5], np.float32))
+    assert action.shape == (1,) and action.dtype == np.float32 and -2 <= action[0] <= 2
+
+
+@pytest.mark.parametrize("flags", [QUANTILES, DPG], ids=["quantiles", "dpg"])
+def test_the_network_has_an_onnx_graph(tmp_path, examples, flags):
+    run(tmp_path, flags)
+    assert "it gives values" in export(tmp_path / "checkpoints" / "latest.safetensors", tmp_path / "network.onnx")
+
+
+def test_the_page_shows_both_examples():
+    page = (ROOT / "docs" / "own-algorithm.md").read_text()
+    for flags, file in ((QUANTILES, "quantile_dqn.py"), (DPG, "dpg.py")):
+        assert f"](../examples/{file})" in page and " ".join(["apexrl", "train", *flags]) in page
+        assert " ".join(["apexrl", "train", *flags]) in (EXAMPLES / file).read_text()
+
+
+@pytest.mark.long("trainings")
+@pytest.mark.timeout(3200)
+@pytest.mark.parametrize(
+    ("flags", "most_frames", "enough"), [(QUANTILES, 20_000, 0.9), (DPG, 20_000, -250)], ids=["quantiles", "dpg"]
+)
+def test_the_examples_learn(tmp_path, free_ports, monkeypatch, flags, most_frames, enough):
+    """In turns, so that the seed decides the curve; a reproducible run takes no longer on a slow machine, in frames."""
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    flags = [*flags, "--reproducible", "--seed", "1", "--total-frames", str(most_frames)]
+    summary = learn(tmp_path, free_ports(4), *flags, "--evaluation-period-updates", "300", enough=enough)
+    assert summary["evaluation_best_return"] >= enough
