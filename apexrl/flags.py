@@ -366,7 +366,8 @@ def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
         if stream is not None and stream.has_unroll_priorities:
             raise ConfigError(f"--tables: {want.table} cannot hand out transitions: only unrolls have priorities")
         return ("priority",)
-    if stream is None or stream.has_unroll_priorities:
+    is_weighted = not want.view.walks  # what a walk puts in the place of an unroll has not its importance weight
+    if is_weighted and (stream is None or stream.has_unroll_priorities):
         return (*DISTINCT, "fifo", "priority")
     return (*DISTINCT, "fifo")
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,9 @@ def test_windows_equal_the_slow_twin(data):
             discounts[t] = 0
         reset = kind in ("term", "trunc")
     returns, bootstrap, offsets = n_step_windows(rewards, discounts, starts, 0.97, n)
+    tensors = n_step_windows(*map(torch.from_numpy, (rewards, discounts, starts)), 0.97, n)
+    for found, expected in zip(tensors, (returns, bootstrap, offsets), strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected)
     for s in range(starts_count):
         if kinds[s] == "reset":
             continue

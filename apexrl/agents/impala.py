@@ -75,11 +75,12 @@ class ImpalaLearning(Learning):
         update, spec, device = self.update, self.spec, self.device
         self.is_mean = update.reduction == "mean"
         self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
-        self._parts, wanted, lstm_size = parts_of(update.mix), wants(self.algorithm, update), lstm_size_of(spec)
+        self._parts, wanted = parts_of(update.mix), wants(self.algorithm, update)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         selections = [want.selection for want in wanted if want.selection is not None]
-        self._row_results = row_results(self._parts, selections, lstm_size or self.network.hidden_size, device)
-        self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, lstm_size, device)
+        num_features = lstm_size_of(spec) or self.network.hidden_size
+        self._row_results = row_results(self._parts, selections, num_features, device)
+        self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, spec, device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
 
     def parts(self) -> dict[str, nn.Module]:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from apexrl.losses.returns import discounted_sums
+
 
 class VTrace(NamedTuple):
     """The targets of T steps of B unrolls. No gradient flows through them."""
@@ -66,20 +68,10 @@ def vtrace(
     rhos = log_rhos.exp().masked_fill(~learned, 0)
     next_values = torch.cat([values[1:], bootstrap_value.unsqueeze(0)])
     deltas = rhos.clamp(max=rho_bar) * (rewards + discounts * next_values - values)
-    errors = _discounted_sums(deltas, discounts * lambda_ * rhos.clamp(max=c_bar))
+    errors = discounted_sums(deltas, discounts * lambda_ * rhos.clamp(max=c_bar))
     next_errors = torch.cat([errors[1:], torch.zeros_like(bootstrap_value).unsqueeze(0)])
     q_estimates = rewards + discounts * (next_values + lambda_ * next_errors)
     return VTrace(values + errors, rhos.clamp(max=pg_rho_bar) * (q_estimates - values), errors, learned)
-
-
-def _discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
-    """Returns sums [T, B] that obey sum_t = term_t + factor_t sum_{t+1}."""
-    total = torch.zeros_like(terms[0])
-    sums = []
-    for term, factor in zip(reversed(terms.unbind()), reversed(factors.unbind()), strict=True):
-        total = torch.addcmul(term, factor, total)
-        sums.append(total)
-    return torch.stack(sums[::-1])
 
 
 def _check_shapes(values: Tensor, bootstrap_value: Tensor, *others: Tensor | None) -> None:

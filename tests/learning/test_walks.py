@@ -22,7 +22,7 @@ from apexrl.net.log_client import LogAppend, LogBatch, LogStart
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.types import LogPosition, Sample
 from apexrl.unroll import UnrollCodec
-from tests.learning.long_streams import ALGORITHM, LSTM_SIZE, SPEC, LongStream, T, new_network
+from tests.learning.long_streams import ALGORITHM, SPEC, LongStream, T, new_network
 from tests.learning.test_replica import Log
 from tests.lockstep import CPU
 
@@ -144,7 +144,7 @@ class Learner:
         self.log.batch_used = lambda table: None
         self.log.events = [LogStart("log", SPEC, ring_unrolls, 0, False, {"uniform": "unrolls"})]
         self.replica = Replica(self.log, own, DeviceStream(CPU), 4, LogPosition(), Stop())
-        self.new_states = lambda: ReplayStates(parts_of(mix), own, "walk", LSTM_SIZE, CPU)
+        self.new_states = lambda: ReplayStates(parts_of(mix), own, "walk", SPEC, CPU)
         self.states = self.new_states()
         self.follow()
 

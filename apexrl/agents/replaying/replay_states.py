@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import LAST_BATCH, Batches, UnrollBatch, Unrolls, Want
-from apexrl.agents.recurrence import STATE
+from apexrl.agents.recurrence import STATE, lstm_size_of
 from apexrl.agents.replaying.mix import Part
 from apexrl.agents.replaying.unroll_batches import history_of, rows_of
 from apexrl.networks.actor_critic import ActorCriticNetwork
+from apexrl.types import StreamSpec
 
 NOBODY = -2  # the number of no unroll; -1 says that there is none before another
 
@@ -27,9 +28,10 @@ NOBODY = -2  # the number of no unroll; -1 says that there is none before anothe
 class ReplayStates:
     """Owns the states in which the walking unrolls of the last batch ended, and their numbers."""
 
-    def __init__(self, parts: Sequence[Part], wants: Sequence[Want], replay_state: str, lstm_size: int,
+    def __init__(self, parts: Sequence[Part], wants: Sequence[Want], replay_state: str, spec: StreamSpec,
                  device: torch.device):  # fmt: skip
         """Takes the parts of a mix and their wants, in the same order."""
+        self._unroll_starts, lstm_size = spec.unroll_starts, lstm_size_of(spec)
         self._views = {want.table: want.view for want in wants if isinstance(want.view, Unrolls)}
         self._zero = {part.name for part in parts if replay_state == "zero" and lstm_size and not part.is_online}
         num_walking = sum(want.num_rows for want in wants if self._views[want.table].walks)
@@ -51,7 +53,7 @@ class ReplayStates:
             if table in self._zero:
                 batch = with_state(batch, torch.zeros_like(batch.extras[STATE]))
             elif view.burn_in_unrolls:
-                batch = burned_in(batch, view.burn_in_unrolls, network)
+                batch = burned_in(batch, view.burn_in_unrolls, network, self._unroll_starts)
             elif view.walks:
                 batch = self._walked(batch)
             begun[table] = batch
@@ -86,17 +88,18 @@ def with_state(batch: UnrollBatch, state: Tensor) -> UnrollBatch:
     return batch._replace(extras=batch.extras | {STATE: state})
 
 
-def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork) -> UnrollBatch:
+def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork, unroll_starts: int) -> UnrollBatch:
     """Returns the last B of (num_before + 1) B rows, with the states to which the network comes through the others.
 
     Args:
       batch: the unrolls furthest before in front; weight 0 where one is not held, and states begin after it.
+      unroll_starts: steps from the beginning of an unroll to that of the next one; the further ones overlap.
     """
     size = len(batch.weight) // (num_before + 1)
     rows = rows_of(batch, slice(0, size))
     for k in range(1, num_before + 1):
         with torch.no_grad():
-            ended = network.unroll(rows.observation, history_of(rows), num_steps=len(rows.action)).state
+            ended = network.unroll(rows.observation, history_of(rows), num_steps=unroll_starts).state
         assert ended is not None
         is_held = (rows.weight > 0)[:, None, None]
         rows = rows_of(batch, slice(k * size, (k + 1) * size))

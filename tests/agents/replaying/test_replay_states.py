@@ -2,11 +2,13 @@ import pytest
 import torch
 
 from apexrl.agents.contract import Unrolls
-from apexrl.agents.impala_config import ImpalaUpdate, replay_view, wants
+from apexrl.agents.impala_config import ImpalaUpdate, replay_view, stream, wants
 from apexrl.agents.replaying.mix import parts_of
-from apexrl.agents.replaying.replay_states import ReplayStates
+from apexrl.agents.replaying.replay_states import ReplayStates, burned_in
+from apexrl.agents.replaying.unroll_batches import history_of, rows_of
 from apexrl.errors import ConfigError
 from apexrl.learning.unroll_store import UnrollStore
+from tests.agents.impala_parts import VECTORS
 from tests.learning.long_streams import ALGORITHM, LSTM_SIZE, SPEC, LongStream, T, new_network
 from tests.lockstep import CPU
 
@@ -20,7 +22,7 @@ class World:
     def __init__(self, replay_state, long_stream, batch_size=12):
         update = ImpalaUpdate(batch_size=batch_size, mix=MIX, replay_state=replay_state)
         self.wants = wants(ALGORITHM, update)
-        self.states = ReplayStates(parts_of(MIX), self.wants, replay_state, LSTM_SIZE, CPU)
+        self.states = ReplayStates(parts_of(MIX), self.wants, replay_state, SPEC, CPU)
         self.store = UnrollStore(SPEC, RING, self.wants, CPU, 4)
         self.stream, self.network = long_stream, new_network()
 
@@ -135,9 +137,20 @@ def test_a_state_that_nobody_can_make_is_refused(text):
         replay_view(ALGORITHM, ImpalaUpdate(replay_state=text))
 
 
+def test_burn_in_goes_to_the_beginning_of_the_next_unroll_where_unrolls_overlap():
+    world = World("stored", LongStream(2, starts=[0]))
+    world.hold(0, -1)
+    world.hold(1, 0)
+    batch, network = world.gathered(uniform=[0, 1])["uniform"], world.network
+    with torch.no_grad():
+        found = burned_in(batch, 1, network, unroll_starts=T - 1).extras["core_state"]
+        before = rows_of(batch, slice(0, 1))
+        expected = network.unroll(before.observation, history_of(before), num_steps=T - 1).state
+    assert torch.equal(found, expected)
+
+
 def test_nothing_is_added_to_batches_without_an_lstm():
     algorithm = ALGORITHM.__class__(unroll_starts=T)
-    assert {w.view for w in wants(algorithm, ImpalaUpdate(batch_size=8, mix=MIX))} == {Unrolls()}
-    assert (
-        ReplayStates(parts_of(MIX), wants(algorithm, ImpalaUpdate(batch_size=8, mix=MIX)), "walk", 0, CPU).tensors == {}
-    )
+    wanted = wants(algorithm, ImpalaUpdate(batch_size=8, mix=MIX))
+    assert {want.view for want in wanted} == {Unrolls()}
+    assert ReplayStates(parts_of(MIX), wanted, "walk", stream(algorithm, VECTORS), CPU).tensors == {}
