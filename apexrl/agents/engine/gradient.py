@@ -55,6 +55,10 @@ class Gradient:
         """
         if losses.keys() != self.parts.keys():
             raise ApexError(f"`losses` gives losses of the parts {sorted(losses)}; `parts` are {sorted(self.parts)}")
+        for name, loss in losses.items():
+            if not isinstance(loss, Slope) and (loss.ndim or not loss.requires_grad):
+                how = f"has the shape {list(loss.shape)}: sum it up" if loss.ndim else "depends on no parameter"
+                raise ApexError(f"`losses` gives a loss of {name} that {how}")
         together: dict[tuple[int, int], list[str]] = {}
         for name, loss in losses.items():
             outputs, slope = _outputs_of(loss)

@@ -15,6 +15,7 @@ from apexrl.agents.engine.gradient import Gradient
 from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
 from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer
 from apexrl.config import UpdateConfig
+from apexrl.errors import ApexError
 from apexrl.networks.device import autocast_for, copied_dtype
 
 
@@ -179,11 +180,19 @@ def _has_known(learning: Learning) -> bool:
 
 
 def _detached(losses: Losses) -> Outcome:
-    def detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the results without their gradients.
+
+    Raises: ApexError when one is no tensor.
+    """
+
+    def detached(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise ApexError(f"`losses` gives {kind} of {name} as a {type(tensor).__name__}: give a tensor")
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
-    rows = {table: detached(named) for table, named in losses.rows.items()}
-    return Outcome(detached(losses.priorities), detached(losses.metrics), rows)
+    rows = {table: detached("results", named) for table, named in losses.rows.items()}
+    return Outcome(detached("priorities", losses.priorities), detached("the metric", losses.metrics), rows)
 
 
 def _named(by_part: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -205,6 +205,30 @@ def test_a_gradient_is_not_lost_where_values_without_one_come_first(make_unroll,
         assert parameter.grad.any(), name
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"of_parts": {"policy": torch.ones(3, requires_grad=True)}},
+            r"a loss of policy that has the shape \[3\]: sum",
+        ),
+        ({"of_parts": {"policy": torch.ones(())}}, "a loss of policy that depends on no parameter"),
+        ({"metrics": {"loss": 0.5}}, "gives the metric of loss as a float: give a tensor"),
+        ({"priorities": {TABLE: np.ones(SIZE)}}, f"gives priorities of {TABLE} as a ndarray: give a tensor"),
+    ],
+)
+def test_an_authors_mistake_is_named(make_unroll, changes, complaint):
+    class Mistaken(PolicyAndCritic):
+        def given(self, losses, errors):
+            found = super().given(losses, errors)
+            parts = {"of_parts": found.of_parts | changes["of_parts"]} if "of_parts" in changes else {}
+            return found._replace(**(changes | parts))
+
+    world = world_of(make_unroll, Mistaken)
+    with pytest.raises(ApexError, match=complaint):
+        update(world.updater.learner, batches_of(world))
+
+
 def test_a_loss_that_is_missing_is_named(make_unroll):
     world = world_of(make_unroll, Forgetful)
     with pytest.raises(
