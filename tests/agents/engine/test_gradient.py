@@ -80,7 +80,7 @@ def test_gradients_that_lie_otherwise_are_copied_apart_from_the_others(monkeypat
     gradients = [turned(parameter.detach()) for parameter in ours.parameters()]
     monkeypatch.setattr(torch, "_foreach_copy_", recorded)
     monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: gradients)
-    gradient.compute({"net": torch.zeros(())}, 1)
+    gradient.compute({"net": torch.zeros((), requires_grad=True)}, 1)
     alike = [{place.stride() == found.stride() for place, found in pairs} for pairs in copied]
     assert sorted(map(list, alike)) == [[False], [True]]
     assert all(torch.equal(place, found) for pairs in copied for place, found in pairs)
