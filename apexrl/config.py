@@ -251,8 +251,6 @@ class EvaluationConfig:
 
     episodes: int = 10
     """Games in an evaluation."""
-    evaluation_epsilon: Annotated[float, Range(0, 1)] = 0.001
-    """Probability of a random action (C51, Dopamine); with 0 a policy that never serves the ball sits a game out."""
     evaluation_period_seconds: Annotated[float, Range(0)] = 60.0
     """Seconds from one evaluation's start to the next, while training."""
     checkpoint: str = ""

@@ -155,14 +155,16 @@ class Agent:
         """Forgets: the next observation begins an episode."""
         self._state: Any = None
 
-    def act(self, observation: Any, starts: np.ndarray | None = None, rewards: Any = None, epsilon: float = 0.0) -> Any:
+    def act(
+        self, observation: Any, starts: np.ndarray | None = None, rewards: Any = None, exploration: float = 0.0
+    ) -> Any:
         """Returns the action for an observation, or the actions [E] for those of a vector of environments.
 
         Args:
           observation: one of `observation_space`, behind the run's wrappers, or a batch of them.
           starts: [E] bool, whether an observation is the first of its episode; by default those after `reset` are.
           rewards: of the last step, unclipped, for a network with an LSTM; by default 0.
-          epsilon: probability of a random action; a family with a random policy takes its own.
+          exploration: in the algorithm's own measure; for Ape-X and IMPALA the probability of a random action.
         Raises: ValueError when the observation is of another space, the number of environments changes, or it is not
           that of `starts` or `rewards`.
         """
@@ -182,7 +184,7 @@ class Agent:
         first = first if starts is None else first | exactly(starts, np.bool_, first.shape)
         last = np.zeros(len(frames), np.float32) if rewards is None else exactly(rewards, np.float32, first.shape)
         seen = Observation(frames, first, np.sign(last) if self._clips_rewards else last)
-        actions, _, self._state = self._actor.act(seen, np.full(len(frames), epsilon), self._state, self._rng)
+        actions, _, self._state = self._actor.act(seen, np.full(len(frames), exploration), self._state, self._rng)
         bounds = self.spec.action_bounds
         actions = clipped(actions, bounds) if bounds else actions + self._first_action
         return actions[0] if is_one else actions

@@ -87,7 +87,7 @@ def play_games(
     quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
     games: list[list[tuple[float, int]]] = [[] for _ in envs]
     rng = np.random.default_rng(seed)
-    exploration = np.full(num_envs, config.evaluation_epsilon)
+    exploration = np.full(num_envs, agent.evaluation_exploration)
     frames = np.concatenate([env.reset((seed + i) % 2**31) for i, env in enumerate(envs)])
     starts, rewards = np.ones(num_envs, bool), np.zeros(num_envs, np.float32)
     state = agent.initial_state(num_envs)
@@ -160,7 +160,8 @@ class Evaluator:
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
         path = str(recorder.video.resolve()) if recorder.video else ""
-        return Evaluation(version, config.evaluation_epsilon, returns, steps, seconds, picture=picture, video=path)
+        exploration = agent.evaluation_exploration
+        return Evaluation(version, exploration, returns, steps, seconds, picture=picture, video=path)
 
     def close(self) -> None:
         """Closes the environments."""

@@ -24,9 +24,15 @@ SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn; 0
 class ApexActing(Acting):
     """Algorithm 1 of the paper without its loop: it chooses actions and computes initial priorities."""
 
+    algorithm: ApexAlgorithm
+
     def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
         """Returns the epsilons [E] of the ladder."""
         return epsilon_ladder(slots, ladder_size, self.algorithm.epsilon_base, self.algorithm.epsilon_exponent)
+
+    @property
+    def evaluation_exploration(self) -> float:
+        return self.algorithm.evaluation_epsilon
 
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns epsilon-greedy actions [E], and the values that `priorities` needs."""

@@ -23,6 +23,9 @@ class ApexAlgorithm(AlgorithmConfig):
     """Greatest epsilon of the ladder (Ape-X)."""
     epsilon_exponent: Annotated[float, Range(0)] = 7.0
     """Steepness of the ladder (Ape-X)."""
+    evaluation_epsilon: Annotated[float, Range(0, 1)] = 0.001
+    """Probability of a random action in evaluations (C51, Dopamine); with 0 a policy that never serves the ball sits a
+    game out."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,11 @@ class Actor(Protocol):
         """Returns the exploration of environment slots [E] out of the `ladder_size` slots of the whole cluster."""
         ...
 
+    @property
+    def evaluation_exploration(self) -> float:
+        """The exploration of each environment of an evaluation."""
+        ...
+
     def act(
         self, observation: Observation, exploration: Exploration, state: State, rng: np.random.Generator
     ) -> tuple[np.ndarray, Extras, State]:

@@ -38,6 +38,12 @@ MOST_SHOWN_RATIO = 100.0  # in a metric's mean
 class ImpalaActing(Acting):
     """Samples actions from the policy, and logs it."""
 
+    algorithm: ImpalaAlgorithm
+
+    @property
+    def evaluation_exploration(self) -> float:
+        return self.algorithm.evaluation_epsilon
+
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns sampled actions [E], and the extras of the log.
 

@@ -22,6 +22,8 @@ class ImpalaAlgorithm(AlgorithmConfig):
     """Give the network an LSTM, which also sees the last action and the last reward."""
     lstm_size: int = 256
     """Units of the LSTM (IMPALA)."""
+    evaluation_epsilon: Annotated[float, Range(0, 1)] = 0.001
+    """Probability of a random action in evaluations, besides the policy's own (C51, Dopamine)."""
 
 
 @dataclasses.dataclass(frozen=True)

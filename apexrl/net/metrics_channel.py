@@ -22,7 +22,7 @@ from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.sockets import connect, make_socket, receive, send
 from apexrl.net.wire import MALFORMED, MAX_MESSAGE_BYTES
-from apexrl.types import Count, Finite, PeerName, Share
+from apexrl.types import Count, Finite, PeerName
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
     """Whole games played with one version of the parameters."""
 
     params_version: Count
-    exploration: Share
+    exploration: Finite  # in the agent's own measure
     returns: Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     steps: Annotated[tuple[Games, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]

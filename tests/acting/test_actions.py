@@ -21,6 +21,8 @@ VECTORS = EnvConfig("tests.environments.odd_envs:Vector-actions-v0")  # shows it
 class Given:
     """An agent whose actions and priorities are given."""
 
+    evaluation_exploration = 0.0
+
     def __init__(self, actions, priorities=None):
         self.header, self._actions, self._priorities = None, actions, priorities
 

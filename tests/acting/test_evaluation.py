@@ -55,6 +55,8 @@ class Game:
 class Agent:
     """Takes the action that is the number of the environment, and keeps its observations."""
 
+    evaluation_exploration = 0.25
+
     def __init__(self):
         self.seen = []
 
@@ -164,7 +166,7 @@ def test_the_last_games_are_told_within_a_period_too(recorder):
     ]
 
 
-def test_the_policy_is_not_quite_greedy_by_default(recorder, silent):
+def test_an_algorithm_says_how_it_explores_in_evaluations(recorder, silent):
     class Noting(Agent):
         def act(self, seen, exploration, state, rng):
             noted.extend(exploration)
@@ -172,7 +174,7 @@ def test_the_policy_is_not_quite_greedy_by_default(recorder, silent):
 
     noted = []
     play_games(Noting(), [Game(2)], EvaluationConfig(episodes=1), 0, recorder, silent, Stop())
-    assert noted == [0.001, 0.001]
+    assert noted == [0.25, 0.25]
 
 
 def test_a_process_makes_way_where_cores_are_few():

@@ -21,8 +21,9 @@ def test_games_are_watched_as_the_run_evaluates_them(monkeypatch, tmp_path, spec
     header = CheckpointHeader(spec, "apex-dqn", "{}", Counters(updates=7))
     save_checkpoint(checkpoint, header, {"x": torch.zeros(2)})
     watched = []
-    monkeypatch.setattr(evaluation, "play_checkpoint", lambda command, stop: watched.append(command.evaluation))
+    monkeypatch.setattr(evaluation, "play_checkpoint", lambda command, stop: watched.append(command))
     monkeypatch.setattr(sys, "argv", ["watch", str(tmp_path), "--episodes", "3"])
     watch.main(Stop())
-    assert [(config.episodes, config.evaluation_epsilon) for config in watched] == [(3, 0.05)]
-    assert watched[0].checkpoint == str(checkpoint)
+    [command] = watched
+    assert (command.evaluation.episodes, command.algorithm.evaluation_epsilon) == (3, 0.05)
+    assert command.evaluation.checkpoint == str(checkpoint)

@@ -78,6 +78,8 @@ class CountingActor:
     def initial_state(self, num_envs):
         return np.zeros((num_envs, 2, 2), np.float32)
 
+    evaluation_exploration = 0.0
+
     def explore(self, slots, ladder_size):
         return np.asarray(slots) + 0.5
 

@@ -133,6 +133,11 @@ class Acting:
         """Returns the exploration [E] of environment slots out of all `ladder_size`: see `contract.Actor.explore`."""
         return np.zeros(len(slots))
 
+    @property
+    def evaluation_exploration(self) -> float:
+        """The exploration in evaluations, and of whoever plays to show what was learned."""
+        return 0.0
+
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns actions [E] or [E, action size], and extras [E, ...] by name: see `contract.Actor.act`.
 

@@ -65,6 +65,10 @@ class PlainActor:
     def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
         return self._acting.explore(slots, ladder_size)
 
+    @property
+    def evaluation_exploration(self) -> float:
+        return self._acting.evaluation_exploration
+
     def act(
         self, observation: Observation, exploration: Exploration, state: ActorState, rng: np.random.Generator
     ) -> tuple[np.ndarray, Extras, ActorState]:
