@@ -23,6 +23,7 @@ import psutil
 
 from apexrl.control_groups import SELF, cpu_quotas
 from apexrl.errors import ApexError, ConfigError, KilledError
+from apexrl.leftovers import kill_descendants
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     stop.on_signals()
     end_with_parent(stop, ORPHAN_SECONDS)
     status = run_program(lambda: _status_of(role, main, stop))
+    if _is_orphan():
+        kill_descendants()  # a supervisor would
     if not finalizes:
         end_at_once(status)
     sys.exit(status)
@@ -206,18 +209,24 @@ def end_with_parent(stop: Stop, patience_seconds: float) -> None:
 
     Without a supervisor the function does nothing.
     """
-    parent = os.environ.get(PARENT_VARIABLE)
 
     def watch() -> None:
-        while os.getppid() == int(parent or 0):  # after a stop, too: nobody else would end a role that hangs
+        while not _is_orphan():  # after a stop, too: nobody else would end a role that hangs
             time.sleep(1.0)
         logger.warning("the supervisor is gone")
         stop.set()
         time.sleep(patience_seconds)
+        kill_descendants()
         os._exit(1)
 
-    if parent:
+    if os.environ.get(PARENT_VARIABLE):
         stop.thread(watch, "parent")
+
+
+def _is_orphan() -> bool:
+    """Returns whether a supervisor started this process, and is gone."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    return bool(parent) and os.getppid() != int(parent or 0)
 
 
 class Stopwatch:

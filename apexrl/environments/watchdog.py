@@ -11,6 +11,7 @@ import gymnasium
 
 from apexrl.environments.fitting import UnfitError, flag_of, reward_of
 from apexrl.errors import ApexError
+from apexrl.leftovers import kill_descendants
 from apexrl.lifecycle import end_at_once
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Watchdog:
             "environment %r has not returned from %s for %.0f s: mend it, or give more --step-deadline-seconds",
             self.env, self._going_on[1], seconds,
         )  # fmt: skip
+        kill_descendants()  # no environment is closed
         end_at_once(1)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from apexrl.errors import ConfigError, PeerError
+from apexrl.leftovers import MARK_VARIABLE, descendants_of, kill_marked, new_mark
 from apexrl.lifecycle import PARENT_VARIABLE, PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import FromLog, FromPipe, without_numbers
@@ -45,14 +46,16 @@ class Child:
         self._arguments = list(arguments)
         self._environment = {**child_environment(), PARENT_VARIABLE: str(os.getpid())}
         self._words = FromPipe(log) if log is None or echoes else FromLog(log)
+        self.mark = new_mark()  # of the newest process, and of all that it starts
 
     def start(self) -> None:
         """Starts the process in its own session: Ctrl-C reaches only the supervisor, which stops the roles in order."""
         self.started_at = time.monotonic()
+        self.mark = new_mark()
         with self._words.outputs() as (stdout, stderr):
             self.process = subprocess.Popen(
                 self._arguments,
-                env=self._environment,
+                env=self._environment | {MARK_VARIABLE: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -75,7 +78,7 @@ class Child:
         return self._words.last() if isinstance(self._words, FromLog) else ""
 
     def news(self) -> list[str]:
-        """Returns the restarts of processes that this one supervises, which only its log has told so far."""
+        """Returns the restarts and failures of what this process runs, which only its log has told so far."""
         return self._words.news()
 
     def ask_to_end(self) -> None:
@@ -83,22 +86,29 @@ class Child:
         if self.process is not None:
             self.process.terminate()
 
+    def bury(self) -> None:
+        """Kills what a process that has ended left behind. Roles that it supervised notice its end by themselves."""
+        if self.process is not None:
+            self._kill_group(self.process.pid)
+            kill_marked(self.mark, also_nested=False)
+            self.process = None
+
     def kill(self) -> None:
         """Kills the process, its descendants, and all that it left in its process group."""
         if self.process is None:
             return
-        family = []
-        if self.process.poll() is None:
-            with contextlib.suppress(psutil.Error, OSError):  # OSError: no file descriptor is left to look
-                family = psutil.Process(self.process.pid).children(recursive=True)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        family = descendants_of(self.process.pid) if self.process.poll() is None else []
+        self._kill_group(self.process.pid)
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has not released it yet
             self.process.wait(REAP_SECONDS)
         self._words.drain()
+
+    def _kill_group(self, group: int) -> None:
+        with contextlib.suppress(OSError):  # nobody is left in it, or another user is
+            os.killpg(group, signal.SIGKILL)
 
 
 class Supervisor:
@@ -176,15 +186,15 @@ class Supervisor:
             child.start_at = now + LONGEST_PAUSE_SECONDS
 
     def _bury(self, child: Child, status: int, now: float) -> None:
-        """Plans the restart of a child that has ended, or gives it up."""
+        """Plans the restart of a child that has ended, or gives it up. Its simulators end first."""
         lived_seconds = now - child.started_at
+        child.bury()
         child.recent_deaths = 1 if lived_seconds > LONG_LIFE_SECONDS else child.recent_deaths + 1
         words = child.last_words(status)
         ended = f"{child.name} ended with {describe_status(status)}" + (f": {words}" if words else "")
         died_at_once = lived_seconds < SHORT_LIFE_SECONDS and status > 0 and status != TEMPORARY_STATUS
         fault = without_numbers(words) if died_at_once else ""
         is_the_same, child.fault = bool(fault) and fault == child.fault, fault
-        child.process = None
         if status == PERMANENT_STATUS:
             self._give_up(child, ConfigError(ended))
         elif is_the_same:
@@ -237,8 +247,9 @@ class Supervisor:
                 for child in ending:
                     logger.info("%s is still ending, for %.0f s now", child.name, now - started)
             time.sleep(POLL_SECONDS)
+        kill_marked(*(child.mark for child in children), also_nested=True)  # the processes that they left behind
         for child in children:
-            child.kill()  # kills the processes that it left behind
+            child.kill()
 
 
 def _kill(children: Iterable[Child], reason: str) -> None:

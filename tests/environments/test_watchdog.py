@@ -12,9 +12,10 @@ from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.environments.watchdog import Watchdog
 from apexrl.running.last_words import last_line
-from tests.system.processes import ROOT
+from tests.system.processes import ROOT, is_gone, wait_for
 
 HANG = """
+import subprocess
 import numpy as np
 from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
@@ -24,6 +25,7 @@ def main(stop):
     config = EnvConfig("tests.environments.odd_envs:Given-v0", env_kwargs='{"hangs": true}', step_deadline_seconds=0.5)
     envs = make_environment(config, 2)
     envs.reset(seed=0)
+    print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
     while True:
         take_step(envs, np.zeros(2, int))
 
@@ -40,6 +42,7 @@ def test_a_step_that_hangs_is_named_and_ends_the_process():
         "environment 'tests.environments.odd_envs:Given-v0' has not returned from step for "
     )
     assert last_line(done.stderr).endswith("mend it, or give more --step-deadline-seconds")
+    wait_for(lambda: is_gone(int(done.stdout)), 100, "the end of a program that the environment started")
 
 
 def test_many_quick_calls_are_no_slow_one():

@@ -11,10 +11,11 @@ from apexrl.errors import ConfigError, PeerError
 from apexrl.running import supervise as supervising
 from apexrl.running.supervise import Supervisor, describe_status
 from tests.few_files import no_files_left
-from tests.system.processes import wait_for
+from tests.system.processes import is_gone, wait_for
 
 SLEEP = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
+SLEEPER = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session={}).pid, flush=True)"
 BUSY = "end = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
 
@@ -177,6 +178,22 @@ def test_a_child_that_never_ends_is_killed_with_all_that_it_started(supervise, t
     supervisor.stop(["role"], 600.0, 7.0)
     assert supervisor.children["role"].status == -signal.SIGKILL
     wait_for(lambda: not psutil.pid_exists(family[0].pid) or family[0].status() == "zombie", 100, "the end of all")
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_what_a_dead_child_started_is_gone_before_its_restart(supervise, tmp_path, end, own_session):
+    supervisor = supervise(role=f"import os; {SLEEPER.format(own_session)}; {end}")
+    watched(supervisor, lambda: supervisor.num_restarts == 1)
+    wait_for(lambda: is_gone(int(said(tmp_path, "role").split()[0])), 100, "the end of the sleeper")
+
+
+def test_what_a_child_that_has_finished_started_is_gone_at_the_end(supervise, tmp_path):
+    supervisor = supervise()
+    supervisor.start("one", ["-c", SLEEPER.format(True)], may_finish=True, log=tmp_path / "one.log")
+    wait_for(supervisor.watch, 100, "the end of a child")
+    supervisor.stop(["one"], 600.0)
+    wait_for(lambda: is_gone(int(said(tmp_path, "one"))), 100, "the end of the sleeper")
 
 
 def test_a_second_signal_kills_at_once(supervise, tmp_path):

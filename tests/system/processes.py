@@ -110,6 +110,14 @@ def wait_for(condition, seconds, what):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
+def is_gone(pid: int) -> bool:
+    """Returns whether a process has ended, also where its system buries nobody."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def wires_of(ports) -> list[str]:
     """Returns the flags that give a run or a role these four ports."""
     return [str(word) for pair in zip(PORTS, ports, strict=True) for word in pair]

@@ -1,0 +1,71 @@
+"""The processes that a dead process leaves: simulators, which its environments started and cannot end any more.
+
+A process group ends with one signal. A simulator in a session of its own is in another group, and when its parent is
+dead nothing tells whose it was. So a supervisor gives each process that it starts a mark in its environment variables,
+which whatever that process starts inherits.
+"""
+
+import contextlib
+import os
+import secrets
+
+import psutil
+
+MARK_VARIABLE = "APEXRL_MARK"
+MOST_LOOKS = 5  # a process may start another one while we look
+
+
+def new_mark() -> str:
+    """Returns a mark for a process that we start. It goes on from our own, so marks tell who started whom."""
+    return f"{os.environ.get(MARK_VARIABLE, '')}/{secrets.token_hex(8)}"
+
+
+def kill_marked(*marks: str, also_nested: bool) -> None:
+    """Kills all processes with one of these marks, as far as we may.
+
+    Args:
+      also_nested: those with marks that go on from these, too: of the roles that such a process has started.
+    """
+    beginnings = tuple(f"{mark}/" for mark in marks if also_nested)
+
+    def is_marked(process: psutil.Process) -> bool:
+        mark = _mark_of(process)
+        return bool(mark) and (mark in marks or mark.startswith(beginnings))
+
+    for _ in range(MOST_LOOKS):
+        found = [*filter(is_marked, _all_processes())]
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if not found:
+            return
+
+
+def descendants_of(pid: int) -> list[psutil.Process]:
+    """Returns the processes that a living process has started, and those that they have."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except (psutil.Error, OSError):  # it is gone, or no file descriptor is left to look
+        return []
+
+
+def kill_descendants() -> None:
+    """Kills all processes that this one has started, for a process that ends without its environments' `close`."""
+    for process in descendants_of(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _all_processes() -> list[psutil.Process]:
+    try:
+        return list(psutil.process_iter())
+    except (psutil.Error, OSError):  # as above
+        return []
+
+
+def _mark_of(process: psutil.Process) -> str:
+    """Returns the mark of a process, empty without one."""
+    try:
+        return process.environ().get(MARK_VARIABLE, "")
+    except (psutil.Error, OSError):  # it has just ended, or is another user's
+        return ""
