@@ -16,8 +16,9 @@ from apexrl.acting.video import VideoFolder, VideoWriter
 from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, EvaluationConfig
+from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_environment, make_spec, take_step
-from apexrl.errors import PeerTimeout, WireError
+from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
@@ -30,6 +31,7 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
+MAX_FAILURES = 5  # of an environment in an evaluation; then it has played enough
 
 
 class Games(NamedTuple):
@@ -81,7 +83,10 @@ def play_games(
 
     The recorder gets the pictures of the first game, the progress the returns. Each environment plays the same number
     of games (the first ones one more), however long they last: taking the games that end first would favour short ones.
-    One that has played its games rests, for a last game may take ten times as long as the others.
+    One that has played its games rests, for a last game may take ten times as long as the others. A game that fails
+    counts for nothing, and another one is played in its place; an environment that fails MAX_FAILURES times rests, too.
+
+    Raises: ApexError when no game came to its end.
     """
     num_envs = len(envs)
     quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
@@ -90,23 +95,30 @@ def play_games(
     exploration = np.full(num_envs, agent.evaluation_exploration)
     frames = np.concatenate([env.reset((seed + i) % 2**31) for i, env in enumerate(envs)])
     starts, rewards = np.ones(num_envs, bool), np.zeros(num_envs, np.float32)
+    has_ended, num_failures = np.zeros(num_envs, bool), np.zeros(num_envs, int)
     state = agent.initial_state(num_envs)
-    while playing := [i for i in range(num_envs) if len(games[i]) < quota[i]]:
+    while playing := [i for i in range(num_envs) if len(games[i]) < quota[i] and num_failures[i] < MAX_FAILURES]:
         if stop.is_set():
             return None
-        is_filmed = not games[0]
+        is_filmed = playing[0] == 0 and not games[0]
         if is_filmed:
             _film(envs[0], recorder)
         actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
         for i in playing:
             seen = take_step(envs[i], actions[i : i + 1])
             frames[i], starts[i], rewards[i] = seen.frames[0], seen.starts[0], seen.rewards[0]
+            num_failures[i] += starts[i] and not has_ended[i]
+            has_ended[i] = seen.episode_steps[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
         if is_filmed and games[0]:  # the picture with which the game ended
             _film(envs[0], recorder)
         progress.update([game[0] for stream in games for game in stream])
     played = [game for stream in games for game in stream]
+    if not played:
+        raise ApexError(f"no game of an evaluation came to its end: its environments failed {num_failures.sum()} times")
+    if len(played) < config.episodes:
+        logger.warning("an evaluation has %d of %d games: the others failed", len(played), config.episodes)
     return Games([game[0] for game in played], [game[1] for game in played])
 
 
@@ -127,10 +139,11 @@ class Evaluator:
         self._command = command
         directory = command.evaluation.record_dir
         self.videos = VideoFolder(Path(directory)) if directory else None
-        num_envs = min(command.evaluation.episodes, MAX_ENVIRONMENTS)
+        num_envs, failures = min(command.evaluation.episodes, MAX_ENVIRONMENTS), Failures()
         first_copy = WATCHED if command.evaluation.checkpoint else EVALUATED
+        options = {"evaluate": True, "failures": failures}
         self._envs = [
-            make_environment(command.env, 1, evaluate=True, render=i == 0, first_copy=first_copy + i)
+            make_environment(command.env, 1, render=i == 0, first_copy=first_copy + i, **options)
             for i in range(num_envs)
         ]
         self._family = family_of(command.agent)

@@ -14,6 +14,7 @@ from apexrl.agents.contract import Actor, Extras, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
 from apexrl.config import ActorCommand, WorkerCommand
+from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import ACTED, VectorEnvironment, make_environment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, measured, process_name, resident_bytes
@@ -136,7 +137,11 @@ class Player:
         shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
         index = command.worker_index if isinstance(command, WorkerCommand) else 0
         first_copy = ACTED + index * num_envs
-        environments = [make_environment(command.env, len(s), first_copy=first_copy + int(s[0])) for s in shares]
+        self._failures = failures = Failures()
+        environments = [
+            make_environment(command.env, len(share), failures=failures, first_copy=first_copy + int(share[0]))
+            for share in shares
+        ]
         spec = family_of(command.agent).stream(command.algorithm, make_spec(command.env, environments[0]))
         self.spec = spec
         self.stopwatch = Stopwatch()
@@ -152,6 +157,11 @@ class Player:
     def steps(self) -> int:
         """Agent steps so far, of all environments."""
         return sum(group.steps for group in self._groups)
+
+    @property
+    def num_failures(self) -> int:
+        """Failures of environments so far, which were made anew."""
+        return self._failures.count
 
     @property
     def is_fetch_due(self) -> bool:
@@ -336,6 +346,7 @@ class ActorLoop:
                 "actor/frames_per_second": steps_per_second * self.spec.frames_per_step,
                 "actor/agent_steps_per_second": steps_per_second,
                 "actor/agent_steps_total": steps,
+                "actor/environment_failures_total": float(self._player.num_failures),
                 "actor/params_version": float(agent.header.params_version),
                 "actor/dropped_parameters_total": float(self.parameters.num_dropped),
                 "system/actors_cores": self._meter.cores(),

@@ -13,8 +13,9 @@ from apexrl.config import EnvConfig
 from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented
+from apexrl.environments.renewal import Copy, Failures
 from apexrl.environments.single import longest_episode, make_single, own_render_mode
-from apexrl.environments.watchdog import Watchdog, Watched
+from apexrl.environments.watchdog import Watchdog
 from apexrl.errors import ApexError, ConfigError, reason_of
 from apexrl.types import MAX_ACTION_SIZE, TimeSteps
 from apexrl.unroll import LARGEST_VALUE
@@ -35,8 +36,11 @@ class GymnasiumEnvironment:
 
     frames_per_step = 1
 
-    def __init__(self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, render: bool, first_copy: int = 0):
-        self._env = config.env
+    def __init__(
+        self, config: EnvConfig, registered: EnvSpec, num_envs: int, failures: Failures, *, render: bool,
+        first_copy: int = 0,
+    ):  # fmt: skip
+        self._env, self._failures = config.env, failures
         _tell_limit(config, longest_episode(config, registered))
         self._renders = render and _can_be_filmed(config, registered)
         self._watchdog = Watchdog(config.env, config.step_deadline_seconds)
@@ -88,6 +92,10 @@ class GymnasiumEnvironment:
         """Takes one step in every environment."""
         observations, rewards, terminated, truncated, _ = self._envs.step(self._actions)
         starts = self._reset_next
+        if self._without_step:
+            starts[self._without_step] = True
+            self._without_step.clear()
+            self._failures.pause(len(starts))
         ends = terminated | truncated
         self._reset_next = ends
         returns, steps = self._games.add(rewards, starts, ends)
@@ -101,8 +109,8 @@ class GymnasiumEnvironment:
         if not self._renders:
             return None
         try:
-            pictures: Any = self._envs.render()
-            return _as_picture(pictures[0])
+            copy = self._copies[0]
+            return _as_picture(copy.render()) if copy.is_open else None
         except Exception as error:  # as above
             self._give_up_pictures(error)
             return None
@@ -117,13 +125,20 @@ class GymnasiumEnvironment:
     ) -> gymnasium.vector.VectorEnv:
         notes: set[str] = set()
         render_mode = "rgb_array" if self._renders else None
+        self._copies: list[Copy] = []
+        self._without_step: list[int] = []
 
-        def make_copy(number: int) -> gymnasium.Env:
-            env = make_single(config, registered, render_mode, number)
-            return Watched(presented(env, config, notes), self._watchdog)
+        def make(number: int) -> gymnasium.Env:
+            return presented(make_single(config, registered, render_mode, number), config, notes)
 
-        numbers = range(first_copy, first_copy + num_envs)
-        envs = gymnasium.vector.SyncVectorEnv([functools.partial(make_copy, number) for number in numbers])
+        def copy() -> Copy:
+            place = len(self._copies)
+            make_it = functools.partial(make, first_copy + place)
+            self._copies.append(Copy(make_it, place, self._without_step, self._failures, self._watchdog))
+            return self._copies[place]
+
+        envs = gymnasium.vector.SyncVectorEnv([copy] * num_envs)
+        self._failures.copies += self._copies
         for note in sorted(notes):
             logger.warning("%s: %s", config.env, note)
         return envs

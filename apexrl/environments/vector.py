@@ -15,6 +15,7 @@ from apexrl.config import EnvConfig
 from apexrl.environments.atari import AtariEnvironment, AtariGame, is_atari
 from apexrl.environments.copies import GymnasiumEnvironment
 from apexrl.environments.registry import registered
+from apexrl.environments.renewal import Failures
 from apexrl.environments.single import make_single
 from apexrl.errors import ConfigError, reason_of
 from apexrl.types import EnvironmentSpec, TimeSteps
@@ -60,7 +61,7 @@ class VectorEnvironment(Protocol):
 
 def make_environment(
     config: EnvConfig, num_envs: int, *, evaluate: bool = False, num_threads: int = 1, render: bool = False,
-    first_copy: int = EVALUATED,
+    first_copy: int = EVALUATED, failures: Failures | None = None,
 ) -> VectorEnvironment:  # fmt: skip
     """Makes a vector environment.
 
@@ -69,13 +70,16 @@ def make_environment(
       num_threads: ale-py's threads; other environments have none.
       render: `render` gives pictures.
       first_copy: the number of the first one among the copies of a run on one host.
+      failures: of all environments of the process, where it has several vectors; Atari's do not fail one by one.
     Raises: ConfigError when the id is unknown, the environment cannot be made, or has actions that are not supported.
     """
     entry = registered(config.env)
     with _named(config.env):
         if is_atari(entry):
             return AtariEnvironment(config, entry, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
-        return GymnasiumEnvironment(config, entry, num_envs, render=render, first_copy=first_copy)
+        return GymnasiumEnvironment(
+            config, entry, num_envs, failures or Failures(), render=render, first_copy=first_copy
+        )
 
 
 def make_game(config: EnvConfig, render_mode: str | None = None, copy: int = WATCHED) -> gymnasium.Env:

@@ -7,10 +7,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import gymnasium
-
-from apexrl.environments.fitting import UnfitError, flag_of, reward_of
-from apexrl.errors import ApexError
 from apexrl.leftovers import kill_descendants
 from apexrl.lifecycle import end_at_once
 
@@ -80,47 +76,3 @@ class Watchdog:
         )  # fmt: skip
         kill_descendants()  # no environment is closed
         end_at_once(1)
-
-
-class Watched(gymnasium.Wrapper):
-    """An environment that tells a watchdog of its calls, names what does not fit, and keeps its infos for itself.
-
-    Nobody here reads infos, and a vector of environments fails to merge those whose values change their type or shape.
-    """
-
-    def __init__(self, env: gymnasium.Env, watchdog: Watchdog):
-        super().__init__(env)
-        self._watchdog = watchdog
-        self._steps = 0  # of the episode
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict]:
-        """Begins an episode. Raises ApexError when the observation is not of its space."""
-        self._steps = 0
-        try:
-            observation, _ = self._watchdog.call("reset", self.env.reset, **kwargs)
-        except UnfitError as error:
-            raise self._named(error) from error
-        return observation, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        """Takes a step. Raises ApexError when the observation is not of its space, or a result is none."""
-        self._steps += 1
-        try:
-            observation, reward, terminated, truncated, _ = self._watchdog.call("step", self.env.step, action)
-            return (
-                observation,
-                reward_of(reward),
-                flag_of(terminated, "terminated"),
-                flag_of(truncated, "truncated"),
-                {},
-            )
-        except UnfitError as error:
-            raise self._named(error) from error
-
-    def render(self) -> Any:
-        """Returns a picture."""
-        return self._watchdog.call("render", self.env.render)
-
-    def _named(self, error: UnfitError) -> ApexError:
-        step = f"in step {self._steps} of an episode"
-        return ApexError(f"environment {self._watchdog.env!r} gave a wrong {error.name}, {step}: {error.reason}")

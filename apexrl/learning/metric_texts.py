@@ -33,6 +33,7 @@ TEXTS = tuple(
         ("actor/frames_per_second", "frames/s", "Environment frames that all actors play."),
         ("actor/agent_steps_per_second", "steps/s", "Agent steps of all actors; a step of Atari is 4 frames."),
         ("actor/agent_steps_total", "steps", "Agent steps of the actors that run now."),
+        ("actor/environment_failures_total", "", "Failures of single environments, which the actors made anew."),
         ("actor/params_version", "updates", "Update of the parameters that actors use."),
         ("actor/params_lag_updates", "updates", "Updates that those parameters are behind the learner's."),
         ("actor/dropped_parameters_total", "", "Parameters that actors refused: of another run or not readable."),

@@ -36,6 +36,11 @@ class LockstepActor:
         """Agent steps so far, of all environments."""
         return self._player.steps
 
+    @property
+    def num_failures(self) -> int:
+        """Failures of environments so far, which were made anew."""
+        return self._player.num_failures
+
     def begin(self, encoded: bytes) -> None:
         """Begins the games with encoded parameters."""
         make_actor = implementation(family_of(self._command.agent)).make_actor

@@ -145,6 +145,7 @@ class LockstepLoop:
             "actor/agent_steps_per_second": steps_per_second,
             "actor/frames_per_second": steps_per_second * self.actor.spec.frames_per_step,
             "actor/agent_steps_total": float(self.actor.steps),
+            "actor/environment_failures_total": float(self.actor.num_failures),
         }
         metrics |= {f"replay/{name}": value for name, value in log_metrics(self.replay, now).items()}
         self.learner.report(metrics, updates_per_second)

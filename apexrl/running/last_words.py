@@ -1,6 +1,7 @@
 """The last line that a child process wrote before it ended, read from its log or from a pipe. It says why it ended.
 
-A child that supervises others logs their restarts. `news` finds these lines, so that the log alone does not hold them.
+A child that supervises others logs their restarts, and one that plays logs environments that failed. `news` finds these
+lines, so that the log alone does not hold them.
 """
 
 import contextlib
@@ -16,7 +17,10 @@ TAIL_BYTES = 8192
 NEWS_BYTES = 2**20
 MAX_LINE_CHARACTERS = 300
 DRAIN_SECONDS = 2.0
-RESTART = re.compile(rb"^\d\d:\d\d:\d\d [\w ]+: (.+ ended with .+; restart \d+ in [\d.]+ s)$", re.MULTILINE)
+NEWS = re.compile(
+    rb"^\d\d:\d\d:\d\d [\w ]+: (.+ ended with .+; restart \d+ in [\d.]+ s|environment .+ failed .+ is made anew .+)$",
+    re.MULTILINE,
+)
 
 Outputs = tuple[IO[bytes] | int | None, IO[bytes] | int | None]
 
@@ -27,7 +31,7 @@ class FromLog:
     def __init__(self, path: Path):
         self._path = path
         self._start_bytes = 0
-        self._told_bytes: int | None = None  # of the log, whose restarts `news` has told
+        self._told_bytes: int | None = None  # of the log, whose news `news` has told
 
     @contextlib.contextmanager
     def outputs(self) -> Iterator[Outputs]:
@@ -45,7 +49,7 @@ class FromLog:
         """Waits for the remaining output of a process that has ended."""
 
     def news(self) -> list[str]:
-        """Returns the restarts that were logged since the last call, each a line."""
+        """Returns the restarts and failures that were logged since the last call, each a line."""
         told = self._told_bytes or 0
         try:
             if self._path.stat().st_size <= told:
@@ -57,7 +61,7 @@ class FromLog:
             return []
         end = data.rfind(b"\n") + 1 if len(data) < NEWS_BYTES else len(data)  # the rest of a line comes later
         self._told_bytes = told + end
-        return [last_line(found) for found in RESTART.findall(data[:end])]
+        return [last_line(found) for found in NEWS.findall(data[:end])]
 
     def last(self) -> str:
         """Returns the last line of the newest process, empty when it wrote none."""

@@ -1,3 +1,4 @@
+import json
 import math
 import subprocess
 import sys
@@ -12,13 +13,16 @@ import pytest
 
 from apexrl.acting import evaluation
 from apexrl.acting.evaluation import Progress, newest_when_due, play_games
-from apexrl.config import ActorCommand, EvaluationConfig
-from apexrl.errors import PeerError
+from apexrl.config import ActorCommand, EnvConfig, EvaluationConfig
+from apexrl.environments import renewal
+from apexrl.environments.vector import make_environment
+from apexrl.errors import ApexError, PeerError
 from apexrl.flags import parse
 from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, TimeSteps
+from tests.environments import failing_envs
 from tests.lockstep import make_updater, parameters_of
 from tests.system.processes import ROOT
 
@@ -112,6 +116,46 @@ def test_every_environment_plays_its_share_of_whole_games_and_then_rests(recorde
     assert [env.num_steps for env in envs] == [3 + 1 + 3, 2 + 1 + 2, 40]
     assert recorder.num_pictures == 4  # the first game's, before each step and after the last
     assert [env.seeds for env in envs] == [[7], [8], [9]]
+
+
+def play_failing(num_games, recorder, **kwargs):
+    """Plays games in three environments that fail as they are told."""
+    failing_envs.made.clear()
+    config = EnvConfig("tests.environments.failing_envs:Breakable-v0", env_kwargs=json.dumps(kwargs))
+    failures = renewal.Failures()
+    envs = [make_environment(config, 1, failures=failures) for _ in range(3)]
+    progress = Progress(num_games, 0, lambda metrics: None)
+    try:
+        return play_games(Still(), envs, EvaluationConfig(episodes=num_games), 7, recorder, progress, Stop())
+    finally:
+        for env in envs:
+            env.close()
+
+
+class Still(Agent):
+    def act(self, *observed):
+        actions, *others = super().act(*observed)
+        return np.zeros_like(actions), *others
+
+
+def test_a_game_that_fails_is_played_anew_and_its_return_counts_for_nothing(recorder, monkeypatch):
+    monkeypatch.setattr(renewal, "STILL_SECONDS", 0.0)
+    games = play_failing(6, recorder, steps={"1": 3, "2": 8, "3": 2})
+    assert games.returns == games.steps == [failing_envs.GAME_STEPS] * 6
+
+
+@pytest.mark.parametrize("makings", [[], [*range(3, 99)]])
+def test_an_environment_that_fails_again_and_again_holds_no_evaluation(recorder, monkeypatch, caplog, makings):
+    monkeypatch.setattr(renewal, "STILL_SECONDS", 0.0)
+    games = play_failing(3, recorder, steps={str(i): 3 for i in range(99) if i not in (0, 2)}, makings=makings)
+    assert games.returns == [failing_envs.GAME_STEPS] * 2
+    assert "an evaluation has 2 of 3 games" in caplog.text
+
+
+def test_an_evaluation_without_a_game_says_so(recorder, monkeypatch):
+    monkeypatch.setattr(renewal, "STILL_SECONDS", 0.0)
+    with pytest.raises(ApexError, match="no game of an evaluation came to its end: its environments failed 15 times"):
+        play_failing(3, recorder, steps={str(i): 3 for i in range(99)})
 
 
 def test_neighbouring_seeds_and_updates_play_other_games():

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 import random
 import signal
 
@@ -120,6 +121,37 @@ def test_evaluations_change_nothing_where_environments_draw_from_the_generators_
         digests.append(digest(tmp_path / evaluator / "run"))
     assert digests[0] == digests[1]
     assert len(curve(tmp_path / "--evaluator" / "run")) == 1 + 5
+
+
+class Breaking(gymnasium.Env):
+    """Five steps, each of which may break it, as the seed of its games says."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.np_random.random() < 0.05:
+            raise ConnectionError("the simulator is gone")
+        return self.np_random.random(1, np.float32), float(action), self.steps == 5, False, {}
+
+
+def test_environments_that_fail_change_nothing_about_a_reproducible_run(tmp_path):
+    gymnasium.register("Breaking-v0", Breaking)
+    digests, failures = [], []
+    for name in ("first", "again"):
+        loop = make(tmp_path / name, "--env", "Breaking-v0", "--total-updates", "20", "--min-size-to-sample", "200")
+        loop.run()
+        digests.append(digest(tmp_path / name / "run"))
+        failures.append(loop.actor.num_failures)
+    assert digests[0] == digests[1] and failures[0] == failures[1] > 5
+    status = json.loads((tmp_path / "first" / "run" / "status.json").read_text())
+    assert status["metrics"]["actor/environment_failures_total"] == failures[0]
 
 
 @pytest.mark.parametrize("result", ["status.json", "evaluations.csv", "checkpoints/best.safetensors"])
