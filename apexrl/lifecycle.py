@@ -15,9 +15,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import psutil
 
@@ -28,18 +29,21 @@ from apexrl.leftovers import kill_descendants
 logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
+THREADS_SECONDS = 2.0  # that threads of foreign code may hold up the end of a role
 _SWITCH_SECONDS = 0.0005
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 FEW_CORES = 4  # up to which actors and the evaluator make way for the learner
 NICENESS = 5  # a quarter of a core that is shared with one other process
 PACKAGE = Path(__file__).resolve().parent
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
+IMPORTS_VARIABLE = "APEXRL_IMPORTS"  # holds the name of a module of the user's while a run imports it
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 MAX_OPEN_FILES = 65_536  # of a process; a hard limit may be a billion, and some programs close all that there might be
 INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
 UNREAD_STATUS = 141  # a shell's, of a program that SIGPIPE ended
+GUARD = 'put that below `if __name__ == "__main__":`'
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
     *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
@@ -53,6 +57,7 @@ class Stop(threading.Event):
         super().__init__()
         self.error: BaseException | None = None
         self.num_signals = 0
+        self._wakeup: int | None = None  # the descriptor that Python writes the number of a signal to
 
     def fail(self, error: BaseException) -> None:
         """Sets the stop because of an error. The first error is kept."""
@@ -65,11 +70,9 @@ class Stop(threading.Event):
 
         A thread sets it, not a signal handler. A handler runs inside the main thread, which may hold the event's lock.
         """
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
+        reading, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        self.heed_signals()
 
         def wait() -> None:
             while os.read(reading, 1):
@@ -77,6 +80,14 @@ class Stop(threading.Event):
                 self.set()
 
         self.thread(wait, "signals")
+
+    def heed_signals(self) -> None:
+        """Sets the handlers of `on_signals` again, which foreign code may have replaced; without that call, nothing."""
+        if self._wakeup is None:
+            return
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Starts a thread whose error ends the program."""
@@ -98,31 +109,36 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     Args:
       finalizes: False where `end_at_once` has to end the process.
     """
-    logging.basicConfig(
-        level=os.environ.get("APEXRL_LOG", "INFO"),
-        format=f"%(asctime)s {role}: %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    check_not_imported()
+    log = open(os.dup(2), "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
+    level = os.environ.get("APEXRL_LOG", "INFO")
+    logging.basicConfig(level=level, format=f"%(asctime)s {role}: %(message)s", datefmt="%H:%M:%S", stream=log)
+    logging.getLogger(__package__).setLevel(level)  # foreign code may set another one for all
     allow_many_files()
+    before = threading.enumerate()
     stop = Stop()
     stop.on_signals()
     end_with_parent(stop, ORPHAN_SECONDS)
-    status = run_program(lambda: _status_of(role, main, stop))
+    status = run_program(lambda: _status_of(role, main, stop, log))
     if _is_orphan():
         kill_descendants()  # a supervisor would
     if not finalizes:
         end_at_once(status)
+    _limit_threads(before, status)
     sys.exit(status)
 
 
-def _status_of(role: str, main: Callable[[Stop], None], stop: Stop) -> int:
+def _status_of(role: str, main: Callable[[Stop], None], stop: Stop, log: TextIO) -> int:
+    def say(text: str) -> None:  # not to a logger: foreign code may have disabled it
+        with contextlib.suppress(OSError):
+            print(time.strftime("%H:%M:%S"), f"{role}: {text}", file=log)
+
     try:
         main(stop)
         if stop.error is not None:
             raise stop.error
     except ApexError as error:
-        logger.error("%s", error)
+        say(str(error))
         if told := os.environ.get(ERROR_FILE_VARIABLE):
             with contextlib.suppress(OSError):  # the log has the error, and the status matters more
                 Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
@@ -132,9 +148,21 @@ def _status_of(role: str, main: Callable[[Stop], None], stop: Stop) -> int:
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _unread_streams():
             raise
-        logger.exception("%s failed", role)
+        say("".join([f"{role} failed\n", *traceback.format_exception(error)]).rstrip())
         return TEMPORARY_STATUS if getattr(error, "errno", None) in PASSING_ERRNOS else 1
     return 0
+
+
+def _limit_threads(before: list[threading.Thread], status: int) -> None:
+    """Ends the process after a while where new threads are left for which the interpreter would wait, maybe for ever.
+
+    An environment may have started one and forgotten it.
+    """
+    if all(thread.daemon or thread in before for thread in threading.enumerate()):
+        return
+    end = threading.Timer(THREADS_SECONDS, end_at_once, [status])
+    end.daemon = True
+    end.start()
 
 
 def run_program(main: Callable[[], int]) -> int:
@@ -142,6 +170,7 @@ def run_program(main: Callable[[], int]) -> int:
 
     So `| head` ends it without a word, as other programs. An output that is full ends it with a line.
     """
+    check_not_imported()
     try:
         try:
             return main()
@@ -186,6 +215,24 @@ def exit_status(error: ApexError) -> int:
     if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
+
+
+@contextlib.contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Lets `check_not_imported` know that a run imports a module of the user's, also in processes that it starts."""
+    before = os.environ.get(IMPORTS_VARIABLE)
+    os.environ[IMPORTS_VARIABLE] = module
+    try:
+        yield
+    finally:
+        del os.environ[IMPORTS_VARIABLE]
+        os.environ |= {} if before is None else {IMPORTS_VARIABLE: before}
+
+
+def check_not_imported() -> None:
+    """Raises ConfigError while a run imports a module: one that starts a run of itself would do so without end."""
+    if module := os.environ.get(IMPORTS_VARIABLE):
+        raise ConfigError(f"{module} starts a run when it is imported: {GUARD}")
 
 
 def child_environment() -> dict[str, str]:

@@ -51,6 +51,36 @@ def test_the_exit_status_tells_a_permanent_error(body, status, finalizes):
     assert not status or body.split("'")[1] in text.splitlines()[-1]
 
 
+SILENT = """
+ import logging.config, os, threading, time
+ logging.config.dictConfig({"version": 1, "root": {"level": "CRITICAL", "handlers": []}})
+ os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+ threading.Thread(target=time.sleep, args=(3600,)).start()
+ raise """
+
+
+@pytest.mark.parametrize(("error", "status"), [("PeerError('nobody there')", 1), ("ConfigError('wrong flags')", 2)])
+def test_a_role_whose_log_and_end_others_have_taken_says_why_and_ends(error, status):
+    done = subprocess.run(
+        [sys.executable, "-c", ROLE.format(SILENT + error, True)], cwd=ROOT, capture_output=True, text=True,
+        timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == status and error.split("'")[1] in done.stderr.splitlines()[-1]
+
+
+def test_signals_are_heeded_again_after_others_have_taken_them():
+    script = (
+        "import signal\nfrom apexrl.lifecycle import Stop\nstop = Stop()\nstop.heed_signals()\nstop.on_signals()\n"
+        "signal.set_wakeup_fd(-1)\nfor number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
+        "stop.heed_signals()\nprint('ready', flush=True)\nassert stop.wait(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(600) == 0
+    process.stdout.close()
+
+
 def caused(error, cause):
     try:
         raise error from cause

@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 import torch
 
+from apexrl.acting.foreign import ForeignEnvironment
 from apexrl.acting.loop import check_fits, why_unfit
 from apexrl.acting.video import VideoFolder, VideoWriter
 from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActorCommand, EvaluationConfig
 from apexrl.environments.renewal import Failures
-from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_environment, make_spec, take_step
+from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec, take_step
 from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.net.keyring import load_keyring
@@ -142,8 +143,8 @@ class Evaluator:
         num_envs, failures = min(command.evaluation.episodes, MAX_ENVIRONMENTS), Failures()
         first_copy = WATCHED if command.evaluation.checkpoint else EVALUATED
         options = {"evaluate": True, "failures": failures}
-        self._envs = [
-            make_environment(command.env, 1, render=i == 0, first_copy=first_copy + i, **options)
+        self._envs: list[VectorEnvironment] = [
+            ForeignEnvironment(command.env, 1, render=i == 0, first_copy=first_copy + i, **options)
             for i in range(num_envs)
         ]
         self._family = family_of(command.agent)
@@ -189,6 +190,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     """
     make_way(num_cores())
     evaluator = Evaluator(command)
+    stop.heed_signals()
     wires = command.wires
     keyring = load_keyring(wires.keys, "actor")
     subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
@@ -287,6 +289,7 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
     """
     checkpoint = load_checkpoint(Path(command.evaluation.checkpoint))
     evaluator = Evaluator(command)
+    stop.heed_signals()
     try:
         parameters = checkpoint.parameters()
         spec = checkpoint.header.spec  # its way of cutting streams into unrolls does not matter to play it

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from apexrl.acting.foreign import ForeignEnvironment
 from apexrl.acting.sending import FLUSH_SECONDS, Lease, Round, UnrollSender, patiently
 from apexrl.agents.contract import Actor, Extras, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
 from apexrl.config import ActorCommand, WorkerCommand
 from apexrl.environments.renewal import Failures
-from apexrl.environments.vector import ACTED, VectorEnvironment, make_environment, make_spec
+from apexrl.environments.vector import ACTED, VectorEnvironment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, measured, process_name, resident_bytes
 from apexrl.losses.windows import valid_starts
@@ -139,7 +140,7 @@ class Player:
         first_copy = ACTED + index * num_envs
         self._failures = failures = Failures()
         environments = [
-            make_environment(command.env, len(share), failures=failures, first_copy=first_copy + int(share[0]))
+            ForeignEnvironment(command.env, len(share), failures=failures, first_copy=first_copy + int(share[0]))
             for share in shares
         ]
         spec = family_of(command.agent).stream(command.algorithm, make_spec(command.env, environments[0]))
@@ -256,6 +257,7 @@ class ActorLoop:
         """
         patience = self._command.wires.patience_seconds
         sending = None
+        stop.heed_signals()
         try:
             patiently(self._client, patience, lambda seconds: self._client.connect(seconds, stop.is_set))
             codec = UnrollCodec(self.spec, self._command.acting.compression_level)
@@ -297,6 +299,7 @@ class ActorLoop:
         self._metrics.run = agent.header.run
         player = self._player
         player.begin(agent, self._of_all(sender.lease).slots[0])
+        stop.heed_signals()
         while not stop.is_set():
             if player.is_fetch_due:
                 self.fetch(agent)

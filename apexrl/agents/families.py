@@ -1,5 +1,6 @@
 """The algorithms by name. Loads no torch: `implementation` does."""
 
+import contextlib
 import importlib
 from typing import cast
 
@@ -19,7 +20,8 @@ def family_of(name: str) -> Family:
     """
     module, _, own_name = name.rpartition(":")
     if module:
-        import_own(module, f"--agent {name}")
+        with contextlib.chdir("."):  # a module that changes the directory does so for itself
+            import_own(module, f"--agent {name}")
     if own_name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")

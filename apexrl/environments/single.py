@@ -25,6 +25,8 @@ def make_single(config: EnvConfig, registered: EnvSpec, render_mode: str | None 
       copy: its number among the copies of a run on one host, which its arguments may ask for.
     Raises: ConfigError when the configuration asks for something that cannot be had.
     """
+    for name in config.wrapper:
+        own(name, "--wrapper")  # before foreign code can change the directory of modules
     env = make_bare(config, registered, render_mode, copy)
     for name in config.wrapper:
         env = wrapped(env, name)

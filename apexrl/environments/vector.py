@@ -106,7 +106,7 @@ def _named(env: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"environment {env!r} cannot be made: {reason_of(error)}") from error
 
 

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from apexrl.errors import ApexError, reason_of
 from apexrl.leftovers import kill_descendants
 from apexrl.lifecycle import end_at_once
 
@@ -41,11 +42,19 @@ class Watchdog:
             threading.Thread(target=self._watch, args=(caller,), name="watchdog", daemon=True).start()
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Calls a function of an environment, and returns its result."""
+        """Calls a function of an environment, and returns its result.
+
+        Raises: ApexError when it would end the process.
+        """
         self._calls += 1
         self._going_on = (self._calls, name)
         try:
             return function(*arguments, **named)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise ApexError(
+                f"environment {self.env!r} ended its process in a {name} ({reason_of(error)}): it should end the "
+                "episode, or raise an error"
+            ) from error
         finally:
             self._going_on = (0, "")
 

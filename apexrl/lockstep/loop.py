@@ -87,6 +87,7 @@ class LockstepLoop:
             self._published = learner.parameters()
             self.actor.begin(self._published)
             self._evaluate()
+            self._stop.heed_signals()
             while not self._is_over():
                 self.actor.play(self._published, self._log)
                 learner.follow()

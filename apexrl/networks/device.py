@@ -1,6 +1,7 @@
 """The device that a process computes on, the number type that is fastest there, and what a CPU needs for updates."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -25,6 +26,18 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {error}") from error
     return device
+
+
+@contextlib.contextmanager
+def usual_defaults() -> Iterator[None]:
+    """Has torch's usual number type and device for a while, whatever the program around us has chosen."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def prepare_for_updates(num_threads: int) -> None:

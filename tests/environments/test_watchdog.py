@@ -7,10 +7,12 @@ import time
 
 import gymnasium
 import numpy as np
+import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.environments.watchdog import Watchdog
+from apexrl.errors import ApexError
 from apexrl.running.last_words import last_line
 from tests.system.processes import ROOT, is_gone, wait_for
 
@@ -83,3 +85,15 @@ def test_an_error_is_passed_on():
     except gymnasium.error.InvalidAction as error:
         assert str(error) == "the arm is stuck"
     assert [watchdog.look(1.0) for _ in range(2)] == [0.0, 0.0], "no call goes on"
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt()])
+def test_a_call_that_would_end_the_process_is_named(error):
+    def quit_game():
+        raise error
+
+    complaint = (
+        rf"environment 'Quit-v0' ended its process in a step \({type(error).__name__}: 0?\): it should end the ep"
+    )
+    with pytest.raises(ApexError, match=complaint):
+        Watchdog("Quit-v0", 1).call("step", quit_game)

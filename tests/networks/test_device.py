@@ -27,3 +27,16 @@ def test_the_smallest_numbers_are_zeros_in_a_prepared_thread_and_those_that_it_b
     thread.join(60)
     assert found == {"own": [0.0], "begun": [0.0]}
     assert product(2) != [0.0]  # in a thread that is not prepared
+
+
+def test_our_networks_have_the_usual_number_type_and_device():
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        with device.usual_defaults():
+            made = torch.zeros(1)
+        assert (made.dtype, made.device.type) == (torch.float32, "cpu")
+        assert (torch.zeros(1).dtype, torch.zeros(1).device.type) == (torch.float64, "meta")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)

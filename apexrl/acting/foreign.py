@@ -1,0 +1,61 @@
+"""The environments of a process that plays: whatever they change of their process, they change for themselves."""
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from apexrl.apart import Apart
+from apexrl.config import EnvConfig
+from apexrl.environments.vector import make_environment
+from apexrl.errors import reason_of
+from apexrl.types import TimeSteps
+
+logger = logging.getLogger(__name__)
+
+
+class ForeignEnvironment:
+    """A `VectorEnvironment` of `make_environment`, whose code runs apart: the process stays as it was before."""
+
+    def __init__(self, config: EnvConfig, num_envs: int, **options: Any):
+        """Takes the arguments of `make_environment`, and raises what it raises."""
+        self._apart, self._env = Apart(), config.env
+        with self._apart:
+            self._envs = envs = make_environment(config, num_envs, **options)
+        self.num_actions = envs.num_actions
+        self.action_bounds = envs.action_bounds
+        self.action_names = envs.action_names
+        self.frame_shape = envs.frame_shape
+        self.frame_dtype = envs.frame_dtype
+        self.stacked_frames = envs.stacked_frames
+        self.frames_per_step = envs.frames_per_step
+        self.pictures_per_second = envs.pictures_per_second
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Returns the first frames [E, *frame]."""
+        with self._apart:
+            return self._envs.reset(seed)
+
+    def send(self, actions: np.ndarray) -> np.ndarray:
+        """Begins one step; returns the actions as the environments take them."""
+        return self._envs.send(actions)
+
+    def receive(self) -> TimeSteps:
+        """Waits for the step that `send` began, and returns it."""
+        with self._apart:
+            return self._envs.receive()
+
+    def render(self) -> np.ndarray | None:
+        """Returns the picture [height, width, 3] uint8 (RGB) of the first environment, None if it has none."""
+        with self._apart:
+            return self._envs.render()
+
+    def close(self) -> None:
+        """Frees the environments; says where one cannot be closed, for all that matters is written then."""
+        with self._apart:
+            try:
+                self._envs.close()
+                return
+            except (Exception, SystemExit) as error:
+                reason = reason_of(error)
+        logger.warning("environment %r cannot be closed: %s", self._env, reason)
