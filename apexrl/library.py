@@ -19,17 +19,19 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
+from apexrl.apart import Apart
 from apexrl.casts import exactly
 from apexrl.config import ActorCommand
 from apexrl.environments.actions import clipped
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
-from apexrl.lifecycle import PARENT_VARIABLE, child_environment
+from apexrl.lifecycle import GUARD, PARENT_VARIABLE, check_not_imported, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
+from apexrl.networks.device import usual_defaults
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, played
-from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, new_run, read_evaluations
+from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, made_run, new_run, read_evaluations
 from apexrl.types import EnvironmentSpec
 
 
@@ -70,9 +72,16 @@ def train(env: str, **flags: Any) -> Run:
     Args:
       env: a Gymnasium id.
       flags: those of `run.sh` with underscores, as in total_frames=200_000, env_kwargs={...}, tensorboard=False.
-    Raises: ApexError when the run fails; its own output says why. KeyboardInterrupt after an interrupt.
+    Raises: ApexError when the run fails; its own output says why. ConfigError inside of a run, which imports a module
+      that trains. KeyboardInterrupt after an interrupt.
     """
-    directory = flags.get("resume") or flags.setdefault("run_dir", new_run(env))
+    check_not_imported()
+    if PARENT_VARIABLE in os.environ:
+        raise ConfigError(f"apexrl.train is called inside of a run, by a module that this imports: {GUARD}")
+    is_given = bool(flags.get("resume") or flags.get("run_dir"))
+    if not is_given:
+        flags["run_dir"] = made_run(new_run(env))
+    directory = flags.get("resume") or flags["run_dir"]
     words = [word for flag, value in {"env": env, **flags}.items() for word in _words(flag, value)]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "apexrl", "train", *words],
@@ -85,6 +94,10 @@ def train(env: str, **flags: Any) -> Run:
     except KeyboardInterrupt:
         _interrupt(process)
         raise
+    finally:
+        if not is_given:
+            with contextlib.suppress(OSError):  # it is empty where the run never began
+                Path(directory).rmdir()
     if status:
         raise ApexError(f"the run ended with exit status {status}: its output says why, and {directory}/logs")
     return Run(Path(directory).resolve())
@@ -122,6 +135,7 @@ class Agent:
     `act` has to see each observation of an episode once, in order.
     """
 
+    @usual_defaults()
     def __init__(self, checkpoint: Checkpoint, command: ActorCommand):
         """Takes a checkpoint, and the configuration of its run.
 
@@ -130,7 +144,7 @@ class Agent:
         self.spec, self._env = checkpoint.header.spec, command.env
         make = implementation(family_of(checkpoint.header.agent)).make_actor
         self._actor = make(command.algorithm, checkpoint.parameters(), torch.device("cpu"))
-        with contextlib.closing(self.make_environment()) as env:
+        with Apart(), contextlib.closing(self.make_environment()) as env:
             self.observation_space, self.action_space = env.observation_space, env.action_space
             frames, self._present = presenter(env, command.env)
         _check_same(frames, self.action_space, self.spec)
@@ -155,6 +169,7 @@ class Agent:
         """Forgets: the next observation begins an episode."""
         self._state: Any = None
 
+    @usual_defaults()
     def act(
         self, observation: Any, starts: np.ndarray | None = None, rewards: Any = None, exploration: float = 0.0
     ) -> Any:

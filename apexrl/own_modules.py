@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from apexrl.errors import ConfigError, reason_of
+from apexrl.lifecycle import importing
 
 
 def import_own(module: str, asked: str) -> ModuleType:
@@ -21,7 +22,8 @@ def import_own(module: str, asked: str) -> ModuleType:
     if directory not in sys.path:
         sys.path.append(directory)
     try:
-        return importlib.import_module(module)
+        with importing(module):
+            return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # somebody else's module may raise anything
         searched = f" (searched in {directory}, too)" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{asked}: {module} cannot be imported: {reason_of(error)}{searched}") from error

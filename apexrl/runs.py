@@ -1,6 +1,7 @@
 """The runs below a directory, by the small files that each of them holds. Loads no network and no environment."""
 
 import csv
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -69,6 +70,23 @@ class CurvePoint(NamedTuple):
 def new_run(env: str) -> str:
     """Returns the directory of a run that begins now, and was given none."""
     return str(RUNS / f"{env.replace('/', '-').replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def made_run(directory: str) -> str:
+    """Makes the directory of a new run that was given none; where another run has it, one with a number behind.
+
+    Returns: its path.
+    Raises: ConfigError when it cannot be made.
+    """
+    for number in itertools.count(1):
+        path = Path(directory if number == 1 else f"{directory}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return str(path)
+        except OSError as error:
+            if not path.is_dir():
+                raise ConfigError(f"{path} cannot be made ({error.strerror}): give a --run-dir") from error
+    raise AssertionError("numbers do not end")
 
 
 def found_checkpoint(run: Path) -> tuple[Path, Path]:

@@ -1,7 +1,11 @@
+import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import apexrl
 from apexrl.agents.families import family_of
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own, own
@@ -44,3 +48,37 @@ def test_an_algorithm_of_the_current_directory_is_found(directory):
 def test_a_name_that_names_nothing_is_refused(directory, name, complaint):
     with pytest.raises(ConfigError, match=complaint):
         own(name, "--wrapper")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "import apexrl; apexrl.train('my_script:Mine-v0')",
+        "from apexrl.running.launch import main; main()",
+        "from apexrl.__main__ import main; main()",
+        "from apexrl.tools.sweep import main; main()",
+        "from apexrl.roles.actor import run; run()",
+    ],
+)
+def test_a_module_that_begins_a_run_when_a_run_imports_it_is_refused(directory, call):
+    """It would begin itself without end."""
+    (directory / "my_script.py").write_text(f"import my_part\n{call}\n")
+    (directory / "my_part.py").write_text("from apexrl.own_modules import import_own\nimport_own('json', '--agent')\n")
+    guard = 'my_script starts a run when it is imported: put that below `if __name__ == "__main__":`'
+    with pytest.raises(ConfigError, match=re.escape(guard)):
+        own("my_script:wrapper", "--wrapper")
+    (directory / "my_other.py").write_text("import os\nassert 'APEXRL_IMPORTS' in os.environ\nx = 1\n")
+    assert own("my_other:x", "--wrapper") == 1 and "APEXRL_IMPORTS" not in os.environ
+
+
+def test_a_process_of_a_run_begins_none(monkeypatch):
+    monkeypatch.setenv("APEXRL_PARENT", "1")
+    with pytest.raises(ConfigError, match=r"apexrl\.train is called inside of a run.*if __name__"):
+        apexrl.train("Catch-v0")
+
+
+def test_an_algorithm_that_changes_the_directory_does_so_for_itself(directory):
+    (directory / "my_agent.py").write_text("import os\nos.chdir('/')\n")
+    with pytest.raises(ConfigError, match="there is no such algorithm"):
+        family_of("my_agent:mine")
+    assert Path.cwd() == directory

@@ -1,10 +1,12 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.runs import CONFIG_FILE, STATUS_FILE, found_runs, newest_run, read_found
+from apexrl.runs import CONFIG_FILE, STATUS_FILE, found_runs, made_run, newest_run, read_found
 from apexrl.tools.runs import list_runs
 
 
@@ -39,6 +41,25 @@ def test_runs_are_found_the_newest_start_first(tmp_path, capsys):
         ["CartPole-v1", "impala", "0", "-", "-"],
         ["Catch-v0", "impala", "1,200,000", "19.2", "-3.0"],
     ]
+
+
+def test_runs_that_begin_in_one_second_have_directories_of_their_own(tmp_path):
+    """Of threads, programs and hosts that share a disk: the file system gives a name once."""
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(made_run, [str(tmp_path / "runs" / "Catch-v0-20261125-134451")] * 8))
+    assert {Path(directory).name.removeprefix("Catch-v0-20261125-134451") for directory in made} == {
+        "", *(f"-{number}" for number in range(2, 9))
+    }  # fmt: skip
+    assert all(Path(directory).is_dir() for directory in made)
+
+
+def test_a_place_without_room_for_runs_is_named(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/runs/x cannot be made .Not a directory.: give a --run-dir"):
+        made_run(str(tmp_path / "runs" / "x"))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        made_run(str(tmp_path / "link" / "x"))
 
 
 def test_a_run_that_cannot_be_read_is_named_and_left_out(tmp_path, capsys):

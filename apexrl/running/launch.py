@@ -18,7 +18,15 @@ from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.flags import actor_command, learner_command, replay_command, sister, to_flags
 from apexrl.learning.status_file import LAST_EVALUATION, read_status
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
+from apexrl.lifecycle import (
+    INTERRUPTED_STATUS,
+    Stop,
+    check_not_imported,
+    end_with_parent,
+    exit_status,
+    role_script,
+    run_program,
+)
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
@@ -40,6 +48,7 @@ FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end o
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
+    check_not_imported()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console = RunConsole()
     form, handlers = "%(asctime)s %(name)s: %(message)s", [ConsoleHandler(console)]

@@ -35,6 +35,7 @@ from apexrl.running.run_directory import (
     saved_command,
     set_aside,
 )
+from apexrl.runs import made_run
 
 
 def prepare(
@@ -81,7 +82,7 @@ def prepare(
             check_ports(plan.command)
         begin()
         if not asked.resume:
-            _make_directory(asked, saved, plan.command, held)
+            plan = plan._replace(command=_make_directory(asked, saved, plan.command, held))
     directory = Path(plan.command.run_dir)
     going_on = None if saved is None or asked.from_scratch else continued(directory)
     if asked.resume and asked.from_scratch:
@@ -109,18 +110,22 @@ def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Seque
 
 def _make_directory(
     asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack
-) -> None:
+) -> RunCommand:
     """Makes and locks the directory of a new run; that of a fork gets the experience and the checkpoint of `saved`.
 
+    Returns: the command with its directory; one that nobody gave may have a number behind its name.
     Raises: ConfigError when it is not empty, or when the other run cannot be forked.
     """
     checkpoint = None
     if asked.fork and (asked.at or not asked.from_scratch):
         checkpoint = checkpoint_of(Path(asked.fork), asked.at)
+    if not asked.run_dir:
+        command = dataclasses.replace(command, run_dir=made_run(command.run_dir))
     check_new(Path(command.run_dir))
     held.enter_context(lock_run(command.run_dir))
     if saved is not None:
         fork_run(saved, checkpoint, command)
+    return command
 
 
 def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from apexrl.config import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, write_json
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, check_not_imported, exit_status, run_program
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.ports import check_ports
@@ -195,6 +195,7 @@ def _totals(learning: LearningConfig) -> list[str]:
 
 def main() -> int:
     """Runs the command line; returns the exit status, 1 when a run is not complete."""
+    check_not_imported()
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         print(__doc__)
         return 0 if "--help" in sys.argv else 2

@@ -31,6 +31,7 @@ from apexrl.running.launch import (
 )
 from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import latest_path, lock_run, save_config, saved_command
+from tests.system.processes import wires_of
 
 OWN = "tests.own_agent:own"
 
@@ -63,6 +64,16 @@ def test_a_resumed_run_has_the_flags_of_its_algorithm(saved):
     command = prepared("--resume", saved.run_dir, "--trace-length", "0.5")
     assert (command.agent, command.network, command.algorithm.trace_length) == (OWN, saved.network, 0.5)
     assert saved_command(Path(saved.run_dir)) == (command, [])
+
+
+def test_two_runs_that_begin_in_one_second_have_directories_of_their_own(tmp_path, free_ports, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("apexrl.running.plan.new_run", lambda env: f"runs/{env}-20261125-134451")
+    flags = ["--env", "Catch-v0", "--no-tensorboard", *wires_of(free_ports(4))]
+    with contextlib.ExitStack() as held:
+        plans = [prepare(flags, Console(quiet=True), held) for _ in range(2)]
+        assert [plan.command.run_dir for plan in plans] == [f"runs/Catch-v0-20261125-134451{end}" for end in ("", "-2")]
+    assert all(saved_command(Path(plan.command.run_dir)) for plan in plans)
 
 
 def test_help_shows_what_a_resumed_run_would_have(saved, capsys):
