@@ -186,7 +186,7 @@ class WireConfig:
     meeting_port: Annotated[int, Range(1, 65535)] = 52003
     """Port of the first learner's host where several learners meet."""
     patience_seconds: float = 600.0
-    """Seconds that a role waits for another before it gives up."""
+    """Seconds that a role waits for another before it gives up, and the launcher until an environment is made."""
     keys: str = ""
     """Directory of CURVE keys (`apexrl keys DIR`): encrypts, and talks to their owners only."""
 

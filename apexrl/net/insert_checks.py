@@ -114,6 +114,11 @@ def why_impossible(spec: StreamSpec) -> str:
         return f"extras need names, all of them distinct and none of {', '.join(BUILT_IN_FIELDS)}"
     if any(min(field.shape, default=1) < 1 for field in spec.extras):
         return "an extra has an empty shape: each of its numbers must be 1 or more"
+    return why_too_large(spec)
+
+
+def why_too_large(spec: StreamSpec) -> str:
+    """Returns why no message can hold an unroll of a spec, or an empty string."""
     if spec.unroll_bytes > wire.MAX_MESSAGE_BYTES // 2 or spec.unroll_starts > wire.MAX_BATCH:
         return f"an unroll of {spec.unroll_bytes} bytes is larger than a message may be: lower --unroll-starts"
     return ""

@@ -1,6 +1,8 @@
 """The plan of a run on this machine: sizes that fit its cores, memory and GPU, checked before anything starts."""
 
+import bisect
 import dataclasses
+import logging
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,8 +14,6 @@ import torch
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
-from apexrl.environments.vector import make_environment, make_spec
-from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ConfigError
 from apexrl.flags import (
     check_together,
@@ -33,14 +33,18 @@ from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
 from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.net.insert_checks import why_impossible, why_too_large
 from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
+from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
 from apexrl.running.run_directory import host_of
 from apexrl.runs import new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
+
+logger = logging.getLogger("run")
 
 STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is random: no greedy one solves these
 PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a GPU)"}
@@ -84,10 +88,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
         asked = parse_onto(saved, arguments)
     device, actor_device = ("cpu", "cpu") if asked.reproducible else (asked.learning.device, asked.actor_device)
     machine = Machine.here(device, asked.learning.memory_gb, actor_device)
-    envs = make_environment(asked.env, 1)
-    environment = make_spec(asked.env, envs)
-    envs.close()
-    check_wrapper_state(asked.env)
+    environment = look_at(asked.env, asked.wires.patience_seconds)
     if saved is not None:
         _check_kept(asked, saved, environment, verb)
     default = saved if saved is not None else _defaults(asked, machine, environment)
@@ -96,6 +97,7 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
         command = with_sections(command, {"replay": {"journal_dir": str(Path(command.replay.journal_dir).resolve())}})
     family = family_of(command.agent)
+    command = with_sections(command, _fitting_unrolls(command, default, environment))
     stream = family.stream(command.algorithm, environment)
     if command.from_journal:
         journal = Path(command.from_journal).resolve()
@@ -133,6 +135,35 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
     if not asked.smoke:
         return command
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
+
+
+def _fitting_unrolls(
+    command: RunCommand, default: RunCommand, environment: EnvironmentSpec
+) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the sections that make a command's unrolls short enough for a message; none where they are.
+
+    Raises: ConfigError when no log can hold them, or when their length was asked for.
+    """
+
+    def stream(starts: int) -> StreamSpec:
+        algorithm = dataclasses.replace(command.algorithm, unroll_starts=starts)
+        return family_of(command.agent).stream(algorithm, environment)
+
+    starts = command.algorithm.unroll_starts
+    fault, too_large = why_impossible(stream(starts)), why_too_large(stream(starts))
+    if not fault:
+        return {}
+    frames = f"environment {environment.env!r} has frames {environment.frame_shape} of {environment.frame_dtype}"
+    if fault != too_large:
+        raise ConfigError(f"{frames}: {fault}")
+    most = bisect.bisect_left(range(1, starts), True, key=lambda shorter: bool(why_too_large(stream(shorter))))
+    if not most:
+        cure = "make them smaller with --grayscale, --resize, or a --wrapper module:name"
+        raise ConfigError(f"{frames}: the shortest unroll of them is larger than a message may be: {cure}")
+    if starts != default.algorithm.unroll_starts:
+        raise ConfigError(f"{frames}: {too_large} to {most}")
+    logger.info("%s: --unroll-starts is %d, not %d: a message holds no more", frames, most, starts)
+    return {"algorithm": {"unroll_starts": most}}
 
 
 def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec, verb: str) -> None:

@@ -1,5 +1,7 @@
 """Environments that are hard to play, or that cannot be played: `tests.environments.odd_envs:ID`."""
 
+import os
+import signal
 import time
 import typing
 
@@ -70,20 +72,49 @@ def make_mission(direction=2):
 
 
 class Given(Odd):
-    """Gives an observation and a reward that its arguments choose, from its third step on."""
+    """Gives an observation and a reward that its arguments choose, or hangs, from its third step on or a later one."""
 
-    def __init__(self, observation=0.5, reward=1.0, hangs=False):
+    def __init__(self, observation=0.5, reward=1.0, hangs=False, sound_steps=2):
         super().__init__(Box(-np.inf, np.inf, (2,), np.float64), np.zeros(2))
         self._given = np.array([0, observation], np.float64), float(reward)
-        self._hangs, self._steps = hangs, 0
+        self._hangs, self._steps, self._sound_steps = hangs, 0, sound_steps
 
     def step(self, action):
         self._steps += 1
-        if self._steps < 3:
+        if self._steps <= self._sound_steps:
             return self._observation, 0.0, False, False, {}
         while self._hangs:
             time.sleep(0.01)
         return *self._given, False, False, {}
+
+
+class Slow(Odd):
+    """Takes its time to be made."""
+
+    def __init__(self, seconds):
+        super().__init__(Box(0, 1, (2,), np.float32))
+        time.sleep(seconds)
+
+
+class Dying(Odd):
+    """Ends its process: when it is made, by a signal; in its reset; or in its fifth step, by a signal."""
+
+    def __init__(self, at):
+        super().__init__(Box(0, 1, (2,), np.float32))
+        self._at, self._steps = at, 0
+        if at == "make":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def reset(self, *, seed=None, options=None):
+        if self._at == "reset":
+            os._exit(3)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self._steps += 1
+        if self._at == "step" and self._steps == 5:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().step(action)
 
 
 class Painted(Odd):
@@ -208,6 +239,8 @@ ENTRY_POINTS = {
     "Fails-v0": make_failing,
     "Without-box2d-v0": make_without_box2d,
     "Given-v0": Given,
+    "Slow-v0": Slow,
+    "Dying-v0": Dying,
     "Informed-v0": Informed,
     "Painted-v0": Painted,
     "Versioned-v0": Painted,

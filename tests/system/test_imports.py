@@ -122,6 +122,11 @@ def modules_after(code):
         # Roles load their parts after the command line is parsed: a misspelt flag is answered at once.
         ("import learner, actor, apexrl.roles.watch, apexrl.__main__", {"torch", "gymnasium", "ale_py", "rich"}),
         ("import apexrl.learning.loop, apexrl.learning.team", {"gymnasium", "ale_py", "cv2", "rich"}),
+        (
+            "import apexrl.running.launch, apexrl.tools.sweep",
+            {"gymnasium", "ale_py", "cv2"},
+        ),  # no environment runs there
+        ("import apexrl.running.environment_play", {"torch", "zmq", "tyro", "rich"}),
         ("import apexrl.running.learners", {"gymnasium", "ale_py", "cv2", "rich"}),
         ("import apexrl.acting.loop, apexrl.running.workers", {"tensorboardX", "cv2"}),
         ("import apexrl.tools.runs, apexrl.tools.compare", {"torch", "gymnasium", "rich"}),

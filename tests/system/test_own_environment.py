@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +12,7 @@ from apexrl.flags import parse
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.checkpoint import load_header
-from tests.system.processes import ROOT, launch, read_json, wires_of
+from tests.system.processes import ROOT, launch, read_json, wires_of, zygote
 
 EXAMPLE = ROOT / "examples" / "own_environment.py"
 TINY = [
@@ -21,6 +22,7 @@ TINY = [
 ]
 ROAD = ["--env", "CarRacing-v3", "--env-kwargs", '{"continuous": false}', "--grayscale", "--resize", "48"]
 GRID = ["--env", "minigrid:MiniGrid-Empty-5x5-v0"]
+RUDE = ["--env", "tests.system.rude_env:Rude-v0"]
 OWN_WRAPPER = """
 import gymnasium
 import my_walk
@@ -68,8 +70,41 @@ def test_an_environment_in_the_callers_directory_trains_there(tmp_path, free_por
     assert saved["wrapper"] == ["my_wrapper:scaled"]
 
 
+def test_an_environment_that_takes_its_process_over_trains_in_a_reproducible_run(tmp_path):
+    """Directory, signals, log, warnings, number type, gradients, an endless thread; it ends its process when closed."""
+    words = ["-m", "apexrl.lockstep", *TINY, *RUDE, "--evaluator", "--episodes", "2"]
+    with (tmp_path / "log.txt").open("ab") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        process = zygote().start([*words, "--run-dir", "runs/x"], tmp_path, environment, log.fileno())
+    try:
+        assert process.wait(900) == 0, (tmp_path / "log.txt").read_text()
+    finally:
+        process.kill()
+    said = (tmp_path / "log.txt").read_text()
+    assert "update 3: 2 games, mean" in said and "cannot be closed: SystemExit: 3" in said
+    assert load_header(tmp_path / "runs" / "x" / "checkpoints" / "latest.safetensors").counters.updates == 3
+
+
+@pytest.mark.long("trainings")
+def test_an_environment_that_takes_its_processes_over_trains_and_ends_in_order(tmp_path, free_ports):
+    """As a user starts them, with a module and a run in the directory of the call."""
+    shutil.copy(ROOT / "tests" / "system" / "rude_env.py", tmp_path / "my_rude.py")
+    flags = ["--env", "my_rude:Rude-v0", "--num-workers", "2", "--no-tensorboard", *wires_of(free_ports(4))]
+    ends = ["--run-dir", "runs/x", "--total-updates", "100", "--episodes", "2", "--min-size-to-sample", "500"]
+    command = [sys.executable, "-P", "-m", "apexrl", "train", *flags, *ends]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed" not in done.stdout and (tmp_path / "runs" / "x" / "evaluations.csv").exists()
+    summary = read_json(tmp_path / "runs" / "x" / "summary.json")
+    assert summary["updates"] == 100 and summary["roles_restarted"] == 0
+
+
 def test_a_step_that_hangs_is_named_on_the_screen_and_ends_the_run(tmp_path, free_ports):
-    flags = ["--env", "tests.environments.odd_envs:Given-v0", "--env-kwargs", '{"hangs": true}', "--num-workers", "1"]
+    kwargs = '{"hangs": true, "sound_steps": 300}'  # behind those of the look at it
+    flags = ["--env", "tests.environments.odd_envs:Given-v0", "--env-kwargs", kwargs, "--num-workers", "1"]
     with launch(tmp_path, free_ports(4), *flags, "--step-deadline-seconds", "1", "--no-evaluator") as run:
         assert run.popen.wait(900) == 1, run.text()
         assert (

@@ -189,9 +189,9 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
     os.environ.clear()
     os.environ.update(environment)
     (Path(environment[WORDS]) / str(os.getpid())).write_text("\0".join(words))
-    from apexrl.running import supervise
+    from apexrl.running import environment_look, supervise
 
-    supervise.subprocess = Subprocess
+    supervise.subprocess = environment_look.subprocess = Subprocess
     is_safe = words[0] == "-P"
     words = words[is_safe:]
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -1,0 +1,112 @@
+"""Plays an environment for a moment, for `environment_look`: `python -m apexrl.running.environment_play CONFIG`."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from apexrl.config import EnvConfig
+from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
+from apexrl.environments.wrapper_state import check_wrapper_state
+from apexrl.errors import ApexError, reason_of
+from apexrl.lifecycle import Stop, end_at_once, end_with_parent
+from apexrl.running.environment_look import CLOSING, MAKING, WRAPPERS, Line
+from apexrl.types import EnvironmentSpec
+
+T = TypeVar("T")
+
+STEPS, PLAYING_SECONDS = 100, 1.0  # it takes so many steps, or ends after that time
+RESULTS = "reset() returns an observation and an info, step() an observation, reward, terminated, truncated and an info"
+
+
+class Teller(logging.Handler):
+    """Writes lines to a descriptor: what begins, what was found, and what goes to our logs."""
+
+    def __init__(self, output: int):
+        super().__init__()
+        self._output = output
+        self.doing = ""
+
+    def tell(self, line: Line) -> None:
+        """Writes a line."""
+        os.write(self._output, msgspec.json.encode(line) + b"\n")
+
+    def call(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Tells the name of a call, and makes it."""
+        self.doing = name
+        self.tell(Line(doing=name))
+        return function(*arguments)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tells what goes to a log."""
+        self.tell(Line(said=(record.name, record.levelno, record.getMessage())))
+
+
+def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None:
+    """Takes a reset and some random steps; tells the spec after the first one.
+
+    Raises: ApexError when a result is none of the environment's spaces. What else it raises until the first step; it
+      may fail now and then, so a later error is told in a line.
+    """
+    rng, ends_at = np.random.default_rng(0), time.monotonic() + PLAYING_SECONDS
+    teller.call("reset", envs.reset, 0)
+    for number in range(1, STEPS + 1):
+        try:
+            teller.call(f"step {number}", take_step, envs, random_action(rng, spec))
+        except Exception as error:
+            ended_itself = isinstance(error.__cause__, SystemExit | KeyboardInterrupt)
+            if number == 1 or (isinstance(error, ApexError) and not ended_itself):
+                raise
+            fails = f"environment {spec.env!r} fails in {teller.doing}: {reason_of(error)}"
+            text = f"{error if ended_itself else fails}; the run begins all the same"
+            teller.tell(Line(said=("run", logging.WARNING, text)))
+            return
+        if number == 1:
+            teller.tell(Line(spec=spec))
+        if time.monotonic() >= ends_at:
+            return
+
+
+def random_action(rng: np.random.Generator, spec: EnvironmentSpec) -> np.ndarray:
+    """Returns an action for one environment: [1] int64, or [1, action size]."""
+    if spec.num_actions:
+        return rng.integers(spec.num_actions, size=1)
+    low, high = np.array(spec.action_bounds).T
+    return rng.uniform(low, high)[None]
+
+
+def main(text: str) -> None:
+    """Plays the environment of a configuration, tells all of it, and ends the process whatever threads there are."""
+    teller = Teller(os.dup(1))
+    os.dup2(2, 1)  # what the environment prints
+    end_with_parent(Stop(), 0.0)
+    log = logging.getLogger("apexrl")
+    log.setLevel(logging.INFO)
+    log.addHandler(teller)
+    config = dataclasses.replace(msgspec.json.decode(text, type=EnvConfig), step_deadline_seconds=0.0)  # the parent's
+    envs = None
+    try:
+        envs = teller.call(MAKING, make_environment, config, 1)
+        play(envs, make_spec(config, envs), teller)
+        teller.call(WRAPPERS, check_wrapper_state, config)
+    except ApexError as error:
+        teller.tell(Line(fault=str(error), errno=getattr(error.__cause__, "errno", None)))
+    except BaseException as error:
+        cure = f"; {RESULTS}" if "unpack" in str(error) else ""
+        teller.tell(Line(fault=f"environment {config.env!r} fails in {teller.doing}: {reason_of(error)}{cure}"))
+    teller.tell(Line(doing=CLOSING))
+    if envs is not None:
+        with contextlib.suppress(BaseException):  # foreign code, and all is told
+            envs.close()
+    end_at_once(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
