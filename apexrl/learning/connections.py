@@ -120,11 +120,12 @@ class OtherConnections(Logs):
         super().close()
 
 
-def check_size(halves: Mapping[str, torch.Tensor]) -> None:
-    """Raises ConfigError when parameters are too large for a message."""
-    num_bytes = sum(tensor.nbytes for tensor in halves.values())
+def check_size(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ConfigError when parameters are too large for a message, which holds them in half precision."""
+    num_bytes = sum(2 * tensor.numel() for tensor in tensors.values())
     if num_bytes > MAX_PARAMETER_BYTES:
         raise ConfigError(
             f"the network has {num_bytes / 2**20:.0f} MiB of parameters in half precision, and a message to the "
-            f"actors holds {MAX_PARAMETER_BYTES // 2**20}: make it smaller, as with --hidden-size"
+            f"actors holds {MAX_PARAMETER_BYTES // 2**20}: make it smaller, as with --hidden-size, or what it sees, as "
+            "with --resize"
         )

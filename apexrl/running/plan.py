@@ -29,6 +29,7 @@ from apexrl.flags import (
     with_sections,
 )
 from apexrl.hosts import EVERYWHERE, at_port
+from apexrl.learning.connections import check_size
 from apexrl.learning.journal_client import check_usable, journal_transitions
 from apexrl.learning.sharing import share_of
 from apexrl.learning.team import devices_of
@@ -109,7 +110,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     command = _with_shards(command, given, saved is None)
     command = fitted(command, machine, stream, is_asked_for="--capacity" in given or command.reproducible)
     with torch.device("meta"):  # it takes no memory
-        implementation(family).make_network(stream, command.network)
+        network = implementation(family).make_network(stream, command.network)
+    check_size(network.state_dict())
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
     known = () if saved is not None else _not_given(_known_flags(asked), words)

@@ -24,7 +24,9 @@ def plan_of(monkeypatch, spec, *flags):
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_unrolls_of_large_frames_are_as_long_as_a_message_takes(monkeypatch, caplog, agent, dtype):
     caplog.set_level("INFO")
-    made = plan_of(monkeypatch, msgspec.structs.replace(CAMERA, frame_dtype=dtype), "--agent", agent)
+    made = plan_of(
+        monkeypatch, msgspec.structs.replace(CAMERA, frame_dtype=dtype), "--agent", agent, "--hidden-size", "64"
+    )
     longer = msgspec.structs.replace(made.spec, unroll_starts=made.spec.unroll_starts + 1)
     assert not why_impossible(made.spec) and made.command.algorithm.unroll_starts == made.spec.unroll_starts
     usual = default_command(RunCommand, agent).algorithm.unroll_starts
@@ -39,6 +41,7 @@ def test_unrolls_of_large_frames_are_as_long_as_a_message_takes(monkeypatch, cap
     [
         ({}, ["--unroll-starts", "90"], r"of uint8: an unroll of \d+ bytes .*: lower --unroll-starts to \d\d$"),
         ({"frame_shape": (4000, 4000, 3)}, [], r"\(4000, 4000, 3\) of uint8: the shortest unroll .*--resize"),
+        ({}, [], r"the network has 1\d\d MiB of parameters .* holds 62: .* as with --resize"),
         ({"frame_shape": (0,)}, [], r"environment 'Camera-v0' has frames \(0,\).*not supported"),
         ({"frame_shape": (2,), "action_names": ("stay", "stay")}, [], "needs 2 different action_names, or none"),
     ],
