@@ -31,22 +31,24 @@ class Apart:
     the next call. Signals, warnings and our log stay ours.
     """
 
-    def __init__(self) -> None:
-        self._theirs: dict[int, Any] = {}  # by number of a setting: those that differ from ours
+    def __init__(self, *, has_signals: bool = True):
+        """Keeps all settings, or all but the signals: to look at them takes as long as to look at all others."""
+        self._settings = SETTINGS if has_signals else SETTINGS[:-1]
+        self._theirs: dict[Setting, Any] = {}  # those that differ from ours
         self._ours: list[Any] = []
 
     def __enter__(self) -> None:
-        self._ours = [setting.read() for setting in SETTINGS]
-        for number, value in self._theirs.items():
-            SETTINGS[number].write(value)
+        self._ours = [setting.read() for setting in self._settings]
+        for setting, value in self._theirs.items():
+            setting.write(value)
 
     def __exit__(self, *_: object) -> None:
         self._theirs.clear()
-        for number, (setting, ours) in enumerate(zip(SETTINGS, self._ours, strict=True)):
+        for setting, ours in zip(self._settings, self._ours, strict=True):
             if (value := setting.read()) == ours:
                 continue
             if setting.is_lent:
-                self._theirs[number] = value
+                self._theirs[setting] = value
             setting.write(ours)
 
 
@@ -100,7 +102,8 @@ def _torch_defaults() -> tuple[Any, ...] | None:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None
-    return torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.get_num_threads()
+    made = torch.empty(0)
+    return made.dtype, made.device, torch.is_grad_enabled(), torch.get_num_threads()
 
 
 def _set_torch_defaults(defaults: tuple[Any, ...] | None) -> None:
@@ -117,7 +120,7 @@ def _set_torch_defaults(defaults: tuple[Any, ...] | None) -> None:
 SETTINGS = (
     Setting(_directory, _change_directory),
     Setting(_torch_defaults, _set_torch_defaults),
-    Setting(_handlers, _set_handlers, is_lent=False),
     Setting(_log, _set_log, is_lent=False),
     Setting(lambda: warnings.filters[:], _set_warnings, is_lent=False),
+    Setting(_handlers, _set_handlers, is_lent=False),
 )

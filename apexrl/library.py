@@ -26,7 +26,8 @@ from apexrl.environments.actions import clipped
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
-from apexrl.lifecycle import GUARD, PARENT_VARIABLE, check_not_imported, child_environment
+from apexrl.guard import GUARD, check_not_imported
+from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.networks.device import usual_defaults
 from apexrl.running.launch import ENDING_SECONDS

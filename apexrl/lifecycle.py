@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -24,11 +24,13 @@ import psutil
 
 from apexrl.control_groups import SELF, cpu_quotas
 from apexrl.errors import ApexError, ConfigError, KilledError
+from apexrl.guard import check_not_imported
 from apexrl.leftovers import kill_descendants
 
 logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
+HEED_SECONDS = 1.0
 THREADS_SECONDS = 2.0  # that threads of foreign code may hold up the end of a role
 _SWITCH_SECONDS = 0.0005
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
@@ -36,18 +38,20 @@ FEW_CORES = 4  # up to which actors and the evaluator make way for the learner
 NICENESS = 5  # a quarter of a core that is shared with one other process
 PACKAGE = Path(__file__).resolve().parent
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
-IMPORTS_VARIABLE = "APEXRL_IMPORTS"  # holds the name of a module of the user's while a run imports it
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 MAX_OPEN_FILES = 65_536  # of a process; a hard limit may be a billion, and some programs close all that there might be
 INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
 UNREAD_STATUS = 141  # a shell's, of a program that SIGPIPE ended
-GUARD = 'put that below `if __name__ == "__main__":`'
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
     *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
 }
+
+
+def _ignore(*_: object) -> None:
+    """Handles a signal whose number Python has written to a descriptor already."""
 
 
 class Stop(threading.Event):
@@ -58,6 +62,7 @@ class Stop(threading.Event):
         self.error: BaseException | None = None
         self.num_signals = 0
         self._wakeup: int | None = None  # the descriptor that Python writes the number of a signal to
+        self._heeds_at = 0.0
 
     def fail(self, error: BaseException) -> None:
         """Sets the stop because of an error. The first error is kept."""
@@ -82,12 +87,17 @@ class Stop(threading.Event):
         self.thread(wait, "signals")
 
     def heed_signals(self) -> None:
-        """Sets the handlers of `on_signals` again, which foreign code may have replaced; without that call, nothing."""
-        if self._wakeup is None:
+        """Sets the handlers of `on_signals` again, which foreign code may have replaced; without that call, nothing.
+
+        Call it again and again: a look takes microseconds. Handlers that are not Python's are replaced once a second.
+        """
+        now = time.monotonic()
+        if self._wakeup is None or (now < self._heeds_at and signal.getsignal(signal.SIGTERM) is _ignore):
             return
+        self._heeds_at = now + HEED_SECONDS
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, _ignore)
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Starts a thread whose error ends the program."""
@@ -175,7 +185,7 @@ def run_program(main: Callable[[], int]) -> int:
         try:
             return main()
         finally:
-            if sys.stdout is not None:
+            if not getattr(sys.stdout, "closed", True):  # foreign code may have closed it; daemons have none
                 sys.stdout.flush()
     except OSError as error:
         is_full = error.errno == errno.ENOSPC
@@ -204,9 +214,10 @@ def end_at_once(status: int) -> NoReturn:
     A process that has met others through gloo needs it: gloo's threads may hold a last tensor, and die with the process
     when they release it during the finalization (github.com/pytorch/pytorch/issues/190489).
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # foreign code may have closed or replaced them
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 
@@ -215,24 +226,6 @@ def exit_status(error: ApexError) -> int:
     if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
-
-
-@contextlib.contextmanager
-def importing(module: str) -> Iterator[None]:
-    """Lets `check_not_imported` know that a run imports a module of the user's, also in processes that it starts."""
-    before = os.environ.get(IMPORTS_VARIABLE)
-    os.environ[IMPORTS_VARIABLE] = module
-    try:
-        yield
-    finally:
-        del os.environ[IMPORTS_VARIABLE]
-        os.environ |= {} if before is None else {IMPORTS_VARIABLE: before}
-
-
-def check_not_imported() -> None:
-    """Raises ConfigError while a run imports a module: one that starts a run of itself would do so without end."""
-    if module := os.environ.get(IMPORTS_VARIABLE):
-        raise ConfigError(f"{module} starts a run when it is imported: {GUARD}")
 
 
 def child_environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from apexrl.errors import ConfigError, reason_of
-from apexrl.lifecycle import importing
+from apexrl.guard import importing
 
 
 def import_own(module: str, asked: str) -> ModuleType:

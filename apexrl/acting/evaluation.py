@@ -101,6 +101,7 @@ def play_games(
     while playing := [i for i in range(num_envs) if len(games[i]) < quota[i] and num_failures[i] < MAX_FAILURES]:
         if stop.is_set():
             return None
+        stop.heed_signals()
         is_filmed = playing[0] == 0 and not games[0]
         if is_filmed:
             _film(envs[0], recorder)

@@ -1,4 +1,7 @@
-"""The environments of a process that plays: whatever they change of their process, they change for themselves."""
+"""The environments of a process that plays: whatever they change of their process, they change for themselves.
+
+But for signals, which the loops of a role heed again after each round (`Stop.heed_signals`).
+"""
 
 import logging
 from typing import Any
@@ -19,7 +22,7 @@ class ForeignEnvironment:
 
     def __init__(self, config: EnvConfig, num_envs: int, **options: Any):
         """Takes the arguments of `make_environment`, and raises what it raises."""
-        self._apart, self._env = Apart(), config.env
+        self._apart, self._env = Apart(has_signals=False), config.env
         with self._apart:
             self._envs = envs = make_environment(config, num_envs, **options)
         self.num_actions = envs.num_actions

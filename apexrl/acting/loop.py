@@ -299,8 +299,8 @@ class ActorLoop:
         self._metrics.run = agent.header.run
         player = self._player
         player.begin(agent, self._of_all(sender.lease).slots[0])
-        stop.heed_signals()
         while not stop.is_set():
+            stop.heed_signals()
             if player.is_fetch_due:
                 self.fetch(agent)
             player.explore(agent, self._of_all(sender.lease))

@@ -87,8 +87,8 @@ class LockstepLoop:
             self._published = learner.parameters()
             self.actor.begin(self._published)
             self._evaluate()
-            self._stop.heed_signals()
             while not self._is_over():
+                self._stop.heed_signals()
                 self.actor.play(self._published, self._log)
                 learner.follow()
                 while not self._is_over() and learner.update():

@@ -142,7 +142,9 @@ def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[E
         words = last_line(printed.read())
     found = look.found
     if found.fault:
-        raise ConfigError(found.fault) from (OSError(found.errno, os.strerror(found.errno)) if found.errno else None)
+        printed_last = f"; it printed {words}" if words and "SystemExit" in found.fault else ""
+        cause = OSError(found.errno, os.strerror(found.errno)) if found.errno else None
+        raise ConfigError(found.fault + printed_last) from cause
     if found.doing != CLOSING:
         ended = f"environment {config.env!r} ended its process with {describe_status(status or 0)} in {found.doing}"
         ended += f": {words}" if words else ""

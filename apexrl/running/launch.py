@@ -17,16 +17,9 @@ from apexrl.config import Command, OfflineCommand, RunCommand
 from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.flags import actor_command, learner_command, replay_command, sister, to_flags
+from apexrl.guard import check_not_imported
 from apexrl.learning.status_file import LAST_EVALUATION, read_status
-from apexrl.lifecycle import (
-    INTERRUPTED_STATUS,
-    Stop,
-    check_not_imported,
-    end_with_parent,
-    exit_status,
-    role_script,
-    run_program,
-)
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of

@@ -19,7 +19,8 @@ import msgspec
 from apexrl.config import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, write_json
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, check_not_imported, exit_status, run_program
+from apexrl.guard import check_not_imported
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.ports import check_ports
