@@ -143,6 +143,11 @@ def end_steps(names: Iterable[str]) -> list[tuple[list[str], float]]:
     return [(actors, ACTORS_IDLE_SECONDS), (learner, LEARNER_IDLE_SECONDS), (others, others_idle_seconds)]
 
 
+def players_of(names: Iterable[str]) -> list[str]:
+    """Returns the names of the roles that have environments."""
+    return [name for name in names if name.startswith(("actors", "evaluator", "lockstep"))]
+
+
 class Run:
     """One run on this machine; owns the child processes."""
 
@@ -209,7 +214,9 @@ class Run:
         signals = stop.num_signals
         self._console.print("ending the run; Ctrl-C kills it at once")
         for names, idle_seconds in end_steps(self._supervisor.children):
-            self._supervisor.stop(names, idle_seconds, hurried=lambda: stop.num_signals > signals)
+            self._supervisor.stop(
+                names, idle_seconds, hurried=lambda: stop.num_signals > signals, repeats=players_of(names)
+            )
 
 
 def checkpoint_time(directory: Path) -> int:

@@ -30,6 +30,7 @@ from apexrl.running.launch import (
     FINISHING,
     checkpoint_time,
     end_steps,
+    players_of,
     roles_of,
     start_board,
     start_role,
@@ -272,7 +273,7 @@ class Group:
         if self._wires is not None:
             logger.warning("%s begins again, because another group has moved", self._name)
             for names, idle_seconds in end_steps(self._supervisor.children):
-                self._supervisor.stop(names, idle_seconds)
+                self._supervisor.stop(names, idle_seconds, repeats=players_of(names))
         self._wires = wires
         command = dataclasses.replace(self._command, wires=wires, acting=self._acting)
         if self._directory.exists():
@@ -296,7 +297,7 @@ class Group:
         steps = end_steps(self._supervisor.children)
         for number in range(self._report.stages_ended, stage):
             names, idle_seconds = steps[number]
-            self._supervisor.stop(names, idle_seconds)
+            self._supervisor.stop(names, idle_seconds, repeats=players_of(names))
             summary = self._summary() if self._name == LEARNER and number == 1 else self._report.summary
             self._report = self._report._replace(stages_ended=number + 1, summary=summary)
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -219,6 +219,7 @@ class Supervisor:
         idle_seconds: float,
         limit_seconds: float = STOP_LIMIT_SECONDS,
         hurried: Callable[[], bool] = lambda: False,
+        repeats: Collection[str] = (),
     ) -> None:
         """Asks the named children to end, all at once, and returns when all of them have ended.
 
@@ -226,6 +227,7 @@ class Supervisor:
           idle_seconds: a child that does nothing for so long is killed.
           limit_seconds: a child that has not ended by then is killed, even if it still works.
           hurried: returns true when the user waits no longer; all children are killed then.
+          repeats: names of those that are asked again and again: foreign code may ignore signals for a moment.
         """
         children = [self.children[name] for name in names if name in self.children]
         for child in children:
@@ -247,6 +249,9 @@ class Supervisor:
                 for child in ending:
                     logger.info("%s is still ending, for %.0f s now", child.name, now - started)
             time.sleep(POLL_SECONDS)
+            for child in ending:
+                if child.name in repeats:
+                    child.ask_to_end()
         kill_marked(*(child.mark for child in children), also_nested=True)  # the processes that they left behind
         for child in children:
             child.kill()

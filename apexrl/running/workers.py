@@ -31,5 +31,5 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
         while not stop.wait(0.2):
             workers.watch()
     finally:
-        workers.stop(names, IDLE_SECONDS, STOP_LIMIT_SECONDS)
+        workers.stop(names, IDLE_SECONDS, STOP_LIMIT_SECONDS, repeats=names)
         publisher.close()

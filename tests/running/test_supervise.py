@@ -219,3 +219,18 @@ def test_a_child_that_waits_for_its_restart_needs_no_stop(supervise):
 @pytest.mark.parametrize(("status", "text"), [(1, "status 1"), (-9, "signal SIGKILL"), (-40, "signal 40")])
 def test_statuses_in_words(status, text):
     assert describe_status(status) == text
+
+
+def test_a_child_that_loses_a_signal_to_foreign_code_is_asked_again(tmp_path, caplog):
+    """Like an environment that takes the signals in each reset, until the role has them back."""
+    sign, again = tmp_path / "sign", tmp_path / "again"
+    script = (
+        f"import pathlib, signal, sys, time\nsignal.signal(15, signal.SIG_IGN)\npathlib.Path({str(sign)!r}).touch()\n"
+        f"while not pathlib.Path({str(again)!r}).exists(): time.sleep(0.01)\n"
+        "signal.signal(15, lambda *_: sys.exit(0))\nwhile True: sum(range(1000))\n"
+    )
+    supervisor = Supervisor(0)
+    supervisor.start("actors", ["-c", script], log=tmp_path / "log.txt")
+    wait_for(sign.exists, 60, "the start")
+    supervisor.stop(["actors"], 600.0, 600.0, hurried=again.touch, repeats=["actors"])
+    assert "killed" not in caplog.text
