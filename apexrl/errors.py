@@ -14,7 +14,13 @@ import re
 import shlex
 import sys
 
+import msgspec
+
 PIP_INSTALL = f"{shlex.quote(sys.executable)} -m pip install"  # for the Python that runs this
+MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What msgspec raises for bytes of a stranger."""
+UNREADABLE = (OSError, *MALFORMED)
+"""What the reading of a file of a stranger raises."""
 
 
 class ApexError(Exception):
@@ -47,6 +53,12 @@ class JournalError(ApexError):
 
 class KilledError(PeerError):
     """A process that we started was killed by a signal: nothing is wrong with it."""
+
+
+def fault_of(error: BaseException) -> str:
+    """Returns why something cannot be read, as one line."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return " ".join((reason or str(error) or type(error).__name__).split())
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,30 +1,87 @@
 """Durable files: others may read them while they are replaced, and a kill or a power cut leaves them whole.
 
 A file is written under one fixed temporary name in its own directory, made durable, and renamed. A kill can leave that
-temporary file; the next write of the same file uses it again.
+temporary file; the next write of the same file removes it.
 """
 
 import contextlib
 import errno
 import fcntl
+import filecmp
 import functools
+import itertools
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from apexrl.errors import ConfigError
+from apexrl.errors import UNREADABLE, ConfigError, fault_of
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+MOST_BYTES = 64 * 2**20  # of a file of a run that is read whole; the curve of a year has 40 MB
 TEMPORARY = ".tmp"
 MAX_PIECES = 1024  # of one write (IOV_MAX)
 NO_DIRECTORY_SYNC = {  # of a file system whose directories cannot be opened or synced, as some of network and guests
     *(errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EISDIR, errno.EACCES),
 }
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading. A pipe or a device, which could be waited for without end, is none.
+
+    Raises: OSError when there is no such file, or it cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # where a pipe took its place meanwhile
+    return os.fdopen(descriptor, "rb")
+
+
+def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Returns the content of a regular file.
+
+    Raises: OSError when there is no such file, it is larger, or cannot be read.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {most_bytes:,} are the most", str(path))
+        return file.read(size)
+
+
+def read_json(path: Path, kind: type[T], fault: str = "cannot be read") -> T:
+    """Returns the content of a JSON file, checked by a type.
+
+    Raises: ConfigError, with these words, when it cannot be read, is no JSON, or holds something else.
+    """
+    try:
+        return msgspec.json.decode(read_whole(path), type=kind)
+    except UNREADABLE as error:
+        raise ConfigError(f"{path} {fault}: {fault_of(error)}") from error
+
+
+def name_aside(path: Path, kind: str) -> Path:
+    """Returns a name under which a file can be kept: NAME.kind, NAME.2.kind and so on.
+
+    No file has it, unless with just this content.
+    """
+    for count in itertools.count(1):
+        aside = path.with_name(f"{path.name}.{count}.{kind}" if count > 1 else f"{path.name}.{kind}")
+        if not os.path.lexists(aside) or (aside.is_file() and filecmp.cmp(path, aside, shallow=False)):
+            return aside
+    raise AssertionError("there is always another name")
+
+
+def set_aside(path: Path, kind: str) -> Path:
+    """Renames a file to a name of its own, `name_aside`'s, and returns that path."""
+    return path.rename(name_aside(path, kind))
 
 
 @contextlib.contextmanager
@@ -36,6 +93,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TEMPORARY)
+    temporary.unlink(missing_ok=True)  # of a killed writer; a pipe or a link would lead elsewhere
     try:
         yield temporary
         sync_file(temporary)

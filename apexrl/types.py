@@ -201,8 +201,8 @@ class LogPosition(msgspec.Struct, frozen=True):
     """A learner's count of a log: which one, up to which unroll, and how many transitions by then."""
 
     log: str = ""
-    next_number: int = 0
-    transitions: int = 0
+    next_number: Count = 0
+    transitions: Count = 0
 
 
 class Sample(NamedTuple):

@@ -18,10 +18,11 @@ import msgspec
 import numpy as np
 import zmq
 
+from apexrl.errors import MALFORMED
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.sockets import connect, make_socket, receive, send
-from apexrl.net.wire import MALFORMED, MAX_MESSAGE_BYTES
+from apexrl.net.wire import MAX_MESSAGE_BYTES
 from apexrl.types import Count, Finite, PeerName
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from apexrl.casts import exactly
-from apexrl.errors import WireError
+from apexrl.errors import MALFORMED, WireError
 from apexrl.types import (
     Count,
     Episode,
@@ -299,7 +299,6 @@ FromReplay = (
     Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Fetched | Statistics
     | Dropped | Refused | Stranger
 )  # fmt: skip
-MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # errors of msgspec for bytes of a stranger
 NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2, Fetched: 2}
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,16 +13,9 @@ import msgspec
 
 from apexrl.errors import ConfigError, WireError
 from apexrl.files import give_second_name, sync_directory, write_durably
-from apexrl.replay.journal import (
-    IDENTITY_FILE,
-    SNAPSHOT_FILE,
-    Lock,
-    LogIdentity,
-    first_number_of,
-    read_identity,
-    segment_paths,
-)
-from apexrl.replay.segment import SegmentHeader, pack, pack_header, scan
+from apexrl.replay.journal import IDENTITY_FILE, SNAPSHOT_FILE, Lock, LogIdentity, files_of, read_identity
+from apexrl.replay.segment import SegmentHeader, pack, pack_header
+from apexrl.replay.segment_files import SegmentFile
 from apexrl.replay.snapshot import load_snapshot, write_snapshot
 from apexrl.types import LogPosition
 
@@ -47,16 +40,19 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
             identity, log=secrets.token_hex(8), ancestors=(*identity.ancestors, identity.log)
         )
         target.mkdir(parents=True, exist_ok=True)
-        paths = segment_paths(source)
+        files = files_of(source, identity)
         if until is not None:
             end = until.next_number if until.log == identity.log else 0
-            paths = [path for path in paths if first_number_of(path) < end]
-            if not paths:
+            files = [file for file in files if file.first_number < end]
+            if not files:
                 raise ConfigError(f"{source} holds nothing from before unroll {end} any more: fork a newer checkpoint")
-            _copy_until(paths.pop(), target, end, forked)
+            newest = files[-1].first_number
+            while files and files[-1].first_number == newest:
+                _copy_until(files.pop(), target, end, forked)
             forked = msgspec.structs.replace(forked, lives=tuple(life for life in forked.lives if life < end))
-        for path in paths:
-            give_second_name(path, target / path.name, may_link=until is not None or path != paths[-1])
+        for file in files:
+            may_link = until is not None or file != files[-1]
+            give_second_name(file.path, target / file.path.name, may_link)
         if until is None:
             _copy_snapshot(source, target, identity.log, forked.log)
         write_durably(target / IDENTITY_FILE, msgspec.json.encode(forked))
@@ -64,17 +60,17 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
     return identity.log, forked.log
 
 
-def _copy_until(path: Path, target: Path, end: int, identity: LogIdentity) -> None:
+def _copy_until(file: SegmentFile, target: Path, end: int, identity: LogIdentity) -> None:
     """Copies the readable records before a number."""
-    found = scan(path.read_bytes(), first_number_of(path))
-    header = SegmentHeader(identity.format, identity.log, 0, first_number_of(path), identity.spec)
+    found = file.scan()
+    header = SegmentHeader(identity.format, identity.log, 0, file.first_number, identity.spec)
     kept = [piece for entry in found.entries if entry.number < end for piece in pack(*entry)]
-    write_durably(target / path.name, b"".join([pack_header(found.header or header), *kept]))
+    write_durably(target / file.path.name, b"".join([pack_header(found.header or header), *kept]))
 
 
 def _copy_snapshot(source: Path, target: Path, log: str, name: str) -> None:
     """Copies the priorities. Those of another log, or that cannot be read, are left: the actors' own count then."""
-    with contextlib.suppress(FileNotFoundError, WireError):
+    with contextlib.suppress(OSError, WireError):
         snapshot = load_snapshot(source / SNAPSHOT_FILE)
         if snapshot.log == log:
             write_snapshot(target / SNAPSHOT_FILE, msgspec.structs.replace(snapshot, log=name))

@@ -19,16 +19,24 @@ import contextlib
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from apexrl.errors import ConfigError, JournalError
-from apexrl.files import open_locked, sync_and_close, sync_directory, write_durably, write_pieces
+from apexrl.errors import UNREADABLE, ConfigError, JournalError
+from apexrl.files import open_locked, read_whole, set_aside, sync_and_close, sync_directory, write_durably, write_pieces
 from apexrl.replay.log import UnrollLog
-from apexrl.replay.segment import FORMAT, Entry, Scan, SegmentHeader, pack, pack_header, scan
+from apexrl.replay.segment import FORMAT, Entry, SegmentHeader, pack, pack_header
+from apexrl.replay.segment_files import (
+    SegmentFile,
+    first_number_of,
+    in_order,
+    is_name,
+    read_segments,
+    segment_files,
+    segment_path,
+)
 from apexrl.types import Count, Name, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -36,7 +44,6 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES = 32 * 2**20
 PROBE_BYTES = 2**20
 IDENTITY_FILE, SNAPSHOT_FILE, LOCK_FILE = "log.json", "priorities.bin", "lock"
-SEGMENT_PATTERN = "unrolls-*.log"
 
 
 class LogIdentity(msgspec.Struct, frozen=True):
@@ -89,19 +96,8 @@ class Lock:
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """Returns the files of unrolls, oldest first."""
-    return sorted(directory.glob(SEGMENT_PATTERN), key=first_number_of)
-
-
-def segment_path(directory: Path, first_number: int) -> Path:
-    """Returns the path of the file that begins with an unroll."""
-    return directory / f"unrolls-{first_number:016d}.log"
-
-
-def first_number_of(path: Path) -> int:
-    """Returns the number of the first unroll in a file, as its name says."""
-    digits = path.name.removeprefix("unrolls-").removesuffix(".log")
-    return int(digits) if digits.isdigit() else 0
+    """Returns the files of unrolls, oldest first, by their headers."""
+    return [file.path for file in segment_files(directory)]
 
 
 def read_identity(directory: Path) -> LogIdentity | None:
@@ -110,64 +106,60 @@ def read_identity(directory: Path) -> LogIdentity | None:
     Raises: ConfigError when another version of the software wrote it.
     """
     try:
-        data = (directory / IDENTITY_FILE).read_bytes()
+        data = read_whole(directory / IDENTITY_FILE)
         check_format(msgspec.json.decode(data, type=_Format).format, directory)
         identity = msgspec.json.decode(data, type=LogIdentity)
-    except (OSError, msgspec.MsgspecError, ValueError):
+    except UNREADABLE:
         return None
     return identity if identity.lives else None
 
 
 def identity_of(directory: Path) -> LogIdentity:
-    """Returns the identity of a directory's log. Without log.json it comes from a file's header and has no lives.
+    """Returns the identity of a directory's log. Without log.json it comes from the files' headers and has no lives.
 
     Raises: ConfigError when the directory is no journal, or has another version.
     """
-    if (identity := read_identity(directory)) is not None:
+    if (identity := read_identity(directory) or told_by_headers(directory, segment_files(directory))) is not None:
         return identity
-    for header in (found.header for _, found in read_segments(directory)):
-        if header is not None:
-            check_format(header.format, directory)
-            return LogIdentity(FORMAT, header.log, (), header.spec)
     if shards := sorted(path.name for path in directory.glob("shard-*")):
         raise ConfigError(f"{directory} holds the journals of {len(shards)} shards: give one, {directory / shards[0]}")
     raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
 
 
+def told_by_headers(directory: Path, files: Sequence[SegmentFile]) -> LogIdentity | None:
+    """Returns the log of the newest file that is in its place, with all others of its stream as ancestors.
+
+    It has no lives. None when no file has a header.
+
+    Raises: ConfigError when another version of the software wrote one of them.
+    """
+    headers = [(file.is_in_place, file.header) for file in files if file.header is not None]
+    for _, header in headers:
+        check_format(header.format, directory)
+    if not headers:
+        return None
+    _, newest = max(headers, key=lambda item: (item[0], item[1].first_number))
+    logs = dict.fromkeys(header.log for _, header in headers if header.spec == newest.spec)
+    return LogIdentity(FORMAT, newest.log, (), newest.spec, tuple(log for log in logs if log != newest.log))
+
+
+def files_of(directory: Path, identity: LogIdentity) -> list[SegmentFile]:
+    """Returns the files of a log's unrolls, oldest first."""
+    return [file for file in segment_files(directory) if file.is_of((identity.log, *identity.ancestors))]
+
+
 def held_numbers(directory: Path) -> range:
     """Returns the numbers of a journal's unrolls, from the first file's first to the last file's last."""
-    paths = segment_paths(directory)
-    for _, found in read_segments(directory, newest_first=True):
+    files = files_of(directory, identity_of(directory))
+    for _, found in read_segments(reversed(files)):
         if found.entries:
-            return range(first_number_of(paths[0]), found.entries[-1].number + 1)
+            return range(files[0].first_number, found.entries[-1].number + 1)
     return range(0)
 
 
 def read_entries(directory: Path) -> Iterator[Entry]:
     """Yields the readable unrolls of a journal in order. Takes no lock, mends nothing, skips evicted files."""
-    for path, found in read_segments(directory):
-        if found.damages:
-            num_bytes = sum(damage.num_bytes for damage in found.damages)
-            logger.warning("%d bytes of %s are no records: damaged, or being written", num_bytes, path)
-        yield from found.entries
-
-
-def read_segments(directory: Path, newest_first: bool = False) -> Iterator[tuple[Path, Scan]]:
-    """Yields the files of unrolls and their content, without those that were evicted meanwhile.
-
-    Raises: ConfigError when one cannot be read.
-    """
-    paths = segment_paths(directory)
-    ends = [*map(first_number_of, paths[1:]), sys.maxsize]
-    for path, end in sorted(zip(paths, ends, strict=False), key=lambda item: item[1], reverse=newest_first):
-        try:
-            found = scan(path.read_bytes(), first_number_of(path))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
-        # A number that two files hold was acknowledged with the later one.
-        yield path, found._replace(entries=[entry for entry in found.entries if entry.number < end])
+    return in_order(files_of(directory, identity_of(directory)))
 
 
 def check_format(found: int, directory: Path) -> None:
@@ -192,10 +184,11 @@ class Journal:
           segment_bytes: a file that has reached them gets no further records.
         """
         self.directory, self._identity = directory, identity
-        self.num_bytes = sum(path.stat().st_size for path in segment_paths(directory))
+        paths = [path for path in segment_paths(directory) if is_name(path)]  # `recover` has put all in their places
+        self.num_bytes = sum(path.stat().st_size for path in paths)
         self.unsynced_bytes = 0  # that a power cut would take
         self._sync_at_once, self._segment_bytes, self._is_written_down = sync_at_once, segment_bytes, False
-        self._firsts = [first_number_of(path) for path in segment_paths(directory)]
+        self._firsts = [first_number_of(path) for path in paths]
         self._descriptor, self._size = -1, 0
         self._refused_bytes = 0  # of the append that failed last
         self._unsynced: list[int] = []  # descriptors of finished files
@@ -329,7 +322,10 @@ class Journal:
         if not self._is_written_down:
             write_durably(self.directory / IDENTITY_FILE, msgspec.json.encode(self._identity))
             self._is_written_down = True
-        path.unlink(missing_ok=True)  # one without a record, of an append that failed
+        if first_number in self._firsts:
+            path.unlink(missing_ok=True)  # one without a record, of an append that failed
+        elif os.path.lexists(path):
+            logger.error("%s is not ours: set aside as %s", path, set_aside(path, "aside").name)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             write_pieces(descriptor, [header])

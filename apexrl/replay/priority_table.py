@@ -113,6 +113,8 @@ class PriorityTable:
         powers = np.frombuffer(state.priorities, np.float32).astype(np.float64).reshape(-1, self._unroll_items)
         if len(powers) < end_number - first_number:
             raise ValueError(f"priorities of {len(powers)} unrolls, not {end_number - first_number}")
+        if not (powers >= 0).all() or not np.isfinite(powers).all():
+            raise ValueError("priorities that are no numbers from 0 on")
         if state.priority_exponent != self._priority_exponent:
             old = state.priority_exponent
             powers = self._powers(powers ** (1 / old) if old > 0 else (powers > 0).astype(np.float64))

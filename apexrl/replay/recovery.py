@@ -1,26 +1,28 @@
 """The start of a server: it reads its journal and mends what is damaged. Files, no sockets, no clock."""
 
-import filecmp
 import itertools
 import logging
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from apexrl.errors import ConfigError
-from apexrl.files import give_second_name, sync_directory, sync_file, write_durably
-from apexrl.replay.journal import (
-    IDENTITY_FILE,
-    LogIdentity,
-    check_format,
-    read_identity,
-    read_segments,
-    segment_path,
-)
+from apexrl.files import give_second_name, name_aside, set_aside, sync_directory, sync_file, write_durably
+from apexrl.replay.journal import IDENTITY_FILE, LogIdentity, files_of, read_identity, told_by_headers
 from apexrl.replay.segment import FORMAT, Entry, Scan, SegmentHeader, pack, pack_header
+from apexrl.replay.segment_files import (
+    SegmentFile,
+    ends_of,
+    is_name,
+    read_segments,
+    segment_files,
+    segment_path,
+    strays,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,47 +39,95 @@ def recover(directory: Path) -> Recovered | None:
     """Reads a journal and mends it: truncates an incomplete last record, keeps damaged files as `*.damaged`.
 
     Needs the `Lock`. The identity that it returns begins the next life of the server; the first append writes it down.
+    Each file of the log gets the name that its header says. A file that has a server's name and is none of the log's is
+    kept as `*.aside`. So is another one of unrolls that a file in its place holds, such as a copy.
 
     Returns: None when the directory holds no journal.
     Raises: ConfigError when another version wrote it, or when no file says which log it is; OSError when it cannot be
       mended.
     """
-    identity = read_identity(directory)
-    scans = list(read_segments(directory))
-    for _, found in scans:  # before anything is changed
-        if found.header is not None:
-            check_format(found.header.format, directory)
+    identity = _identity(directory)
     if identity is None:
-        headers = [found.header for _, found in scans if found.header is not None]
-        if not headers and scans:
-            raise ConfigError(f"{directory} holds unrolls, but not whose: both {IDENTITY_FILE} and headers are lost")
-        if not headers:
-            return None
-        logger.warning("%s is missing or damaged: learners will read the log from its beginning", IDENTITY_FILE)
-        lost = tuple(dict.fromkeys(header.log for header in headers))
-        identity = LogIdentity(FORMAT, secrets.token_hex(8), (0,), headers[-1].spec, lost)
-    entries: dict[int, Entry] = {}
-    for path, found in scans:
-        if found.damages and not _cut_off_torn_end(path, found, is_last=path == scans[-1][0]):
-            _set_aside(path, found, identity)
-        elif found.entries:
-            _sync(path)  # a server that was killed had not synced all of it
+        return None
+    _put_in_place(directory, identity)
+    files = files_of(directory, identity)
+    scans, ends = list(read_segments(files)), ends_of(files)
+    held: dict[int, tuple[Entry, SegmentFile]] = {}
+    for file, found in scans:
+        held |= {entry.number: (entry, file) for entry in found.entries if entry.number < ends[file.path]}
+    for file, found in reversed(scans):
+        used = [entry for entry in found.entries if held.get(entry.number) == (entry, file)]
+        if not found.entries and not found.damages:
+            file.path.unlink()
+        elif file.is_in_place and (used or not found.entries) and _is_whole(file, found, files[-1]):
+            _sync(file.path)  # a server that was killed had not synced all of it
         else:
-            path.unlink()
-        for entry in found.entries:  # when a number was written twice, only the later unroll was acknowledged
-            entries[entry.number] = entry
-    end = max(entries, default=identity.lives[-1] - 1) + 1
+            _set_aside(file, found, used, identity)
+    entries = [held[number][0] for number in sorted(held)]
+    end = max(held, default=identity.lives[-1] - 1) + 1
     identity = msgspec.structs.replace(identity, lives=(*identity.lives, end))
-    return Recovered(identity, [entries[number] for number in sorted(entries)], end)
+    return Recovered(identity, entries, end)
 
 
-def _cut_off_torn_end(path: Path, found: Scan, is_last: bool) -> bool:
-    """Truncates the last file to its whole records; returns False when its damage is another one."""
-    torn = found.damages[-1]
-    if not is_last or len(found.damages) > 1 or torn.offset != found.end_of_records or found.header is None:
+def _identity(directory: Path) -> LogIdentity | None:
+    """Returns the identity of a log before its next life, None without one; sets a damaged log.json aside."""
+    identity, files = read_identity(directory), segment_files(directory)
+    told = told_by_headers(directory, files)  # also where it is not needed: another version is refused
+    if identity is not None:
+        return identity
+    if told is None and any(is_name(file.path) for file in files):
+        raise ConfigError(f"{directory} holds unrolls, but not whose: both {IDENTITY_FILE} and headers are lost")
+    if told is None:
+        return None
+    logger.warning("%s is missing or damaged: learners will read the log from its beginning", IDENTITY_FILE)
+    if os.path.lexists(directory / IDENTITY_FILE):
+        set_aside(directory / IDENTITY_FILE, "damaged")
+    return LogIdentity(FORMAT, secrets.token_hex(8), (0,), told.spec, (told.log, *told.ancestors))
+
+
+def _put_in_place(directory: Path, identity: LogIdentity) -> None:
+    """Gives each file of a log the name that its header says, where no other file of the log has it.
+
+    A kill at any time leaves names that the next start reads: it asks the headers. Other logs' files, and what is no
+    file of unrolls, lose only names that a server gives.
+    """
+    own = files_of(directory, identity)
+    others = [*strays(directory), *(file.path for file in segment_files(directory) if file not in own)]
+    for path in others:
+        if is_name(path):
+            logger.error("%s is not of this log: set aside as %s", path, set_aside(path, "aside").name)
+        else:
+            logger.warning("%s is not of this log: it is left as it is", path)
+    misplaced = [file for file in own if not file.is_in_place]
+    for i, file in enumerate(misplaced):
+        if is_name(file.path):  # perhaps that of another one, which has this one's
+            misplaced[i] = file._replace(path=file.path.rename(_free_name(file.path)))
+    for file in misplaced:
+        right = segment_path(directory, file.first_number)
+        if not os.path.lexists(right):
+            logger.warning("%s begins with unroll %d: renamed to %s", file.path, file.first_number, right.name)
+            file.path.rename(right)
+    sync_directory(directory)
+
+
+def _free_name(path: Path) -> Path:
+    """Returns a name of a file of unrolls that no file has, and no server gives."""
+    names = (path.with_name(f"{path.stem}.{count}.log") for count in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _is_whole(file: SegmentFile, found: Scan, last: SegmentFile) -> bool:
+    """Returns whether a file has no damage, after the last one was truncated to its whole records."""
+    if not found.damages:
+        return True
+    path, torn = file.path, found.damages[-1]
+    if file != last or len(found.damages) > 1 or torn.offset != found.end_of_records or found.header is None:
         return False
     logger.warning("%s ends in %d bytes of an unfinished record: cut off", path.name, torn.num_bytes)
-    os.truncate(path, found.end_of_records)
+    if path.is_symlink() or path.stat().st_nlink > 1:  # others have the file, too
+        write_durably(path, path.read_bytes()[: found.end_of_records])
+    else:
+        os.truncate(path, found.end_of_records)
     return True
 
 
@@ -90,31 +140,23 @@ def _sync(path: Path) -> None:
         write_durably(path, path.read_bytes())
 
 
-def _name_aside(path: Path) -> Path:
-    """Returns the name under which a damaged file is kept: one that no file has, or a copy of just this content."""
-    for count in itertools.count(1):
-        aside = path.with_name(f"{path.name}.{count}.damaged" if count > 1 else f"{path.name}.damaged")
-        if not aside.exists() or filecmp.cmp(path, aside, shallow=False):
-            return aside
-    raise AssertionError("there is always another name")
-
-
-def _set_aside(path: Path, found: Scan, identity: LogIdentity) -> None:
-    """Keeps a damaged file as `*.damaged`, and writes its readable records anew, into a file for each gapless run.
+def _set_aside(file: SegmentFile, found: Scan, used: Sequence[Entry], identity: LogIdentity) -> None:
+    """Keeps a file aside, and writes those of its records anew that are used, into a file for each gapless run.
 
     A kill at any time leaves all of them in files that the next start reads.
     """
-    aside = _name_aside(path)
-    logger.error(
-        "%s is damaged in %d places (%d bytes): set aside as %s, %d unrolls of it could be read",
-        path, len(found.damages), sum(damage.num_bytes for damage in found.damages), aside.name, len(found.entries),
-    )  # fmt: skip
+    path, damages = file.path, found.damages
+    aside = name_aside(path, "damaged" if damages else "aside")
+    fault = f"is damaged in {len(damages)} places ({sum(damage.num_bytes for damage in damages)} bytes)"
+    if not damages:
+        fault = f"holds unrolls of {segment_path(path.parent, file.first_number).name}, too"
+    logger.error("%s %s: set aside as %s, %d unrolls of it are used", path, fault, aside.name, len(used))
     if not aside.exists():
         give_second_name(path, aside)
     header = found.header or SegmentHeader(FORMAT, identity.log, 0, 0, identity.spec)
     runs: dict[Path, list[bytes]] = {}
     next_number = -1
-    for entry in found.entries:
+    for entry in used:
         if entry.number != next_number:
             begin = msgspec.structs.replace(header, first_number=entry.number)
             pieces = runs[segment_path(path.parent, entry.number)] = [pack_header(begin)]

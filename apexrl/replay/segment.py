@@ -14,15 +14,17 @@ actor's, and may hold bytes that look like a record of any number.
 
 import struct
 import zlib
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from apexrl.errors import MALFORMED
 from apexrl.types import Count, Name, StreamSpec
 
 FORMAT = 2
 HEADER_MAGIC, UNROLL_MAGIC = b"apxH", b"apxU"
 MISSING_RECORDS = 4
+MAX_HEADER_BYTES = 2**20
 _FIXED = struct.Struct("<4sIQII")
 _CHECKED = struct.Struct("<QII")
 
@@ -104,6 +106,16 @@ def scan(data: bytes, first_number: int = 0) -> Scan:
     return Scan(header, entries, damages, good)
 
 
+def read_header(file: BinaryIO) -> SegmentHeader | None:
+    """Returns the header at the beginning of a file, None when no good one is there."""
+    data = file.read(_FIXED.size)
+    if len(data) == _FIXED.size:
+        *_, message_bytes, block_bytes = _FIXED.unpack(data)
+        data += file.read(min(message_bytes + block_bytes, MAX_HEADER_BYTES))
+    record = _unpack(data, 0, HEADER_MAGIC)
+    return _header(record[0].message) if record is not None else None
+
+
 def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | None:
     """Returns the record at a position and the position behind it, None when no good record is there."""
     start = position + _FIXED.size
@@ -140,5 +152,5 @@ def _next_record(data: bytes, begin: int, next_number: int) -> int:
 def _header(message: bytes) -> SegmentHeader | None:
     try:
         return msgspec.msgpack.decode(message, type=SegmentHeader)
-    except (msgspec.MsgspecError, ValueError):
+    except MALFORMED:
         return None

@@ -10,19 +10,19 @@ import msgspec
 import numpy as np
 
 from apexrl.replay.limiter import Limiter
-from apexrl.types import Granularity, Sample
+from apexrl.types import Count, Finite, Granularity, Sample
 
 
 class TableState(msgspec.Struct, frozen=True):
     """The state of a table that survives a restart of the server, besides the log."""
 
-    inserted: int
-    sampled: int
-    next_number: int = 0  # fifo: number of the unroll to hand out
+    inserted: Count
+    sampled: Count
+    next_number: Count = 0  # fifo: number of the unroll to hand out
     priority_exponent: float = 1.0  # that was applied to the priorities
     priorities: bytes = b""  # float32: priority [unrolls, P], after the exponent; elite [unrolls]
     numbers: bytes = b""  # elite: int64 [unrolls] that it keeps
-    forgiven: float = 0.0  # samples
+    forgiven: Finite = 0.0  # samples
     samples_per_insert: float = -1.0  # that paced it, with min_size; -1: an older server did not write it
     min_size: int = 0
 

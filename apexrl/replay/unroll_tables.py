@@ -215,6 +215,8 @@ class EliteTable(_UnrollTable):
         kept, priorities = np.frombuffer(state.numbers, np.int64), np.frombuffer(state.priorities, np.float32)
         if len(kept) != len(priorities):
             raise ValueError(f"priorities of {len(priorities)} unrolls, not of {len(kept)}")
+        if not np.isfinite(priorities).all():
+            raise ValueError("priorities that are not finite")
         if not len(kept) and end_number > first_number:
             raise ValueError("it is of a table that kept no unrolls, such as one of another kind")
         super().restore(state, first_number, end_number)

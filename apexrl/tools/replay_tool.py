@@ -15,20 +15,15 @@ import msgspec
 import numpy as np
 import tyro
 
-from apexrl.errors import ApexError, ConfigError, WireError
-from apexrl.files import replacing
+from apexrl.errors import ApexError, ConfigError, WireError, fault_of
+from apexrl.files import read_whole, replacing
 from apexrl.flags import program
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, insert_arrays
-from apexrl.replay.journal import (
-    SNAPSHOT_FILE,
-    LogIdentity,
-    first_number_of,
-    identity_of,
-    segment_paths,
-)
+from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, identity_of, read_entries, segment_paths
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
+from apexrl.replay.segment_files import MAX_SEGMENT_BYTES, first_number_of, strays
 from apexrl.replay.snapshot import Snapshot, load_snapshot
 from apexrl.types import Field, StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec
@@ -73,7 +68,7 @@ def segments(directory: Path) -> Iterator[Segment]:
     paths, follows = segment_paths(directory), False
     for path in paths:
         try:
-            data = path.read_bytes()
+            data = read_whole(path, MAX_SEGMENT_BYTES)
         except FileNotFoundError:
             follows = False
             continue
@@ -89,6 +84,8 @@ def snapshot_of(directory: Path, identity: LogIdentity) -> tuple[Snapshot | None
         return None, ""
     except WireError as error:
         return None, f"offset 0: {error}"
+    except OSError as error:
+        return None, f"offset 0: {fault_of(error)}"
     if snapshot.log != identity.log:
         return None, f"offset 8: of the log {snapshot.log}, not {identity.log}"
     of_all = 4 * (snapshot.end_number - snapshot.first_number) * identity.spec.num_priorities
@@ -121,8 +118,10 @@ def inspect(directory: Directory) -> int:
         print(f"file      {segment.path.name}  {held}, {len(segment.data)} bytes, life {life}", end="")
         print(f", {segment.unfinished_bytes} bytes being written" if segment.unfinished_bytes else "", end="")
         print(", damaged" if len(found.damages) > bool(segment.unfinished_bytes) else "")
-    for path in sorted(directory.glob("*.damaged")):
+    for path in sorted([*directory.glob("*.damaged"), *directory.glob("*.aside")]):
         print(f"set aside {path.name}")
+    for path in strays(directory):
+        print(f"left out  {path.name}")
     snapshot, wrong = snapshot_of(directory, identity)
     if snapshot is None:
         print(f"snapshot  {wrong or 'none'}")
@@ -145,6 +144,7 @@ def verify(directory: Directory, decode: bool = False) -> int:
     identity = identity_of(directory)
     codec, sizes = UnrollCodec(identity.spec) if decode else None, InsertSizes(identity.spec)
     damages = [] if identity.lives else ["log.json: missing or damaged"]
+    damages += [f"{path.name}: offset 0: this is no file of unrolls" for path in strays(directory)]
     checked: list[int] = []  # the number of unrolls in each file
     expected: int | None = None
     for segment in segments(directory):
@@ -190,10 +190,6 @@ def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> st
     return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
 
 
-def _entries(directory: Path) -> Iterator[Entry]:
-    return (entry for segment in segments(directory) for entry in segment.found.entries)
-
-
 def _readable(entries: Iterable[Entry], spec: StreamSpec, codec: UnrollCodec | None = None) -> Iterator[Entry]:
     """Yields the unrolls without those that `verify` finds faulty, which it names on stderr."""
     sizes = InsertSizes(spec)
@@ -221,7 +217,7 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
         raise ConfigError(f"--numbers {numbers}: give FIRST:END, such as 100:200, 100: or :200")
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec
-    entries = (entry for entry in _entries(directory) if entry.number in chosen)
+    entries = (entry for entry in read_entries(directory) if entry.number in chosen)
     if format == "minari":
         from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
 
@@ -268,7 +264,7 @@ def summary(directory: Directory) -> int:
     totals: collections.Counter[str] = collections.Counter()
     returns: dict[str, list[float]] = collections.defaultdict(list)
     versions, actors = set(), set()
-    for entry in _readable(_entries(directory), identity.spec):
+    for entry in _readable(read_entries(directory), identity.spec):
         insert = wire.decode_insert(entry.message)
         transitions = int(insert.header(identity.spec.unroll_starts).valid.sum())
         totals.update(unrolls=1, transitions=transitions, messages=len(entry.message), blocks=len(entry.block))

@@ -6,7 +6,7 @@ from apexrl.errors import ConfigError
 from apexrl.replay import journal as journals
 from apexrl.replay.journal import IDENTITY_FILE, Journal, new_identity
 from apexrl.replay.recovery import recover
-from apexrl.replay.segment import FORMAT, pack, pack_header
+from apexrl.replay.segment import FORMAT, pack, pack_header, scan
 from tests.replay.failing_disk import FailingDisk
 from tests.replay.records import SMALL_FILE_BYTES, entries, fill, header_of, last_file, open_again
 
@@ -28,7 +28,7 @@ def test_damage_in_the_middle_costs_what_it_hits(journal_of_files, tmp_path, los
     fill(journal_of_files, range(8))
     path = sorted(tmp_path.glob("unrolls-*.log"))[1]
     data = bytearray(path.read_bytes())
-    inside = [entry.number for entry in journals.scan(path.read_bytes()).entries]
+    inside = [entry.number for entry in scan(path.read_bytes()).entries]
     position = data.index(b"message")
     if "header" in lost:
         data[0] ^= 1

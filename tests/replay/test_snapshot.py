@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from apexrl.errors import WireError
@@ -31,6 +33,20 @@ def test_a_damaged_snapshot_is_set_aside_and_not_used(tmp_path):
             load_snapshot(path)
         assert recover_snapshot(path, "log") is None
         assert not path.exists() and (tmp_path / "priorities.bin.damaged").read_bytes() == data
+        (tmp_path / "priorities.bin.damaged").unlink()
+
+
+def test_each_damaged_snapshot_is_kept(tmp_path):
+    path = tmp_path / "priorities.bin"
+    for data in (b"first", b"second", b"", b"third"):
+        path.write_bytes(data)
+        assert recover_snapshot(path, "log") is None
+    os.mkfifo(path)
+    assert recover_snapshot(path, "log") is None and not path.exists()
+    kept = sorted(tmp_path.iterdir())
+    assert len(kept) == 5 and {kept.read_bytes() for kept in kept if kept.is_file()} == {
+        b"first", b"second", b"", b"third",
+    }  # fmt: skip
 
 
 def test_the_snapshot_of_another_log_is_not_used(tmp_path):
