@@ -1,6 +1,7 @@
 """The runs below a directory, by the small files that each of them holds. Loads no network and no environment."""
 
 import csv
+import io
 import itertools
 import math
 import time
@@ -10,7 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from apexrl.errors import ConfigError
+from apexrl.errors import UNREADABLE, ConfigError, fault_of
+from apexrl.files import read_json, read_whole
+from apexrl.types import Count, Finite, Name
 
 RUNS = Path("runs")  # where runs lie unless told otherwise
 CONFIG_FILE, STATUS_FILE, CURVE_FILE, SUMMARY_FILE = "config.json", "status.json", "evaluations.csv", "summary.json"
@@ -19,12 +22,12 @@ DEPTHS = ("*", "*/*")  # a run, or a run of a sweep
 
 
 class _Environment(msgspec.Struct):
-    env: str
+    env: Name
 
 
 class _Command(msgspec.Struct):
     env: _Environment
-    agent: str = ""
+    agent: Name = ""
 
 
 class _Config(msgspec.Struct):
@@ -32,12 +35,12 @@ class _Config(msgspec.Struct):
 
 
 class _Counters(msgspec.Struct):
-    best_evaluation_return: float | None = None
-    last_evaluation_return: float | None = None
+    best_evaluation_return: Finite | None = None
+    last_evaluation_return: Finite | None = None
 
 
 class _Status(msgspec.Struct):
-    frames: int = 0
+    frames: Count = 0
     counters: _Counters = msgspec.field(default_factory=_Counters)
 
 
@@ -65,6 +68,9 @@ class CurvePoint(NamedTuple):
     median: float
     min: float
     max: float
+
+
+MOST = (*[2.0**53] * 4, *[1e300] * 4)  # of each number
 
 
 def new_run(env: str) -> str:
@@ -113,15 +119,15 @@ def read_evaluations(path: Path) -> list[CurvePoint]:
     """
     kinds, rows = CurvePoint.__annotations__, []
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                numbers = {name: float(row[name]) for name in CurvePoint._fields}
-                if not all(map(math.isfinite, numbers.values())):
-                    raise ValueError("not finite")
-                rows.append(CurvePoint(**{name: kinds[name](number) for name, number in numbers.items()}))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        reader = csv.DictReader(io.StringIO(read_whole(path).decode(), newline=""))
+    except UNREADABLE as error:
+        raise ConfigError(f"{path} cannot be read: {fault_of(error)}") from error
+    try:
+        for row in reader:
+            numbers = {name: float(row[name]) for name in CurvePoint._fields}
+            if not all(abs(number) <= most for number, most in zip(numbers.values(), MOST, strict=True)):
+                raise ValueError("too large, or no number")
+            rows.append(CurvePoint(**{name: kinds[name](number) for name, number in numbers.items()}))
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise ConfigError(f"{path}: line {reader.line_num} is no evaluation") from error
     kept: list[CurvePoint] = []
@@ -131,6 +137,12 @@ def read_evaluations(path: Path) -> list[CurvePoint]:
             kept.append(found)
         least = tuple(map(min, found[:3], least))
     return kept[::-1]
+
+
+Scalar = bool | int | float | str | None
+Value = Scalar | list[Scalar | list[Scalar]]
+Section = dict[str, Value | dict[str, Value | dict[str, Value]]]
+"""The configuration of a command as CONFIG_FILE holds it: flags, and sections of flags."""
 
 
 def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,16 +159,16 @@ def read_found(directory: Path) -> FoundRun:
     Raises: ConfigError when there is none, or a file of it cannot be read.
     """
     path = config = directory / CONFIG_FILE
+    command = read_json(path, _Config).command
+    status = _Status()
     try:
-        command = msgspec.json.decode(path.read_bytes(), type=_Config).command
         started_at = changed_at = config.stat().st_mtime
         path = directory / STATUS_FILE
-        status = _Status()
         if path.exists():  # not before the first update
-            status = msgspec.json.decode(path.read_bytes(), type=_Status)
+            status = read_json(path, _Status)
             changed_at = max(changed_at, path.stat().st_mtime)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {fault_of(error)}") from error
     returns = status.counters.best_evaluation_return, status.counters.last_evaluation_return
     return FoundRun(directory, command.env.env, command.agent, status.frames, *returns, started_at, changed_at)
 

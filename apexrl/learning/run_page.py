@@ -8,13 +8,15 @@ from typing import Any
 import msgspec
 
 from apexrl.config import LearnerCommand
-from apexrl.runs import CONFIG_FILE, flat
+from apexrl.errors import ConfigError
+from apexrl.files import read_json
+from apexrl.runs import CONFIG_FILE, Section, flat
 
 LEFT_OUT = ("wires", "tensorboard")  # sections and flags that begin so: they change nothing about the learning
 
 
 class _Config(msgspec.Struct):
-    command: dict[str, Any]
+    command: Section
     revision: str = "unknown"
     versions: dict[str, str] = {}
 
@@ -41,8 +43,8 @@ def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
 
 def _config_in(directory: Path) -> _Config | None:
     try:
-        return msgspec.json.decode((directory / CONFIG_FILE).read_bytes(), type=_Config)
-    except (OSError, msgspec.MsgspecError):
+        return read_json(directory / CONFIG_FILE, _Config)
+    except ConfigError:
         return None
 
 

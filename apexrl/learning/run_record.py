@@ -7,6 +7,7 @@ disk that takes nothing ends no run: training goes on, the fault is said and cou
 import collections
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.errors import ApexError, ConfigError, JournalError
-from apexrl.files import TEMPORARY, give_second_name, replacing, write_durably, write_json
+from apexrl.errors import UNREADABLE, ApexError, ConfigError, JournalError
+from apexrl.files import TEMPORARY, give_second_name, read_json, read_whole, replacing, write_durably, write_json
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.learning.updater import Updater
@@ -85,10 +86,8 @@ def result_in(directory: Path) -> Path | None:
 def _has_learned(summary: Path) -> bool:
     """Returns whether a summary tells of updates; a run that failed before its first one has a summary, too."""
     try:
-        return msgspec.json.decode(summary.read_bytes(), type=_Summary).updates > 0
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):  # nobody knows
+        return os.path.lexists(summary) and read_json(summary, _Summary).updates > 0
+    except ConfigError:  # nobody knows
         return True
 
 
@@ -137,8 +136,8 @@ class RunRecord:
         try:
             _tidy(directory)
             curve = directory / CURVE_FILE
-            self._curve = curve.read_text() if curve.exists() else f"{CURVE_COLUMNS}\n"
-        except OSError as error:
+            self._curve = read_whole(curve).decode() if os.path.lexists(curve) else f"{CURVE_COLUMNS}\n"
+        except UNREADABLE as error:
             raise ConfigError(f"the run directory {directory} cannot be used: {error}") from error
         self._is_curve_written = True
         self._events = EventFile(directory / "tensorboard")

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import msgspec
 
+from apexrl.errors import ConfigError
+from apexrl.files import read_json
 from apexrl.networks.checkpoint import Counters
 from apexrl.runs import STATUS_FILE
+from apexrl.types import Count
 
 LAST_EVALUATION = "the evaluation of the last network"  # a learner waits for it when it has reached its total
 
@@ -15,7 +18,7 @@ class Status(msgspec.Struct, frozen=True):
     """The content of STATUS_FILE. The learner writes it, readers watch the run by it."""
 
     env: str
-    frames: int
+    frames: Count
     counters: Counters
     metrics: dict[str, float]
     waits_for: str
@@ -28,7 +31,7 @@ def read_status(directory: Path, since: float = 0.0) -> Status | None:
       since: seconds since 1970; an older status is of an earlier start.
     """
     path = directory / STATUS_FILE
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, ConfigError):
         if path.stat().st_mtime >= since:
-            return msgspec.json.decode(path.read_bytes(), type=Status)
+            return read_json(path, Status)
     return None

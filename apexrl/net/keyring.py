@@ -13,8 +13,10 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from apexrl.errors import ConfigError
+from apexrl.errors import UNREADABLE, ConfigError, fault_of
+from apexrl.files import read_whole
 
+MAX_KEY_BYTES = 4096
 ROLES = ("replay", "learner", "actor")
 
 
@@ -97,10 +99,11 @@ def read_key(path: Path) -> bytes:
     Raises: ConfigError when it is missing, malformed, or a secret that others may read.
     """
     try:
-        text = path.read_text(encoding="ascii").strip()
+        text = read_whole(path, MAX_KEY_BYTES).decode("ascii").strip()
         is_open = path.suffix == ".secret" and bool(path.stat().st_mode & 0o077)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a key ({error}): `apexrl keys DIR` makes keys") from error
+    except UNREADABLE as error:
+        reason = fault_of(error)
+        raise ConfigError(f"{path} cannot be read as a key ({reason}): `apexrl keys DIR` makes keys") from error
     if len(text) != 40 or not _is_z85(text):
         raise ConfigError(f"{path} is not a key: 40 characters of Z85 were expected")
     if is_open:

@@ -1,8 +1,11 @@
 """Checkpoints: one safetensors file each, replaced atomically; counters and configuration are text in its header.
 
-Loading reads tensors and JSON and nothing else: no code of a file is ever run.
+Loading reads tensors and JSON and nothing else: no code of a file is ever run. Modules that it names are imported only
+where a person trusts them (`own_modules.Trust`).
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +15,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from apexrl.errors import ConfigError
-from apexrl.files import replacing
+from apexrl.errors import UNREADABLE, ConfigError, fault_of
+from apexrl.files import open_regular, replacing
+from apexrl.memory import free_memory_bytes
 from apexrl.networks.parameters import Identity, Parameters, ParametersHeader
-from apexrl.types import Count, LogPosition, StreamSpec
+from apexrl.types import Count, Finite, LogPosition, StreamSpec
 
 LATEST = "latest.safetensors"
 BEST = "best.safetensors"
 ACTING = "acting."  # begins the names of the tensors that actors use
+DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"})  # as safetensors writes them
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -27,12 +32,12 @@ class Counters(msgspec.Struct, frozen=True):
 
     updates: Count = 0
     logs: tuple[LogPosition, ...] = ()  # by shard
-    transitions_sampled: int = 0
-    episodes: int = 0
-    evaluation_episodes: int = 0
-    best_evaluation_return: float | None = None
-    last_evaluation_return: float | None = None
-    seconds: float = 0.0
+    transitions_sampled: Count = 0
+    episodes: Count = 0
+    evaluation_episodes: Count = 0
+    best_evaluation_return: Finite | None = None
+    last_evaluation_return: Finite | None = None
+    seconds: Finite = 0.0
 
     @property
     def transitions_inserted(self) -> int:
@@ -88,34 +93,43 @@ def load_header(path: Path) -> CheckpointHeader:
 
     Raises: ConfigError when it is no checkpoint of ours.
     """
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return _header(file)
-    except _MALFORMED as error:
-        raise ConfigError(f"{path} is no checkpoint of this program: {error}") from error
+    with _opened(path) as file:
+        return _header(file)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint.
 
-    Raises: ConfigError when there is no such file, or it is no checkpoint of ours.
+    Raises: ConfigError when there is no such file, it is no checkpoint of ours, or larger than the free memory.
     """
     if not path.is_file():
         raise ConfigError(f"no checkpoint at {path}")
+    if (size := path.stat().st_size) > (free := free_memory_bytes()):
+        raise ConfigError(f"{path} has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free")
+    with _opened(path) as file:
+        header, names = _header(file), list(file.keys())
+        for name in names:
+            if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
+                raise ValueError(f"{name} holds numbers of the type {dtype}")
+        return Checkpoint(header, {name: file.get_tensor(name) for name in names})
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[safetensors.safe_open]:
+    """Opens a checkpoint.
+
+    Raises: ConfigError when it is none of ours, which its reader may find out.
+    """
     try:
+        open_regular(path).close()  # safetensors would wait for a pipe
         with safetensors.safe_open(path, framework="pt") as file:
-            header = _header(file)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except _MALFORMED as error:
-        raise ConfigError(f"{path} is no checkpoint of this program: {error}") from error
-    return Checkpoint(header, tensors)
-
-
-_MALFORMED = (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError)
+            yield file
+    except (safetensors.SafetensorError, *UNREADABLE) as error:
+        raise ConfigError(f"{path} is no checkpoint of this program: {fault_of(error)}") from error
 
 
 def _header(file: safetensors.safe_open) -> CheckpointHeader:
-    return msgspec.json.decode((file.metadata() or {})["header"], type=CheckpointHeader)
+    return msgspec.json.decode((file.metadata() or {}).get("header", ""), type=CheckpointHeader)
 
 
 def all_finite(tensors: dict[str, Tensor]) -> bool:
@@ -132,8 +146,14 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(tensors: dict[str, Tensor]) -> None:
-    """Restores the states that `random_state` returned."""
-    if "random.cpu" in tensors:
-        torch.set_rng_state(tensors["random.cpu"])
-    if "random.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random.cuda"])
+    """Restores the states that `random_state` returned.
+
+    Raises: ConfigError when they are none.
+    """
+    try:
+        if "random.cpu" in tensors:
+            torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["random.cuda"])
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"the checkpoint has no state of a random generator: {fault_of(error)}") from error

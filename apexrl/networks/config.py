@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from apexrl.config import NetworkConfig
-from apexrl.errors import WireError
+from apexrl.errors import MALFORMED, WireError
 
 T = TypeVar("T", bound=NetworkConfig)
 TorsoKind = Literal["shallow", "deep"]
@@ -47,5 +47,5 @@ def from_text(text: str, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise WireError(f"{text[:200]} does not describe a {kind.__name__}: {error}") from error

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apexrl.errors import ConfigError, WireError
+from apexrl.errors import WireError, fault_of
 from apexrl.networks.device import fastest_dtype
 from apexrl.networks.device_stream import wait
 from apexrl.networks.frame_layout import FrameLayout
@@ -167,14 +167,15 @@ def check_tensors(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) 
     """Compares tensors with the network that a peer describes; a network takes no memory before it is known to fit.
 
     Args:
-      make: returns a new network on torch's current device; a ConfigError says that there is no such network.
+      make: returns a new network on torch's current device; any error says that there is no such network.
     Raises: WireError when names, shapes or sizes are others, or a number is not finite.
     """
     try:
         with torch.device("meta"):
             network = make()
-    except ConfigError as error:
-        raise WireError(f"parameters come with the description of an impossible network: {error}") from error
+    except Exception as error:  # sizes of a stranger: torch raises whatever it likes
+        reason = fault_of(error)
+        raise WireError(f"parameters come with the description of an impossible network: {reason}") from error
     check_same(network, tensors)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from apexrl.config import ReplayCommand
-from apexrl.errors import ConfigError
+from apexrl.errors import MALFORMED, ConfigError
 from apexrl.flags import of_own_shard, parse
 from apexrl.lifecycle import CpuMeter, Stop, measured, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
@@ -60,7 +60,7 @@ def stream_of(text: str) -> StreamSpec:
     """
     try:
         return msgspec.json.decode(text, type=StreamSpec)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise ConfigError(f"--stream is no stream ({error}): leave it out, or give the spec of a log.json") from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apexrl.errors import PeerError
+from apexrl.files import read_whole
 from apexrl.learning.run_page import flags_of
 from apexrl.learning.status_file import read_status
 from apexrl.lifecycle import Stop, run_role
@@ -19,6 +20,7 @@ from apexrl.net.metrics_channel import EVALUATED_FRAMES, LEARNER_TAGS
 
 PROJECT = "apexrl"
 LOOK_SECONDS = 5.0
+MAX_ID_BYTES = 4096
 
 
 class Tracker(NamedTuple):
@@ -63,7 +65,7 @@ KINDS: Mapping[str, Callable[[str, str, Path, Mapping[str, Any]], Tracker]] = {
 def begin(kind: str, directory: Path) -> Tracker:
     """Begins the run of a tracker, or goes on with the one that an earlier start has begun for this directory."""
     path = directory / f"{kind}.id"
-    known = path.read_text().strip() if path.exists() else ""
+    known = read_whole(path, MAX_ID_BYTES).decode().strip() if path.exists() else ""
     tracker = KINDS[kind](directory.resolve().name, known, directory, flags_of(directory))
     path.write_text(f"{tracker.id}\n")
     return tracker

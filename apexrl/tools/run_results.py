@@ -3,6 +3,7 @@
 Knows no algorithm: a run's settings are names and values. Writes nothing, and reads a run that goes on, too.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max")  # the fiel
 ELSEWHERE = {"wires"}  # a section of hosts and ports
 # Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
 OF_ONE_RUN = {
-    *("seed", "run_dir", "resume", "from_scratch", "max_seconds", "smoke", "max_restarts", "memory_gb"),
+    *("seed", "run_dir", "resume", "from_scratch", "max_seconds", "smoke", "max_restarts", "memory_gb", "trust"),
     *("tensorboard", "tensorboard_port", "tensorboard_host", "journal_dir", "record_dir", "wandb", "mlflow"),
     *("fork", "at", "from_journal", "guest"),
 }
@@ -75,7 +76,8 @@ def read_run(directory: Path) -> RunResult:
     if not len(curve.returns):
         raise ConfigError(f"{directory}: no evaluation yet")
     path = directory / CONFIG_FILE
-    settings = flat({k: v for k, v in saved_values(path).items() if k not in ELSEWHERE}) if path.exists() else {}
+    values = saved_values(path) if os.path.lexists(path) else {}
+    settings = flat({name: value for name, value in values.items() if name not in ELSEWHERE})
     settings = {name: value for name, value in settings.items() if name not in OF_ONE_RUN}
     counters = status.counters
     inserted = counters.transitions_inserted

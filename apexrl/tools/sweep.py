@@ -7,6 +7,7 @@ of run.sh and win over the file's. docs/experiments.md describes the file.
 
 import logging
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -18,7 +19,7 @@ import msgspec
 
 from apexrl.config import LearningConfig
 from apexrl.errors import ApexError, ConfigError
-from apexrl.files import locked, write_json
+from apexrl.files import locked, read_json, write_json
 from apexrl.guard import check_not_imported
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
 from apexrl.running.display import Summary
@@ -53,12 +54,8 @@ class Sweep:
         self.runs = runs
         self._stop = stop
         path = directory / RECORD_FILE
-        try:
-            self._records = msgspec.json.decode(path.read_bytes(), type=dict[str, Record]) if path.exists() else {}
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(
-                f"{path} is damaged ({error}): put a sound copy there, or move {directory} away"
-            ) from error
+        fault = f"is damaged (put a sound copy there, or move {directory} away)"
+        self._records = read_json(path, dict[str, Record], fault) if os.path.lexists(path) else {}
         for run in runs:
             record = self._records.get(run.directory.name)
             if record is not None and run.has_begun and record.arguments != run.arguments:
@@ -161,10 +158,7 @@ class Sweep:
     def _check_end(self, run: SweepRun, seconds: float) -> None:
         """Raises ApexError when a run has not reached its end: somebody stopped it."""
         path, learning = run.directory / SUMMARY_FILE, run.command.learning
-        try:
-            summary = msgspec.json.decode(path.read_bytes(), type=Summary)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ApexError(f"{path} cannot be read: {error}") from error
+        summary = read_json(path, Summary)
         ends = (seconds, learning.total_frames or math.inf, learning.total_updates or math.inf)
         if all(done < end for done, end in zip((summary.seconds, summary.frames, summary.updates), ends, strict=True)):
             raise ApexError(f"it was stopped at {summary.frames:,} frames: the next start of the sweep goes on with it")

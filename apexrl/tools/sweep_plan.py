@@ -10,7 +10,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from apexrl.config import RunCommand
-from apexrl.errors import ConfigError
+from apexrl.errors import UNREADABLE, ConfigError, fault_of
+from apexrl.files import read_whole
 from apexrl.flags import agent_of, default_command, flag_of, parse_onto
 from apexrl.running.plan import check_asked, make_plan
 from apexrl.running.run_directory import CONFIG_FILE
@@ -52,9 +53,9 @@ def read_file(path: Path) -> SweepFile:
     Raises: ConfigError when it cannot be read, has other fields, or a name or seed cannot be used.
     """
     try:
-        file = msgspec.toml.decode(path.read_bytes(), type=SweepFile)
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise ConfigError(f"{path}: {error}") from error
+        file = msgspec.toml.decode(read_whole(path), type=SweepFile)
+    except UNREADABLE as error:
+        raise ConfigError(f"{path}: {fault_of(error)}") from error
     if file.threshold is not None and not math.isfinite(file.threshold):
         raise ConfigError(f"{path}: threshold {file.threshold} makes no sense: give a mean return")
     if len(set(file.seeds)) < len(file.seeds):
