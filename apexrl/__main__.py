@@ -121,6 +121,8 @@ def check_spelling(words: Sequence[str]) -> None:
             agent = read_found(Path(earlier)).agent
         except ConfigError:
             return  # the launcher tells what is wrong with it
+        if ":" in agent:
+            return  # the launcher asks whether its module is trusted
     default = default_command(RunCommand, agent or agent_of(words))
     env = value_given("--env", words) or default.env.env
     likely = machine_preset() if any(part in env for part in SCREENS) else "small"

@@ -8,7 +8,7 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from apexrl.errors import ConfigError
+from apexrl.errors import MALFORMED, ConfigError
 
 PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]
 DEFAULT_AGENT = "apex-dqn"
@@ -68,7 +68,7 @@ class EnvConfig:
         """The arguments of the environment. Raises ConfigError when they are no JSON object."""
         try:
             given = json.loads(self.env_kwargs or "{}")
-        except ValueError as error:
+        except MALFORMED as error:
             raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON ({error}); {KWARGS_EXAMPLE}") from error
         if not isinstance(given, dict):
             raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON object; {KWARGS_EXAMPLE}")
@@ -98,7 +98,7 @@ class EnvConfig:
                 env=env, env_kwargs=json.dumps(kwargs) if kwargs else "", wrapper=tuple(map(str, wrapper)),
                 resize=tuple(map(int, resize)), grayscale=bool(settings.get("grayscale")), frame_stack=frame_stack,
             )  # fmt: skip
-        except (ValueError, TypeError, AttributeError) as error:
+        except (*MALFORMED, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(f"{variant[:200]} are no settings of {env}: {error}") from error
 
 
@@ -355,6 +355,8 @@ class RunCommand(Command):
     """Directory of this run; by default runs/ENV-TIME."""
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
+    trust: bool = False
+    """Import also the modules that only the files of an earlier run name, of --resume, --fork, --guest, a journal."""
     from_scratch: bool = False
     """With --resume or --fork: a new network learns from the experience. --resume moves results to DIR/earlier-N."""
     fork: str = ""

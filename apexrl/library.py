@@ -26,10 +26,12 @@ from apexrl.environments.actions import clipped
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
+from apexrl.files import read_json
 from apexrl.guard import GUARD, check_not_imported
 from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.networks.device import usual_defaults
+from apexrl.own_modules import Trust
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, played
 from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, made_run, new_run, read_evaluations
@@ -52,9 +54,12 @@ class Run(NamedTuple):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json; empty while the run goes on for the first time."""
+        """The content of summary.json; empty while the run goes on for the first time.
+
+        Raises: ConfigError when it cannot be read.
+        """
         path = self.directory / SUMMARY_FILE
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_json(path, dict[str, Any]) if path.exists() else {}
 
     @property
     def checkpoint(self) -> Path:
@@ -215,17 +220,20 @@ class Agent:
         return list(iterate(batched, observations))
 
 
-def load(path: str | Path) -> Agent:
+def load(path: str | Path, trust: bool = False) -> Agent:
     """Returns the agent of a run, with its best network, or of one of its checkpoints.
 
     Args:
       path: a run's directory, or a checkpoint in one. A checkpoint alone knows its environment, arguments, wrappers and
         pictures, no other flags: episodes last to the limit with which the environment is registered.
-    Raises: ConfigError or WireError when there is none that can be read.
+      trust: import the modules of environment, wrappers and algorithm that its files name, also those that your program
+        has not imported. Their code runs here.
+    Raises: ConfigError or WireError when there is none that can be read, or it names modules that are not trusted.
     """
     directory, file = found_checkpoint(Path(path))
     checkpoint = load_checkpoint(file)
-    return Agent(checkpoint, played(directory, checkpoint.header))
+    trusted = Trust(is_blind=trust, cure="load(..., trust=True), or import it before")
+    return Agent(checkpoint, played(directory, checkpoint.header, trusted))
 
 
 def _boundless(space: gymnasium.Space) -> gymnasium.Space:

@@ -1,13 +1,68 @@
-"""Modules of the user's own, by their names: installed ones, and those of the current directory."""
+"""Modules of the user's own, by their names: installed ones, and those of the current directory.
+
+To import a module is to run its code. So a name out of a file or a message, which may be anybody's, passes `Trust`
+before it is imported.
+"""
 
 import importlib
 import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from apexrl.errors import ConfigError, reason_of
 from apexrl.guard import importing
+
+NAMING = ("--env", "--wrapper", "--agent")  # the flags whose values may be module:name
+
+
+class Trust(NamedTuple):
+    """The modules that files may name: those that a person has named, that the program has loaded, or all."""
+
+    modules: Collection[str] = ()
+    is_blind: bool = False  # --trust: all
+    cure: str = "--trust"  # the words that make it so
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], cure: str) -> "Trust":
+        """Returns the trust that a command line tells."""
+        return cls(frozenset(_modules_in(arguments)), "--trust" in arguments, cure)
+
+    def check(self, source: object, agent: str = "", env: str = "", wrapper: Sequence[str] = ()) -> None:
+        """Raises ConfigError when the names that came out of a source are of a module that nobody has named."""
+        named = [("--agent", agent), ("--env", env), *(("--wrapper", name) for name in wrapper)]
+        for flag, module in ((flag, value.rpartition(":")[0]) for flag, value in named):
+            if not module or self.is_blind or module in self.modules or _is_loaded(module):
+                continue
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ConfigError(f"{source} names a module in {flag} that can be none")
+            raise ConfigError(
+                f"{source} names the module {module} ({flag}), whose code would run here: "
+                f"where you trust it, say {self.cure}"
+            )
+
+
+NOBODY = Trust()  # has named anything
+
+
+def _modules_in(arguments: Sequence[str]) -> Iterator[str]:
+    flag = ""
+    for word in arguments:
+        value = word
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+        if flag in NAMING:
+            yield value.rpartition(":")[0]
+
+
+def _is_loaded(module: str) -> bool:
+    """Returns whether a module is gymnasium's, or this program has imported it itself.
+
+    Those of Python's own library have functions that nobody means.
+    """
+    package = module.partition(".")[0]
+    return package == "gymnasium" or (module in sys.modules and package not in sys.stdlib_module_names)
 
 
 def import_own(module: str, asked: str) -> ModuleType:

@@ -8,7 +8,7 @@ import pytest
 import apexrl
 from apexrl.agents.families import family_of
 from apexrl.errors import ConfigError
-from apexrl.own_modules import import_own, own
+from apexrl.own_modules import NOBODY, Trust, import_own, own
 
 
 @pytest.fixture
@@ -82,3 +82,18 @@ def test_an_algorithm_that_changes_the_directory_does_so_for_itself(directory):
     with pytest.raises(ConfigError, match="there is no such algorithm"):
         family_of("my_agent:mine")
     assert Path.cwd() == directory
+
+
+def test_a_file_may_name_what_the_person_has_named_or_the_program_has_imported():
+    words = ["--env", "my_walk:Walk-v0", "--wrapper=my_own.wrappers:a", "--wrapper", "b:x", "c:y", "--run-dir", "d:e"]
+    trust = Trust.of(words, "this")
+    trust.check("file", env="my_walk:Another-v0", wrapper=("my_own.wrappers:z", "b:z", "c:z"), agent="b:z")
+    trust.check("file", env="Catch-v0", wrapper=("gymnasium.wrappers:ClipReward", f"{__name__}:own"), agent="impala")
+    for module in ("d", "my_own", "my_walk.more", "this", "os", "builtins", "importlib.util", "apexrl_no_module"):
+        for named in ({"env": f"{module}:x"}, {"wrapper": ("b:x", f"{module}:x")}, {"agent": f"{module}:x"}):
+            with pytest.raises(ConfigError, match=f"^file names the module {module} .*whose code .*, say this$"):
+                trust.check("file", **named)
+            Trust.of([*words, "--trust"], "").check("file", **named)
+    for module in ("\x1b[31m", "a b", "../x", ".", "a..b"):
+        with pytest.raises(ConfigError, match=r"^file names a module in --env that can be none$"):
+            NOBODY.check("file", env=f"{module}:x")

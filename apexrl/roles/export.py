@@ -4,6 +4,8 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ import tyro
 from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.flags import program
 from apexrl.lifecycle import Stop, run_role
+from apexrl.own_modules import NOBODY, Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ class ExportCommand:
     """A checkpoint, or the directory of a run; by default the newest run in ./runs that has a checkpoint."""
     output: str = ""
     """File to write; by default the checkpoint's name with .onnx."""
+    trust: bool = False
+    """Import the module of the algorithm that the checkpoint names: its code runs here."""
 
 
 def main(stop: Stop) -> None:
@@ -43,11 +48,12 @@ def main(stop: Stop) -> None:
         raise ConfigError(f"export needs packages: say `{PIP_INSTALL} {' '.join(missing)}`")
     _, path = found_checkpoint(Path(asked.checkpoint) if asked.checkpoint else newest_run(RUNS, CHECKPOINTS))
     output = Path(asked.output) if asked.output else path.with_suffix(".onnx")
-    for line in export(path, output):
+    typed = shlex.join([*sys.argv[1:], *([] if asked.checkpoint else [str(path)]), "--trust"])
+    for line in export(path, output, Trust(is_blind=asked.trust, cure=f"{program()} {typed}")):
         print(line)
 
 
-def export(path: Path, output: Path) -> list[str]:
+def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
     """Writes the network of a checkpoint as ONNX; returns lines about the file.
 
     Raises: ConfigError when it has no graph or the file cannot be written; WireError when it is no checkpoint.
@@ -59,6 +65,7 @@ def export(path: Path, output: Path) -> list[str]:
         logging.getLogger(name).setLevel(logging.ERROR)
     checkpoint = load_checkpoint(path)
     header, spec = checkpoint.header, checkpoint.header.spec
+    trust.check(path, agent=header.agent)
     graph = graph_of(network_of(checkpoint), spec)
     notes = {
         "env": spec.env, "variant": spec.variant, "agent": header.agent, "updates": str(header.counters.updates),

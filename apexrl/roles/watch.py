@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ import tyro
 from apexrl.config import Range
 from apexrl.flags import REGISTRY, check_ranges, program
 from apexrl.lifecycle import Stop, run_role
+from apexrl.own_modules import Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
 
 
@@ -25,6 +28,8 @@ class WatchCommand:
     """Directory of the video; by default watched/ of the run."""
     seed: Annotated[int, Range(0)] = 0
     """Seed of the games."""
+    trust: bool = False
+    """Import the modules of environment, wrappers and algorithm that the run names: their code runs here."""
 
 
 def main(stop: Stop) -> None:
@@ -37,13 +42,19 @@ def main(stop: Stop) -> None:
     from apexrl.networks.checkpoint import load_header
     from apexrl.running.run_directory import played
 
-    command = played(directory, load_header(checkpoint))
+    trust = Trust(is_blind=asked.trust, cure=trusting(asked.run, directory))
+    command = played(directory, load_header(checkpoint), trust)
     record_dir = asked.record_dir or str(directory / "watched")
     evaluation = dataclasses.replace(
         command.evaluation, episodes=asked.episodes, checkpoint=str(checkpoint), record_dir=record_dir
     )
     print(f"plays {checkpoint}", flush=True)
     play_checkpoint(dataclasses.replace(command, evaluation=evaluation, seed=asked.seed), stop)
+
+
+def trusting(named: str, run: Path) -> str:
+    """Returns this program's command line with --trust, and with the run where it names none."""
+    return f"{program()} {shlex.join([*sys.argv[1:], *([] if named else [str(run)]), '--trust'])}"
 
 
 def run() -> None:

@@ -282,14 +282,17 @@ def say_next(console: Console, command: RunCommand) -> None:
     """Prints the newest video of a run, and the commands that a person may want next."""
     directory = Path(command.run_dir)
     videos = Path(command.evaluation.record_dir or directory / "videos").glob("*.webm")
-    if newest := max(videos, key=lambda path: path.stat().st_mtime, default=None):
+    if newest := max(videos, key=lambda path: path.lstat().st_mtime, default=None):
         console.print(f"video: {newest}", soft_wrap=True)
     elif command.evaluator and (status := read_status(directory)) and status.counters.evaluation_episodes:
         console.print(f"no video was made: {directory}/logs/evaluator.log says why", soft_wrap=True)
     if latest_path(directory).is_file():
         console.print("next:")
+        names = command.agent, command.env.env, *command.env.wrapper
+        trust = " --trust" if any(":" in name for name in names) else ""  # this run's person has named the modules
         for name in ("watch", "compare" if command.reproducible else "resume"):
-            console.print(f"  {sister(name)} {shlex.quote(command.run_dir)}", soft_wrap=True)
+            flags = "" if name == "compare" else trust
+            console.print(f"  {sister(name)} {shlex.quote(command.run_dir)}{flags}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
-from apexrl.running.run_directory import host_of
-from apexrl.runs import new_run
+from apexrl.running.run_directory import saved_environment
+from apexrl.runs import CONFIG_FILE, new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -281,7 +281,7 @@ def check_asked(asked: RunCommand) -> None:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
     if asked.smoke and (begins or not asked.evaluator):
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
-    if asked.guest and asked.env != host_of(Path(asked.guest)).env:
+    if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
         raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
     if asked.guest and (useless := _changed(asked.acting, ActingConfig())):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")

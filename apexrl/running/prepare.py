@@ -34,6 +34,7 @@ from apexrl.running.run_directory import (
     save_config,
     saved_command,
     set_aside,
+    trust_of,
 )
 from apexrl.runs import made_run
 
@@ -52,19 +53,19 @@ def prepare(
       begin: called before anything is changed; an interrupt after it would leave half of a run.
     Raises: ConfigError when the run cannot work; nothing was changed then.
     """
-    agent, saved = value_given("--agent", arguments), None
+    agent, saved, trust = value_given("--agent", arguments), None, trust_of(arguments)
     if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
-        saved, not_given = saved_command(Path(earlier), update_of(value_given("--at", arguments)))
+        saved, not_given = saved_command(Path(earlier), update_of(value_given("--at", arguments)), trust)
         agent = agent or saved.agent
     host = value_given("--guest", arguments)
     if host and saved is None:
-        agent = agent or host_of(Path(host)).agent
+        agent = agent or host_of(Path(host), trust).agent
     default = default_command(RunCommand, agent or agent_of(arguments))
     if saved is None and (journal := value_given("--from-journal", arguments)):
-        environment = environment_of(Path(journal), identity_of(Path(journal)).spec)
+        environment = environment_of(Path(journal), identity_of(Path(journal)).spec, trust)
         default = dataclasses.replace(default, env=environment)
     if host and saved is None:
-        default = as_guest(default, host_of(Path(host)))
+        default = as_guest(default, host_of(Path(host), trust))
     words = [word for word in arguments if word not in HELP]
     asked = parse_onto(default, words)
     check_asked(asked)
@@ -87,7 +88,7 @@ def prepare(
     going_on = None if saved is None or asked.from_scratch else continued(directory)
     if asked.resume and asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
-    if earlier and (rate := rate_that_stays(Path(earlier), plan.command)):
+    if earlier and (rate := rate_that_stays(Path(earlier), plan.command, trust)):
         console.print(f"the learning rate stays {rate:g}; with more --total-frames it falls to 0", soft_wrap=True)
     save_config(plan.command)
     _show_plan(console, plan, going_on)

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import logging
 import platform
+import shlex
 import subprocess
 import typing
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ import msgspec
 from apexrl import __version__
 from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.files import TEMPORARY, locked, write_json
-from apexrl.flags import actor_command, default_command, parse_onto, value_given
+from apexrl.files import TEMPORARY, locked, read_json, write_json
+from apexrl.flags import actor_command, check_ranges, default_command, parse_onto, program, value_given
 from apexrl.learning.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.status_file import STATUS_FILE
 from apexrl.lifecycle import num_cores
@@ -30,9 +31,10 @@ from apexrl.networks.checkpoint import (
     load_header,
     save_checkpoint,
 )
+from apexrl.own_modules import NOBODY, Trust
 from apexrl.replay.fork import fork_log
 from apexrl.running.ports import free_ports
-from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE
+from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section
 from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class SavedConfig:
 class _Saved(msgspec.Struct):
     """Its part that is read again, before it is known which algorithm's configuration it holds."""
 
-    command: dict[str, Any]
+    command: Section
 
 
 def lock_run(directory: str) -> contextlib.AbstractContextManager[None]:
@@ -87,7 +89,14 @@ def _other_use(directory: Path) -> str:
     return f"--resume {directory} to continue it"
 
 
-def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:
+def trust_of(arguments: Sequence[str]) -> Trust:
+    """Returns the modules that files may name in a run with these arguments."""
+    typed = program()
+    typed = f"{typed.removesuffix(' resume')} train" if typed.endswith(" resume") else typed
+    return Trust.of(arguments, f"{typed} {shlex.join([*arguments, '--trust'])}")
+
+
+def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[RunCommand, list[str]]:
     """Returns the configuration of the run to continue, and the names of fields that its file does not have.
 
     Args:
@@ -97,7 +106,7 @@ def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:
     path = directory / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{directory} has no {CONFIG_FILE}: --resume and --fork take the directory of a run")
-    command, not_given = read_config(path)
+    command, not_given = read_config(path, trust)
     if command.reproducible:
         raise ConfigError(
             f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
@@ -105,8 +114,9 @@ def saved_command(directory: Path, at: int = 0) -> tuple[RunCommand, list[str]]:
         )
     learning = _with_open_totals(command.learning, directory, at)
     command = dataclasses.replace(  # without the flags that hold for one start only
-        command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False
-    )
+        command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False,
+        trust=False,
+    )  # fmt: skip
     return command, not_given
 
 
@@ -114,7 +124,7 @@ def continued_agent(arguments: Sequence[str]) -> str:
     """Returns the agent of the run that a command line continues; empty without one that is seen here."""
     run = value_given("--resume", arguments) or value_given("--fork", arguments)
     path = Path(run) / CONFIG_FILE
-    return read_config(path)[0].agent if run and path.is_file() else ""
+    return read_config(path, trust_of(arguments))[0].agent if run and path.is_file() else ""
 
 
 def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:
@@ -122,7 +132,7 @@ def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:
     directory = Path(asked.resume or asked.fork or ".")
     if not (asked.resume or asked.fork) or not (directory / CONFIG_FILE).is_file():
         return asked
-    return parse_onto(saved_command(directory, asked.at)[0], arguments)
+    return parse_onto(saved_command(directory, asked.at, trust_of(arguments))[0], arguments)
 
 
 def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> LearningConfig:
@@ -140,17 +150,19 @@ def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> Lea
     )
 
 
-def rate_that_stays(directory: Path, command: RunCommand) -> float:
+def rate_that_stays(directory: Path, command: RunCommand, trust: Trust = NOBODY) -> float:
     """Returns the learning rate with which a run goes on that was to end at rate 0, and has ended; else 0."""
     update = command.update
     is_over = update.learning_rate_schedule == "linear" and not command.learning.total_frames
-    return update.learning_rate if is_over and read_config(directory / CONFIG_FILE)[0].learning.total_frames else 0.0
+    had_end = is_over and read_config(directory / CONFIG_FILE, trust)[0].learning.total_frames
+    return update.learning_rate if had_end else 0.0
 
 
-def read_config(path: Path) -> tuple[RunCommand, list[str]]:
+def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str]]:
     """Returns the command that a file holds, and the names that it does not give; these have their defaults.
 
-    Raises: ConfigError when the file cannot be read, or was written by a version before --agent.
+    Raises: ConfigError when the file cannot be read, was written by a version before --agent, or names modules that
+      nobody trusts.
     """
     given = saved_values(path)
     try:
@@ -158,21 +170,35 @@ def read_config(path: Path) -> tuple[RunCommand, list[str]]:
             raise ConfigError(
                 f"{path} was written by an earlier version, whose experience this one cannot read: begin a new run"
             )
+        trust.check(path, agent=given["agent"])  # the defaults are those of its family
         not_given: list[str] = []
-        return _restored(given, default_command(RunCommand, given["agent"]), not_given), not_given
+        command = _restored(given, default_command(RunCommand, given["agent"]), not_given)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+    try:
+        check_ranges(command)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return dataclasses.replace(command, env=_trusted(command.env, path, trust)), not_given
 
 
-def played(directory: Path, header: CheckpointHeader) -> ActorCommand:
+def _trusted(env: EnvConfig, source: Path, trust: Trust) -> EnvConfig:
+    """Returns the environment that a file tells. Raises ConfigError when it names modules that nobody trusts."""
+    trust.check(source, env=env.env, wrapper=env.wrapper)
+    return env
+
+
+def played(directory: Path, header: CheckpointHeader, trust: Trust) -> ActorCommand:
     """Returns the command that plays a checkpoint in its run's environment; without a run, in the one that it names.
 
-    Raises: ConfigError when the run's configuration, or the settings of the environment, cannot be read.
+    Raises: ConfigError when the run's configuration, or the settings of the environment, cannot be read, or name
+      modules that nobody trusts.
     """
+    trust.check(directory, agent=header.agent)
     if (directory / CONFIG_FILE).is_file():
-        return actor_command(read_config(directory / CONFIG_FILE)[0])
+        return actor_command(read_config(directory / CONFIG_FILE, trust)[0])
     spec = header.spec
-    env = EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames)
+    env = _trusted(EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames), directory, trust)
     return dataclasses.replace(default_command(ActorCommand, header.agent), env=env)
 
 
@@ -181,28 +207,33 @@ def saved_values(path: Path) -> dict[str, Any]:
 
     Raises: ConfigError when the file cannot be read.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Saved).command
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+    return read_json(path, _Saved, "is not the configuration of a run").command
 
 
-def environment_of(journal: Path, held: EnvironmentSpec) -> EnvConfig:
+def environment_of(journal: Path, held: EnvironmentSpec, trust: Trust = NOBODY) -> EnvConfig:
     """Returns the environment of a journal: as the run that it lies in has configured it, else as its spec tells.
 
-    Raises: ConfigError when the configuration of that run cannot be read.
+    Raises: ConfigError when the configuration of that run cannot be read, or names modules that nobody trusts.
     """
     path = journal.resolve().parent / CONFIG_FILE
     if not path.is_file():
-        return EnvConfig.of_variant(held.env, held.variant, held.stacked_frames)
+        return _trusted(EnvConfig.of_variant(held.env, held.variant, held.stacked_frames), journal, trust)
+    return _trusted(saved_environment(path), path, trust)
+
+
+def saved_environment(path: Path) -> EnvConfig:
+    """Returns the environment that the configuration of a run names, and imports nothing.
+
+    Raises: ConfigError when the file cannot be read.
+    """
+    given = saved_values(path).get("env")
     try:
-        given = msgspec.json.decode(path.read_bytes(), type=_Saved).command.get("env")
-        return _restored(msgspec.convert(given, dict[str, Any]), EnvConfig(held.env), [])
-    except (OSError, msgspec.MsgspecError) as error:
+        return _restored(msgspec.convert(given, dict[str, Any]), EnvConfig(), [])
+    except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 
 
-def host_of(directory: Path) -> RunCommand:
+def host_of(directory: Path, trust: Trust = NOBODY) -> RunCommand:
     """Returns the configuration of the run that a guest follows.
 
     Raises: ConfigError when there is no such run, or it has no replay server.
@@ -210,7 +241,7 @@ def host_of(directory: Path) -> RunCommand:
     path = directory / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{directory} has no {CONFIG_FILE}: --guest takes the directory of a run")
-    run, _ = read_config(path)
+    run, _ = read_config(path, trust)
     if run.reproducible or not run.has_actors:
         raise ConfigError(f"{directory} has no replay server: --guest needs a run with actors")
     return run

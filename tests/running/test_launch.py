@@ -169,7 +169,9 @@ def test_the_end_of_a_run_says_what_to_type_next(saved, monkeypatch, tmp_path):
         os.utime(videos / name, (1000 - age, 1000 - age))
     video, *commands = printed(say_next, finished(saved))
     assert video == f"video: {videos}/game-[2].webm"
-    assert commands == ["next:", f"  bash run.sh watch {saved.run_dir}", f"  bash run.sh resume {saved.run_dir}"]
+    watch, resume = f"  bash run.sh watch {saved.run_dir}", f"  bash run.sh resume {saved.run_dir}"
+    assert commands == ["next:", f"{watch} --trust", f"{resume} --trust"], "its algorithm is a module of its person's"
+    assert printed(say_next, dataclasses.replace(saved, agent="impala"))[1:] == ["next:", watch, resume]
     monkeypatch.setattr("sys.argv", ["apexrl train"])
     spaced = dataclasses.replace(saved, run_dir=f"{tmp_path}/./run", reproducible=True)
     assert printed(say_next, spaced)[-1] == f"  apexrl compare {tmp_path}/./run"
