@@ -15,7 +15,9 @@ def test_another_family_goes_through_all_processes_and_comes_back(tmp_path, free
     assert (first["probability_0"], first["probability_1"]) == (0.25, 0.75)
     assert first["updates"] == 200 and status["learner/checked"] == 5 * 200
 
-    with launch(tmp_path, free_ports(4), "--resume", tmp_path / "run", "--total-updates", 300, name="again") as run:
+    with launch(
+        tmp_path, free_ports(4), "--resume", tmp_path / "run", "--trust", "--total-updates", 300, name="again"
+    ) as run:
         wait_for(lambda: run.popen.poll() is not None, 120, "the end of the resumed run")
         assert run.popen.returncode == 0, run.text()
     status = read_json(tmp_path / "run" / "status.json")["metrics"]

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -145,6 +147,18 @@ def test_a_file_under_another_name_or_of_another_log_is_damaged(written, spec):
     status, text = tool("verify", written)
     assert status == 1 and "2 damages" in text
     assert "unrolls-0000000000000001.log: offset 0: " in text and f"{second.name}: offset 0: " in text
+
+
+def test_what_is_no_file_of_unrolls_is_named_and_left_out(written, tmp_path):
+    os.mkfifo(written / "unrolls-pipe.log")
+    (written / "unrolls-notes.log").write_text("notes")
+    shutil.copy(files_of(written)[0], written / "unrolls-copy.log")
+    status, text = tool("inspect", written)
+    assert status == 0 and "left out  unrolls-notes.log" in text and "left out  unrolls-pipe.log" in text
+    status, text = tool("verify", written)
+    assert status == 1 and "unrolls-pipe.log: offset 0: this is no file of unrolls" in text
+    assert "20 unrolls," in tool("summary", written)[1]
+    assert "20 unrolls to" in tool("export", written, "--out", tmp_path / "out.npz")[1]
 
 
 @pytest.mark.parametrize("cut", [1, 30, 5000])
