@@ -85,7 +85,7 @@ def wrapped(env: gymnasium.Env, name: str) -> gymnasium.Env:
     wrapper = own(name, "--wrapper")
     try:
         behind = wrapper(checked(env) if wrapper in CASTING else env)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"--wrapper {name} fails: {reason_of(error)}") from error
     if not isinstance(behind, gymnasium.Env):
         raise ConfigError(f"--wrapper {name} gives {behind!r}: it has to return an environment of gymnasium")

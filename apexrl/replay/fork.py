@@ -15,7 +15,7 @@ from apexrl.errors import ConfigError, WireError
 from apexrl.files import give_second_name, sync_directory, write_durably
 from apexrl.replay.journal import IDENTITY_FILE, SNAPSHOT_FILE, Lock, LogIdentity, files_of, read_identity
 from apexrl.replay.segment import SegmentHeader, pack, pack_header
-from apexrl.replay.segment_files import SegmentFile
+from apexrl.replay.segment_files import SegmentFile, ends_of
 from apexrl.replay.snapshot import load_snapshot, write_snapshot
 from apexrl.types import LogPosition
 
@@ -46,9 +46,11 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
             files = [file for file in files if file.first_number < end]
             if not files:
                 raise ConfigError(f"{source} holds nothing from before unroll {end} any more: fork a newer checkpoint")
-            newest = files[-1].first_number
-            while files and files[-1].first_number == newest:
-                _copy_until(files.pop(), target, end, forked)
+            ends = ends_of(files)
+            for file in files:
+                if ends[file.path] >= end:
+                    _copy_until(file, target, end, forked)
+            files = [file for file in files if ends[file.path] < end]
             forked = msgspec.structs.replace(forked, lives=tuple(life for life in forked.lives if life < end))
         for file in files:
             may_link = until is not None or file != files[-1]
@@ -61,11 +63,13 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
 
 
 def _copy_until(file: SegmentFile, target: Path, end: int, identity: LogIdentity) -> None:
-    """Copies the readable records before a number."""
+    """Copies the readable records before a number, if there are any."""
     found = file.scan()
-    header = SegmentHeader(identity.format, identity.log, 0, file.first_number, identity.spec)
-    kept = [piece for entry in found.entries if entry.number < end for piece in pack(*entry)]
-    write_durably(target / file.path.name, b"".join([pack_header(found.header or header), *kept]))
+    kept = [entry for entry in found.entries if entry.number < end]
+    if kept:
+        header = found.header or SegmentHeader(identity.format, identity.log, 0, kept[0].number, identity.spec)
+        pieces = [piece for entry in kept for piece in pack(*entry)]
+        write_durably(target / file.path.name, b"".join([pack_header(header), *pieces]))
 
 
 def _copy_snapshot(source: Path, target: Path, log: str, name: str) -> None:

@@ -97,6 +97,11 @@ def terabytes(files, outside):
         file.truncate(2**40)
 
 
+def renamed_beside_notes(files, outside):
+    files[0].rename(files[0].with_name("unrolls-old (1).log"))
+    files[0].with_name("unrolls-0000000000000001.log").write_text("notes")
+
+
 def of_another_log(files, outside):
     for name in ("unrolls-other.log", "unrolls-0000000000000016.log", "unrolls-0000000000000001.log"):
         header = scan(files[0].read_bytes()).header
@@ -111,7 +116,7 @@ STRAYS = {
     for function in (
         *(backup_copy, backup_copies_of_all, backup_cut_short, swapped_names, names_in_a_ring, hard_link),
         *(links_to_elsewhere, directories, pipes, dangling_links, endless_device, notes_of_a_person, of_another_log),
-        terabytes,
+        *(terabytes, renamed_beside_notes),
     )
 } | {
     "renamed to 0": renamed("unrolls-0.log"),
