@@ -1,7 +1,10 @@
-"""The last line that a child process wrote before it ended, read from its log or from a pipe. It says why it ended.
+"""The output of a child process: a log with a bound, and its last line, which says why the process ended.
 
 A child that supervises others logs their restarts, and one that plays logs environments that failed. `news` finds these
 lines, so that the log alone does not hold them.
+
+Whatever writes to a child's output writes into its log itself: prints of C libraries and of simulators, too. So the log
+stays the same file, and nobody waits or dies when the supervisor is stopped or killed. `cut` empties it in place.
 """
 
 import contextlib
@@ -13,6 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from apexrl.lines import printable
+
+MAX_LOG_BYTES = 4 * 2**20  # of a log; there may be as much again in NAME.log.1
 TAIL_BYTES = 8192
 NEWS_BYTES = 2**20
 MAX_LINE_CHARACTERS = 300
@@ -25,19 +31,45 @@ NEWS = re.compile(
 Outputs = tuple[IO[bytes] | int | None, IO[bytes] | int | None]
 
 
-class FromLog:
-    """Reads the last words of a child that appends to a log file."""
+def cut(path: Path, max_bytes: int) -> tuple[int, bytes]:
+    """Empties a log that is longer than its bound; its newest `max_bytes` become NAME.1, in the place of an older one.
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._start_bytes = 0
-        self._told_bytes: int | None = None  # of the log, whose news `news` has told
+    Processes that append to the log go on at its new beginning. A line is lost that they write within the microseconds
+    between the last read and the end of the log, and so is NAME.1 on a disk that is too full for it.
+
+    Returns: how many bytes the log held, and the newest of them; nothing when it was not too long.
+    Raises: OSError when the log cannot be read or emptied.
+    """
+    with path.open("r+b", buffering=0) as log:
+        size = os.fstat(log.fileno()).st_size
+        if size <= max_bytes:
+            return 0, b""
+        log.seek(size - max_bytes)
+        moved = log.read(max_bytes)
+        with contextlib.suppress(OSError), path.with_name(f"{path.name}.1").open("wb") as older:
+            older.write(moved)
+            newest = log.read(max_bytes)  # has come meanwhile
+            older.write(newest)
+            moved += newest
+        held = log.tell()
+        log.truncate(0)
+    return held, moved
+
+
+class FromLog:
+    """Bounds the log file that a child appends to, and reads the child's last words from it."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES):
+        self._path, self._max_bytes = path, max_bytes
+        self._start_bytes = 0  # where the newest process began
+        self._moved = b""  # the end of its output that is in the log no more
+        self._told_bytes: int | None = None  # of the log, whose restarts `news` has told
 
     @contextlib.contextmanager
     def outputs(self) -> Iterator[Outputs]:
         """Yields the stdout and stderr to give to a new process."""
         with self._path.open("ab") as file:
-            self._start_bytes = file.tell()
+            self._start_bytes, self._moved = file.tell(), b""
             if self._told_bytes is None:
                 self._told_bytes = self._start_bytes
             yield file, file
@@ -48,12 +80,25 @@ class FromLog:
     def drain(self) -> None:
         """Waits for the remaining output of a process that has ended."""
 
+    def bound(self) -> None:
+        """Cuts a log that has become too long. Call it several times a second, after `news`."""
+        try:
+            held, newest = cut(self._path, self._max_bytes)
+        except OSError:  # the log was removed
+            return
+        if held:
+            own_bytes = min(held - self._start_bytes, len(newest), TAIL_BYTES)
+            self._moved = newest[len(newest) - own_bytes :]
+            self._start_bytes = self._told_bytes = 0
+
     def news(self) -> list[str]:
         """Returns the restarts and failures that were logged since the last call, each a line."""
         told = self._told_bytes or 0
         try:
-            if self._path.stat().st_size <= told:
+            size = self._path.stat().st_size
+            if size == told:
                 return []
+            told = told if told < size else 0  # somebody else has emptied it
             with self._path.open("rb") as file:
                 file.seek(told)
                 data = file.read(NEWS_BYTES)
@@ -67,8 +112,9 @@ class FromLog:
         """Returns the last line of the newest process, empty when it wrote none."""
         try:
             with self._path.open("rb") as file:
-                file.seek(max(self._start_bytes, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-                return last_line(file.read(TAIL_BYTES))
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(self._start_bytes if self._start_bytes <= size else 0, size - TAIL_BYTES))
+                return last_line(self._moved + file.read(TAIL_BYTES))
         except OSError:  # the log was removed
             return ""
 
@@ -80,8 +126,8 @@ class FromPipe:
       log: a file that gets what is forwarded, too; nobody misses it where its directory is not there.
     """
 
-    def __init__(self, log: Path | None = None) -> None:
-        self._log = log
+    def __init__(self, log: Path | None = None, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._log, self._max_bytes = log, max_bytes
         self._tail = b""
         self._thread: threading.Thread | None = None
 
@@ -93,6 +139,12 @@ class FromPipe:
     def news(self) -> list[str]:
         """Returns nothing: all that the child writes is forwarded."""
         return []
+
+    def bound(self) -> None:
+        """Cuts the log when it has become too long."""
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                cut(self._log, self._max_bytes)
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
         """Begins to listen to a new process."""
@@ -130,7 +182,7 @@ def last_line(output: bytes) -> str:
     if not lines:
         return ""
     line = re.sub(r"^\d\d:\d\d:\d\d [\w ]+: ", "", lines[-1].strip())
-    line = "".join(c for c in line if c.isprintable())
+    line = printable(line)
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     end = MAX_LINE_CHARACTERS // 2  # of a long line, which often says there what to do

@@ -16,7 +16,7 @@ from apexrl.errors import ConfigError, PeerError
 from apexrl.leftovers import MARK_VARIABLE, descendants_of, kill_marked, new_mark
 from apexrl.lifecycle import PARENT_VARIABLE, PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
 from apexrl.running.activity import Activity
-from apexrl.running.last_words import FromLog, FromPipe, without_numbers
+from apexrl.running.last_words import MAX_LOG_BYTES, FromLog, FromPipe, without_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,12 @@ class Child:
     """One role: its command, its process, and how often it was started again."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, log: Path | None, echoes: bool
+        self,
+        name: str,
+        arguments: Sequence[str],
+        is_needed: bool,
+        may_finish: bool,
+        words: FromLog | FromPipe,
     ):
         self.name = name
         self.is_needed = is_needed
@@ -45,7 +50,7 @@ class Child:
         self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
         self._arguments = list(arguments)
         self._environment = {**child_environment(), PARENT_VARIABLE: str(os.getpid())}
-        self._words = FromPipe(log) if log is None or echoes else FromLog(log)
+        self._words = words
         self.mark = new_mark()  # of the newest process, and of all that it starts
 
     def start(self) -> None:
@@ -80,6 +85,10 @@ class Child:
     def news(self) -> list[str]:
         """Returns the restarts and failures of what this process runs, which only its log has told so far."""
         return self._words.news()
+
+    def bound_log(self) -> None:
+        """Cuts its log when it has become too long."""
+        self._words.bound()
 
     def ask_to_end(self) -> None:
         """Sends SIGTERM."""
@@ -117,13 +126,15 @@ class Supervisor:
     Args:
       max_restarts: of each child.
       echoes: children with a log write to our stderr, too.
+      max_log_bytes: of each log; as much again stays beside it.
     """
 
-    def __init__(self, max_restarts: int, echoes: bool = False):
+    def __init__(self, max_restarts: int, echoes: bool = False, max_log_bytes: int = MAX_LOG_BYTES):
         self.children: dict[str, Child] = {}
         self.began_at = time.time()  # seconds since 1970
         self._max_restarts = max_restarts
         self._echoes = echoes
+        self._max_log_bytes = max_log_bytes
 
     @property
     def num_restarts(self) -> int:
@@ -148,8 +159,16 @@ class Supervisor:
           may_finish: the child may end by itself with status 0. Any other child that ends is started again.
           log: the file of its output; by default the output goes to ours.
         """
-        self.children[name] = Child(name, [sys.executable, "-P", *arguments], is_needed, may_finish, log, self._echoes)
+        words: FromPipe | FromLog = FromPipe(log, self._max_log_bytes)
+        if log is not None and not self._echoes:
+            words = FromLog(log, self._max_log_bytes)
+        self.children[name] = Child(name, [sys.executable, "-P", *arguments], is_needed, may_finish, words)
         self.children[name].start()
+
+    def bound_logs(self) -> None:
+        """Cuts logs that have become too long. `watch` and `stop` do, too."""
+        for child in self.children.values():
+            child.bound_log()
 
     def watch(self) -> list[str]:
         """Restarts children that died; returns the names of those that finished (`may_finish`, status 0).
@@ -161,6 +180,7 @@ class Supervisor:
         for child in self.children.values():
             for line in child.news():
                 logger.warning("%s: %s", child.name, line)
+            child.bound_log()
             status = child.status
             if child.process is None:
                 if now >= child.start_at and not child.is_given_up:
@@ -236,6 +256,7 @@ class Supervisor:
         started = looked = said = time.monotonic()
         while ending := {child: activity for child, activity in ending.items() if child.status is None}:
             now = time.monotonic()
+            self.bound_logs()
             if hurried():
                 _kill(ending, "")
             elif now - started >= limit_seconds:
