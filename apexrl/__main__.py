@@ -18,6 +18,7 @@ from apexrl.errors import ConfigError
 from apexrl.flags import agent_of, default_command, machine_preset, parse_onto, program, value_given, with_preset
 from apexrl.help import HELP
 from apexrl.lifecycle import run_program
+from apexrl.lines import say
 from apexrl.runs import RUNS, newest_run, read_found
 
 PROGRAM_VARIABLE = "APEXRL_PROGRAM"  # the name of run.sh, by which it was called
@@ -58,23 +59,21 @@ def _run() -> int:
         typed = Path(typed).name
     words = sys.argv[1:]
     if not words or words[0] in (*HELP, "help"):
-        print(listing(typed))
+        say(listing(typed))
         return 0 if words else 2
     name, *rest = words
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {near[0]}? " if near else ""
-        print(f"{typed} {name}: there is no such command; {meant}`{typed} help` lists them", file=sys.stderr)
+        say(f"{typed} {name}: there is no such command; {meant}`{typed} help` lists them", file=sys.stderr)
         return 2
     # `bash run.sh FLAGS` trains.
     sys.argv = [typed if name == "train" and typed.startswith("bash ") else f"{typed} {name}", *rest]
     try:
         if name == "resume":
             if HELP.intersection(rest):
-                print(
-                    f"usage: {typed} resume [RUN] [FLAGS]\n\nGoes on with a run, the newest one unless told otherwise."
-                )
-                print(f"FLAGS are those of training: {typed} train --help")
+                say(f"usage: {typed} resume [RUN] [FLAGS]\n\nGoes on with a run, the newest one unless told otherwise.")
+                say(f"FLAGS are those of training: {typed} train --help")
                 return 0
             sys.argv[1:] = resuming(rest)
         if name in ("train", "resume"):
@@ -101,7 +100,7 @@ def resuming(words: Sequence[str]) -> list[str]:
     if words and not words[0].startswith("-"):
         return ["--resume", words[0], *words[1:]]
     directory = newest_run(RUNS)
-    print(f"resumes {directory}", flush=True)
+    say(f"resumes {directory}", flush=True)
     return ["--resume", str(directory), *words]
 
 

@@ -16,6 +16,8 @@ import sys
 
 import msgspec
 
+from apexrl.lines import printable
+
 PIP_INSTALL = f"{shlex.quote(sys.executable)} -m pip install"  # for the Python that runs this
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 """What msgspec raises for bytes of a stranger."""
@@ -24,7 +26,10 @@ UNREADABLE = (OSError, *MALFORMED)
 
 
 class ApexError(Exception):
-    """The base of all errors that this package raises on purpose."""
+    """The base of all errors that this package raises on purpose. Its text may hold words of peers and files."""
+
+    def __init__(self, text: str = ""):
+        super().__init__(printable(text))
 
 
 class ConfigError(ApexError):

@@ -26,6 +26,7 @@ from apexrl.control_groups import SELF, cpu_quotas
 from apexrl.errors import ApexError, ConfigError, KilledError
 from apexrl.guard import check_not_imported
 from apexrl.leftovers import kill_descendants
+from apexrl.lines import TIME_FORM, log_to, printable
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     check_not_imported()
     log = open(os.dup(2), "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
     level = os.environ.get("APEXRL_LOG", "INFO")
-    logging.basicConfig(level=level, format=f"%(asctime)s {role}: %(message)s", datefmt="%H:%M:%S", stream=log)
+    log_to(logging.StreamHandler(log), f"%(asctime)s {role}: %(message)s", level)
     logging.getLogger(__package__).setLevel(level)  # foreign code may set another one for all
     allow_many_files()
     before = threading.enumerate()
@@ -141,7 +142,7 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
 def _status_of(role: str, main: Callable[[Stop], None], stop: Stop, log: TextIO) -> int:
     def say(text: str) -> None:  # not to a logger: foreign code may have disabled it
         with contextlib.suppress(OSError):
-            print(time.strftime("%H:%M:%S"), f"{role}: {text}", file=log)
+            print(time.strftime(TIME_FORM), printable(f"{role}: {text}"), file=log)
 
     try:
         main(stop)

@@ -17,10 +17,11 @@ MAX_EXTRAS = 32
 SMALL_FRAME_SIZE = 1024  # numbers
 NO_EXTRAS: Mapping[str, np.ndarray] = MappingProxyType({})
 
-# The types of a peer's message: their bounds are checked when it is decoded.
-Name = Annotated[str, msgspec.Meta(max_length=200)]
-PeerName = Annotated[str, msgspec.Meta(max_length=200, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]  # logs have it in lines
-Text = Annotated[str, msgspec.Meta(max_length=2000)]
+# The types of text in a peer's message or a file: its bounds are checked when it is decoded. None has a character that
+# controls a terminal, begins a line or turns the direction of writing, since it is shown in logs and on screens.
+SHOWN = r"\A[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
+Name = Annotated[str, msgspec.Meta(max_length=200, pattern=SHOWN)]
+Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=SHOWN)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 SmallCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
@@ -200,7 +201,7 @@ class UnrollHeader(NamedTuple):
 class LogPosition(msgspec.Struct, frozen=True):
     """A learner's count of a log: which one, up to which unroll, and how many transitions by then."""
 
-    log: str = ""
+    log: Name = ""
     next_number: Count = 0
     transitions: Count = 0
 

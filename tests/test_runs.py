@@ -81,3 +81,15 @@ def test_the_newest_run_may_need_a_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="has no run: begin one"):
         newest_run(tmp_path / "nothing")
     assert list_runs(tmp_path / "nothing") == 1
+
+
+def test_nothing_in_a_run_controls_the_terminal_that_lists_it(tmp_path, capsys):
+    strange = "\x1b]0;title\x07"
+    make_run(tmp_path / f"good{strange}", 1e9)
+    make_run(tmp_path / "env", 2e9, env=f"Catch{strange}")
+    status = {"frames": 3, "counters": {strange: 1, "best_evaluation_return": strange}}
+    make_run(tmp_path / f"status{strange}", 3e9, status=status)
+    assert list_runs(tmp_path) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert "good\\x1b]0;title\\x07" in printed.out and printed.err.count("left out") == 2

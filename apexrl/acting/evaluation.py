@@ -21,6 +21,7 @@ from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec, take_step
 from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
+from apexrl.lines import say
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
@@ -298,9 +299,9 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
         check_fits(parameters, evaluator.environment.streamed(*cut), command.agent)
         outcome = evaluator.evaluate(parameters, lambda metrics: None, stop)
         if outcome is not None:
-            print(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
+            say(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
             if evaluator.videos:
-                print(f"video: {evaluator.videos.newest or 'none was written'}")
+                say(f"video: {evaluator.videos.newest or 'none was written'}")
     finally:
         evaluator.close()
 

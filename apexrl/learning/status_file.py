@@ -9,7 +9,7 @@ from apexrl.errors import ConfigError
 from apexrl.files import read_json
 from apexrl.networks.checkpoint import Counters
 from apexrl.runs import STATUS_FILE
-from apexrl.types import Count
+from apexrl.types import Count, Name
 
 LAST_EVALUATION = "the evaluation of the last network"  # a learner waits for it when it has reached its total
 
@@ -17,7 +17,7 @@ LAST_EVALUATION = "the evaluation of the last network"  # a learner waits for it
 class Status(msgspec.Struct, frozen=True):
     """The content of STATUS_FILE. The learner writes it, readers watch the run by it."""
 
-    env: str
+    env: Name
     frames: Count
     counters: Counters
     metrics: dict[str, float]

@@ -8,6 +8,7 @@ import time
 import zmq
 
 from apexrl.errors import ApexError, PeerRefused, PeerTimeout, WireError
+from apexrl.lines import Repeats
 from apexrl.net import wire
 from apexrl.net.identity import new_routing_id
 from apexrl.net.keyring import Keyring
@@ -39,7 +40,7 @@ class Connection:
         self._is_known = False  # the server took our greeting at least once
         self._ask_again = -1e9
         self._fault = "is it running, and are host and port right?"
-        self._last_said = -1e9
+        self._repeats = Repeats(COMPLAIN_SECONDS)
         self._socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, self.routing_id)
         self._socket.sndhwm = self._socket.rcvhwm = MAX_QUEUED_MESSAGES
         connect(self._socket, endpoint, keyring, "replay")
@@ -142,7 +143,5 @@ class Connection:
         self._socket.close(linger=500)
 
     def _complain(self, text: str, *values: object) -> None:
-        now = time.monotonic()
-        if now - self._last_said >= COMPLAIN_SECONDS:
-            self._last_said = now
-            logger.warning(text, *values)
+        if self._repeats.let_through():
+            logger.warning(f"{text}%s", *values, self._repeats.more())

@@ -16,6 +16,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from apexrl.errors import ConfigError
+from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
 from apexrl.net.sockets import bind
 
@@ -50,7 +51,7 @@ class Listener:
         self._socket = socket
         self._max_frame_bytes = socket.maxmsgsize = max_frame_bytes
         self._max_connections = most_connections(max_frame_bytes)
-        self._num_ended, self._said = 0, -SAID_SECONDS
+        self._num_ended, self._repeats = 0, Repeats(SAID_SECONDS)
         self._held: set[int] = set()  # descriptors of the connections
         monitor = _monitor(socket)
         try:
@@ -114,8 +115,7 @@ class Listener:
         if len(self._held) <= self._max_connections:
             return
         self._num_ended += 1
-        if time.monotonic() >= self._said + SAID_SECONDS:
-            self._said = time.monotonic()
+        if self._repeats.let_through():
             self._held = {held for held in self._held if self._is_ours(held)}  # should an end have gone untold
             logger.warning(
                 "%s has %d connections and takes no more (%d were ended so far): is it open to strangers?",

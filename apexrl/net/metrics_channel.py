@@ -19,11 +19,12 @@ import numpy as np
 import zmq
 
 from apexrl.errors import MALFORMED
+from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.sockets import connect, make_socket, receive, send
 from apexrl.net.wire import MAX_MESSAGE_BYTES
-from apexrl.types import Count, Finite, PeerName
+from apexrl.types import SHOWN, Count, Finite, Name
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,9 @@ MAX_REPORT_BYTES = 16_384
 MAX_FRAME_BYTES = 65_536  # so little memory does a sender get before it has shown a key
 PIECE_BYTES = 65_000  # of a message, a frame each: encryption adds to a frame
 MAX_SENDERS = 8_192
-MAX_TAGS = 512  # that are known at one time
+MAX_NUMBERS = 2**18  # that all senders together may hold: 25 MB
+MAX_TAGS = 512  # of the living senders
+MAX_TAGS_EVER = 2_048  # TensorBoard and trackers keep each of them
 MAX_PICTURE_BYTES = 2**20
 MAX_PATH_CHARACTERS = 4_096
 MAX_GAMES = 10_000
@@ -43,15 +46,15 @@ MAX_VERSIONS = 4_096  # published versions whose evaluation is waited for
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 WARN_SECONDS = 60.0
 
-Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=SHOWN)]
 Games = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class Report(msgspec.Struct, tag=True, frozen=True):
     """The metrics of one process, by tag."""
 
-    sender: PeerName
-    run: PeerName  # the run of the parameters in use, or the replay's log
+    sender: Name
+    run: Name  # the run of the parameters in use, or the replay's log
     scalars: Annotated[dict[Tag, float], msgspec.Meta(max_length=MAX_TAGS)]
 
 
@@ -63,7 +66,7 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
     returns: Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     steps: Annotated[tuple[Games, ...], msgspec.Meta(min_length=1, max_length=MAX_GAMES)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-    run: PeerName = ""
+    run: Name = ""
     checksum: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # for the parameters as they were published
     parameters: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)] = b""  # so that the best can be kept
     picture: Annotated[bytes, msgspec.Meta(max_length=MAX_PICTURE_BYTES)] = b""  # PNG
@@ -143,11 +146,14 @@ class MetricsServer:
         self.endpoint = self._listener.endpoint
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, dict[str, float]]] = {}
-        self._tags: dict[str, str] = {}  # those of living processes
+        self._num_numbers = 0  # in `_latest`
+        self._tags: dict[str, str] = {}  # all that were ever taken
+        self._living_tags: set[str] = set()
         self._evaluations: list[Evaluation] = []
         self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_VERSIONS)
         self._published: collections.OrderedDict[int, bytes] = collections.OrderedDict()  # checksums by version
-        self._clock, self._warned = clock, 0.0
+        self._clock = clock
+        self._repeats = {kind: Repeats(WARN_SECONDS, clock=clock) for kind in ("crowded", "not finite", "others")}
         self._closed = threading.Event()
 
     def run(self) -> None:
@@ -230,26 +236,30 @@ class MetricsServer:
         if any(tag.startswith("learner/") or tag in LEARNER_TAGS for tag in report.scalars):
             return "malformed"  # the learner alone says these
         with self._lock:
-            if report.sender not in self._latest and len(self._latest) >= MAX_SENDERS:
-                self._forget_the_dead()
-                if len(self._latest) >= MAX_SENDERS:
-                    return "crowded"
-            new = report.scalars.keys() - self._tags.keys()
-            if len(self._tags) + len(new) > MAX_TAGS:
+            tags, (_, known) = report.scalars.keys(), self._latest.get(report.sender, (0.0, {}))
+            num_senders = len(self._latest) + (report.sender not in self._latest)
+            num_numbers = self._num_numbers + len(tags) - len(known)
+            if num_senders > MAX_SENDERS or num_numbers > max(MAX_NUMBERS, self._num_numbers):
                 return "crowded"
+            unheard, new = tags - self._living_tags, tags - self._tags.keys()
+            if len(self._living_tags) + len(unheard) > MAX_TAGS or len(self._tags) + len(new) > MAX_TAGS_EVER:
+                return "crowded"
+            self._living_tags |= tags
             self._tags |= {tag: tag for tag in new}
             # One string for all senders. A number that is not finite would hide those of all others.
             scalars = {self._tags[tag]: value for tag, value in report.scalars.items() if math.isfinite(value)}
             self._latest[report.sender] = (self._clock(), scalars)
+            self._num_numbers += len(scalars) - len(known)
         if strange := sorted(report.scalars.keys() - scalars.keys()):
             self.dropped["not finite"] += len(strange)
-            self._warn("%s of %s is not finite: left out", strange[0], report.sender)
+            self._warn("not finite", "%s of %s is not finite: left out", strange[0], report.sender)
         return ""
 
     def _forget_the_dead(self) -> None:
         now = self._clock()
         self._latest = {s: (t, v) for s, (t, v) in self._latest.items() if now - t < FORGET_SECONDS}
-        self._tags = {tag: tag for _, scalars in self._latest.values() for tag in scalars}
+        self._living_tags = {tag for _, scalars in self._latest.values() for tag in scalars}
+        self._num_numbers = sum(len(scalars) for _, scalars in self._latest.values())
 
     def _sum_up(self) -> None:
         """Replaces published parameters by their checksums, in this thread instead of the learner's."""
@@ -262,11 +272,14 @@ class MetricsServer:
 
     def _drop(self, reason: str, details: str) -> None:
         self.dropped[reason] += 1
-        self._warn("reports are dropped, %s so far; the last %s: does another run use this --metrics-port?",
+        if reason == "crowded":
+            self._warn(reason, "%d processes report as much as fits here, and %d reports were left out so far: is "
+                       "--metrics-port open to strangers?", len(self._latest), self.dropped[reason])  # fmt: skip
+            return
+        self._warn("others", "reports are dropped, %s so far; the last %s: does another run use this --metrics-port?",
                    dict(self.dropped), details)  # fmt: skip
 
-    def _warn(self, message: str, *details: object) -> None:
-        """Says something, at most once in WARN_SECONDS."""
-        if self.runs and self._clock() >= self._warned + WARN_SECONDS:
-            self._warned = self._clock()
+    def _warn(self, kind: str, message: str, *details: object) -> None:
+        """Says something, each kind at most once in WARN_SECONDS."""
+        if self.runs and self._repeats[kind].let_through():
             logger.warning(message, *details)

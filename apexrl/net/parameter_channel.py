@@ -14,6 +14,7 @@ from collections.abc import Callable
 import zmq
 
 from apexrl.errors import WireError
+from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.sockets import connect, make_socket, receive, send
@@ -141,7 +142,7 @@ class ParameterSubscriber:
         """Connects, without waiting for the publisher."""
         self.endpoint = endpoint
         self.num_dropped = 0
-        self._warned = -WARNING_SECONDS
+        self._repeats = Repeats(WARNING_SECONDS)
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.DEALER)
         self._socket.setsockopt(zmq.CONFLATE, 1)
@@ -177,9 +178,7 @@ class ParameterSubscriber:
     def drop(self, error: WireError) -> None:
         """Counts unusable parameters, and logs a warning at most every WARNING_SECONDS."""
         self.num_dropped += 1
-        now = time.monotonic()
-        if now >= self._warned + WARNING_SECONDS:
-            self._warned = now
+        if self._repeats.let_through():
             logger.warning("parameters from %s are dropped (%d so far): %s", self.endpoint, self.num_dropped, error)
 
     def close(self) -> None:

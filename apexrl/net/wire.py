@@ -25,7 +25,6 @@ from apexrl.types import (
     Finite,
     Granularity,
     Name,
-    PeerName,
     Sample,
     SmallCount,
     StreamSpec,
@@ -52,7 +51,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """An actor process introduces itself, again after every loss of contact."""
 
     protocol: int
-    actor: PeerName  # ends in the mark of its routing id (`identity`)
+    actor: Name  # ends in the mark of its routing id (`identity`)
     num_streams: int
     spec: StreamSpec
     first_sequence: Count  # number of the oldest insert that it has not seen acknowledged
@@ -65,14 +64,14 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     ladder_size: int
     stored_sequence: int  # inserts before this number are stored
     allowed_sequence: int  # inserts before this number may be sent
-    waits_for: str  # why the actor may not go on further than that; empty when it may
+    waits_for: Name  # why the actor may not go on further than that; empty when it may
 
 
 class Insert(msgspec.Struct, tag=True, frozen=True):
     """One unroll; its compressed block is the second frame. The replay forwards both to learners as they are."""
 
     sequence: Count  # counts the inserts of this actor process
-    actor: PeerName
+    actor: Name
     stream: SmallCount
     first_step: Count
     params_version: Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
@@ -124,7 +123,7 @@ class Acknowledge(msgspec.Struct, tag=True, frozen=True):
     stored_sequence: int
     allowed_sequence: int
     ladder_size: int
-    waits_for: str
+    waits_for: Name
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
@@ -142,7 +141,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     """A learner asks for batches, and for the log from a position on if it holds a replica."""
 
     protocol: int
-    learner: PeerName
+    learner: Name
     request: Count  # counts the subscriptions of this learner; the answer repeats it
     wants: Annotated[tuple[Want, ...], msgspec.Meta(max_length=MAX_TABLES)]
     follows_log: bool
@@ -157,7 +156,7 @@ class Subscribed(msgspec.Struct, tag=True, frozen=True):
     """The answer to a Subscribe: how to hold a replica, and which unroll and which batches come next."""
 
     request: int
-    log: str
+    log: Name
     life: int  # counts the starts of a server over this log
     continues: bool  # False: the learner's replica is of another log, it starts over
     spec: StreamSpec
@@ -220,7 +219,7 @@ class Waiting(msgspec.Struct, tag=True, frozen=True):
     """The reason why a learner waits. The server sends it when it changes."""
 
     table: SmallCount
-    reason: str
+    reason: Name
 
 
 class Standing(msgspec.Struct, tag=True, frozen=True):
@@ -228,7 +227,7 @@ class Standing(msgspec.Struct, tag=True, frozen=True):
 
     next_number: int
     next_batches: tuple[int, ...]
-    waits_for: tuple[str, ...]
+    waits_for: tuple[Name, ...]
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
@@ -255,17 +254,17 @@ class AskStatistics(msgspec.Struct, tag=True, frozen=True):
 class PeerStanding(msgspec.Struct, frozen=True):
     """One peer as the server sees it."""
 
-    role: str
-    name: str
+    role: Name
+    name: Name
     silent_seconds: float
-    waits_for: str  # why the server makes it wait; empty when it does not
+    waits_for: Name  # why the server makes it wait; empty when it does not
 
 
 class Statistics(msgspec.Struct, tag=True, frozen=True):
     """The server's metrics and its peers."""
 
     request: int
-    metrics: dict[str, float]
+    metrics: dict[Text, float]
     peers: tuple[PeerStanding, ...]
 
 

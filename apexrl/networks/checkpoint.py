@@ -19,7 +19,7 @@ from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import open_regular, replacing
 from apexrl.memory import free_memory_bytes
 from apexrl.networks.parameters import Identity, Parameters, ParametersHeader
-from apexrl.types import Count, Finite, LogPosition, StreamSpec
+from apexrl.types import Count, Finite, LogPosition, Name, StreamSpec, Text
 
 LATEST = "latest.safetensors"
 BEST = "best.safetensors"
@@ -49,10 +49,10 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
     """Everything of a checkpoint that is no tensor."""
 
     spec: StreamSpec
-    agent: str
-    network: str  # the configuration of the agent's network as JSON, see `networks.config`
+    agent: Name
+    network: Text  # the configuration of the agent's network as JSON, see `networks.config`
     counters: Counters
-    run: str = ""  # the run's id, which its parameters and reports carry
+    run: Name = ""  # the run's id, which its parameters and reports carry
 
     @property
     def identity(self) -> Identity:

@@ -14,6 +14,7 @@ import tyro
 from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.flags import program
 from apexrl.lifecycle import Stop, run_role
+from apexrl.lines import say
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
 
@@ -50,7 +51,7 @@ def main(stop: Stop) -> None:
     output = Path(asked.output) if asked.output else path.with_suffix(".onnx")
     typed = shlex.join([*sys.argv[1:], *([] if asked.checkpoint else [str(path)]), "--trust"])
     for line in export(path, output, Trust(is_blind=asked.trust, cure=f"{program()} {typed}")):
-        print(line)
+        say(line)
 
 
 def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:

@@ -12,6 +12,7 @@ import tyro
 from apexrl.config import Range
 from apexrl.flags import REGISTRY, check_ranges, program
 from apexrl.lifecycle import Stop, run_role
+from apexrl.lines import say
 from apexrl.own_modules import Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
 
@@ -48,7 +49,7 @@ def main(stop: Stop) -> None:
     evaluation = dataclasses.replace(
         command.evaluation, episodes=asked.episodes, checkpoint=str(checkpoint), record_dir=record_dir
     )
-    print(f"plays {checkpoint}", flush=True)
+    say(f"plays {checkpoint}", flush=True)
     play_checkpoint(dataclasses.replace(command, evaluation=evaluation, seed=asked.seed), stop)
 
 

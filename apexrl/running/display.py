@@ -5,20 +5,22 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 
 from apexrl.config import RunCommand
 from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.metrics import PROBABILITY
 from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
+from apexrl.lines import printable
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.supervise import Supervisor
 from apexrl.tables import tables_of
@@ -34,11 +36,18 @@ BAR_CHARACTERS = 24
 
 
 class RunConsole(Console):
-    """Prints for people. A reader that goes away, as `tee` does at Ctrl-C, ends no run: the rest is not printed."""
+    """Prints for people; no text controls the terminal, whoever wrote it.
 
-    def __init__(self, stderr: bool = False) -> None:
-        # Others wrote much of the printed text.
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+    A reader that goes away, as `tee` does at Ctrl-C, ends no run: the rest is not printed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)  # others wrote much of the printed text
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Called by rich for all that is printed; returns it in pieces."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Called by rich, whose own method ends the process. The interpreter flushes the stream once more."""
@@ -305,7 +314,7 @@ def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[s
         ("return", f"{last} (best {best}), training {_number(metrics.get('actor/return_mean'))}"),
         *policy,
         *playing,
-        ("waits", ", ".join(waits) or ("nobody" if metrics else "-")),
+        ("waits", printable(", ".join(waits)) or ("nobody" if metrics else "-")),
     ]
 
 

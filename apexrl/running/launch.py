@@ -20,6 +20,7 @@ from apexrl.flags import actor_command, learner_command, replay_command, sister,
 from apexrl.guard import check_not_imported
 from apexrl.learning.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
+from apexrl.lines import log_to
 from apexrl.networks.checkpoint import Counters, load_checkpoint
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
@@ -44,8 +45,7 @@ def main() -> int:
     check_not_imported()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console = RunConsole()
-    form, handlers = "%(asctime)s %(name)s: %(message)s", [ConsoleHandler(console)]
-    logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=handlers)
+    log_to(ConsoleHandler(console))
     stop = Stop()
     end_with_parent(stop, ENDING_SECONDS)
     try:

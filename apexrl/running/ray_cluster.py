@@ -26,6 +26,7 @@ from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.flags import agent_of, default_command, parse_onto, value_given
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
+from apexrl.lines import log_to
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows
@@ -57,7 +58,7 @@ SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
 def main() -> int:
     """Runs the command line; returns the exit status."""
     console = RunConsole()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    log_to(level=logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to end before there is a cluster
     stop = Stop()
     end_with_parent(stop, ENDING_SECONDS)

@@ -25,6 +25,7 @@ from apexrl.config import Command, RunCommand, WireConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.status_file import Status, read_status
 from apexrl.lifecycle import exit_status
+from apexrl.lines import log_to
 from apexrl.running.clock import Clock
 from apexrl.running.launch import (
     FINISHING,
@@ -176,7 +177,7 @@ class Group:
         self._clock = Clock(command)
         self._gauges: dict[str, Gauge] = {}
         self._status_due = 0.0
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        log_to(form="%(asctime)s %(message)s")
         logging.getLogger("apexrl").addHandler(_Lines(self._lines, name))
         threading.Thread(target=self._live, name="group").start()
 

@@ -11,6 +11,7 @@ import tyro
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import program
 from apexrl.lifecycle import exit_status, run_program
+from apexrl.lines import say
 
 
 def compare(
@@ -53,7 +54,7 @@ def compare(
     if not groups:
         raise ConfigError("\n".join(faults) or "give the directories of runs")
     for fault in faults:
-        print(f"left out: {fault}", file=sys.stderr)
+        say(f"left out: {fault}", file=sys.stderr)
     write_comparison(groups, out, threshold, scales)
 
 
@@ -92,7 +93,7 @@ def main() -> int:
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (ApexError, OSError) as error:
-        print(f"cannot compare: {error}", file=sys.stderr)
+        say(f"cannot compare: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
     return 0
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.files import write_durably
+from apexrl.lines import say
 from apexrl.tools.intervals import MeanCurve, bootstrap_interval, interquartile_mean, mean, mean_curve
 from apexrl.tools.run_results import RunResult
 
@@ -51,13 +52,13 @@ def write_comparison(
     lines.sort(key=lambda line: games.index(line.env))
     if unknown := scales.keys() - games:
         raise ConfigError(f"--scale {min(unknown)}: these runs are of {', '.join(games)}")
-    print(_table_of(lines, threshold))
+    say(_table_of(lines, threshold))
     common = [env for env in games if sum(line.env == env for line in lines) == len(groups)]
     if len(common) > 1:
         try:
-            print(f"\n{_table_of_averages([line for line in lines if line.env in common], scales)}")
+            say(f"\n{_table_of_averages([line for line in lines if line.env in common], scales)}")
         except ConfigError as error:
-            print(f"no average over games: {error}", file=sys.stderr)
+            say(f"no average over games: {error}", file=sys.stderr)
     curves = {
         (line.group, line.env, against): mean_curve([(position(run), run.curve.returns) for run in line.runs])
         for line in lines
@@ -165,7 +166,7 @@ def _picture_of(lines: Sequence[Line], curves: Mapping[tuple[str, str, str], Mea
     try:
         from apexrl.tools import picture  # noqa: PLC0415 - the only part that needs matplotlib
     except ModuleNotFoundError as error:
-        print(f"no picture ({error}): {PIP_INSTALL} matplotlib", file=sys.stderr)
+        say(f"no picture ({error}): {PIP_INSTALL} matplotlib", file=sys.stderr)
         return b""
     rows = []
     for env in dict.fromkeys(line.env for line in lines):
@@ -184,4 +185,4 @@ def _write(path: Path, data: bytes) -> None:
             write_durably(path, data)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written ({error.strerror}): give another --out") from error
-        print(path)
+        say(path)

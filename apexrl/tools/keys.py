@@ -8,6 +8,7 @@ import tyro
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import program
 from apexrl.lifecycle import exit_status, run_program
+from apexrl.lines import say
 from apexrl.net.keyring import ROLES, make_keys
 
 
@@ -24,9 +25,9 @@ def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tupl
             if role not in ROLES or (dash and not further):
                 raise ConfigError(f"{name}: a key is of {', '.join(ROLES)}, or one of these with -anything behind it")
         for path in make_keys(directory, tuple(dict.fromkeys(names))):
-            print(path)
+            say(path)
     except ApexError as error:
-        print(f"cannot make keys: {error}", file=sys.stderr)
+        say(f"cannot make keys: {error}", file=sys.stderr)
         return exit_status(error)
     return 0
 

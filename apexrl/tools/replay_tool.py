@@ -19,6 +19,7 @@ from apexrl.errors import ApexError, ConfigError, WireError, fault_of
 from apexrl.files import read_whole, replacing
 from apexrl.flags import program
 from apexrl.lifecycle import exit_status, run_program
+from apexrl.lines import say
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, identity_of, read_entries, segment_paths
@@ -100,38 +101,38 @@ def inspect(directory: Directory) -> int:
     """Prints the name, spec and lives of a journal's log, its files and its snapshot."""
     identity = identity_of(directory)
     lives = ", ".join(f"{life} from unroll {number}" for life, number in enumerate(identity.lives))
-    print(f"log       {identity.log}, format {identity.format}")
+    say(f"log       {identity.log}, format {identity.format}")
     for ancestor in identity.ancestors:
-        print(f"          goes on from {ancestor}")
+        say(f"          goes on from {ancestor}")
     spec = identity.spec
-    print(f"holds     {spec.env}, {spec.unroll_starts} starts and {spec.overlap_steps} more steps an unroll")
-    print(f"          {spec.unroll_bytes} bytes an unroll, {spec.num_priorities} priorities")
+    say(f"holds     {spec.env}, {spec.unroll_starts} starts and {spec.overlap_steps} more steps an unroll")
+    say(f"          {spec.unroll_bytes} bytes an unroll, {spec.num_priorities} priorities")
     frames = Field("frame", "observation", spec.frame_dtype, spec.frame_shape)
     for field, entries in ((frames, spec.unroll_frames), *((field, spec.num_entries(field)) for field in spec.fields)):
         shape = ", ".join(map(str, (entries, *field.shape)))
-        print(f"field     {field.name}: {field.dtype} [{shape}]{', an extra' if field in spec.extras else ''}")
-    print(f"lives     {lives or 'unknown: log.json is missing or damaged'}")
+        say(f"field     {field.name}: {field.dtype} [{shape}]{', an extra' if field in spec.extras else ''}")
+    say(f"lives     {lives or 'unknown: log.json is missing or damaged'}")
     for segment in segments(directory):
         found, numbers = segment.found, [entry.number for entry in segment.found.entries]
         held = f"unrolls {numbers[0]}..{numbers[-1]} ({len(numbers)})" if numbers else "no unroll"
         life = found.header.life if found.header is not None else "?"
-        print(f"file      {segment.path.name}  {held}, {len(segment.data)} bytes, life {life}", end="")
-        print(f", {segment.unfinished_bytes} bytes being written" if segment.unfinished_bytes else "", end="")
-        print(", damaged" if len(found.damages) > bool(segment.unfinished_bytes) else "")
+        say(f"file      {segment.path.name}  {held}, {len(segment.data)} bytes, life {life}", end="")
+        say(f", {segment.unfinished_bytes} bytes being written" if segment.unfinished_bytes else "", end="")
+        say(", damaged" if len(found.damages) > bool(segment.unfinished_bytes) else "")
     for path in sorted([*directory.glob("*.damaged"), *directory.glob("*.aside")]):
-        print(f"set aside {path.name}")
+        say(f"set aside {path.name}")
     for path in strays(directory):
-        print(f"left out  {path.name}")
+        say(f"left out  {path.name}")
     snapshot, wrong = snapshot_of(directory, identity)
     if snapshot is None:
-        print(f"snapshot  {wrong or 'none'}")
+        say(f"snapshot  {wrong or 'none'}")
         return 0
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((directory / SNAPSHOT_FILE).stat().st_mtime))
-    print(f"snapshot  {when}, log {snapshot.first_number}:{snapshot.end_number}")
+    say(f"snapshot  {when}, log {snapshot.first_number}:{snapshot.end_number}")
     for name, table in snapshot.tables.items():
         of_transitions = table.priorities and not table.numbers and not spec.has_unroll_priorities
         unit = "transitions" if of_transitions else "unrolls"
-        print(f"          {name}: {table.inserted} {unit} inserted, {table.sampled} sampled")
+        say(f"          {name}: {table.inserted} {unit} inserted, {table.sampled} sampled")
     return 0
 
 
@@ -157,12 +158,12 @@ def verify(directory: Directory, decode: bool = False) -> int:
             damages += [f"{segment.path.name}: offset {offset}: unroll {entry.number}: {found}"] if found else []
             expected = entry.number + 1
         if segment.unfinished_bytes:
-            print(f"{segment.path.name}: {segment.unfinished_bytes} bytes being written, or never finished")
+            say(f"{segment.path.name}: {segment.unfinished_bytes} bytes being written, or never finished")
         checked.append(len(segment.found.entries))
     snapshot, wrong = snapshot_of(directory, identity)
     damages += [f"{SNAPSHOT_FILE}: {wrong}"] if wrong else []
     kept = "a snapshot" if snapshot is not None else "no snapshot"
-    print(*damages, f"{len(checked)} files, {sum(checked)} unrolls, {kept}: {len(damages)} damages", sep="\n")
+    say(*damages, f"{len(checked)} files, {sum(checked)} unrolls, {kept}: {len(damages)} damages", sep="\n")
     return 1 if damages else 0
 
 
@@ -196,7 +197,7 @@ def _readable(entries: Iterable[Entry], spec: StreamSpec, codec: UnrollCodec | N
     for entry in entries:
         fault = _fault_of(entry, sizes, codec)
         if fault:
-            print(f"unroll {entry.number} is left out: {fault}", file=sys.stderr)
+            say(f"unroll {entry.number} is left out: {fault}", file=sys.stderr)
         else:
             yield entry
 
@@ -221,7 +222,7 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
     if format == "minari":
         from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
 
-        print(write_dataset(entries, spec, out))
+        say(write_dataset(entries, spec, out))
         return 0
     readable = _readable(entries, spec, UnrollCodec(spec))
     in_one = out.suffix == ".npz"
@@ -235,7 +236,7 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
         num_unrolls += len(group)
     if not num_unrolls:
         raise ConfigError(f"--numbers {numbers}: the journal holds none that can be read (`inspect` tells them)")
-    print(f"{num_unrolls} unrolls to {out}")
+    say(f"{num_unrolls} unrolls to {out}")
     return 0
 
 
@@ -274,19 +275,19 @@ def summary(directory: Directory) -> int:
             for group in (f"at exploration {episode.exploration:.2g}", "in all"):
                 returns[group].append(episode.episode_return)
     num_bytes, decoded_bytes = totals["messages"] + totals["blocks"], totals["unrolls"] * identity.spec.unroll_bytes
-    print(f"{totals['unrolls']} unrolls, {totals['transitions']} transitions, {len(actors)} actors")
-    print(f"{num_bytes / max(totals['transitions'], 1):.1f} bytes per transition", end=", ")
-    print(f"compression ratio {decoded_bytes / max(totals['blocks'], 1):.2f}")
-    print(f"params_version {min(versions, default=0)}..{max(versions, default=0)}")
+    say(f"{totals['unrolls']} unrolls, {totals['transitions']} transitions, {len(actors)} actors")
+    say(f"{num_bytes / max(totals['transitions'], 1):.1f} bytes per transition", end=", ")
+    say(f"compression ratio {decoded_bytes / max(totals['blocks'], 1):.2f}")
+    say(f"params_version {min(versions, default=0)}..{max(versions, default=0)}")
     for group, values in sorted(returns.items()):
-        print(f"episodes {group}: {len(values)}, mean return {np.mean(values):.4g}")
+        say(f"episodes {group}: {len(values)}, mean return {np.mean(values):.4g}")
     snapshot, _ = snapshot_of(directory, identity)
     for name, table in (snapshot.tables if snapshot is not None else {}).items():
         powers = np.frombuffer(table.priorities, np.float32).astype(np.float64)
         if powers.any() and table.priority_exponent > 0:
             found = np.percentile(powers[powers > 0] ** (1 / table.priority_exponent), QUANTILES)
             text = ", ".join(f"{q} % {value:.4g}" for q, value in zip(QUANTILES, found, strict=True))
-            print(f"priorities of {name}: {text}")
+            say(f"priorities of {name}: {text}")
     return 0
 
 
@@ -301,7 +302,7 @@ def main() -> int:
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (ApexError, OSError) as error:
-        print(f"cannot inspect: {error}", file=sys.stderr)
+        say(f"cannot inspect: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
 
 

@@ -8,6 +8,7 @@ import tyro
 
 from apexrl.flags import program
 from apexrl.lifecycle import run_program
+from apexrl.lines import say
 from apexrl.runs import RUNS, FoundRun, found_runs
 
 HEAD = ("run", "environment", "agent", "frames", "best", "last", "when")
@@ -30,16 +31,16 @@ def list_runs(directory: tyro.conf.Positional[Path] = RUNS) -> int:
     faults: list[str] = []
     runs = found_runs(directory, faults)
     for fault in faults:
-        print(f"left out: {fault}", file=sys.stderr)
+        say(f"left out: {fault}", file=sys.stderr)
     if not runs:
-        print(f"{directory.resolve()} has no runs", file=sys.stderr)
+        say(f"{directory.resolve()} has no runs", file=sys.stderr)
         return 1
     rows = [HEAD, *map(row_of, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(HEAD, row, widths, strict=True)
         aligned = (cell.rjust(width) if name in NUMBERS else cell.ljust(width) for name, cell, width in cells)
-        print("  ".join(aligned).rstrip())
+        say("  ".join(aligned).rstrip())
     return 0
 
 

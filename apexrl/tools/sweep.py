@@ -22,6 +22,7 @@ from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, read_json, write_json
 from apexrl.guard import check_not_imported
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
+from apexrl.lines import log_to, say
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.ports import check_ports
@@ -72,18 +73,18 @@ class Sweep:
             name = run.directory.name
             if self._stop.is_set() or self.is_complete(run):
                 continue
-            print(f"{number} of {len(self.runs)}: {name}, see {self._log(run)}", flush=True)
+            say(f"{number} of {len(self.runs)}: {name}, see {self._log(run)}", flush=True)
             self._wait_until_free(run)
             if self._stop.is_set():
                 break
             began = time.monotonic()
             try:
                 self._make(run)
-                print(f"{name}: complete after {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+                say(f"{name}: complete after {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
             except ApexError as error:
                 if not self._stop.is_set():
                     failed.append(name)
-                    print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+                    say(f"{name} failed: {error}", file=sys.stderr, flush=True)
         return failed
 
     def is_complete(self, run: SweepRun) -> bool:
@@ -148,7 +149,7 @@ class Sweep:
         supervisor.start(name, ["-m", "apexrl.running.launch", *arguments], log=self._log(run))
         child = supervisor.children[name]
         while child.status is None and not self._stop.wait(WATCH_SECONDS):
-            pass
+            supervisor.bound_logs()
         signals = self._stop.num_signals
         supervisor.stop([name], ENDING_SECONDS, ENDING_SECONDS, hurried=lambda: self._stop.num_signals > signals)
         if status := child.status:
@@ -178,7 +179,7 @@ def compare_runs(file: SweepFile, runs: Iterable[SweepRun]) -> None:
         name: readable_runs((run.directory for run in runs if run.variant == name), faults) for name in file.variants
     }
     for fault in faults:
-        print(f"left out: {fault}", file=sys.stderr)
+        say(f"left out: {fault}", file=sys.stderr)
     if groups := {name: results for name, results in groups.items() if results}:
         write_comparison(groups, Path(file.directory) / COMPARISON, file.threshold, {})
 
@@ -192,9 +193,9 @@ def main() -> int:
     """Runs the command line; returns the exit status, 1 when a run is not complete."""
     check_not_imported()
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        print(__doc__)
+        say(__doc__)
         return 0 if "--help" in sys.argv else 2
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to(form="%(message)s")
     stop = Stop()
     try:
         file = read_file(Path(sys.argv[1]))
@@ -204,19 +205,19 @@ def main() -> int:
             sweep = Sweep(Path(file.directory), runs, stop)
             failed = sweep.run()
             if stop.is_set():
-                print("stopped: the same command goes on with the sweep")
+                say("stopped: the same command goes on with the sweep")
                 return 1
             compare_runs(file, [run for run in runs if sweep.is_complete(run)])
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (ApexError, OSError) as error:
-        print(f"cannot sweep: {error}", file=sys.stderr)
+        say(f"cannot sweep: {error}", file=sys.stderr)
         return exit_status(error) if isinstance(error, ApexError) else 1
     except KeyboardInterrupt:
-        print("stopped before it began", file=sys.stderr)
+        say("stopped before it began", file=sys.stderr)
         return INTERRUPTED_STATUS
     if failed:
-        print(f"failed: {', '.join(failed)}; the same command tries again", file=sys.stderr)
+        say(f"failed: {', '.join(failed)}; the same command tries again", file=sys.stderr)
     return 1 if failed else 0
 
 

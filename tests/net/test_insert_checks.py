@@ -56,7 +56,7 @@ BAD_SPECS = [
         for names in (NAMES[:3], (*NAMES, "jump"), (*NAMES[:3], "left"), (*NAMES, "left"))
     ),
     ({"num_actions": 0, "action_bounds": ((0.0, 1.0),), "action_names": ("gas",)}, "needs 0 different action_names"),
-    *(({"action_names": (*NAMES[:3], name)}, "empty or not printable") for name in ("", "\x1b[2J", "a\nb")),
+    *(({"action_names": (*NAMES[:3], name)}, "empty or not printable") for name in ("", "a\u200bb")),
     ({"extras": (EXTRA, EXTRA)}, "all of them distinct"),
     *(
         ({"extras": (msgspec.structs.replace(EXTRA, name=name),)}, "extras need names")

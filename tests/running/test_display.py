@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from apexrl.config import RunCommand
 from apexrl.files import write_json
 from apexrl.flags import parse
 from apexrl.learning.status_file import LAST_EVALUATION
+from apexrl.lines import log_to, printable
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.display import (
     STALE_SECONDS,
@@ -260,6 +263,26 @@ def test_names_of_others_are_no_markup(shown, console, tmp_path):
     with display:
         display.update()
     assert "[red]min_size" in console.file.getvalue()
+
+
+def test_no_text_of_others_controls_the_terminal(tmp_path):
+    """What peers and files say, and the name of the directory."""
+    strange = "\x1b]0;title\x07\r\x9b2J"
+    file = io.StringIO()
+    console = RunConsole(file=file, force_terminal=True, width=200)
+    directory = tmp_path / strange
+    directory.mkdir()
+    metrics = {f"actor/waits_for/{strange}": 1.0, f"learner/probability_{strange}": 1.0}
+    write_status(directory, status_with(metrics), age_seconds=-10.0)
+    log_to(handler := ConsoleHandler(console))
+    with Display(console, directory, Supervisor(10)) as display:
+        display.update()
+        handler.handle(logging.makeLogRecord({"msg": f"logged {strange}", "levelno": logging.WARNING}))
+        console.print(f"printed {strange}", Text(f"text {strange}"), soft_wrap=True)
+    said = file.getvalue()
+    assert said.count("\\x1b]0;title") >= 5 and "actor for" in said
+    without_rich = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]|\r", "", said)
+    assert without_rich == printable(without_rich)
 
 
 def test_what_is_logged_stays_above_the_live_table(shown, console):
