@@ -3,7 +3,7 @@ import struct
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apexrl.learning.event_file import OVERVIEW, EventFile
+from apexrl.learning.event_file import OVERVIEW, Allowance, EventFile
 from apexrl.learning.metric_texts import TEXTS, text_of
 from tests.full_disk import full_disk
 
@@ -113,3 +113,29 @@ def test_a_file_that_somebody_removed_begins_anew(tmp_path):
         events.scalars({"a": value}, int(value))
         events.flush()
     assert [event.value for event in read(tmp_path).Scalars("a")] == [2.0, 3.0]
+
+
+def test_a_flood_of_pictures_leaves_the_file_small_and_the_numbers_in_it(tmp_path, caplog):
+    now = [0.0]
+    events = EventFile(tmp_path, clock=lambda: now[0])
+    for frames in range(40):  # 400 MB
+        for _ in range(10):
+            events.png("evaluation/game", PICTURE[:8] + bytes(2**20), frames)
+            events.text("evaluation/video", "x" * 4096, frames)
+        events.scalars({"evaluation/return_mean": 1.0}, frames)
+        events.flush()
+        now[0] += 1.0
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size < 9 * 2**20 and events.num_dropped > 390
+    assert len(read(tmp_path).Scalars("evaluation/return_mean")) == 40
+    assert len([record for record in caplog.records if "too fast" in record.getMessage()]) == 1
+
+
+def test_an_allowance_comes_back_with_time():
+    now = [0.0]
+    allowance = Allowance(100.0, 10.0, clock=lambda: now[0])
+    assert [allowance.takes(60), allowance.takes(60), allowance.takes(40)] == [True, False, True]
+    now[0] = 5.0
+    assert [allowance.takes(51), allowance.takes(50)] == [False, True]
+    now[0] = 1e6
+    assert [allowance.takes(101), allowance.takes(100), allowance.takes(1)] == [False, True, False]
