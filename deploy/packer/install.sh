@@ -64,6 +64,7 @@ install_units() {
   ln -sfn apexrl-.service.d /etc/systemd/system/apexrl-@.service.d # systemd looks there for apexrl-NAME@INSTANCE.service
   install -m 0644 "$home/deploy/files/rsyslog.conf" /etc/rsyslog.d/10-apexrl.conf
   install -m 0644 "$home/deploy/files/logrotate.conf" /etc/logrotate.d/apexrl
+  install -D -m 0644 "$home/deploy/files/logrotate-hourly.conf" /etc/systemd/system/logrotate.timer.d/apexrl.conf
   systemctl enable apexrl.target
 }
 
