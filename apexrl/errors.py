@@ -29,7 +29,7 @@ class ApexError(Exception):
     """The base of all errors that this package raises on purpose. Its text may hold words of peers and files."""
 
     def __init__(self, text: str = ""):
-        super().__init__(printable(text))
+        super().__init__(printable(str(text)))
 
 
 class ConfigError(ApexError):

@@ -18,7 +18,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import custom_scalars, hparams, text
 
 from apexrl.learning.metric_texts import text_of
-from apexrl.lines import Repeats
+from apexrl.lines import Repeats, printable
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ MAX_PENDING_BYTES = 8 * 2**20
 # TensorBoard shows 1,000 numbers of a tag and 10 pictures, whatever the file holds.
 NUMBERS_BYTES, NUMBERS_RATE = 256 * 2**20, 4096.0
 PICTURES_BYTES, PICTURES_RATE = 8 * 2**20, 2048.0
+FRAMING_BYTES = 16  # of a record
 SAID_SECONDS = 600.0
 FILE_VERSION = "brain.Event:2"
 # The cards that TensorBoard shows first: it sorts them by their tags.
@@ -126,7 +127,7 @@ class EventFile:
 
     def text(self, tag: str, markdown: str, frames: int) -> None:
         """Adds a text."""
-        self._add(Event(wall_time=time.time(), step=frames, summary=text(tag, markdown)), self._pictures)
+        self._add(Event(wall_time=time.time(), step=frames, summary=text(tag, printable(markdown))), self._pictures)
 
     def flush(self) -> None:
         """Writes all waiting records, or none.
@@ -151,11 +152,11 @@ class EventFile:
         self._pending.clear()
 
     def _add(self, event: Event, allowance: Allowance) -> None:
-        record = _record(event)
-        if len(self._pending) + len(record) > self._max_pending_bytes:
+        num_bytes = event.ByteSize() + FRAMING_BYTES  # checksums take a tenth of a second a megabyte
+        if len(self._pending) + num_bytes > self._max_pending_bytes:
             self.num_dropped += 1
-        elif allowance.takes(len(record)):
-            self._pending += record
+        elif allowance.takes(num_bytes):
+            self._pending += _record(event)
         else:
             self.num_dropped += 1
             if self._repeats.let_through():

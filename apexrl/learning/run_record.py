@@ -20,7 +20,7 @@ from apexrl.files import TEMPORARY, give_second_name, read_json, read_whole, rep
 from apexrl.learning.event_file import EventFile
 from apexrl.learning.status_file import STATUS_FILE, Status
 from apexrl.learning.updater import Updater
-from apexrl.lines import Repeats, printable
+from apexrl.lines import Repeats
 from apexrl.net.metrics_channel import EVALUATED_FRAMES, MAX_VERSIONS, Evaluation
 from apexrl.networks.checkpoint import (
     ACTING,
@@ -238,7 +238,7 @@ class RunRecord:
         if evaluation.picture:
             self._events.png("evaluation/game", evaluation.picture, frames)
         if evaluation.video:
-            self._events.text("evaluation/video", f"`{printable(evaluation.video).replace('`', '')}`", frames)
+            self._events.text("evaluation/video", f"`{evaluation.video.replace('`', '')}`", frames)
         self._curve += f"{seconds:.0f},{frames},{_curve_values(evaluation, metrics)}\n"
         self._is_curve_written = False
         mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return
