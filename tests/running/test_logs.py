@@ -13,9 +13,16 @@ from apexrl.running.supervise import Supervisor
 from tests.system.processes import wait_for
 
 MAX_BYTES = 50_000
-C_LIBRARY = "import os\nwhile True: os.write(2, b'x' * 999 + b'\\n'); os.write(1, b'y' * 99 + b'\\n')"
+# One megabyte a second, for half a minute: a process that outlives its test must not fill the disk.
+C_LIBRARY = """
+import os, time
+for _ in range(30_000):
+    os.write(2, b"x" * 999 + b"\\n")
+    os.write(1, b"y" * 99 + b"\\n")
+    time.sleep(0.001)
+"""
 SIMULATOR = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {C_LIBRARY!r}])"
-FORKED = f"import os; os.fork() or os.setsid()\n{C_LIBRARY}"
+FORKED = f"import os; os.fork() or os.setsid()\n{C_LIBRARY}"  # into a session of its own
 
 
 @pytest.fixture
