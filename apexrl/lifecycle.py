@@ -129,9 +129,10 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     before = threading.enumerate()
     stop = Stop()
     stop.on_signals()
+    parent = os.environ.get(PARENT_VARIABLE)  # before the role writes itself there, for its own children
     end_with_parent(stop, ORPHAN_SECONDS)
     status = run_program(lambda: _status_of(role, main, stop, log))
-    if _is_orphan():
+    if _is_gone(parent):
         kill_descendants()  # a supervisor would
     if not finalizes:
         end_at_once(status)
@@ -250,9 +251,10 @@ def end_with_parent(stop: Stop, patience_seconds: float) -> None:
 
     Without a supervisor the function does nothing.
     """
+    parent = os.environ.get(PARENT_VARIABLE)
 
     def watch() -> None:
-        while not _is_orphan():  # after a stop, too: nobody else would end a role that hangs
+        while not _is_gone(parent):  # after a stop, too: nobody else would end a role that hangs
             time.sleep(1.0)
         logger.warning("the supervisor is gone")
         stop.set()
@@ -260,13 +262,12 @@ def end_with_parent(stop: Stop, patience_seconds: float) -> None:
         kill_descendants()
         os._exit(1)
 
-    if os.environ.get(PARENT_VARIABLE):
+    if parent:
         stop.thread(watch, "parent")
 
 
-def _is_orphan() -> bool:
-    """Returns whether a supervisor started this process, and is gone."""
-    parent = os.environ.get(PARENT_VARIABLE)
+def _is_gone(parent: str | None) -> bool:
+    """Returns whether the supervisor that started this process, if one did, is gone."""
     return bool(parent) and os.getppid() != int(parent or 0)
 
 
