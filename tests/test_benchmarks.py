@@ -205,7 +205,7 @@ def test_the_plain_peer_makes_impalas_update(mix, torso, monkeypatch):
 
     outcome = ours.gradients(batches, lambda: None)
     assert mix == ("queue=1",) or 0 < outcome.metrics["rejected_share"] < 1
-    expected = [parameter.grad for parameter in ours.network.parameters()]
+    expected = [parameter.grad for parameter in ours.online["network"].parameters()]
     loss = plain.update(samples)
     assert loss == pytest.approx(float(outcome.metrics["loss"] * ours.gradient[-1]), rel=1e-4)
     for name, gradient, parameter in zip(names, expected, plain.network.parameters(), strict=True):

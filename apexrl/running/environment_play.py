@@ -52,22 +52,13 @@ class Teller(logging.Handler):
 def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None:
     """Takes a reset and some random steps; tells the spec after the first one.
 
-    Raises: ApexError when a result is none of the environment's spaces. What else it raises until the first step; it
-      may fail now and then, so a later error is told in a line.
+    Raises: ApexError when a result is none of the environment's spaces, or it fails again and again. What it raises
+      until the first step; it may fail now and then later, which is logged.
     """
     rng, ends_at = np.random.default_rng(0), time.monotonic() + PLAYING_SECONDS
     teller.call("reset", envs.reset, 0)
     for number in range(1, STEPS + 1):
-        try:
-            teller.call(f"step {number}", take_step, envs, random_action(rng, spec))
-        except Exception as error:
-            ended_itself = isinstance(error.__cause__, SystemExit | KeyboardInterrupt)
-            if number == 1 or (isinstance(error, ApexError) and not ended_itself):
-                raise
-            fails = f"environment {spec.env!r} fails in {teller.doing}: {reason_of(error)}"
-            text = f"{error if ended_itself else fails}; the run begins all the same"
-            teller.tell(Line(said=("run", logging.WARNING, text)))
-            return
+        teller.call(f"step {number}", take_step, envs, random_action(rng, spec))
         if number == 1:
             teller.tell(Line(spec=spec))
         if time.monotonic() >= ends_at:

@@ -172,7 +172,7 @@ def _preset_tables() -> Iterator[str]:
         yield f"\n**{agent}**\n\n| flag | " + " | ".join(PRESETS) + " |\n" + "| --- " * (len(PRESETS) + 1) + "|"
         for section, name in changed:
             usual = getattr(getattr(own, section), name)
-            values = [family.presets[preset].get(section, {}).get(name, usual) for preset in PRESETS]
+            values = [family.presets.get(preset, {}).get(section, {}).get(name, usual) for preset in PRESETS]
             yield f"| `{flag_of(name)}` | " + " | ".join(default_of(v).removeprefix("default ") for v in values) + " |"
 
 

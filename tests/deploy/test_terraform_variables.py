@@ -41,7 +41,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("environments_per_worker", 0, "leave it out for the preset's"),
     ("replay_volume_gib", 4, "8 to 16384"),
     ("learner_volume_gib", 0.5, "8 to 16384"),
-    ("agent_flags", {"gama": 0.9}, 'gama = "0.9" is none of epsilon_base, epsilon_exponent, gamma'),
+    ("agent_flags", {"gama": 0.9}, 'gama = "0.9" is none of epsilon_base, epsilon_exponent, evaluation_epsilon, gamma'),
     ("replay_flags", {"capacity": "lots"}, 'capacity = "lots" has to match'),
     ("replay_flags", {"journal_dir": "/tmp"}, "is none of capacity"),
     ("learner_flags", {"batch-size": 512}, "is none of batch_size"),

@@ -99,8 +99,8 @@ def standing(rank):
 heard = [standing(0), standing(1)._replace(waits_for="min_size"), standing(2)._replace(waits_for="another reason")]
 assert team.agree(standing(team.rank)) == heard
 assert team.share({"a": torch.ones(2)}, b"of %d" % team.rank) == b"of 0"
-tensors = {"a": torch.full((2, 3), float(team.rank)), "learning.walk_x": torch.full((1,), float(team.rank))}
-assert team.share(tensors, b"") == b"" and tensors["a"].sum() == 0 and tensors["learning.walk_x"] == team.rank
+tensors = {"a": torch.full((2, 3), float(team.rank)), "learning.last_batch.x": torch.full((1,), float(team.rank))}
+assert team.share(tensors, b"") == b"" and tensors["a"].sum() == 0 and tensors["learning.last_batch.x"] == team.rank
 team.check_equal(tensors)
 gradient = torch.tensor([1.0, 2.0])
 team.add_up(gradient, 2.0)

@@ -165,7 +165,8 @@ def random_tables(rng):
     texts = []
     for name in "abcd"[: rng.randint(1, 4)]:
         kind = rng.choice(["fifo", "fifo", "uniform", "elite", "priority"])
-        pace, least = rng.choice(["0", "0.3", "1", "1", "7"]), rng.randint(1, 100 if kind == "priority" else 20)
+        paces = ["0", "0.3", "1", "1"] + ["7"] * (kind != "fifo")  # a fifo gives each unroll once
+        pace, least = rng.choice(paces), rng.randint(1, 100 if kind == "priority" else 20)
         capacity = rng.randint(8, 50) if kind == "elite" or (kind == "uniform" and rng.random() < 0.5) else ""
         texts.append(f"{name}={kind}:{pace}:{least}:{capacity}".rstrip(":"))
     return tuple(texts)

@@ -265,10 +265,17 @@ def test_names_of_others_are_no_markup(shown, console, tmp_path):
     assert "[red]min_size" in console.file.getvalue()
 
 
+class Terminal(io.StringIO):
+    """A terminal that keeps what it shows."""
+
+    def isatty(self):
+        return True
+
+
 def test_no_text_of_others_controls_the_terminal(tmp_path):
     """What peers and files say, and the name of the directory."""
     strange = "\x1b]0;title\x07\r\x9b2J"
-    file = io.StringIO()
+    file = Terminal()
     console = RunConsole(file=file, force_terminal=True, width=200)
     directory = tmp_path / strange
     directory.mkdir()

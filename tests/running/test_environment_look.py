@@ -1,5 +1,6 @@
 """The look at an environment: by a process of its own, in time, and what it says of one that cannot be played."""
 
+import logging
 import os
 import re
 import signal
@@ -61,6 +62,7 @@ def told_by(make):
     try:
         with tempfile.TemporaryFile() as told:
             teller = Teller(told.fileno())
+            logging.getLogger("apexrl").addHandler(teller)
             config = EnvConfig("Played-v0", step_deadline_seconds=0)
             envs = make_environment(config, 1)
             play(envs, make_spec(config, envs), teller)
@@ -68,6 +70,7 @@ def told_by(make):
             look.read()
             return look
     finally:
+        logging.getLogger("apexrl").removeHandler(teller)
         del gymnasium.registry["Played-v0"]
 
 
@@ -102,15 +105,18 @@ def test_an_error_of_the_first_step_is_passed_on():
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (RuntimeError("stuck"), "environment 'Played-v0' fails in step 7: RuntimeError: stuck; the run begins"),
-        (SystemExit(0), r"ended its process in a step \(SystemExit: 0\): .*; the run begins"),
+        (
+            RuntimeError("stuck"),
+            "'Played-v0' failed in step 7 of an episode: RuntimeError: stuck; that copy is made anew",
+        ),
+        (SystemExit(0), r"ended its process in a step \(SystemExit: 0\): .*; that copy is made anew"),
     ],
 )
 def test_a_later_error_is_told(error, told):
     """Some simulators fail now and then."""
     look = told_by(type("Later", (Failing,), {"fails_at": 7, "error": error}))
     ((_, _, text),) = look.said
-    assert look.found.spec is not None and re.search(told, text)
+    assert look.found.spec is not None and look.found.doing == f"step {STEPS}" and re.search(told, text)
 
 
 @pytest.mark.parametrize("num_actions", [0, 3])

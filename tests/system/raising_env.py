@@ -1,9 +1,9 @@
-"""An environment that raises in each step behind those that a look at it takes."""
+"""An environment that plays until somebody closes one, and then never again: a look at it is a success."""
+
+from pathlib import Path
 
 import gymnasium
 import numpy as np
-
-SOUND_STEPS = 300
 
 
 class RaisingEnv(gymnasium.Env):
@@ -11,17 +11,23 @@ class RaisingEnv(gymnasium.Env):
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
-    steps = 0
+
+    def __init__(self, marker):
+        """Takes the path of a file that tells of the first one that was closed."""
+        self.marker = Path(marker)
+        self.is_stuck = self.marker.exists()
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
-        self.steps += 1
-        if self.steps <= SOUND_STEPS:
-            return np.zeros(2, np.float32), 0.0, False, False, {}
-        raise ValueError("the [robot] arm is stuck")
+        if self.is_stuck:
+            raise ValueError("the [robot] arm is stuck")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        self.marker.touch()
 
 
 gymnasium.register("Raising-v0", RaisingEnv)

@@ -275,8 +275,9 @@ def test_a_run_has_its_directory_alone_and_is_trained_from_scratch(tmp_path, fre
 
 
 def test_an_error_that_comes_again_ends_the_run_and_is_said(tmp_path, free_ports):
-    flags = ("--env", "tests.system.raising_env:Raising-v0", "--no-evaluator", "--max-restarts", "3")
-    with launch(tmp_path, free_ports(4), *flags) as run:
+    kwargs = json.dumps({"marker": str(tmp_path / "marker")})
+    flags = ("--env", "tests.system.raising_env:Raising-v0", "--env-kwargs", kwargs)
+    with launch(tmp_path, free_ports(4), *flags, "--no-evaluator", "--max-restarts", "3") as run:
         assert run.popen.wait(500) == 1
         fault = "actors ended with status 1: ValueError: the [robot] arm is stuck"
         assert run.text().count(fault) >= 3 and fault in run.text().splitlines()[-1]
