@@ -116,7 +116,7 @@ def test_a_later_error_is_told(error, told):
     """Some simulators fail now and then."""
     look = told_by(type("Later", (Failing,), {"fails_at": 7, "error": error}))
     ((_, _, text),) = look.said
-    assert look.found.spec is not None and look.found.doing == f"step {STEPS}" and re.search(told, text)
+    assert look.found.spec is not None and int(look.found.doing.removeprefix("step ")) > 7 and re.search(told, text)
 
 
 @pytest.mark.parametrize("num_actions", [0, 3])
