@@ -79,7 +79,7 @@ def _run() -> int:
         if name in ("train", "resume"):
             check_spelling(sys.argv[1:])
     except ConfigError as error:
-        print(f"cannot run: {error}", file=sys.stderr)
+        say(f"cannot run: {error}", file=sys.stderr)
         return 2
     module, _, function = COMMANDS[name].function.partition(":")
     run: Callable[[], int] = getattr(importlib.import_module(module), function)

@@ -3,7 +3,7 @@ import typing
 
 import pytest
 
-from apexrl.agents.contract import Section, Unrolls, Want
+from apexrl.agents.contract import Section
 from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config import (
     ActorCommand,
@@ -16,16 +16,7 @@ from apexrl.config import (
     WorkerCommand,
 )
 from apexrl.errors import ConfigError
-from apexrl.flags import (
-    check_together,
-    default_command,
-    explicit_replay,
-    kinds_for,
-    parse,
-    to_flags,
-    with_preset,
-    with_sections,
-)
+from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
 from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
@@ -391,12 +382,3 @@ def test_several_tables_and_a_journal_come_from_the_command_line():
     assert command.replay.tables == ("a=priority", "b=fifo:1:1")
     assert (command.replay.journal_dir, command.replay.journal_flush_seconds) == ("x", 0.0)
     assert command.wires.keys == "k"
-
-
-def test_no_walk_goes_through_a_table_whose_unrolls_have_weights():
-    """The unroll that goes on with an episode is not the one that was drawn, whose importance weight comes with it."""
-    stream = StreamSpec(
-        "Any-v0", (4,), "float32", 1, 2, 1, unroll_starts=8, overlap_steps=0, has_unroll_priorities=True
-    )
-    assert "priority" in kinds_for(Want("sequences", 4, Unrolls()), stream)
-    assert "priority" not in kinds_for(Want("sequences", 4, Unrolls(walks=True)), stream)

@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apexrl.agents.contract import Unrolls, Want
 from apexrl.agents.impala import make_learner
 from apexrl.agents.impala_config import ActorCriticConfig, ImpalaUpdate, wants
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.errors import ConfigError
+from apexrl.flags import kinds_for
 from apexrl.learning.replica import Replica
 from apexrl.learning.updater import Updater
 from apexrl.learning.walks import Streams, Walks
@@ -20,7 +22,7 @@ from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.types import LogPosition, Sample
+from apexrl.types import LogPosition, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
 from tests.learning.long_streams import ALGORITHM, SPEC, LongStream, T, new_network
 from tests.learning.test_replica import Log
@@ -271,3 +273,12 @@ def test_without_the_states_of_the_last_batch_a_walk_would_be_wrong(kept):
     if not kept:
         learner.states = learner.new_states()
     assert learner.update([0])[2][1] == kept
+
+
+def test_no_walk_goes_through_a_table_whose_unrolls_have_weights():
+    """The unroll that goes on with an episode is not the one that was drawn, whose importance weight comes with it."""
+    stream = StreamSpec(
+        "Any-v0", (4,), "float32", 1, 2, 1, unroll_starts=8, overlap_steps=0, has_unroll_priorities=True
+    )
+    assert "priority" in kinds_for(Want("sequences", 4, Unrolls()), stream)
+    assert "priority" not in kinds_for(Want("sequences", 4, Unrolls(walks=True)), stream)
