@@ -71,8 +71,7 @@ class ApexLearning(Learning):
 
     def from_online(self, online: Networks, batches: Batches, from_target: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Returns the online and the target network's values of the next observations [B, A]."""
-        prepared, q_target_t = from_target
-        return online["q"].values(prepared).float(), q_target_t
+        return online["q"].values(from_target[0]).float(), from_target[1]
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, Tensor]]) -> Losses:
         """Returns weight * Huber(n-step double-Q error) by its closed-form gradient, and the errors as priorities."""
