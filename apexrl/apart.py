@@ -37,6 +37,15 @@ class Apart:
         self._theirs: dict[Setting, Any] = {}  # those that differ from ours
         self._ours: list[Any] = []
 
+    @property
+    def has_own(self) -> bool:
+        """Whether the foreign code has settings that differ from ours."""
+        return bool(self._theirs)
+
+    def put_back(self) -> None:
+        """Takes what foreign code has changed outside of the context as its own, and has ours again."""
+        self.__exit__()
+
     def __enter__(self) -> None:
         self._ours = [setting.read() for setting in self._settings]
         for setting, value in self._theirs.items():
