@@ -8,10 +8,14 @@ which whatever that process starts inherits.
 import contextlib
 import os
 import secrets
+import signal
+import subprocess
+from collections.abc import Iterable
 
 import psutil
 
 MARK_VARIABLE = "APEXRL_MARK"
+REAP_SECONDS = 10.0  # until the kernel has released a process that was killed
 MOST_LOOKS = 5  # a process may start another one while we look
 
 
@@ -34,11 +38,24 @@ def kill_marked(*marks: str, also_nested: bool) -> None:
 
     for _ in range(MOST_LOOKS):
         found = [*filter(is_marked, _all_processes())]
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        _kill(found)
         if not found:
             return
+
+
+def kill_group(group: int) -> None:
+    """Kills all processes of a group, as far as there are any and we may."""
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads a group, its descendants, and all that it left in its group; waits for its end."""
+    family = descendants_of(process.pid) if process.poll() is None else []
+    kill_group(process.pid)
+    _kill(family)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REAP_SECONDS)
 
 
 def descendants_of(pid: int) -> list[psutil.Process]:
@@ -51,7 +68,11 @@ def descendants_of(pid: int) -> list[psutil.Process]:
 
 def kill_descendants() -> None:
     """Kills all processes that this one has started, for a process that ends without its environments' `close`."""
-    for process in descendants_of(os.getpid()):
+    _kill(descendants_of(os.getpid()))
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,10 +15,10 @@ import time
 from typing import IO
 
 import msgspec
-import psutil
 
 from apexrl.config import EnvConfig
 from apexrl.errors import ConfigError
+from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_marked, new_mark
 from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.running.last_words import TAIL_BYTES, last_line
 from apexrl.running.supervise import describe_status
@@ -30,7 +29,7 @@ logger = logging.getLogger("run")
 MODULE = "apexrl.running.environment_play"
 MAKING, WRAPPERS, CLOSING = "its making", "the trial of its wrappers", "its closing"
 CLOSING_SECONDS = 10.0  # after which an environment that is being closed is killed
-SAY_SECONDS, POLL_SECONDS, REAP_SECONDS = 10.0, 0.02, 10.0
+SAY_SECONDS, POLL_SECONDS = 10.0, 0.02
 
 Said = tuple[str, int, str]  # to a log: its name, the level and the text
 
@@ -123,11 +122,11 @@ def look_at(config: EnvConfig, patience_seconds: float) -> EnvironmentSpec:
 def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[EnvironmentSpec, list[Said]]:
     """Returns the spec of an environment, and what a look from that directory has said to logs."""
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as printed:
-        look = Look(config, patience_seconds, told)
+        look, mark = Look(config, patience_seconds, told), new_mark()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(config).decode()],
             cwd=directory,
-            env={**child_environment(), PARENT_VARIABLE: str(os.getpid())},
+            env={**child_environment(), PARENT_VARIABLE: str(os.getpid()), MARK_VARIABLE: mark},
             stdin=subprocess.DEVNULL,
             stdout=told,
             stderr=printed,
@@ -138,6 +137,7 @@ def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[E
             status = process.poll()
         finally:
             kill_family(process)
+            kill_marked(mark, also_nested=True)
         printed.seek(max(printed.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         words = last_line(printed.read())
     found = look.found
@@ -153,18 +153,3 @@ def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[E
         look.said.append((logger.name, logging.WARNING, f"{ended}; the run begins all the same"))
     assert found.spec is not None
     return found.spec, look.said
-
-
-def kill_family(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process, its descendants, and all that it left in its process group."""
-    family = []
-    if process.poll() is None:
-        with contextlib.suppress(psutil.Error, OSError):
-            family = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            one.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(REAP_SECONDS)

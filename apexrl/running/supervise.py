@@ -1,6 +1,5 @@
 """Supervision of child processes: it starts, watches and stops them, and restarts each a bounded number of times."""
 
-import contextlib
 import logging
 import os
 import signal
@@ -10,10 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-import psutil
-
 from apexrl.errors import ConfigError, PeerError
-from apexrl.leftovers import MARK_VARIABLE, descendants_of, kill_marked, new_mark
+from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_group, kill_marked, new_mark
 from apexrl.lifecycle import PARENT_VARIABLE, PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import MAX_LOG_BYTES, FromLog, FromPipe, without_numbers
@@ -24,7 +21,7 @@ LONG_LIFE_SECONDS = 600.0  # a child that lived longer has its earlier deaths fo
 SHORT_LIFE_SECONDS = 30.0  # a child that dies sooner, twice with the same error, is given up
 LONGEST_PAUSE_SECONDS = 5.0
 STOP_LIMIT_SECONDS = 60.0
-POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS, REAP_SECONDS = 0.1, 1.0, 5.0, 10.0
+POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS = 0.1, 1.0, 5.0
 
 
 class Child:
@@ -98,7 +95,7 @@ class Child:
     def bury(self) -> None:
         """Kills what a process that has ended left behind. Roles that it supervised notice its end by themselves."""
         if self.process is not None:
-            self._kill_group(self.process.pid)
+            kill_group(self.process.pid)
             kill_marked(self.mark, also_nested=False)
             self.process = None
 
@@ -106,18 +103,8 @@ class Child:
         """Kills the process, its descendants, and all that it left in its process group."""
         if self.process is None:
             return
-        family = descendants_of(self.process.pid) if self.process.poll() is None else []
-        self._kill_group(self.process.pid)
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has not released it yet
-            self.process.wait(REAP_SECONDS)
+        kill_family(self.process)
         self._words.drain()
-
-    def _kill_group(self, group: int) -> None:
-        with contextlib.suppress(OSError):  # nobody is left in it, or another user is
-            os.killpg(group, signal.SIGKILL)
 
 
 class Supervisor:

@@ -1,7 +1,9 @@
 """Environments that are hard to play, or that cannot be played: `tests.environments.odd_envs:ID`."""
 
 import os
+import pathlib
 import signal
+import subprocess
 import time
 import typing
 
@@ -97,11 +99,16 @@ class Slow(Odd):
 
 
 class Dying(Odd):
-    """Ends its process: when it is made, by a signal; in its reset; or in its fifth step, by a signal."""
+    """Ends its process: when it is made, by a signal; in its reset; or in its fifth step, by a signal.
 
-    def __init__(self, at):
+    It has a simulator in a session of its own, which it never ends, where there is a file to write its number to.
+    """
+
+    def __init__(self, at, simulator=""):
         super().__init__(Box(0, 1, (2,), np.float32))
         self._at, self._steps = at, 0
+        if simulator:
+            pathlib.Path(simulator).write_text(str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid))
         if at == "make":
             os.kill(os.getpid(), signal.SIGSEGV)
 

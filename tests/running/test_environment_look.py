@@ -1,5 +1,7 @@
 """The look at an environment: by a process of its own, in time, and what it says of one that cannot be played."""
 
+import contextlib
+import json
 import logging
 import os
 import re
@@ -18,6 +20,7 @@ from apexrl.errors import ConfigError
 from apexrl.running.environment_look import CLOSING, Line, Look, look_at
 from apexrl.running.environment_play import STEPS, Teller, play, random_action
 from apexrl.types import EnvironmentSpec
+from tests.system.processes import is_gone, wait_for
 
 ODD = "tests.environments.odd_envs"
 WAIT = 600.0
@@ -51,13 +54,22 @@ def test_a_death_after_the_first_step_is_told_and_the_run_begins(caplog):
     assert "signal SIGSEGV in step 5; the run begins all the same" in caplog.text
 
 
+@pytest.mark.parametrize("at", ["never", "step", "reset"])
+def test_a_simulator_in_a_session_of_its_own_ends_with_the_look(tmp_path, at):
+    kwargs = {"at": at, "simulator": str(tmp_path / "simulator")}
+    with pytest.raises(ConfigError) if at == "reset" else contextlib.nullcontext():
+        look_at(EnvConfig(f"{ODD}:Dying-v0", json.dumps(kwargs)), WAIT)
+    number = int((tmp_path / "simulator").read_text())
+    wait_for(lambda: is_gone(number), 100, "the end of a simulator")
+
+
 def test_what_an_environment_makes_us_log_is_said_by_us(caplog):
     assert look_at(EnvConfig(f"{ODD}:Painted-v0", '{"is_first": true}'), WAIT).frame_shape == (48, 40, 3)
     assert "have their channels first, and are turned to (48, 40, 3)" in caplog.text
 
 
 def told_by(make):
-    """What `play` tells of an environment."""
+    """Returns the lines in which `play` tells of an environment."""
     gymnasium.register("Played-v0", make, disable_env_checker=True)
     try:
         with tempfile.TemporaryFile() as told:
