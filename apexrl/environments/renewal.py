@@ -1,8 +1,8 @@
 """Copies of an environment, each of which is made anew when it fails: a simulator that dies takes no other copy along.
 
-An exception of the environment's own, or its `sys.exit`, is a failure of that copy: in `reset`, in `step`, or when it
-is made again. Numbers that are not those of its spaces are no failure. They would come again, and end the process by
-name. So does an exception before any copy has taken a step.
+An exception of the environment's own is a failure of that copy: in `reset`, in `step`, or when it is made again. So is
+its `sys.exit`, which the `Watchdog` makes an exception. Numbers that are not those of its spaces are no failure. They
+would come again, and end the process by name. So does an exception before any copy has taken a step.
 
 A copy that fails is closed and made anew at once. The step that failed becomes a reset: its action counts for nothing,
 and a new episode begins. When the copy fails again before it has taken a step, it rests, for 1, 2, 4 and so on up to
@@ -13,7 +13,6 @@ about 16 s. Time decides nothing here, so failures that repeat change nothing ab
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 from apexrl.environments.fitting import UnfitError, flag_of, reward_of
 from apexrl.environments.watchdog import Watchdog
 from apexrl.errors import ApexError, reason_of
+from apexrl.lines import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ TRIES = 7
 LONGEST_REST_STEPS = 1024
 STILL_SECONDS = 0.5
 SAY_SECONDS = 60.0
-FAILURES = (Exception, SystemExit)  # foreign code calls sys.exit() where its window is closed
 
 Step = tuple[Any, float, bool, bool, dict]
 
@@ -74,7 +73,7 @@ class Copy(gymnasium.Wrapper):
             observation, _ = self._call("reset", self.env.reset, **named)
         except UnfitError as error:
             raise self._named(error) from error
-        except FAILURES as error:
+        except Exception as error:
             return self._fail(error), {}
         return observation, {}
 
@@ -90,7 +89,7 @@ class Copy(gymnasium.Wrapper):
             taken: Step = observation, reward_of(reward), ends[0], ends[1], {}
         except UnfitError as error:
             raise self._named(error) from error
-        except FAILURES as error:
+        except Exception as error:
             return self._no_step(self._fail(error))
         self.num_failures = 0
         return taken
@@ -105,12 +104,12 @@ class Copy(gymnasium.Wrapper):
             self.is_open = False
             self.env.close()
 
-    def _fail(self, error: Exception | SystemExit) -> Any:
+    def _fail(self, error: Exception) -> Any:
         """Closes the copy, and takes note of its failure; returns the observation that comes next, which may be blank.
 
         Raises: ApexError or the error when the process has to end.
         """
-        with contextlib.suppress(*FAILURES):  # it is broken
+        with contextlib.suppress(Exception):  # it is broken
             self._call("close", self.close)
         again = self._failures.note(self, error, self._env_id, self._steps)
         if not again:
@@ -131,7 +130,7 @@ class Copy(gymnasium.Wrapper):
             observation, _ = self._call("reset", self.env.reset, seed=self._next_seed())
         except UnfitError as error:
             raise self._named(error) from error
-        except FAILURES as error:
+        except Exception as error:
             return self._fail(error)
         return observation
 
@@ -159,9 +158,9 @@ class Failures:
     def __init__(self) -> None:
         self.count = 0
         self.copies: list[Copy] = []
-        self._said_at = -math.inf
+        self._repeats = Repeats(SAY_SECONDS)
 
-    def note(self, copy: Copy, error: Exception | SystemExit, env: str, step: int) -> int:
+    def note(self, copy: Copy, error: Exception, env: str, step: int) -> int:
         """Counts a failure of a copy; returns how many it had in a row before this one.
 
         Raises: the error where no copy has taken a step yet, ApexError where none takes a step any more.
@@ -176,8 +175,7 @@ class Failures:
                 f"environment {env!r} has failed {TRIES} times without a step, in each of its {len(self.copies)} "
                 f"copies: {reason_of(error)}"
             ) from error
-        if time.monotonic() - self._said_at >= SAY_SECONDS:
-            self._said_at = time.monotonic()
+        if self._repeats.let_through():
             logger.warning(
                 "environment %r failed in step %d of an episode: %s; that copy is made anew (failure %d in %d copies)",
                 env, step, reason_of(error), self.count, len(self.copies),
