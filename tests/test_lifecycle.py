@@ -68,17 +68,23 @@ def test_a_role_whose_log_and_end_others_have_taken_says_why_and_ends(error, sta
     assert done.returncode == status and error.split("'")[1] in done.stderr.splitlines()[-1]
 
 
+def check_signalled(script, number, lines):
+    """Runs a script that ends in order after a signal at each of these lines, which it prints."""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in lines:
+        assert process.stdout.readline() == line
+        process.send_signal(number)
+    assert process.wait(600) == 0
+    process.stdout.close()
+
+
 def test_signals_are_heeded_again_after_others_have_taken_them():
     script = (
         "import signal\nfrom apexrl.lifecycle import Stop\nstop = Stop()\nstop.heed_signals()\nstop.on_signals()\n"
         "signal.set_wakeup_fd(-1)\nfor number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
         "stop.heed_signals()\nprint('ready', flush=True)\nassert stop.wait(600)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(600) == 0
-    process.stdout.close()
+    check_signalled(script, signal.SIGTERM, ["ready\n"])
 
 
 def caused(error, cause):
@@ -101,12 +107,7 @@ def test_every_signal_is_counted():
         "assert stop.wait(100)\nprint(stop.num_signals, flush=True)\n"
         "while stop.num_signals < 2: time.sleep(0.01)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    for line in ("ready\n", "1\n"):
-        assert process.stdout.readline() == line
-        process.send_signal(signal.SIGINT)
-    assert process.wait(100) == 0
-    process.stdout.close()
+    check_signalled(script, signal.SIGINT, ["ready\n", "1\n"])
 
 
 @pytest.mark.parametrize("last", ["time.sleep(600)", "pass"])

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.engine import plain_learner
-from apexrl.config import RunCommand
-from apexrl.flags import parse
 from apexrl.learning.draw import Draw
 from apexrl.learning.team import Team
 from apexrl.learning.updater import Updater
-from apexrl.lifecycle import Stop
-from apexrl.lockstep import learner as lockstep
-from apexrl.lockstep.loop import LockstepLoop
-from apexrl.networks.device import fastest_dtype
 from tests.agents.impala_parts import LASER, updates
+from tests.captured_runs import check_captured_run
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream, FakeGraph
 from tests.learning import test_impala_updates as impala
@@ -152,12 +146,8 @@ def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
     assert graph.device_stream.num_captures == 1
 
 
-def run(directory, flags):
-    """Plays and learns in one process; returns the learner's tensors."""
-    flags = ["--env", "Catch-v0", "--preset", "small", "--total-updates", "20", "--run-dir", str(directory), *flags]
-    loop = LockstepLoop(parse(RunCommand, [*flags, "--min-size-to-sample", "500", "--no-evaluator"]), Stop())
-    loop.run()
-    return loop.learner.updater.state_dict()
+SHORT = ["--env", "Catch-v0", "--preset", "small", "--total-updates", "20", "--min-size-to-sample", "500",
+         "--no-evaluator"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -169,12 +159,7 @@ def run(directory, flags):
 )
 def test_a_run_on_a_stand_in_for_a_gpu_learns_the_same_network(tmp_path, monkeypatch, flags):
     """Unrolls through staged memory, draws by name, the copy that computes, the graph, its results: to the bit."""
-    expected, device_stream = run(tmp_path / "cpu", flags), FakeDeviceStream()
-    monkeypatch.setattr(lockstep, "DeviceStream", lambda _: device_stream)
-    monkeypatch.setattr(plain_learner, "copied_dtype", fastest_dtype)
-    found = run(tmp_path / "gpu", flags)
-    assert device_stream.num_captures == 1 and found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    check_captured_run(monkeypatch, tmp_path, [*SHORT, *flags])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import zmq
 
 from apexrl.config import ReplayConfig
+from apexrl.net.metrics_channel import MetricsServer
 from apexrl.net.replay_server import ReplayServer
 from apexrl.types import UnrollHeader
 from tests.net.peers import TABLE, HandServer, Peers
@@ -84,3 +85,19 @@ def by_hand(context):
     server = HandServer(context)
     yield server
     server.socket.close()
+
+
+@pytest.fixture
+def now():
+    """The time of `metrics`, which a test sets."""
+    return [0.0]
+
+
+@pytest.fixture
+def metrics(now):
+    """A server of metrics that takes reports of run-1 by its method `take`."""
+    server = MetricsServer("127.0.0.1", 0, clock=lambda: now[0])
+    server.runs = frozenset({"run-1"})
+    yield server
+    server.close()
+    server.run()  # closes the socket

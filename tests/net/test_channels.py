@@ -18,7 +18,6 @@ from apexrl.net.metrics_channel import (
     PNG_MAGIC,
     Evaluation,
     MetricsClient,
-    MetricsServer,
     Report,
     checksum,
 )
@@ -196,18 +195,11 @@ GAMES = Evaluation(5, 0.0, (1.0, 3.0), (10, 20), 1.0, RUN, checksum(PLAYED))
 
 
 @pytest.fixture
-def now():
-    return [0.0]
-
-
-@pytest.fixture
-def metrics(now):
-    server = MetricsServer("127.0.0.1", 0, clock=lambda: now[0])
-    server.runs = frozenset({RUN, "log-1"})
-    server.published(5, PLAYED)
-    yield server
-    server.close()
-    server.run()  # closes the socket
+def metrics(metrics):
+    """Those of a run and its log that has published what GAMES were played with."""
+    metrics.runs = frozenset({RUN, "log-1"})
+    metrics.published(5, PLAYED)
+    return metrics
 
 
 def test_metrics_are_added_up_or_averaged_and_garbage_counted(metrics):

@@ -1,25 +1,11 @@
-"""What all senders of metrics together may hold."""
+"""The bounds of what all senders of metrics together may hold."""
 
 import pytest
 
 from apexrl.net import metrics_channel as channel
-from apexrl.net.metrics_channel import MetricsServer, Report
+from apexrl.net.metrics_channel import Report
 
 RUN = "run-1"
-
-
-@pytest.fixture
-def now():
-    return [0.0]
-
-
-@pytest.fixture
-def metrics(now):
-    server = MetricsServer("127.0.0.1", 0, clock=lambda: now[0])
-    server.runs = frozenset({RUN})
-    yield server
-    server.close()
-    server.run()  # closes the socket
 
 
 def test_all_senders_together_hold_a_bounded_number_of_numbers(metrics, now, caplog):

@@ -4,19 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 import apexrl
-from apexrl.agents.engine import plain_learner
 from apexrl.agents.families import FAMILIES
-from apexrl.config import RunCommand
-from apexrl.flags import parse
-from apexrl.lifecycle import Stop
-from apexrl.lockstep import learner as lockstep
-from apexrl.lockstep.loop import LockstepLoop
-from apexrl.networks.device import fastest_dtype
 from apexrl.roles.export import export
-from tests.fake_graph import FakeDeviceStream
+from tests.captured_runs import check_captured_run, run_lockstep
 from tests.system.processes import ROOT
 from tests.system.test_training import learn
 
@@ -36,25 +28,13 @@ def examples(monkeypatch):
         sys.modules.pop(FAMILIES.pop(name).module)
 
 
-def run(directory, flags):
-    """Plays and learns in one process; returns the learner's tensors."""
-    loop = LockstepLoop(parse(RunCommand, [*SHORT, *flags, "--run-dir", str(directory)]), Stop())
-    loop.run()
-    return loop.learner.updater.state_dict()
-
-
 @pytest.mark.parametrize("flags", [QUANTILES, DPG], ids=["quantiles", "dpg"])
 def test_a_captured_graph_learns_the_same_networks(tmp_path, monkeypatch, examples, flags):
-    expected, device_stream = run(tmp_path / "cpu", flags), FakeDeviceStream()
-    monkeypatch.setattr(lockstep, "DeviceStream", lambda _: device_stream)
-    monkeypatch.setattr(plain_learner, "copied_dtype", fastest_dtype)
-    found = run(tmp_path / "gpu", flags)
-    assert device_stream.num_captures == 1 and found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    check_captured_run(monkeypatch, tmp_path, [*SHORT, *flags])
 
 
 def test_a_policy_of_vectors_plays_in_the_library(tmp_path, examples):
-    run(tmp_path, DPG)
+    run_lockstep(tmp_path, [*SHORT, *DPG])
     agent = apexrl.load(tmp_path)
     action = agent.act(np.array([1.0, 0.0, 0.5], np.float32))
     assert action.shape == (1,) and action.dtype == np.float32 and -2 <= action[0] <= 2
@@ -62,7 +42,7 @@ def test_a_policy_of_vectors_plays_in_the_library(tmp_path, examples):
 
 @pytest.mark.parametrize("flags", [QUANTILES, DPG], ids=["quantiles", "dpg"])
 def test_the_network_has_an_onnx_graph(tmp_path, examples, flags):
-    run(tmp_path, flags)
+    run_lockstep(tmp_path, [*SHORT, *flags])
     assert "it gives values" in export(tmp_path / "checkpoints" / "latest.safetensors", tmp_path / "network.onnx")
 
 
