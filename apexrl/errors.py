@@ -20,9 +20,9 @@ from apexrl.lines import printable
 
 PIP_INSTALL = f"{shlex.quote(sys.executable)} -m pip install"  # for the Python that runs this
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What msgspec raises for bytes of a stranger."""
+"""The errors of msgspec for bytes of a stranger."""
 UNREADABLE = (OSError, *MALFORMED)
-"""What the reading of a file of a stranger raises."""
+"""The errors of reading a file of a stranger."""
 
 
 class ApexError(Exception):

@@ -1,4 +1,4 @@
-"""What the log holds of an LSTM: the state, the action and the reward before each unroll. Loads no torch."""
+"""The fields of the log that an LSTM needs: the state, the action and the reward before each unroll. Loads no torch."""
 
 from apexrl.types import Field, StreamSpec
 

@@ -107,7 +107,7 @@ class Updater:
 
 @pytest.fixture
 def servers(monkeypatch):
-    """What a learner has around it, by the name of the class."""
+    """The things around a learner, by the name of the class."""
     made = {name: mock.MagicMock() for name in ("ParameterPublisher", "MetricsServer", "LogClient")}
     for name, double in made.items():
         monkeypatch.setattr(f"apexrl.learning.connections.{name}", mock.MagicMock(return_value=double))

@@ -1,4 +1,4 @@
-"""What a port takes of strangers: few bytes, for few seconds, on so many connections."""
+"""A port takes little of strangers: few bytes, for few seconds, on so many connections."""
 
 import contextlib
 import os

@@ -44,7 +44,7 @@ NEEDS_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="needs IPv6 on the loopba
 
 
 def heard_by_a_server(context, host, client_host):
-    """What a server that listens on a host hears from a client that connects to another name of it."""
+    """Returns the message that a server on a host hears from a client which connects to another name of it."""
     server, client = make_socket(context, zmq.ROUTER), make_socket(context, zmq.DEALER)
     port = int(bind(server, host, 0).rpartition(":")[2])
     connect(client, address(client_host, port))

@@ -273,7 +273,7 @@ class Terminal(io.StringIO):
 
 
 def test_no_text_of_others_controls_the_terminal(tmp_path):
-    """What peers and files say, and the name of the directory."""
+    """Texts of peers and files, and the name of the directory."""
     strange = "\x1b]0;title\x07\r\x9b2J"
     file = Terminal()
     console = RunConsole(file=file, force_terminal=True, width=200)

@@ -1,1 +1,1 @@
-"""What makes a plain algorithm fast, and all that algorithms share: gradients, optimizers, targets, policies."""
+"""The engine under plain algorithms, fast and the same for all: gradients, optimizers, targets, policies."""

@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 class PartOptimizer(NamedTuple):
-    """How a part is trained where that differs from what the flags say of all."""
+    """The training of a part, where it differs from what the flags say of all."""
 
     learning_rate: float | None = None  # None: --learning-rate; either follows --learning-rate-schedule
     max_gradient_norm: float | None = None  # of this part's gradient; None: --max-gradient-norm
