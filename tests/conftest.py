@@ -5,6 +5,10 @@ import contextlib
 import itertools
 import os
 
+# What is shown must not depend on where the tests run: rich and the display look at these.
+for name in ("CI", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal

@@ -165,3 +165,14 @@ def updates_of(directory: Path) -> int:
     """Returns the number of updates in the learner's status file."""
     status = read_json(directory / "status.json")
     return status["counters"]["updates"] if status else 0
+
+
+def play_on(run: Process, directory: Path, before: dict) -> None:
+    """Waits until a run is past a `summary.json` in updates and in frames, and stops it.
+
+    Its first updates may come from the frames of the log alone, so a run that ends by its updates may have no new ones.
+    """
+    wait_for(lambda: updates_of(directory) > before["updates"], 300, "updates")
+    wait_for(lambda: read_json(directory / "status.json")["frames"] > before["frames"], 300, "new frames")
+    run.signal(signal.SIGINT)
+    assert run.popen.wait(300) == 0, run.text()

@@ -15,7 +15,18 @@ from apexrl.learning.metric_texts import text_of
 from apexrl.lifecycle import INTERRUPTED_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
 from apexrl.runs import read_evaluations
-from tests.system.processes import ROOT, Process, launch, read_json, refuse, updates_of, wait_for, wires_of, words_of
+from tests.system.processes import (
+    ROOT,
+    Process,
+    launch,
+    play_on,
+    read_json,
+    refuse,
+    updates_of,
+    wait_for,
+    wires_of,
+    words_of,
+)
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 SUMMARY_FIELDS = {
@@ -94,9 +105,8 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
         assert list((directory / "videos").glob("*.webm"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()
-    more = ("--resume", directory, "--total-updates", summary["updates"] + FEW)
-    with launch(tmp_path, ports, *more, name="again") as run:
-        assert run.popen.wait(300) == 0
+    with launch(tmp_path, ports, "--resume", directory, name="again") as run:
+        play_on(run, directory, summary)
         assert f"at update {summary['updates']:,}" in run.text()
     replay_log = (directory / "logs" / "replay.log").read_text()
     recovered = [int(found) for found in re.findall(r"recovered \d+ unrolls \((\d+) transitions\)", replay_log)]
@@ -104,8 +114,7 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
     capacity = 100_000  # the preset's
     assert recovered[1] >= min(summary["transitions_inserted"], 0.9 * capacity)
     resumed = read_json(directory / "summary.json")
-    assert resumed["updates"] >= summary["updates"] + FEW
-    assert resumed["frames"] > summary["frames"]
+    assert resumed["updates"] > summary["updates"] and resumed["frames"] > summary["frames"]
 
 
 def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
