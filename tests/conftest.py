@@ -5,10 +5,6 @@ import contextlib
 import itertools
 import os
 
-# What is shown must not depend on where the tests run: rich and the display look at these.
-for name in ("CI", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
-    os.environ.pop(name, None)
-os.environ["TERM"] = "xterm"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
@@ -28,6 +24,11 @@ from tests.schedule import (  # noqa: F401 - hooks
 )
 
 torch.set_num_threads(1)
+
+# What is shown must not depend on where the tests run: rich and the display look at these.
+for name in ("CI", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm"
 
 
 # By a part of the reason why a test was skipped: how to get it to run.
