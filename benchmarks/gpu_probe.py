@@ -28,9 +28,9 @@ from apexrl.config import EnvConfig, LearnerCommand
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.files import write_json
 from apexrl.flags import default_command, wants_of, with_preset
-from apexrl.learning.draw import Draw, SampledKeys
-from apexrl.learning.unroll_store import UnrollStore
-from apexrl.learning.updater import Updater
+from apexrl.learning.experience.draw import Draw, SampledKeys
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.updates.updater import Updater
 from apexrl.networks.config import to_text
 from apexrl.networks.device_stream import DeviceStream, wait
 from apexrl.networks.parameters import Parameters, ParametersHeader

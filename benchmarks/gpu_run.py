@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from apexrl.files import write_json
-from apexrl.learning.status_file import STATUS_FILE, Status, read_status
+from apexrl.learning.record.status_file import STATUS_FILE, Status, read_status
 from apexrl.runs import CURVE_FILE
 from benchmarks.replay import ROOT, free_ports
 

@@ -21,9 +21,9 @@ from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import LearnerCommand, ReplayConfig
 from apexrl.flags import default_command, wants_of, with_preset, with_sections
-from apexrl.learning.draw import Draw
-from apexrl.learning.unroll_store import UnrollStore
-from apexrl.learning.updater import Updater
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.updates.updater import Updater
 from apexrl.networks.device import prepare_for_updates
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.replay.kinds import make_table

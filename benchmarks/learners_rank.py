@@ -16,9 +16,9 @@ import torch
 import tyro
 
 from apexrl.agents.families import family_of, implementation
-from apexrl.learning.draw import Draw
-from apexrl.learning.team import Standing, Team, scale_of
-from apexrl.learning.updater import Updater
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.updates.team import Standing, Team, scale_of
+from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import end_at_once
 from apexrl.net import LogBatch, LogClient
 from apexrl.net.parameter_channel import ParameterPublisher

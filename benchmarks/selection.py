@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 
 from apexrl.agents.contract import Distance, Selection, SelectionRule
-from apexrl.learning.selection import Selector
+from apexrl.learning.experience.selection import Selector
 from apexrl.losses.relevance import PROJECTED
 from apexrl.replay.kinds import make_table
 from apexrl.tables import TableConfig

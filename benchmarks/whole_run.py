@@ -14,7 +14,7 @@ import psutil
 
 from apexrl.config import RunCommand
 from apexrl.flags import explicit_replay, wants_of
-from apexrl.learning.status_file import Status, read_status
+from apexrl.learning.record.status_file import Status, read_status
 from apexrl.running.run_directory import CONFIG_FILE, read_config
 from apexrl.tables import tables_of
 from benchmarks.replay import ROOT, free_ports

@@ -22,8 +22,9 @@ ENDS = ("lowest", "highest")
 TOOLS = ("hypothesis", "pytest", "pytest-timeout")
 # A part of each library: numbers of torch, wire and journal, environments, command lines, processes.
 TESTS = ("tests/test_config.py", "tests/test_unroll.py", "tests/agents/test_impala.py", "tests/environments",
-         "tests/learning/test_side_thread.py", "tests/losses/test_vtrace.py", "tests/net/test_replay_channel.py",
-         "tests/networks", "tests/replay/test_journal.py", "tests/running/test_plan.py")  # fmt: skip
+         "tests/learning/updates/test_side_thread.py", "tests/losses/test_vtrace.py",
+         "tests/net/test_replay_channel.py", "tests/networks", "tests/replay/test_journal.py",
+         "tests/running/test_plan.py")  # fmt: skip
 TRAIN = ("train", "--env", "Catch-v0", "--total-updates", "200", "--no-tensorboard", "--evaluation-period-seconds", "2")
 
 

@@ -10,8 +10,8 @@ from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Transitions, Want
 from apexrl.config import ActingConfig, EnvConfig, LearningConfig, ReplayConfig, RunCommand
-from apexrl.learning.draw import Draw
-from apexrl.learning.updater import Updater
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.config import DuelingConfig, to_text

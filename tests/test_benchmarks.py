@@ -17,8 +17,8 @@ from apexrl.agents.engine import plain_learner
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.config import LearnerCommand, RunCommand
 from apexrl.flags import default_command, parse, wants_of
-from apexrl.learning.status_file import Status
-from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.record.status_file import Status
 from apexrl.losses.categorical import log_probs
 from apexrl.networks.checkpoint import Counters
 from apexrl.networks.config import ActorCriticConfig
@@ -65,7 +65,7 @@ def test_every_case_that_needs_a_gpu_is_selected_for_it():
     """`benchmarks/gpu.sh` selects by the marker; a skipped case, or none, is no result."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "gpu", "-p", "no:cacheprovider"]
     found = subprocess.run(
-        [*command, "tests/learning/test_updater.py"], cwd=ROOT, capture_output=True, text=True, check=True
+        [*command, "tests/learning/updates/test_updater.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     cases = [line for line in found.stdout.splitlines() if "::" in line]
     assert len(cases) > 10 and all("cuda" in case for case in cases)

@@ -14,7 +14,7 @@ import pytest
 from apexrl.__main__ import COMMANDS
 from apexrl.config import ActorCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.flags import default_command, flag_of
-from apexrl.learning.metric_texts import TEXTS
+from apexrl.learning.record.metric_texts import TEXTS
 from benchmarks import charts
 from tests.deploy.flag_patterns import agents
 from tests.system.processes import ROOT

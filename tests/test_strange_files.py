@@ -15,9 +15,9 @@ import apexrl
 from apexrl.config import EnvConfig
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.files import MOST_BYTES, name_aside, open_regular, read_json, read_whole, write_json
-from apexrl.learning.run_page import flags_of
-from apexrl.learning.run_record import RunRecord, latest_checkpoint
-from apexrl.learning.status_file import read_status
+from apexrl.learning.record.run_page import flags_of
+from apexrl.learning.record.run_record import RunRecord, latest_checkpoint
+from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import read_key
 from apexrl.networks.checkpoint import BEST, LATEST, CheckpointHeader, Counters, load_checkpoint, load_header

@@ -107,7 +107,7 @@ Distance = Literal["kl", FeatureDistance]
 
 
 class Selection(NamedTuple):
-    """The part of the unrolls of a table that a learner keeps; `learning/selection.py` has the rules."""
+    """The part of the unrolls of a table that a learner keeps; `learning/experience/selection.py` has the rules."""
 
     rule: SelectionRule
     num_kept: int

@@ -17,20 +17,20 @@ from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay
 from apexrl.learning.connections import Connections, OtherConnections
-from apexrl.learning.draw import Draw
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.guest_client import GuestClient
+from apexrl.learning.experience.journal_client import JournalClient
+from apexrl.learning.experience.replica import DrawQueue, Replica
+from apexrl.learning.experience.replicas import Replicas
 from apexrl.learning.goal import is_complete, progress
-from apexrl.learning.guest_client import GuestClient
-from apexrl.learning.journal_client import JournalClient
-from apexrl.learning.metrics import episode_sums, returns_by_exploration
-from apexrl.learning.replica import DrawQueue, Replica
-from apexrl.learning.replicas import Replicas
+from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
+from apexrl.learning.record.run_page import about
+from apexrl.learning.record.run_record import RunRecord, latest_checkpoint
+from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.results import Results, learner_metrics
-from apexrl.learning.run_page import about
-from apexrl.learning.run_record import RunRecord, latest_checkpoint
 from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
-from apexrl.learning.status_file import LAST_EVALUATION
-from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
-from apexrl.learning.updater import Pending, Updater
+from apexrl.learning.updates.team import Standing, Team, may_update, scale_of, who_is_late
+from apexrl.learning.updates.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, switch_threads_often
 from apexrl.net.log_client import LogClient

@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import psutil
 
-from apexrl.learning.draw import Draw
-from apexrl.learning.metrics import RejectedShares, UpdateMetrics, VersionLags
-from apexrl.learning.replica import Replica
-from apexrl.learning.replicas import Replicas
-from apexrl.learning.soundness import Soundness
-from apexrl.learning.updater import Pending, Updater
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.replica import Replica
+from apexrl.learning.experience.replicas import Replicas
+from apexrl.learning.record.metrics import RejectedShares, UpdateMetrics, VersionLags
+from apexrl.learning.updates.soundness import Soundness
+from apexrl.learning.updates.updater import Pending, Updater
 from apexrl.lifecycle import CpuMeter, measured, resident_bytes
 
 

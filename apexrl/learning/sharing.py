@@ -9,8 +9,8 @@ from apexrl.agents.contract import Unrolls
 from apexrl.config import LearnerCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import wants_of
-from apexrl.learning.replicas import Replicas
-from apexrl.learning.team import Team
+from apexrl.learning.experience.replicas import Replicas
+from apexrl.learning.updates.team import Team
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.types import LogPosition
 

@@ -6,13 +6,13 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.config import LearnerCommand
+from apexrl.learning.experience.replica import Replica
 from apexrl.learning.goal import is_complete, progress
 from apexrl.learning.loop import fifo_tables, make_updater
-from apexrl.learning.metrics import episode_sums, returns_by_exploration
-from apexrl.learning.replica import Replica
+from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
+from apexrl.learning.record.run_page import about
+from apexrl.learning.record.run_record import RunRecord
 from apexrl.learning.results import Results, learner_metrics
-from apexrl.learning.run_page import about
-from apexrl.learning.run_record import RunRecord
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.local_log import LocalLog
 from apexrl.networks.device_stream import DeviceStream

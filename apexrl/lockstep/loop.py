@@ -20,7 +20,7 @@ from apexrl.acting.evaluation import Evaluator, describe
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import actor_command, explicit_replay, learner_command, wants_of
-from apexrl.learning.run_record import CHECKPOINTS, result_in
+from apexrl.learning.record.run_record import CHECKPOINTS, result_in
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.actor import LockstepActor
 from apexrl.lockstep.learner import LockstepLearner

@@ -23,7 +23,7 @@ def main(stop: Stop) -> None:
         raise ConfigError("--guest and --from-journal begin differently: give one of them")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
     from apexrl.learning.loop import LearnerLoop
-    from apexrl.learning.team import join_team
+    from apexrl.learning.updates.team import join_team
     from apexrl.networks.device import prepare_for_updates
 
     if max(command.learning.num_learners, command.learner_hosts) > 1 and "RANK" not in os.environ:

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from apexrl.config import RunCommand
 from apexrl.flags import explicit_replay, wants_of
-from apexrl.learning.metrics import PROBABILITY
-from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
+from apexrl.learning.record.metrics import PROBABILITY
+from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
 from apexrl.lines import printable
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.supervise import Supervisor

@@ -18,7 +18,7 @@ from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.flags import actor_command, learner_command, replay_command, sister, to_flags
 from apexrl.guard import check_not_imported
-from apexrl.learning.status_file import LAST_EVALUATION, read_status
+from apexrl.learning.record.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
 from apexrl.lines import log_to
 from apexrl.networks.checkpoint import Counters, load_checkpoint

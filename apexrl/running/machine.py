@@ -10,8 +10,8 @@ from apexrl.agents.contract import Want
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import wants_of
-from apexrl.learning.team import devices_of
-from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.updates.team import devices_of
 from apexrl.lifecycle import num_cores
 from apexrl.memory import free_memory_bytes
 from apexrl.replay.replay import ring_unrolls

@@ -30,10 +30,10 @@ from apexrl.flags import (
 )
 from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.connections import check_size
-from apexrl.learning.journal_client import check_usable, journal_transitions
+from apexrl.learning.experience.journal_client import check_usable, journal_transitions
+from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.learning.sharing import share_of
-from apexrl.learning.team import devices_of
-from apexrl.learning.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.updates.team import devices_of
 from apexrl.net.insert_checks import why_impossible, why_too_large
 from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of

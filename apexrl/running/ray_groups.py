@@ -23,7 +23,7 @@ from rich.console import Console
 
 from apexrl.config import Command, RunCommand, WireConfig
 from apexrl.errors import ApexError, ConfigError
-from apexrl.learning.status_file import Status, read_status
+from apexrl.learning.record.status_file import Status, read_status
 from apexrl.lifecycle import exit_status
 from apexrl.lines import log_to
 from apexrl.running.clock import Clock

@@ -19,8 +19,8 @@ from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json
 from apexrl.flags import actor_command, check_ranges, default_command, parse_onto, program, value_given
-from apexrl.learning.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
-from apexrl.learning.status_file import STATUS_FILE
+from apexrl.learning.record.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
+from apexrl.learning.record.status_file import STATUS_FILE
 from apexrl.lifecycle import num_cores
 from apexrl.networks.checkpoint import (
     LATEST,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from apexrl.errors import PeerError
 from apexrl.files import read_whole
-from apexrl.learning.run_page import flags_of
-from apexrl.learning.status_file import read_status
+from apexrl.learning.record.run_page import flags_of
+from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import Stop, run_role
 from apexrl.net.metrics_channel import EVALUATED_FRAMES, LEARNER_TAGS
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from apexrl.errors import ConfigError
 from apexrl.flags import flag_of
-from apexrl.learning.status_file import read_status
+from apexrl.learning.record.status_file import read_status
 from apexrl.running.run_directory import saved_values
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, flat, read_evaluations
 

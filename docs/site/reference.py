@@ -21,7 +21,7 @@ from apexrl.agents.families import FAMILIES
 from apexrl.config import ActorCommand, Command, OfflineCommand, PresetName, Range, ReplayCommand, RunCommand
 from apexrl.flags import FAMILY_SECTIONS, default_command, flag_of, range_of
 from apexrl.help import texts_of
-from apexrl.learning.metric_texts import TEXTS
+from apexrl.learning.record.metric_texts import TEXTS
 from apexrl.running.ray_flags import RayConfig
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, make_actor
 from apexrl.agents.apex_dqn_config import FAMILY, ApexUpdate
 from apexrl.agents.contract import Observation
 from apexrl.errors import ConfigError
-from apexrl.learning.draw import Draw
-from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.networks.checkpoint import CheckpointHeader, Counters, all_finite, load_checkpoint, save_checkpoint
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 from tests.lockstep import (

@@ -13,9 +13,9 @@ from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate
 from apexrl.config import EnvConfig, ReplayConfig
 from apexrl.environments.vector import make_environment, make_spec, take_step
-from apexrl.learning.draw import Draw
-from apexrl.learning.unroll_store import UnrollStore
-from apexrl.learning.updater import Updater
+from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.updates.updater import Updater
 from apexrl.losses.windows import valid_starts
 from apexrl.networks import device, policy
 from apexrl.networks.actor_critic import History

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from apexrl.learning.status_file import Status, read_status
+from apexrl.learning.record.status_file import Status, read_status
 from apexrl.networks.checkpoint import Counters
 from tests.deploy.machine import Machine, wait_until
 from tests.deploy.moto_process import REGION, Aws

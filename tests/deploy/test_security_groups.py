@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from apexrl.learning.status_file import read_status
+from apexrl.learning.record.status_file import read_status
 from tests.deploy.flows import Flow, flows_of, rules_of
 from tests.deploy.terraform import BUCKET, resources, templates
 from tests.system.processes import Process

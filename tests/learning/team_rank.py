@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import TransitionBatch
-from apexrl.learning.draw import Draw, Gathered
-from apexrl.learning.team import Team
-from apexrl.learning.updater import Updater
+from apexrl.learning.experience.draw import Draw, Gathered
+from apexrl.learning.updates.team import Team
+from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import end_at_once
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.replay.priority_table import importance_weights
 from tests.agents import impala_parts
-from tests.learning.test_updater import VECTORS
+from tests.learning.updates.test_updater import VECTORS
 
 CPU = torch.device("cpu")
 BATCH = 32

@@ -11,12 +11,12 @@ from apexrl.agents.contract import Outcome
 from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import loop as learning_loop
-from apexrl.learning import updater as updaters
-from apexrl.learning.draw import Draw, Gathered
+from apexrl.learning.experience.draw import Draw, Gathered
 from apexrl.learning.loop import LearnerLoop, fifo_tables, progress
-from apexrl.learning.soundness import MOST_UNUSABLE_UPDATES
-from apexrl.learning.status_file import LAST_EVALUATION
-from apexrl.learning.updater import Pending
+from apexrl.learning.record.status_file import LAST_EVALUATION
+from apexrl.learning.updates import updater as updaters
+from apexrl.learning.updates.soundness import MOST_UNUSABLE_UPDATES
+from apexrl.learning.updates.updater import Pending
 from apexrl.lifecycle import Stop
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.checkpoint import Counters

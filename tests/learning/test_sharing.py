@@ -13,7 +13,7 @@ from apexrl.config import LearnerCommand, ReplayCommand, ReplayConfig, WireConfi
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, of_own_shard, parse
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
-from apexrl.learning.team import Standing, Team, may_update, scale_of, who_is_late
+from apexrl.learning.updates.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.tables import part_of
 from apexrl.types import LogPosition
 

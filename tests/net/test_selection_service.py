@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apexrl.agents.contract import Selection
-from apexrl.learning.selection import Selector
+from apexrl.learning.experience.selection import Selector
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.replay_client import ReplayClient
 from apexrl.unroll import UnrollCodec

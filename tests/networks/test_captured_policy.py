@@ -11,7 +11,7 @@ from apexrl.networks import policy
 from apexrl.networks.device_stream import DONE
 from apexrl.networks.dueling import make_network
 from tests.fake_graph import FakeGraph
-from tests.learning.test_updater import OnDevice
+from tests.learning.updates.test_updater import OnDevice
 from tests.networks import test_actor_critic as actor_critics
 from tests.networks.test_policy import CONFIG, NUM_ENVS, policy_of, spec_of, stream
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from apexrl.config import RunCommand
 from apexrl.files import write_json
 from apexrl.flags import parse
-from apexrl.learning.status_file import LAST_EVALUATION
+from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.lines import log_to, printable
 from apexrl.networks.checkpoint import Counters
 from apexrl.running.display import (

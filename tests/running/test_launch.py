@@ -16,7 +16,7 @@ from apexrl.config import EnvConfig, LearnerCommand, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
 from apexrl.flags import default_command, parse, with_preset
-from apexrl.learning.status_file import LAST_EVALUATION, STATUS_FILE, Status
+from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status
 from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.clock import Clock
 from apexrl.running.launch import (

@@ -6,7 +6,7 @@ import torch
 from apexrl.config import LearnerCommand, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, wants_of, with_sections
-from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.machine import Machine, fitted, fitting_preset, largest_capacity, sizes
 from apexrl.types import StreamSpec

@@ -14,7 +14,7 @@ from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
 from apexrl.flags import default_command, parse_onto, with_preset, with_sections
-from apexrl.learning.run_record import NUMBERED, result_in
+from apexrl.learning.record.run_record import NUMBERED, result_in
 from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
 from apexrl.running.plan import make_plan
 from apexrl.running.prepare import update_of

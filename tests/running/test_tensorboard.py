@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from apexrl.learning.event_file import EventFile
+from apexrl.learning.record.event_file import EventFile
 from apexrl.running.tensorboard import LEAST_SAMPLES, SAMPLES, samples_of
 from tests.system.processes import Process, wait_for
 

@@ -18,8 +18,8 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.errors import ApexError
-from apexrl.learning.status_file import read_status
-from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.record.status_file import read_status
 from apexrl.net import wire
 from apexrl.networks.checkpoint import ACTING, BEST, LATEST, load_checkpoint
 from apexrl.networks.config import to_text

@@ -9,8 +9,8 @@ import pytest
 from apexrl.config import RunCommand
 from apexrl.files import write_json
 from apexrl.flags import default_command
-from apexrl.learning.run_record import CURVE_COLUMNS
-from apexrl.learning.status_file import Status
+from apexrl.learning.record.run_record import CURVE_COLUMNS
+from apexrl.learning.record.status_file import Status
 from apexrl.net import wire
 from apexrl.networks.checkpoint import Counters
 from apexrl.replay.segment import Entry

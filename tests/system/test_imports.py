@@ -121,7 +121,7 @@ def modules_after(code):
         ("import replay", {"torch", "gymnasium", "ale_py", "tensorboardX", "cv2", "rich"}),
         # Roles load their parts after the command line is parsed: a misspelt flag is answered at once.
         ("import learner, actor, apexrl.roles.watch, apexrl.__main__", {"torch", "gymnasium", "ale_py", "rich"}),
-        ("import apexrl.learning.loop, apexrl.learning.team", {"gymnasium", "ale_py", "cv2", "rich"}),
+        ("import apexrl.learning.loop, apexrl.learning.updates.team", {"gymnasium", "ale_py", "cv2", "rich"}),
         (
             "import apexrl.running.launch, apexrl.tools.sweep",
             {"gymnasium", "ale_py", "cv2"},
@@ -138,7 +138,7 @@ def modules_after(code):
         ("import apexrl.losses.value_learning, apexrl.losses.windows", {"zmq", "gymnasium"}),
         ("import apexrl.environments.vector", {"torch", "zmq"}),
         ("import apexrl.unroll", {"torch", "zmq", "gymnasium"}),
-        ("import apexrl.learning.unroll_store", {"zmq", "gymnasium"}),
+        ("import apexrl.learning.experience.unroll_store", {"zmq", "gymnasium"}),
         ("import apexrl.agents.apex_dqn", {"zmq", "gymnasium", "ale_py"}),
     ],
 )

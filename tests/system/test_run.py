@@ -11,7 +11,7 @@ import urllib.request
 import psutil
 import pytest
 
-from apexrl.learning.metric_texts import text_of
+from apexrl.learning.record.metric_texts import text_of
 from apexrl.lifecycle import INTERRUPTED_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net.keyring import ROLES, make_keys
 from apexrl.runs import read_evaluations

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.learning.run_record import CURVE_COLUMNS
+from apexrl.learning.record.run_record import CURVE_COLUMNS
 from apexrl.tools.run_results import named_by_settings, read_curve, read_run, readable_runs
 from tests.tools.run_directories import write_run
 

@@ -12,9 +12,9 @@ from apexrl.networks.dueling import make_network
 from tests.agents.impala_parts import LASER, updates
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream
-from tests.learning import test_impala_updates as impala_updates
-from tests.learning.test_updater import SCREENS, World, whole
 from tests.learning.twins import update_both
+from tests.learning.updates import test_impala_updates as impala_updates
+from tests.learning.updates.test_updater import SCREENS, World, whole
 from tests.lockstep import TABLE
 from tests.operations import Counted
 

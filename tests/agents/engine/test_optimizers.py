@@ -13,7 +13,7 @@ from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.engine import optimizers
 from apexrl.agents.engine.optimizers import RMSProp, make_optimizer, schedule_rate
 from apexrl.agents.engine.plain import RMSPropForm
-from tests.learning.test_updater import OnDevice
+from tests.learning.updates.test_updater import OnDevice
 from tests.system.processes import ROOT
 
 PAPER = ApexUpdate()

@@ -9,13 +9,13 @@ from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer, Target
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.errors import ApexError
-from apexrl.learning.updater import Updater
+from apexrl.learning.updates.updater import Updater
 from apexrl.networks import device as devices
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.dueling import make_network
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream
-from tests.learning.test_updater import SCREENS, SIZE, VECTORS, World
+from tests.learning.updates.test_updater import SCREENS, SIZE, VECTORS, World
 from tests.lockstep import ALGORITHM, TABLE
 
 UPDATE = ApexUpdate(SIZE, "adam", 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0)

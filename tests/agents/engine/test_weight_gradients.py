@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from apexrl.agents.engine.gradient import Gradient
-from apexrl.learning.side_thread import SideThread
+from apexrl.learning.updates.side_thread import SideThread
 from apexrl.networks.actor_critic import History, make_network
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.types import EnvironmentSpec

@@ -7,7 +7,7 @@ from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates, burned_in
 from apexrl.agents.replaying.unroll_batches import history_of, rows_of
 from apexrl.errors import ConfigError
-from apexrl.learning.unroll_store import UnrollStore
+from apexrl.learning.experience.unroll_store import UnrollStore
 from tests.agents.impala_parts import VECTORS
 from tests.learning.long_streams import ALGORITHM, LSTM_SIZE, SPEC, LongStream, T, new_network
 from tests.lockstep import CPU

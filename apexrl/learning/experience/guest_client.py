@@ -1,0 +1,145 @@
+"""A guest on the log of a running run: it follows the log, and samples it by tables of its own.
+
+The run's replay server sends a guest the unrolls and nothing else, and waits for it as little as for any reader: the
+guest's samples an insert bound the guest alone.
+"""
+
+import collections
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from apexrl.config import ReplayConfig
+from apexrl.errors import ConfigError, WireError
+from apexrl.learning.experience.recutter import Recutter
+from apexrl.net.insert_checks import InsertSizes, checked_arrays
+from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogEvent, LogStart
+from apexrl.replay.journal import FORMAT, LogIdentity
+from apexrl.replay.log import LogEntry
+from apexrl.replay.replay import Replay
+from apexrl.replay.unroll_tables import FifoTable
+from apexrl.streams import why_not_cut
+from apexrl.types import StreamSpec
+
+logger = logging.getLogger(__name__)
+
+BACKLOG_BATCHES = 4  # of a queue: a guest that is slower than the actors learns from new unrolls all the same
+
+
+class GuestClient:
+    """Has the methods of a `LogClient` that a replica calls. Belongs to one thread.
+
+    Where the learner wants other unrolls than the run's, they are cut anew. They are numbered anew then, too, so a
+    guest that is started again counts the experience again that it still finds.
+    """
+
+    def __init__(
+        self,
+        client: LogClient,
+        wanted: Callable[[StreamSpec], StreamSpec],
+        config: ReplayConfig,
+        batch_sizes: Mapping[str, int],
+        prefetch_batches: int,
+        seed: int,
+    ):
+        """Takes a client that follows the log and wants no batches.
+
+        Args:
+          wanted: from the spec of the log to that of the unrolls that the learner needs.
+          config: with the tables of the guest.
+          batch_sizes: by table, for those that batches are wanted from.
+          prefetch_batches: batches of each table that may wait for their use.
+        """
+        self.waits_for = "replay_connection"
+        self._client = client
+        self._wanted = wanted
+        self._config = config
+        self._batch_sizes = batch_sizes
+        self._prefetch_batches = prefetch_batches
+        self._seed = seed
+        self._unused = dict.fromkeys(batch_sizes, 0)  # batches that were given and not used yet
+        self._events: collections.deque[LogEvent] = collections.deque()
+        self._replay: Replay | None = None
+        self._recutter: Recutter | None = None
+        self._sizes: InsertSizes | None = None
+
+    def poll(self, timeout_milliseconds: int) -> LogEvent | None:
+        """Returns the next unroll of the log, else a batch; None when there is neither in time.
+
+        Raises: ConfigError when the log's streams cannot become what the learner wants; WireError when a message cannot
+          be read; PeerError when the server refuses us.
+        """
+        if not self._events and not self._follow(0) and not self._sample():
+            self._follow(timeout_milliseconds)
+        return self._events.popleft() if self._events else None
+
+    def batch_used(self, table: str) -> None:
+        """A batch was used: another one may follow."""
+        self._unused[table] -= 1
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None:
+        """Sets the priorities [B] of sampled keys [B]."""
+        assert self._replay is not None
+        self._replay.tables[table].update_priorities(keys, priorities)
+
+    def close(self) -> None:
+        """Says goodbye to the server."""
+        self._client.close()
+
+    def _follow(self, timeout_milliseconds: int) -> bool:
+        """Takes what comes from the server; returns whether something came."""
+        event = self._client.poll(timeout_milliseconds)
+        if self._replay is None or self._client.waits_for == "replay_connection":
+            self.waits_for = self._client.waits_for
+        match event:
+            case LogStart():
+                self._start(event)
+            case LogAppend():
+                self._append(event)
+        return event is not None
+
+    def _start(self, start: LogStart) -> None:
+        if self._replay is not None and start.continues:
+            return
+        wanted = self._wanted(start.spec)
+        if reason := why_not_cut(start.spec, wanted):
+            raise ConfigError(f"the run's experience does not fit: {reason}")
+        self._recutter, self._sizes = Recutter(start.spec, wanted), InsertSizes(wanted)
+        log = secrets.token_hex(8) if self._recutter.is_needed else start.log
+        self._replay = Replay(self._config, LogIdentity(FORMAT, log, (0,), wanted), self._seed)
+        self._replay.set_batch_sizes(self._batch_sizes)
+        granularity = {name: self._replay.tables[name].granularity for name in self._batch_sizes}
+        self._events.append(LogStart(log, wanted, self._replay.ring_unrolls, 0, False, granularity))
+
+    def _append(self, append: LogAppend) -> None:
+        assert self._replay is not None and self._recutter is not None and self._sizes is not None
+        if not self._recutter.is_needed:
+            self._replay.skip_to(append.number)
+        try:
+            for insert, block in self._recutter.of(append.insert, append.block):
+                priorities, valid = checked_arrays(insert, self._sizes)
+                entry = LogEntry(b"", b"", int(valid.sum()), time.monotonic())  # the unroll store has the content
+                number = self._replay.insert([entry], priorities[None], valid[None])
+                self._events.append(LogAppend(number, insert, block))
+        except WireError as error:  # one actor's fault must not end the guest
+            logger.warning("unroll %d of %s is not used: %s", append.number, append.insert.actor, error)
+
+    def _sample(self) -> bool:
+        """Draws a batch of a table that lacks one; returns whether there is one."""
+        if self._replay is None:
+            return False
+        for name, size in self._batch_sizes.items():
+            if self._unused[name] >= self._prefetch_batches:
+                continue
+            table = self._replay.tables[name]
+            if isinstance(table, FifoTable):
+                table.keep_newest(BACKLOG_BATCHES * size)
+            self.waits_for = self._replay.why_no_sample(name, size)
+            if not self.waits_for:
+                self._unused[name] += 1
+                self._events.append(LogBatch(name, self._replay.sample(name, size)))
+                return True
+        return False

@@ -1,0 +1,144 @@
+"""A journal in the place of a replay server: the learner's side of a log that nobody writes any more.
+
+It reads the files of another run's journal, takes no lock on it and writes nothing into it.
+"""
+
+import logging
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from apexrl.config import ReplayConfig
+from apexrl.errors import ConfigError, WireError
+from apexrl.learning.experience.recutter import Recutter
+from apexrl.net import wire
+from apexrl.net.insert_checks import InsertSizes, checked_arrays
+from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
+from apexrl.replay.journal import held_numbers, identity_of, read_entries
+from apexrl.replay.kinds import make_table
+from apexrl.replay.replay import ring_unrolls
+from apexrl.replay.table import Table
+from apexrl.streams import why_not_cut
+from apexrl.tables import TableConfig, tables_of
+from apexrl.types import StreamSpec
+
+logger = logging.getLogger(__name__)
+
+
+class JournalClient:
+    """Gives each unroll of a journal once, and then batches without end: nobody is waited for. Belongs to one thread.
+
+    It has the methods of a `LogClient` that a replica calls. A table that hands each unroll out once would soon be
+    empty, so it is uniform here. Priorities begin as the actors gave them. Where the journal's unrolls are cut anew,
+    they begin as 1.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        wanted: StreamSpec,
+        config: ReplayConfig,
+        batch_sizes: Mapping[str, int],
+        prefetch_batches: int,
+        seed: int,
+    ):
+        """Reads the identity of the journal, and no unroll yet.
+
+        Args:
+          wanted: the unrolls that the learner needs.
+          batch_sizes: by table, for those that batches are wanted from.
+          prefetch_batches: batches of each table that may wait for their use.
+        Raises: ConfigError when the directory is no journal, or its streams cannot become such unrolls.
+        """
+        identity = identity_of(directory)
+        check_usable(directory, identity.spec, wanted)
+        self.waits_for = "journal"
+        self._directory = directory
+        self._batch_sizes = batch_sizes
+        self._prefetch_batches = prefetch_batches
+        held = journal_transitions(directory, identity.spec)
+        if config.capacity < held:
+            logger.warning("the newest %d of %d transitions are used: --capacity says how many", config.capacity, held)
+        self._ring_unrolls = ring_unrolls(min(config.capacity, held), wanted.unroll_starts)
+        settings = tables_of(config, wanted.unroll_starts, wanted.has_unroll_priorities)
+        exponents = config.priority_exponent, config.importance_exponent
+        seeds = dict(zip(settings, np.random.SeedSequence(seed).spawn(len(settings)), strict=True))
+        self._tables: dict[str, Table] = {}
+        for name in batch_sizes:
+            kind, capacity = settings[name].kind, settings[name].capacity
+            free = TableConfig("uniform" if kind == "fifo" else kind, 0.0, 1, capacity)
+            self._tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
+        granularity = {name: table.granularity for name, table in self._tables.items()}
+        self._start: LogStart | None = LogStart(identity.log, wanted, self._ring_unrolls, 0, False, granularity)
+        self._inserts = _inserts(directory, identity.spec, wanted)
+        self._sizes = InsertSizes(wanted)
+        self._is_read = False
+        self._end_number = 0
+        self._unused = dict.fromkeys(batch_sizes, 0)  # batches that were given and not used yet
+
+    def poll(self, timeout_milliseconds: int) -> LogEvent | None:
+        """Returns the start, the next unroll, or the next batch; None when enough batches wait for their use.
+
+        Raises: ConfigError when the journal holds too little for a batch.
+        """
+        if self._start is not None:
+            start, self._start = self._start, None
+            return start
+        if not self._is_read:
+            if (following := next(self._inserts, None)) is not None:
+                return self._append(*following)
+            self._is_read, self.waits_for = True, ""
+            logger.info("read %d unrolls of %s", self._end_number, self._directory)
+        for name, table in self._tables.items():
+            size = self._batch_sizes[name]
+            if not table.can_sample(size):
+                raise ConfigError(f"{self._directory} holds too little for a batch of {size} of table {name}")
+            if self._unused[name] < self._prefetch_batches:
+                self._unused[name] += 1
+                return LogBatch(name, table.sample(size))
+        time.sleep(timeout_milliseconds / 1000)
+        return None
+
+    def batch_used(self, table: str) -> None:
+        """A batch was used: another one may follow."""
+        self._unused[table] -= 1
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None:
+        """Sets the priorities [B] of sampled keys [B]."""
+        self._tables[table].update_priorities(keys, priorities)
+
+    def close(self) -> None:
+        """Ends the reading."""
+        self._inserts.close()
+
+    def _append(self, insert: wire.Insert, block: bytes) -> LogAppend:
+        priorities, valid = checked_arrays(insert, self._sizes)
+        number, self._end_number = self._end_number, self._end_number + 1
+        for table in self._tables.values():
+            if number >= self._ring_unrolls:
+                table.evict(number - self._ring_unrolls)
+            table.insert(number, priorities[None], valid[None])
+        return LogAppend(number, insert, block)
+
+
+def check_usable(directory: Path, held: StreamSpec, wanted: StreamSpec) -> None:
+    """Raises ConfigError when the streams of a journal cannot become the unrolls that a learner wants."""
+    if reason := why_not_cut(held, wanted):
+        raise ConfigError(f"the journal in {directory} does not fit: {reason}")
+
+
+def journal_transitions(directory: Path, spec: StreamSpec) -> int:
+    """Returns how many transitions a journal holds at most."""
+    return max(len(held_numbers(directory)) * spec.unroll_starts, 1)
+
+
+def _inserts(directory: Path, held: StreamSpec, wanted: StreamSpec) -> Generator[tuple[wire.Insert, bytes]]:
+    """Yields the unrolls of a journal as those that are wanted; skips unrolls that cannot be read."""
+    recutter = Recutter(held, wanted)
+    for entry in read_entries(directory):
+        try:
+            yield from recutter.of(wire.decode_insert(entry.message), entry.block)
+        except WireError as error:
+            logger.warning("unroll %d of %s is not used: %s", entry.number, directory, error)

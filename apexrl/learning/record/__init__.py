@@ -1,0 +1,1 @@
+"""The record of a run: status, metrics, evaluations, and the pages that people read."""

@@ -1,0 +1,262 @@
+"""Runs the updates of any learner: on a CPU eagerly with a second thread, on a GPU as a captured graph."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apexrl.agents.contract import LAST_BATCH, Batches, Learner, Outcome
+from apexrl.errors import ApexError, ConfigError
+from apexrl.learning.experience.draw import Draw, SampledKeys
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.updates.side_thread import SideThread
+from apexrl.learning.updates.team import LEARNING, Team
+from apexrl.learning.updates.update_graph import Inputs, UpdateGraph, Work, inputs_for, inputs_of
+from apexrl.networks.checkpoint import ACTING
+from apexrl.networks.device_stream import DeviceStream, Event, wait
+
+RowShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # [B, ...] by table and name
+
+
+class Pending(NamedTuple):
+    """The results of an update, on their way from the device: to be read after the event."""
+
+    keys: dict[str, np.ndarray]  # [M] keys of the rows that were updated from, by table
+    sizes: dict[str, int]  # B of the tables that get priorities, in the order of `values`
+    values: Tensor  # [all priorities, results of rows, metrics] float32 in host memory
+    metric_shapes: dict[str, tuple[int, ...]]  # by name, in the order of `values`; () for a scalar
+    event: Event
+    row_shapes: RowShapes = MappingProxyType({})
+
+    def result(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Returns the new priorities [M] by table, and the metrics that are scalars; waits for them if need be.
+
+        Raises: ApexError when the device does not get there in time, or the learner gave too few results.
+        """
+        wait(self.event)
+        for name, size, table in self._row_results():
+            if size < len(self.keys[table]):
+                raise ApexError(
+                    f"the learner gives {size} numbers of {name} for {len(self.keys[table])} rows of {table}"
+                )
+        values, start = self.values.numpy(), 0
+        priorities = {}
+        for table, size in self.sizes.items():
+            priorities[table] = values[start : start + len(self.keys[table])]
+            start += size
+        return priorities, {name: float(found) for name, found in self._metrics().items() if not found.shape}
+
+    def row_metrics(self) -> dict[str, float]:
+        """Returns the metrics of rows, over those that were updated from and are finite; call `result` first."""
+        metrics: dict[str, float] = {}
+        for name, found in self._metrics().items():
+            if found.shape:
+                rows = found[: len(next(iter(self.keys.values())))]
+                finite = rows[np.isfinite(rows)]  # one that is not would hide the others
+                reduced = finite.max if name.endswith("_max") else finite.mean
+                metrics[name] = float(reduced()) if finite.size else math.nan
+        return metrics
+
+    def _row_results(self) -> Iterator[tuple[str, int, str]]:
+        """Yields the results of rows: name, number and table."""
+        yield from (("priorities", size, table) for table, size in self.sizes.items())
+        for table, named in self.row_shapes.items():
+            yield from ((name, shape[0], table) for name, shape in named.items())
+        yield from ((name, shape[0], next(iter(self.keys))) for name, shape in self.metric_shapes.items() if shape)
+
+    def _metrics(self) -> dict[str, np.ndarray]:
+        metrics, end = {}, len(self.values)
+        for name, shape in reversed(self.metric_shapes.items()):
+            start = end - math.prod(shape)
+            metrics[name] = self.values.numpy()[start:end].reshape(shape)
+            end = start
+        return metrics
+
+    def rows(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns the results [M, ...] of the rows that were updated from, by table and name; call `result` first."""
+        values, start = self.values.numpy(), sum(self.sizes.values())
+        rows: dict[str, dict[str, np.ndarray]] = {}
+        for table, shapes in self.row_shapes.items():
+            rows[table] = {}
+            for name, shape in shapes.items():
+                end = start + math.prod(shape)
+                rows[table][name] = values[start:end].reshape(shape)[: len(self.keys[table])]
+                start = end
+        return rows
+
+
+class Updater:
+    """Owns a learner's updates: warm-up, graph, second thread, and the number of updates. Used from one thread."""
+
+    def __init__(self, learner: Learner, device_stream: DeviceStream, team: Team | None = None):
+        """Takes over a learner whose tensors lie on the stream's device; alone, unless a team is given."""
+        self.num_updates = 0
+        self._team = team or Team()
+        self.learner = learner
+        self._device_stream = device_stream
+        self._graphs: dict[int, UpdateGraph] = {}  # by shard: each has a store of its own
+        on_gpu = device_stream.cuda is not None
+        self._side = None if on_gpu or not learner.has_side_work else SideThread(learner)
+        self._is_eager = not on_gpu
+        self._sizes: dict[str, int] = {}  # as the last update gave its priorities
+        self._row_shapes: RowShapes = {}  # and its results of rows
+        self._metric_shapes: dict[str, tuple[int, ...]] = {}  # and its metrics
+        self._frames = -1  # that the learner was told last
+        self._scale = 1.0  # of our gradients beside those of the others
+        self._work = Work(self._gradients, None if self._team.size == 1 else self._add_up, self._apply)
+
+    def schedule(self, frames: int, share: float) -> None:
+        """Tells the learner how far the run is, in frames and as a share of its total, where that has changed."""
+        if frames != self._frames:
+            self._frames = frames
+            with self._device_stream.exclusive():
+                self.learner.schedule(frames, share)
+
+    def prepare(self, store: UnrollStore, shard: int = 0) -> None:
+        """Makes the graph for a shard's draws before there are any. A CPU needs none.
+
+        Raises: ConfigError when the GPU has too little memory.
+        """
+        if self._device_stream.cuda is None:
+            return
+        with self._device_stream.memory_kept():
+            if store.num_bytes:  # else it is given up already
+                with self._device_stream.exclusive():
+                    inputs = inputs_for(store, self._device_stream)
+                self._make_graph(shard, inputs)
+
+    def update(self, draw: Draw | None, upcoming: Draw | None = None, scale: float = 1.0) -> Pending | None:
+        """Takes one optimizer step; returns its results, None when nothing of a table's sample is left.
+
+        In a team all learners take the step together. One that has no draw, or nothing left of it, adds nothing.
+
+        Args:
+          upcoming: the draw of the next call, where it is known: the second thread begins with it.
+          scale: of our gradients beside those of the others.
+        """
+        self._scale = scale
+        pending: Pending | None = None
+        if draw is not None and self._is_eager and draw.is_gathered:
+            pending = self._update_eagerly(draw, upcoming)
+        elif draw is not None:
+            pending = self._update_by_graph(draw)
+        if pending is None:
+            if self._team.size == 1:
+                return None
+            with self._device_stream.exclusive():
+                self.learner.gradient.zero_()
+                self._add_up()
+                self.learner.apply()
+        self.num_updates += 1
+        if self.learner.is_copy_due(self.num_updates):
+            self._forget()
+            with self._device_stream.exclusive():
+                self.learner.copy_target()
+        return pending
+
+    def parameters(self) -> tuple[dict[str, Tensor], Event]:
+        """Returns the tensors that actors need, good after the event; on a CPU they are not copies."""
+        return self._device_stream.fetch(self.learner.acting_tensors())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns all tensors of the learner under flat names; on a CPU they are not copies."""
+        tensors, event = self._device_stream.fetch(self._tensors())
+        wait(event)
+        return tensors
+
+    def load_state_dict(self, state: Mapping[str, Tensor], num_updates: int) -> None:
+        """Restores the result of `state_dict`, in place: a captured update goes on with it.
+
+        Raises: ConfigError when networks or optimizer are of another kind or size.
+        """
+        own = self._tensors()
+        state = {name: tensor for name, tensor in state.items() if name.startswith((ACTING, LEARNING))}
+        others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
+        if wrong := sorted(name for name in others if not name.startswith(LEARNING + LAST_BATCH)):
+            raise ConfigError(
+                f"the checkpoint is of another network or optimizer ({wrong[:3]} differ): "
+                "go on with the flags, such as --optimizer, and with the version of apexrl with which it was begun"
+            )
+        self._forget()
+        with self._device_stream.exclusive(), torch.no_grad():
+            for name in own.keys() - set(others):
+                own[name].copy_(state[name])
+        self.num_updates = num_updates
+        self._frames = -1  # the tensors of schedules were replaced too
+
+    def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
+        outcome = self._gradients(draw.batches(), None if self._side is None else self._side.begin(draw))
+        if self._side is not None:
+            self._side.look_ahead(upcoming)
+        self._add_up()
+        values = self._apply(outcome)
+        keys = {table: sample.keys for table, sample in draw.samples.items()}
+        return self._pending(keys, values)
+
+    def _update_by_graph(self, draw: Draw) -> Pending | None:
+        """Starts an update by the shard's graph, which is made first where there is none for such draws."""
+        if draw.shard not in self._graphs or not self._graphs[draw.shard].takes(draw):
+            named = [sample for sample in draw.samples.values() if isinstance(sample, SampledKeys)]
+            with self._device_stream.memory_kept():
+                with self._device_stream.exclusive():
+                    if not all(sample.held().any() for sample in named):
+                        return None  # its store may be given up already
+                    inputs = inputs_of(draw, self._device_stream)
+                self._make_graph(draw.shard, inputs)
+        with self._device_stream.exclusive():
+            started = self._graphs[draw.shard].run(draw)
+            return None if started is None else self._pending(*started)
+
+    def _make_graph(self, shard: int, inputs: dict[str, Inputs]) -> None:
+        wait(self._device_stream.event())
+        self._graphs.pop(shard, None)  # its memory is needed
+        self._graphs[shard] = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
+
+    def _gradients(self, batches: Batches, known: Callable[[], Any] | None = None) -> Outcome:
+        """Computes the gradients of batches. Nothing here waits for a GPU.
+
+        Args:
+          known: waits for the second thread's result; None: computes it here.
+        """
+        learner = self.learner
+        here = known or (lambda: learner.from_online(batches, learner.from_target(batches)))
+        return learner.gradients(batches, here)
+
+    def _add_up(self) -> None:
+        """Adds the gradients of all learners up."""
+        if self._team.size > 1:
+            self._team.add_up(self.learner.gradient, self._scale)
+
+    def _apply(self, outcome: Outcome) -> Tensor:
+        """Takes the optimizer's step; returns priorities, results and metrics as one tensor."""
+        metrics = outcome.metrics | self.learner.apply()
+        self._sizes = {table: len(priorities) for table, priorities in outcome.priorities.items()}
+        self._row_shapes = {
+            table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()
+        }
+        self._metric_shapes = {name: metric.shape for name, metric in metrics.items()}
+        rows = [rows for named in outcome.rows.values() for rows in named.values()]
+        with torch.no_grad():
+            return torch.cat([
+                tensor.float().flatten() for tensor in (*outcome.priorities.values(), *rows, *metrics.values())
+            ])  # fmt: skip
+
+    def _pending(self, keys: dict[str, np.ndarray], values: Tensor) -> Pending:
+        event = self._device_stream.event()
+        return Pending(keys, self._sizes, values, self._metric_shapes, event, self._row_shapes)
+
+    def _forget(self) -> None:
+        if self._side is not None:
+            self._side.forget()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        acting = {ACTING + name: tensor for name, tensor in self.learner.acting_tensors().items()}
+        return acting | {LEARNING + name: tensor for name, tensor in self.learner.learning_tensors().items()}
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:
+    return tensors[name].shape if name in tensors else None

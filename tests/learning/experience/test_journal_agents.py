@@ -1,0 +1,74 @@
+"""One journal teaches each algorithm: unrolls of IMPALA, read for Ape-X, for IMPALA and for selected replay."""
+
+import numpy as np
+import pytest
+
+from apexrl.agents.families import family_of
+from apexrl.config import OfflineCommand
+from apexrl.flags import explicit_replay, parse, wants_of
+from apexrl.learning.experience.journal_client import JournalClient
+from apexrl.learning.experience.replica import Replica
+from apexrl.learning.loop import make_updater
+from apexrl.lifecycle import Stop
+from apexrl.net import wire
+from apexrl.networks.device_stream import DeviceStream
+from apexrl.replay.journal import Journal, new_identity
+from apexrl.types import EnvironmentSpec, LogPosition
+from apexrl.unroll import UnrollCodec
+from tests.devices import CPU
+from tests.fields import random_unroll
+
+VECTORS = EnvironmentSpec("Vectors-v0", (4,), "float32", 1, 3, 1)
+NUM_UNROLLS, NUM_UPDATES = 60, 5
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """A journal of two streams, as IMPALA's actors record it."""
+    command = parse(OfflineCommand, ["--agent", "impala", "--mix", "uniform=1", "--from-journal", str(tmp_path)])
+    spec = family_of("impala").stream(command.algorithm, VECTORS)
+    made = Journal(tmp_path, new_identity(spec))
+    ones = np.ones(spec.unroll_starts)
+    valid, priorities = np.packbits(ones.astype(bool)).tobytes(), ones.astype(np.float32).tobytes()
+    for i in range(NUM_UNROLLS):
+        unroll = random_unroll(spec, i)
+        actions = np.random.default_rng(i).integers(0, 3, spec.unroll_steps).astype(np.int32)
+        log_probs = np.full((spec.unroll_steps, 3), -np.log(3), np.float16)
+        unroll = unroll._replace(actions=actions, extras={**unroll.extras, "behavior_log_probs": log_probs})
+        insert = wire.Insert(i, "actor", i % 2, (i // 2) * spec.unroll_starts, 7, 0.4, valid, priorities, ())
+        made.append(i, [(wire.encode(insert), UnrollCodec(spec).encode(unroll))])
+    made.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--agent", "apex-dqn"),
+        ("--agent", "apex-dqn", "--unroll-starts", "33", "--n-steps", "5"),
+        ("--agent", "impala", "--mix", "uniform=1"),
+        ("--agent", "impala", "--mix", "uniform@20=1/2", "elite-1=1/2", "--unroll-starts", "10"),
+    ],
+    ids=["apex", "apex-of-other-lengths", "impala", "selected"],
+)
+def test_an_algorithm_learns_from_the_journal_of_impala(journal, flags):
+    sizes = ("--batch-size", "8", "--capacity", "1000", "--min-size-to-sample", "200")
+    command = parse(OfflineCommand, [*flags, "--preset", "small", *sizes, "--from-journal", str(journal)])
+    spec, wants = family_of(command.agent).stream(command.algorithm, VECTORS), wants_of(command)
+    batch_sizes = {want.table: want.batch_size for want in wants}
+    client = JournalClient(journal, spec, explicit_replay(command), batch_sizes, 2, seed=0)
+    stream = DeviceStream(CPU)
+    replica = Replica(client, wants, stream, 2, LogPosition(), Stop())
+    updater = make_updater(command, spec, stream)
+    before = {name: tensor.clone() for name, tensor in updater.state_dict().items()}
+    for _ in range(NUM_UPDATES):
+        while (draw := replica.next_draw(0)) is None:
+            assert replica.follow(0) or replica.follow(0)
+        pending = updater.update(draw)
+        priorities, metrics = pending.result()
+        assert np.isfinite(list(metrics.values())).all()
+        for table, values in priorities.items():
+            replica.update_priorities(draw.generation, table, pending.keys[table], values)
+    client.close()
+    after = updater.state_dict()
+    assert any((after[name] != tensor).any() for name, tensor in before.items() if name.startswith("acting."))

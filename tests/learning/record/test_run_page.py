@@ -1,0 +1,38 @@
+"""The page about a run: from the launcher's configuration, or a learner's own flags."""
+
+import json
+
+from apexrl.config import LearnerCommand
+from apexrl.flags import default_command, with_preset
+from apexrl.learning.record.run_page import about
+from apexrl.runs import CONFIG_FILE
+
+
+def test_the_page_holds_the_flags_the_revision_and_the_machine(tmp_path):
+    config = {
+        "command": {
+            "env": {"env": "Catch|v0"},
+            "update": {"learning_rate": 0.5, "mix": ["queue=1/2", "uniform=1/2"]},
+            "wires": {"actor_port": 1},
+            "tensorboard_port": 2,
+            "smoke": True,
+        },
+        "revision": "abc",
+        "versions": {"torch": "2.13.0", "cores": "2"},
+    }
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    command = with_preset(default_command(LearnerCommand), "small")
+    flags, page = about(command.__class__(**{**vars(command), "run_dir": str(tmp_path)}))
+    assert flags == {"env": "Catch|v0", "learning-rate": 0.5, "mix": "queue=1/2 uniform=1/2", "smoke": True}
+    for line in ("| learning-rate | 0.5 |", "| revision | abc |", "| cores | 2 |", "| env | Catch v0 |"):
+        assert line in page.splitlines()
+
+
+def test_a_learner_by_hand_knows_its_own_flags(tmp_path):
+    command = with_preset(default_command(LearnerCommand), "small")
+    for written in ("", "no json", "{}"):
+        if written:
+            (tmp_path / CONFIG_FILE).write_text(written)
+        flags, page = about(command.__class__(**{**vars(command), "run_dir": str(tmp_path)}))
+        assert flags["batch-size"] == command.update.batch_size and "actor-port" not in flags
+        assert "| revision | unknown |" in page
