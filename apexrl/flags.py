@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from apexrl.agents.contract import Transitions, Unrolls, Want
+from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config import (
     DEFAULT_AGENT,
@@ -316,7 +316,7 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
                 f"--tables {' '.join(replay.tables)}: --agent {command.agent} needs a table named {want.table}, "
                 f"of the kind {' or '.join(kinds)}"
             )
-        if isinstance(want.view, Unrolls) and want.view.walks and tables[want.table].capacity:
+        if want.is_replaced and tables[want.table].capacity:
             walking = f"{want.table} walks through whole episodes, however old"
             raise ConfigError(f"--tables: {walking}: leave out its capacity, or give another --replay-state")
         most = min(tables[want.table].capacity or held, held)
@@ -366,7 +366,7 @@ def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
         if stream is not None and stream.has_unroll_priorities:
             raise ConfigError(f"--tables: {want.table} cannot hand out transitions: only unrolls have priorities")
         return ("priority",)
-    is_weighted = not want.view.walks  # what a walk puts in the place of an unroll has not its importance weight
+    is_weighted = not want.is_replaced  # what a walk puts in the place of an unroll has not its importance weight
     if is_weighted and (stream is None or stream.has_unroll_priorities):
         return (*DISTINCT, "fifo", "priority")
     return (*DISTINCT, "fifo")

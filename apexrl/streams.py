@@ -1,4 +1,4 @@
-"""Streams from unrolls: the steps of each environment, joined again, and cut into the unrolls of another spec.
+"""Streams from unrolls: their order, and the steps of each environment, joined again and cut for another spec.
 
 Numpy, single-threaded, without clock or socket. The unrolls of one stream have to come in their order.
 """
@@ -12,6 +12,7 @@ from apexrl.types import EnvironmentSpec, StreamSpec, Unroll
 
 SILENT_ROUNDS = 8  # unrolls that come for each stream while one is silent that has ended
 TAILS_BYTES = 2**28
+NO_UNROLL = -1  # in the place of an unroll's number
 
 Stream = tuple[str, int]  # an actor's name, and the number of one of its streams
 
@@ -32,6 +33,72 @@ class SeenSteps:
     def forget(self, stream: Stream) -> None:
         """Forgets a stream that has ended."""
         del self._ends[stream]
+
+
+class StreamOrder:
+    """An index of a log's newest unrolls, by number: the order of each stream, and the beginnings of episodes.
+
+    Owned by one thread.
+    """
+
+    def __init__(self, ring_unrolls: int, unroll_starts: int):
+        self.ring_unrolls = ring_unrolls
+        self._unroll_starts = unroll_starts
+        self._numbers, self._previous, self._next = (np.full(ring_unrolls, NO_UNROLL, np.int64) for _ in range(3))
+        self._begins = np.zeros(ring_unrolls, bool)  # an episode begins before the last observation of the unroll
+        self._ends = np.zeros(ring_unrolls, bool)  # an episode begins at the last one: the next unroll's first
+        self._newest: dict[Stream, tuple[int, int]] = {}  # by actor and stream: a number, and its first step
+
+    def add(self, number: int, actor: str, stream: int, first_step: int, starts: np.ndarray) -> int:
+        """Adds an unroll, in place of the one that is ring_unrolls older.
+
+        Args:
+          starts: [T + 1] of the unroll.
+        Returns: the number of the unroll before it in its stream; -1 where that is not held.
+        """
+        position = number % self.ring_unrolls
+        self._numbers[position] = number
+        self._begins[position], self._ends[position] = starts[:-1].any(), starts[-1]
+        previous, its_first_step = self._newest.get((actor, stream), (NO_UNROLL, 0))
+        if not self.holds(previous) or its_first_step + self._unroll_starts != first_step:
+            previous = NO_UNROLL
+        else:
+            self._next[self._place(previous)] = number
+        self._previous[position], self._next[position] = previous, NO_UNROLL
+        self._newest[actor, stream] = number, first_step
+        if len(self._newest) > self.ring_unrolls:  # some are of actors that ended long ago
+            self._newest = {key: place for key, place in self._newest.items() if self.holds(place[0])}
+        return previous
+
+    def holds(self, number: int) -> bool:
+        """Returns whether an unroll is among the newest."""
+        return number != NO_UNROLL and bool(self._numbers[self._place(number)] == number)
+
+    def held(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns [M] bool: which unrolls are among the newest."""
+        return self._numbers[numbers % self.ring_unrolls] == numbers
+
+    def beginning(self, number: int) -> int:
+        """Returns the unroll in which the episode of an unroll begins; the oldest one held where that is evicted."""
+        while not self._begins[self._place(number)] and self.holds(
+            previous := int(self._previous[self._place(number)])
+        ):
+            number = previous
+        return number
+
+    def following(self, number: int, is_first: bool) -> int:
+        """Returns the unroll in which a walk goes on, -1 where its episode ends or the next unroll is not there yet.
+
+        Args:
+          is_first: the walk begins with this unroll, with the last episode that begins in it.
+        """
+        position = self._place(number)
+        if self._ends[position] or (self._begins[position] and not is_first):
+            return NO_UNROLL
+        return int(self._next[position])
+
+    def _place(self, number: int) -> int:
+        return number % self.ring_unrolls
 
 
 class _Tail:

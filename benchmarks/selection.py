@@ -12,8 +12,8 @@ from typing import get_args
 
 import numpy as np
 
-from apexrl.agents.contract import Distance, Selection, SelectionRule
-from apexrl.learning.experience.selection import Selector
+from apexrl.agents.replaying.mix import Distance, Selection, SelectionRule
+from apexrl.agents.replaying.selection import Selector
 from apexrl.losses.relevance import PROJECTED
 from apexrl.replay.kinds import make_table
 from apexrl.tables import TableConfig

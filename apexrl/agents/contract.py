@@ -95,25 +95,9 @@ class Unrolls(NamedTuple):
     burn_in_unrolls: int = 0
     """Unrolls of the same stream before each one, which batches hold too: (this + 1) B rows, those furthest before in
     front. They have weight 0 where they are not held."""
-    walks: bool = False
-    """Whether batches walk through episodes: each batch holds the unrolls in which those of the batch before go on, and
-    beginnings of sampled episodes for the others. Extras `number` and `previous` [B] int64 are the numbers of an unroll
-    and of the one before it in its stream, -1 where there is none."""
-
-
-SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
-FeatureDistance = Literal["l2", "cosine"]
-Distance = Literal["kl", FeatureDistance]
-
-
-class Selection(NamedTuple):
-    """The part of the unrolls of a table that a learner keeps; `learning/experience/selection.py` has the rules."""
-
-    rule: SelectionRule
-    num_kept: int
-    distance: Distance
-    anneal_updates: int = 0  # the candidates become fewer, down to num_kept; 0: their number stays
-    queue: str = ""  # attentive: the table whose newest batch candidates are compared with
+    is_named: bool = False
+    """Whether batches have extras `number` and `previous` [B] int64: the numbers of an unroll and of the one before it
+    in its stream, -1 where there is none."""
 
 
 class Want(NamedTuple):
@@ -122,16 +106,49 @@ class Want(NamedTuple):
     table: str
     batch_size: int  # transitions or unrolls, by the view; the server hands out so many
     view: Transitions | Unrolls
-    selection: Selection | None = None
+    num_chosen: int = 0  # rows that the family's `RowStrategy` makes of them; 0: as many
+    is_replaced: bool = False
+    """Whether the `RowStrategy` takes other unrolls than the table handed out, of any age: the table can have neither a
+    capacity nor priorities, and a learner follows one shard."""
 
     @property
     def num_rows(self) -> int:
         """Rows of the batches that an update gets."""
-        return self.selection.num_kept if self.selection else self.batch_size
+        return self.num_chosen or self.batch_size
 
     def num_transitions(self, spec: StreamSpec) -> int:
         """Returns the transitions of a batch that an update gets."""
         return self.num_rows * (1 if isinstance(self.view, Transitions) else spec.unroll_starts)
+
+
+class Chosen(NamedTuple):
+    """The rows of one batch."""
+
+    keys: np.ndarray  # [b] int64
+    weights: np.ndarray  # [b] float32
+    metrics: Mapping[str, float] = MappingProxyType({})  # reported as learner/selection/TABLE/NAME
+
+
+class RowStrategy(Protocol):
+    """Chooses the rows of the batches of one log. Owned by the thread that follows the log."""
+
+    def choose(self, table: str, keys: np.ndarray, weights: np.ndarray, num_updates: int) -> Chosen:
+        """Returns the rows to learn from, where a table handed out some; few of them may be held no more.
+
+        Args:
+          keys: [B] int64: numbers of unrolls, or of transitions, by the view.
+          weights: [B] float32: their importance weights.
+          num_updates: that the learner has made.
+        """
+        ...
+
+    def learn(self, results: "ResultsByTable") -> None:
+        """Takes what an update has found of its rows: `Outcome.rows`."""
+        ...
+
+
+ResultsByTable = Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]
+"""By table: the keys [M] of an update's rows, and its results [M, ...] for them by name."""
 
 
 class TransitionBatch(NamedTuple):
@@ -170,8 +187,8 @@ class Outcome(NamedTuple):
     numbers [B] or [B, n] of its rows. The host reduces those when they are reported: to their mean over the rows that
     do not only fill the batch, or to their greatest where the name ends in _max."""
     rows: "Mapping[str, Mapping[str, Tensor]]" = MappingProxyType({})
-    """By table and name: results [B] or [B, n] of each unroll, that selection and metrics use. `distance` and `feature`
-    say how far an unroll is from the policy, `rejected_share` which share of it the trust region rejects."""
+    """By table and name: results [B] or [B, n] of each unroll, for the family's `RowStrategy`. Of `rejected_share`, the
+    share of an unroll that the trust region rejects, metrics are made."""
 
 
 Leave = Callable[[Callable[[], None]], Callable[[], None]]
@@ -261,7 +278,11 @@ class Learner(Protocol):
 
 
 class Implementation(Protocol):
-    """The module of a family, which loads torch: `Family.module` names it."""
+    """The module of a family, which loads torch: `Family.module` names it.
+
+    Where the learner does not take what the tables hand out, it also has `make_rows(algorithm, update, order)`: from
+    the `StreamOrder` of the unrolls of a log it makes a `RowStrategy`, or None.
+    """
 
     def make_network(self, spec: StreamSpec, network: Any) -> "nn.Module":
         """Returns a new network whose parameters actors get, on torch's current device.

@@ -14,10 +14,11 @@ from apexrl.agents.contract import Batches, Exploration, Extras, UnrollBatch
 from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, RMSPropForm
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, wants
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, selections_of, wants
 from apexrl.agents.recurrence import lstm_size_of
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates
+from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import action_log_probs, entropy, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
@@ -28,6 +29,7 @@ from apexrl.networks import actor_critic
 from apexrl.networks.actor_critic import ActorCriticNetwork, ActorCriticOutput, split
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
+from apexrl.streams import StreamOrder
 from apexrl.types import StreamSpec
 
 LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overflows
@@ -83,7 +85,7 @@ class ImpalaLearning(Learning):
         self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
         self._parts, wanted = parts_of(update.mix), wants(self.algorithm, update)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
-        selections = [want.selection for want in wanted if want.selection is not None]
+        selections = list(selections_of(update).values())
         num_features = lstm_size_of(spec) or self.network.hidden_size
         self._row_results = row_results(self._parts, selections, num_features, device)
         self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, spec, device)
@@ -177,6 +179,13 @@ def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, t
 def make_network(spec: StreamSpec, network: ActorCriticConfig) -> ActorCriticNetwork:
     """Returns a new network for the observations of a stream, with an LSTM where the log holds its states."""
     return actor_critic.make_network(spec, network, lstm_size_of(spec))
+
+
+def make_rows(algorithm: ImpalaAlgorithm, update: ImpalaUpdate, order: StreamOrder) -> ReplayRows | None:
+    """Returns what walks and selects; None where the tables alone decide."""
+    wanted, selections = wants(algorithm, update), selections_of(update)
+    chooses = any(want.num_chosen or want.is_replaced for want in wanted)
+    return ReplayRows(wanted, selections, order) if chooses else None
 
 
 make_actor, make_learner = actor_of(ImpalaActing, ActorCriticConfig, make_network), learner_of(ImpalaLearning)

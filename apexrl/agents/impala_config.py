@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.contract import Distance, Family, Preset, Selection, Unrolls, Want, check_discrete
+from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import recurrent_fields
-from apexrl.agents.replaying.mix import batch_sizes, parts_of, table_texts
+from apexrl.agents.replaying.mix import Distance, Selection, batch_sizes, parts_of, table_texts
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -144,26 +144,42 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
         raise ConfigError("--policy-cloning-cost and --value-cloning-cost are for replayed unrolls: add some to --mix")
     if update.entropy_cost_end and not update.entropy_frames:
         raise ConfigError(f"--entropy-cost-end {update.entropy_cost_end:g} is never reached: give --entropy-frames")
-    replays = replay_view(algorithm, update)
-    queue = next((part.name for part in parts if part.is_online), "")
+    replays, selections = replay_view(algorithm, update), selections_of(update)
     found = []
     for part in parts:
         size = sizes[part.name]
+        if part.is_online:
+            found.append(Want(part.name, size, Unrolls()))
+        elif part.name in selections:
+            candidates = (part.choice.candidates or update.candidates) * size
+            found.append(Want(part.name, candidates, replays, num_chosen=size))
+        else:
+            # Through the whole log: no walk could be drawn from a part of it.
+            walks = algorithm.lstm and update.replay_state == "walk" and not part.capacity
+            found.append(Want(part.name, size, replays._replace(is_named=walks), is_replaced=walks))
+    return tuple(found)
+
+
+def selections_of(update: ImpalaUpdate) -> dict[str, Selection]:
+    """Returns what the learner keeps of more candidates, by table.
+
+    Raises: ConfigError when attentive replay has nothing to compare.
+    """
+    parts = parts_of(update.mix)
+    sizes = batch_sizes(parts, update.batch_size)
+    queue = next((part.name for part in parts if part.is_online), "")
+    selections = {}
+    for part in parts:
         if part.rule is None:
-            walks = replays.walks and not part.capacity  # through the whole log: no way to draw from a part of it
-            found.append(Want(part.name, size, Unrolls() if part.is_online else replays._replace(walks=walks)))
             continue
         if part.rule == "attentive" and not queue:
             raise ConfigError(f"--mix {part.name}: it compares features with those of new unrolls: add queue=SHARE")
-        distance, candidates, anneal_updates = part.choice
+        distance, _, anneal_updates = part.choice
         if distance is None:
             distance = "cosine" if part.rule == "attentive" and update.distance == "kl" else update.distance
         anneal_updates = update.anneal_updates if anneal_updates is None else anneal_updates
-        selection = Selection(part.rule, size, distance, anneal_updates, queue)
-        found.append(
-            Want(part.name, (candidates or update.candidates) * size, replays._replace(walks=False), selection)
-        )
-    return tuple(found)
+        selections[part.name] = Selection(part.rule, sizes[part.name], distance, anneal_updates, queue)
+    return selections
 
 
 def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
@@ -180,7 +196,7 @@ def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
         )
     if not algorithm.lstm:
         return Unrolls()
-    return Unrolls(burn_in_unrolls=steps // algorithm.unroll_starts, walks=kind == "walk")
+    return Unrolls(burn_in_unrolls=steps // algorithm.unroll_starts)
 
 
 def tables(update: ImpalaUpdate) -> tuple[str, ...]:

@@ -15,12 +15,13 @@ from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay
+from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.connections import Connections, OtherConnections
-from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.draw import Draw, DrawQueue
 from apexrl.learning.experience.guest_client import GuestClient
 from apexrl.learning.experience.journal_client import JournalClient
-from apexrl.learning.experience.replica import DrawQueue, Replica
+from apexrl.learning.experience.keeping import Keeping
+from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.replicas import Replicas
 from apexrl.learning.goal import is_complete, progress
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
@@ -68,7 +69,7 @@ class LearnerLoop:
         self._command = command = share_of(command, self._team.size)
         self._shards = shards_of(command.wires, self._team)
         self._family = family_of(command.agent)
-        self._wants = self._family.wants(command.algorithm, command.update)
+        self._wants = wants_of(command)
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
@@ -106,15 +107,8 @@ class LearnerLoop:
 
     def _follow(self, counted: Sequence[LogPosition], stop: Stop) -> Replicas:
         """Returns replicas of our shards' logs, which nobody runs yet."""
-        learning, draws = self._command.learning, DrawQueue()
-        memory_gb = learning.memory_gb / len(self._shards)
-        replicas = [
-            Replica(
-                self._log(shard), self._wants, self._device_stream, learning.prefetch_batches, counted[shard], stop,
-                memory_gb, shard, draws,
-            )
-            for shard in self._shards
-        ]  # fmt: skip
+        draws, keeping = DrawQueue(), Keeping.of(self._command, self._device_stream, len(self._shards))
+        replicas = [Replica(self._log(shard), keeping, counted[shard], stop, shard, draws) for shard in self._shards]
         return Replicas(replicas, draws)
 
     def _log(self, shard: int) -> LogClient | GuestClient | JournalClient:

@@ -5,7 +5,6 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from apexrl.agents.contract import Unrolls
 from apexrl.config import LearnerCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import wants_of
@@ -40,7 +39,7 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
         raise ConfigError(
             f"each of {num_learners} learners takes an equal part of --batch-size {size}: {error}"
         ) from error
-    walks = any(isinstance(want.view, Unrolls) and want.view.walks for want in wants)
+    walks = any(want.is_replaced for want in wants)
     if walks and command.wires.shards > num_learners:
         raise ConfigError(
             "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"

@@ -6,6 +6,7 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.config import LearnerCommand
+from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.goal import is_complete, progress
 from apexrl.learning.loop import fifo_tables, make_updater
@@ -35,8 +36,7 @@ class LockstepLearner:
         self._spec = spec
         self._log = log
         device_stream = DeviceStream(torch.device("cpu"))
-        ahead, memory_gb = command.learning.prefetch_batches, command.learning.memory_gb
-        self._replica = Replica(log, log.wants, device_stream, ahead, LogPosition(), stop, memory_gb)
+        self._replica = Replica(log, Keeping.of(command, device_stream), LogPosition(), stop)
         self.updater = make_updater(command, spec, device_stream)
         identity = Identity.of(spec, command.agent, command.network)
         self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)

@@ -1,13 +1,17 @@
 """IMPALA's parts for tests: small learners and actors, random batches, and the loss of a batch once more, slowly."""
 
+import functools
+
 import numpy as np
 import torch
 
 from apexrl.agents import impala
 from apexrl.agents.contract import UnrollBatch
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, stream
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, stream, wants
 from apexrl.agents.replaying.unroll_batches import history_of
+from apexrl.learning.experience.keeping import Keeping
 from apexrl.networks.config import ActorCriticConfig, to_text
+from apexrl.networks.device_stream import DeviceStream
 from apexrl.networks.parameters import Parameters, ParametersHeader
 from apexrl.types import EnvironmentSpec
 from tests.losses.test_vtrace import by_definition
@@ -174,3 +178,9 @@ def updates(**changes):
     usual = {"batch_size": 80, "optimizer": "adam", "learning_rate": 1e-3, "entropy_cost": 0.3, "value_cost": 0.7,
              "replay_state": "stored"}  # fmt: skip
     return ImpalaUpdate(**(usual | changes))
+
+
+def keeping(algorithm, update):
+    """Returns the settings of a replica for IMPALA's learner on a CPU."""
+    make_rows = functools.partial(impala.make_rows, algorithm, update)
+    return Keeping(wants(algorithm, update), DeviceStream(CPU), 4, make_rows=make_rows)

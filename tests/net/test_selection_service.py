@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from apexrl.agents.contract import Selection
-from apexrl.learning.experience.selection import Selector
+from apexrl.agents.replaying.mix import Selection
+from apexrl.agents.replaying.selection import Selector
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.replay_client import ReplayClient
 from apexrl.unroll import UnrollCodec

@@ -4,14 +4,26 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple, cast, get_args
 
-from apexrl.agents.contract import Distance, FeatureDistance, SelectionRule
 from apexrl.errors import ConfigError
 
+SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
+FeatureDistance = Literal["l2", "cosine"]
+Distance = Literal["kl", FeatureDistance]
 PartKind = Literal["queue", "uniform", "elite-insertion", SelectionRule]
 SELECTING = get_args(SelectionRule)
 KINDS = ("queue", "uniform", "elite-insertion", *SELECTING)
 LEAST = {"candidates": 1, "anneal-updates": 0}
 DISTANCES_OF = {kind: get_args(FeatureDistance if kind == "attentive" else Distance) for kind in SELECTING}
+
+
+class Selection(NamedTuple):
+    """The part of the unrolls of a table that a learner keeps; `replaying/selection.py` has the rules."""
+
+    rule: SelectionRule
+    num_kept: int
+    distance: Distance
+    anneal_updates: int = 0  # the candidates become fewer, down to num_kept; 0: their number stays
+    queue: str = ""  # attentive: the table whose newest batch candidates are compared with
 
 
 class Choice(NamedTuple):

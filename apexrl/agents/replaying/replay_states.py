@@ -34,7 +34,8 @@ class ReplayStates:
         self._unroll_starts, lstm_size = spec.unroll_starts, lstm_size_of(spec)
         self._views = {want.table: want.view for want in wants if isinstance(want.view, Unrolls)}
         self._zero = {part.name for part in parts if replay_state == "zero" and lstm_size and not part.is_online}
-        num_walking = sum(want.num_rows for want in wants if self._views[want.table].walks)
+        self._walking = [want.table for want in wants if want.is_replaced]
+        num_walking = sum(want.num_rows for want in wants if want.is_replaced)
         self._numbers = torch.full((num_walking,), NOBODY, device=device)
         self._ended = torch.zeros((num_walking, 2, lstm_size), device=device)
 
@@ -54,7 +55,7 @@ class ReplayStates:
                 batch = with_state(batch, torch.zeros_like(batch.extras[STATE]))
             elif view.burn_in_unrolls:
                 batch = burned_in(batch, view.burn_in_unrolls, network, self._unroll_starts)
-            elif view.walks:
+            elif table in self._walking:
                 batch = self._walked(batch)
             begun[table] = batch
         return begun
@@ -64,9 +65,8 @@ class ReplayStates:
         if ended is None or not len(self._numbers):
             return
         parts = dict(zip(self._views, ended.split([len(batches[table].weight) for table in self._views]), strict=True))
-        walking = [table for table, view in self._views.items() if view.walks]
-        self._numbers.copy_(torch.cat([unrolls_of(batches, table).extras["number"] for table in walking]))
-        self._ended.copy_(torch.cat([parts[table] for table in walking]))
+        self._numbers.copy_(torch.cat([unrolls_of(batches, table).extras["number"] for table in self._walking]))
+        self._ended.copy_(torch.cat([parts[table] for table in self._walking]))
 
     def _walked(self, batch: UnrollBatch) -> UnrollBatch:
         is_before = batch.extras["previous"].unsqueeze(1) == self._numbers  # [B, rows that walk]

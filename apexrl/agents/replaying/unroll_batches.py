@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batch, Batches, Selection, UnrollBatch
+from apexrl.agents.contract import Batch, Batches, UnrollBatch
 from apexrl.agents.recurrence import LAST_ACTION, LAST_REWARD, STATE
-from apexrl.agents.replaying.mix import Part
+from apexrl.agents.replaying.mix import Part, Selection
 from apexrl.losses.relevance import random_projection, unroll_divergence, unroll_features
 from apexrl.networks.actor_critic import ActorCriticOutput, History
 

@@ -1,5 +1,7 @@
 """A draw: one sample of each table that a learner wants, gathered or still named by keys."""
 
+import collections
+import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -44,6 +46,13 @@ class Gathered(NamedTuple):
     batch: Batch
 
 
+class Sampled(NamedTuple):
+    """A sample of one table, before it is part of a draw."""
+
+    sample: SampledKeys | Gathered
+    versions: np.ndarray  # [M] params_version that made each key's unroll
+
+
 class Draw(NamedTuple):
     """One sample of each wanted table."""
 
@@ -61,6 +70,31 @@ class Draw(NamedTuple):
     def batches(self) -> dict[str, Batch]:
         """Returns the gathered batches by table."""
         return {table: sample.batch for table, sample in self.samples.items() if isinstance(sample, Gathered)}
+
+
+class DrawQueue:
+    """Draws that wait for their update. The server sends only demanded batches, so that a put never waits."""
+
+    def __init__(self) -> None:
+        self._draws: collections.deque[Draw] = collections.deque()
+        self._arrived = threading.Condition()
+
+    def put(self, draw: Draw) -> None:
+        """Appends a draw."""
+        with self._arrived:
+            self._draws.append(draw)
+            self._arrived.notify()
+
+    def get(self, timeout_seconds: float) -> Draw | None:
+        """Removes the oldest draw; None when there is none in time."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._draws, timeout_seconds)
+            return self._draws.popleft() if self._draws else None
+
+    def peek(self) -> Draw | None:
+        """Returns the oldest draw, and leaves it; None when there is none."""
+        with self._arrived:
+            return self._draws[0] if self._draws else None
 
 
 def fill(here_keys: np.ndarray, here_weights: np.ndarray, keys: np.ndarray, weights: np.ndarray) -> None:

@@ -265,7 +265,7 @@ class UnrollStore:
         stacks = gather_stacks(self._frames, newest, ages, self._zero_frame, self._backwards, memory)
         extras = {field.name: columns[f"extra.{field.name}"] for field in spec.extras}
         extras |= {field.name: extras[field.name][0] for field in spec.extras if field.at == "first"}
-        if view.walks:
+        if view.is_named:
             extras |= {name: columns[name][0] for name in NUMBERS}
         action = columns["action"]
         return UnrollBatch(

@@ -5,9 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from apexrl.agents.contract import Selection
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, tables, wants
-from apexrl.agents.replaying.mix import Part, batch_sizes, parts_of, table_texts
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, selections_of, tables, wants
+from apexrl.agents.replaying.mix import Part, Selection, batch_sizes, parts_of, table_texts
 from apexrl.config import LearnerCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, parse, wants_of
@@ -99,9 +98,9 @@ def test_the_queue_sets_the_pace_and_capacities_reach_the_tables():
 def test_elite_insertion_has_a_table_of_its_own_that_gives_what_is_kept():
     update = ImpalaUpdate(mix=("queue=1/4", "elite-insertion@300=3/4"), batch_size=8)
     assert tables(update) == ("queue=fifo", "elite-insertion@300=elite:0::300")
-    assert [(want.table, want.batch_size, want.selection) for want in wants(ImpalaAlgorithm(), update)] == [
-        ("queue", 2, None),
-        ("elite-insertion@300", 6, None),
+    assert [(want.table, want.batch_size, want.num_rows) for want in wants(ImpalaAlgorithm(), update)] == [
+        ("queue", 2, 2),
+        ("elite-insertion@300", 6, 6),
     ]
     assert table_texts(parts_of(("elite-insertion@300=1",))) == ("elite-insertion@300=elite:::300",)
     parse(RunCommand, ["--agent", "impala", "--mix", *update.mix, "--batch-size", "8"])
@@ -151,21 +150,20 @@ def test_a_selection_asks_for_candidates_and_keeps_its_share():
     update = ImpalaUpdate(mix=("queue=1/4", "elite-3@300=1/2", "attentive=1/4"), batch_size=8, candidates=3,
                           distance="cosine", anneal_updates=9)  # fmt: skip
     queue, elite, attentive = wants(ImpalaAlgorithm(), update)
-    assert (queue.batch_size, queue.num_rows, queue.selection) == (2, 2, None)
+    assert (queue.batch_size, queue.num_rows) == (2, 2)
     assert (elite.table, elite.batch_size, elite.num_rows) == ("elite-3@300", 12, 4)
-    assert elite.selection == Selection("elite-3", 4, "cosine", 9, "queue")
-    assert (attentive.batch_size, attentive.selection) == (6, Selection("attentive", 2, "cosine", 9, "queue"))
+    assert (attentive.batch_size, attentive.num_rows) == (6, 2)
+    assert selections_of(update) == {
+        "elite-3@300": Selection("elite-3", 4, "cosine", 9, "queue"),
+        "attentive": Selection("attentive", 2, "cosine", 9, "queue"),
+    }
     assert tables(update) == ("queue=fifo", "elite-3@300=uniform:0::300", "attentive=uniform:0")
 
 
 def test_attentive_replay_compares_features_with_those_of_a_queue():
     mix = ("queue=1/4", "attentive=1/4", "elite-1=1/2")
     found = {
-        distance: [
-            want.selection.distance
-            for want in wants(ImpalaAlgorithm(), ImpalaUpdate(mix=mix, distance=distance))
-            if want.selection
-        ]
+        distance: [selection.distance for selection in selections_of(ImpalaUpdate(mix=mix, distance=distance)).values()]
         for distance in ("kl", "l2", "cosine")
     }
     assert found == {"kl": ["cosine", "kl"], "l2": ["l2", "l2"], "cosine": ["cosine", "cosine"]}
@@ -179,7 +177,7 @@ def test_a_part_may_choose_its_own_selection():
                           batch_size=8, candidates=3, distance="kl", anneal_updates=9)  # fmt: skip
     _, *found = wants(ImpalaAlgorithm(), update)
     assert [(want.table, want.batch_size) for want in found] == [("elite-1@300", 4), ("elite-2", 6), ("attentive", 2)]
-    assert [want.selection for want in found] == [
+    assert list(selections_of(update).values()) == [
         Selection("elite-1", 2, "l2", 9, "queue"),
         Selection("elite-2", 2, "kl", 0, "queue"),
         Selection("attentive", 2, "l2", 9, "queue"),

@@ -125,7 +125,7 @@ def test_views_of_replayed_unrolls():
         update = ImpalaUpdate(batch_size=12, mix=("queue=1/2", "uniform=1/4", "elite-1=1/4"), **changes)
         return {want.table: want.view for want in wants(ALGORITHM, update)}
 
-    assert views() == {"queue": Unrolls(), "uniform": Unrolls(walks=True), "elite-1": Unrolls()}
+    assert views() == {"queue": Unrolls(), "uniform": Unrolls(is_named=True), "elite-1": Unrolls()}
     assert views(replay_state="stored") == views(replay_state="zero") == dict.fromkeys(views(), Unrolls())
     burnt = Unrolls(burn_in_unrolls=2)
     assert views(replay_state="burn-in:8") == {"queue": Unrolls(), "uniform": burnt, "elite-1": burnt}

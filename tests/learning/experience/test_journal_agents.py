@@ -7,6 +7,7 @@ from apexrl.agents.families import family_of
 from apexrl.config import OfflineCommand
 from apexrl.flags import explicit_replay, parse, wants_of
 from apexrl.learning.experience.journal_client import JournalClient
+from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.loop import make_updater
 from apexrl.lifecycle import Stop
@@ -58,7 +59,7 @@ def test_an_algorithm_learns_from_the_journal_of_impala(journal, flags):
     batch_sizes = {want.table: want.batch_size for want in wants}
     client = JournalClient(journal, spec, explicit_replay(command), batch_sizes, 2, seed=0)
     stream = DeviceStream(CPU)
-    replica = Replica(client, wants, stream, 2, LogPosition(), Stop())
+    replica = Replica(client, Keeping.of(command, stream), LogPosition(), Stop())
     updater = make_updater(command, spec, stream)
     before = {name: tensor.clone() for name, tensor in updater.state_dict().items()}
     for _ in range(NUM_UPDATES):

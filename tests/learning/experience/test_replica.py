@@ -8,6 +8,7 @@ import torch
 
 from apexrl.agents.contract import Transitions
 from apexrl.errors import ConfigError, PeerError
+from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
 from apexrl.lifecycle import Stop
@@ -74,7 +75,7 @@ def batch_of(keys, weights):
 def follow(log, counted=LogPosition()):  # noqa: B008
     """Runs a replica until all events are taken."""
     stop = Stop()
-    replica = Replica(log, WANTS, DeviceStream(torch.device("cpu")), 4, counted, stop)
+    replica = Replica(log, Keeping(WANTS, DeviceStream(torch.device("cpu")), 4), counted, stop)
     log.poll, give = (lambda _: give(_) if log.events else stop.set()), log.poll
     replica.run()
     return replica
@@ -195,10 +196,9 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, spec, mis
         return SimpleNamespace(device=device, device_stream=device_stream, num_bytes=needed)
 
     make.bytes_needed = UnrollStore.bytes_needed
-    monkeypatch.setattr("apexrl.learning.experience.replica.UnrollStore", make)
-    replica = Replica(log_of(start("log", spec, 8, 0, False)), WANTS, device_stream, 4, LogPosition(), Stop())
-    replica.follow(0)
-    assert (replica.store.device.type, replica.store.device_stream) == (place, device_stream)
+    monkeypatch.setattr("apexrl.learning.experience.keeping.UnrollStore", make)
+    store = Keeping(WANTS, device_stream, 4).make_store(spec, 8)
+    assert (store.device.type, store.device_stream) == (place, device_stream)
 
 
 def test_frames_that_fit_nowhere_are_refused(monkeypatch, spec):

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.learning.experience.draw import Draw
-from apexrl.learning.experience.replica import DrawQueue
+from apexrl.learning.experience.draw import Draw, DrawQueue
 from apexrl.learning.experience.replicas import Replicas
 from apexrl.types import LogPosition
 

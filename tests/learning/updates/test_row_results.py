@@ -17,6 +17,7 @@ from apexrl.net.log_client import LogBatch, LogStart
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.types import EnvironmentSpec, LogPosition, Sample
+from tests.agents.impala_parts import keeping
 from tests.fields import random_unroll
 from tests.learning.experience.test_replica import Log, append
 from tests.lockstep import CPU, hold
@@ -154,12 +155,13 @@ class TwoTables(Log):
 
 
 def test_a_replica_keeps_the_best_of_its_candidates_by_the_results_of_updates():
-    selecting = wants(ImpalaAlgorithm(), ImpalaUpdate(batch_size=4, mix=("queue=1/2", "elite-1=1/2")))
+    update = ImpalaUpdate(batch_size=4, mix=("queue=1/2", "elite-1=1/2"))
+    selecting = wants(ImpalaAlgorithm(), update)
     assert [(want.batch_size, want.num_rows) for want in selecting] == [(2, 2), (8, 2)]
     log = TwoTables()
     appends = [append(SPEC, unroll_of(n), n) for n in range(RING)]
     log.events = [start("log"), *appends]
-    replica = Replica(log, selecting, DeviceStream(CPU), 4, LogPosition(), Stop())
+    replica = Replica(log, keeping(ImpalaAlgorithm(), update), LogPosition(), Stop())
     while replica.follow(0):
         pass
 

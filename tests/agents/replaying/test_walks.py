@@ -13,17 +13,19 @@ from apexrl.agents.impala_config import ActorCriticConfig, ImpalaUpdate, wants
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.unroll_batches import history_of
+from apexrl.agents.replaying.walks import Walks
 from apexrl.errors import ConfigError
 from apexrl.flags import kinds_for
 from apexrl.learning.experience.replica import Replica
-from apexrl.learning.experience.walks import Streams, Walks
 from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
 from apexrl.networks.device_stream import DeviceStream
+from apexrl.streams import StreamOrder
 from apexrl.types import LogPosition, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
+from tests.agents.impala_parts import keeping
 from tests.learning.experience.test_replica import Log
 from tests.learning.long_streams import ALGORITHM, SPEC, LongStream, T, new_network
 from tests.lockstep import CPU
@@ -45,7 +47,7 @@ class KnownLog:
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
-        self.streams = Streams(RING, T)
+        self.order = StreamOrder(RING, T)
         self.unrolls = []
         self.tails = {}  # by actor and stream: number, next first step, whether its next observation begins an episode
 
@@ -69,7 +71,7 @@ class KnownLog:
         if previous >= 0:
             self.unrolls[previous].after = number
         self.tails[place] = number, first_step + T, starts[-1]
-        assert self.streams.add(number, *place, first_step, starts) == previous
+        assert self.order.add(number, *place, first_step, starts) == previous
 
     def goes_on(self, number, is_first):
         """Whether the walk's episode reaches the end of an unroll, and beyond it."""
@@ -81,7 +83,7 @@ class KnownLog:
 @given(st.integers(0, 2**32 - 1))
 def test_walks_follow_episodes_through_any_log(seed):
     log, size = KnownLog(seed), 5
-    walks, last = Walks(log.streams), {}
+    walks, last = Walks(log.order), {}
     for _ in range(60):
         for _ in range(int(log.rng.integers(6))):
             log.append()
@@ -105,32 +107,30 @@ def test_walks_follow_episodes_through_any_log(seed):
 
 
 def test_a_walk_takes_an_episode_from_its_beginning_to_its_end():
-    streams = Streams(RING, T)
+    order = StreamOrder(RING, T)
     for number in range(10):  # one stream, whose episodes begin at steps 0, 6 and 30
         starts = np.isin(np.arange(number * T, number * T + T + 1), [0, 6, 30])
-        assert streams.add(number, "actor", 0, number * T, starts) == number - 1
-    walks = Walks(streams)
+        assert order.add(number, "actor", 0, number * T, starts) == number - 1
+    walks = Walks(order)
     assert [walks.next_batch([5], 1).tolist() for _ in range(8)] == [[1], [2], [3], [4], [5], [6], [7], [1]]
-    assert Walks(streams).next_batch([0, 5, 3, 9], 3).tolist() == [0, 1, 7]  # 3 is of the same episode as 5
+    assert Walks(order).next_batch([0, 5, 3, 9], 3).tolist() == [0, 1, 7]  # 3 is of the same episode as 5
 
 
 def test_an_actor_of_the_same_name_is_another_stream():
-    streams = Streams(RING, T)
+    order = StreamOrder(RING, T)
     none = np.zeros(T + 1, bool)
-    assert [streams.add(0, "a", 0, 0, none), streams.add(1, "a", 1, 0, none), streams.add(2, "b", 0, T, none)] == [
-        -1
-    ] * 3
-    assert streams.add(3, "a", 0, T, none) == 0
-    assert streams.add(4, "a", 0, 0, none) == -1  # started again
-    assert streams.add(5, "a", 0, 3 * T, none) == -1  # lost one
-    assert streams.add(6, "a", 0, 4 * T, none) == 5
+    assert [order.add(0, "a", 0, 0, none), order.add(1, "a", 1, 0, none), order.add(2, "b", 0, T, none)] == [-1] * 3
+    assert order.add(3, "a", 0, T, none) == 0
+    assert order.add(4, "a", 0, 0, none) == -1  # started again
+    assert order.add(5, "a", 0, 3 * T, none) == -1  # lost one
+    assert order.add(6, "a", 0, 4 * T, none) == 5
 
 
 def test_actors_that_ended_are_forgotten():
-    streams = Streams(RING, T)
+    order = StreamOrder(RING, T)
     for number in range(10 * RING):
-        streams.add(number, f"actor-{number}", 0, 0, np.zeros(T + 1, bool))
-    assert len(streams._newest) <= RING + 1
+        order.add(number, f"actor-{number}", 0, 0, np.zeros(T + 1, bool))
+    assert len(order._newest) <= RING + 1
 
 
 class Learner:
@@ -141,11 +141,12 @@ class Learner:
         self.network = new_network()
         self.whole = [stream.whole(self.network)[0] for stream in self.long]
         mix = ("uniform=1",)
-        own = wants(ALGORITHM, ImpalaUpdate(batch_size=num_rows, mix=mix))
+        update = ImpalaUpdate(batch_size=num_rows, mix=mix)
+        own = wants(ALGORITHM, update)
         self.log, self.num_appended = Log(), 0
         self.log.batch_used = lambda table: None
         self.log.events = [LogStart("log", SPEC, ring_unrolls, 0, False, {"uniform": "unrolls"})]
-        self.replica = Replica(self.log, own, DeviceStream(CPU), 4, LogPosition(), Stop())
+        self.replica = Replica(self.log, keeping(ALGORITHM, update), LogPosition(), Stop())
         self.new_states = lambda: ReplayStates(parts_of(mix), own, "walk", SPEC, CPU)
         self.states = self.new_states()
         self.follow()
@@ -281,4 +282,4 @@ def test_no_walk_goes_through_a_table_whose_unrolls_have_weights():
         "Any-v0", (4,), "float32", 1, 2, 1, unroll_starts=8, overlap_steps=0, has_unroll_priorities=True
     )
     assert "priority" in kinds_for(Want("sequences", 4, Unrolls()), stream)
-    assert "priority" not in kinds_for(Want("sequences", 4, Unrolls(walks=True)), stream)
+    assert "priority" not in kinds_for(Want("sequences", 4, Unrolls(), is_replaced=True), stream)

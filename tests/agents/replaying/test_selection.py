@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from apexrl.agents.contract import Selection
-from apexrl.learning.experience.selection import Findings, Selector, elite, num_candidates
+from apexrl.agents.replaying.mix import Selection
+from apexrl.agents.replaying.selection import Findings, Selector, elite, num_candidates
 
 
 def slow_elite(rule, num_kept, distances, uses):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from apexrl.agents.contract import Distance, FeatureDistance, Selection
+from apexrl.agents.replaying.mix import Distance, FeatureDistance, Selection
 from apexrl.losses.relevance import feature_distances
 
 
