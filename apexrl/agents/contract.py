@@ -4,7 +4,7 @@ An agent is mathematics: it owns networks and an optimizer. The process that run
 sockets and files. A `Family` names everything that the processes must know of an algorithm; `families.py` lists them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -179,7 +179,10 @@ Batches = Mapping[str, Any]  # by table: a `TransitionBatch` or an `UnrollBatch`
 
 
 class Outcome(NamedTuple):
-    """The results of an update, as tensors that may still be on their way."""
+    """The results of a step, as tensors that may still be on their way.
+
+    Of several steps of one update the last one's priorities and rows count, and the means of the metrics.
+    """
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
     metrics: "dict[str, Tensor]"
@@ -199,9 +202,13 @@ is not. The thread begins what is left first."""
 class Learner(Protocol):
     """One update of an algorithm: tensors in, tensors out. No method waits for the device.
 
-    An update is `gradients` and then `apply`; several learners add their gradients up in between. A GPU captures it
-    once and repeats it: a number that changes, such as a learning rate, is a tensor of `learning_tensors`.
+    An update takes `num_steps` steps from one draw, each of one of its `minibatches`: `gradients` and then `apply`, and
+    several learners add their gradients up in between. A GPU captures it once and repeats it: a number that changes,
+    such as a learning rate, is a tensor of `learning_tensors`.
     """
+
+    num_steps: int
+    """Optimizer steps of an update: 1, but for algorithms that go through a draw in minibatches, or several times."""
 
     @property
     def gradient(self) -> "Tensor":
@@ -239,6 +246,10 @@ class Learner(Protocol):
 
         It draws no random numbers: `gradients` draws from the same generator, and either may come first.
         """
+        ...
+
+    def minibatches(self, batches: Batches, known: Callable[[], Any]) -> Iterable[tuple[Batches, Callable[[], Any]]]:
+        """Yields the batches of each step, and what is known of them; in an update of one step, what it was given."""
         ...
 
     def gradients(self, batches: Batches, known: Callable[[], Any]) -> Outcome:

@@ -140,6 +140,7 @@ class ScheduledLearner:
     """Is told how far the run is, and reports it with each update."""
 
     has_side_work = False
+    num_steps = 1
 
     def __init__(self):
         self.progress = None
@@ -148,6 +149,9 @@ class ScheduledLearner:
     def schedule(self, frames, share):
         self.progress = frames, share
         self.told.append(self.progress)
+
+    def minibatches(self, batches, known):
+        yield batches, known
 
     def gradients(self, batches, known):
         self.updated.append(self.progress)

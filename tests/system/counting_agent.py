@@ -98,6 +98,7 @@ class CountingLearner:
     """Checks batches, and counts them where a status can show it."""
 
     has_side_work = False
+    num_steps = 1
 
     def __init__(self, algorithm, network, update, spec, device):
         self.updates, self.checked, self.frames = torch.zeros(()), torch.zeros(()), torch.zeros(())
@@ -113,6 +114,9 @@ class CountingLearner:
 
     def from_online(self, batches, from_target):
         return None
+
+    def minibatches(self, batches, known):
+        yield batches, known
 
     def gradients(self, batches, known):
         in_role = "pytest" not in sys.modules

@@ -4,7 +4,7 @@
 types: `PlainLearner` and `PlainActor` run them, and own all of that.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -78,6 +78,7 @@ class Learning:
     acting: tuple[str, ...] = ()  # parts whose parameters actors get; several are named PART.NAME
     rmsprop = RMSPropForm()  # which one --optimizer rmsprop means
     is_mean = True  # whether a gradient is that of the mean over `Losses.num_terms`, or of the sum
+    num_steps = 1  # that an update takes of a draw: `minibatches` gives so many
     called_once: tuple[str, ...] = ()
     """Parts whose layers `losses` calls once each: on a CPU a second thread takes the gradients of their weights."""
 
@@ -105,6 +106,14 @@ class Learning:
     def from_online(self, online: Networks, batches: Batches, from_target: Any) -> Any:
         """Returns what the networks decide without a gradient; it may be computed beside the beginning of `losses`."""
         return from_target
+
+    def minibatches(self, batches: Batches, known: Any) -> Iterable[tuple[Batches, Any]]:
+        """Yields the batches of each step of an update, with what is known of them, where `num_steps` is not 1.
+
+        `engine.minibatches` shuffles rows. What is known was computed before the first step, with the networks as they
+        were then: the place for advantages.
+        """
+        raise NotImplementedError
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], Any]) -> Losses:
         """Returns the losses of the batches.

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -80,6 +80,25 @@ class PlainLearner:
         with self._precision():
             return self.learning.from_online(self._online_copies.networks, batches, from_target)
 
+    @property
+    def num_steps(self) -> int:
+        return self.learning.num_steps
+
+    def minibatches(self, batches: Batches, known: Callable[[], Any]) -> Iterator[tuple[Batches, Callable[[], Any]]]:
+        """Yields the batches of each step; several steps wait for what is known of the draw before the first one.
+
+        Raises: ApexError when the algorithm gives another number of them.
+        """
+        if self.num_steps == 1:
+            yield batches, known
+            return
+        with torch.no_grad():
+            steps = list(self.learning.minibatches(batches, known()))
+        if len(steps) != self.num_steps:
+            raise ApexError(f"`minibatches` gives {len(steps)} of a draw, `num_steps` is {self.num_steps}: mend one")
+        for minibatch, known_of_it in steps:
+            yield minibatch, functools.partial(_given, known_of_it)
+
     def gradients(self, batches: Batches, known: Callable[[], Any]) -> Outcome:
         """Computes the gradients of the algorithm's losses."""
         online, known = self._online_copies.cast(), functools.cache(known)
@@ -148,6 +167,10 @@ class PlainLearner:
 def learner_of(kind: Callable[..., Learning]) -> Callable[..., PlainLearner]:
     """Returns the `make_learner` of an algorithm's module: see `contract.Implementation`."""
     return lambda *sections: PlainLearner(kind(*sections))
+
+
+def _given(known: Any) -> Any:
+    return known
 
 
 def _laid_out(parts: dict[str, nn.Module], device: torch.device) -> nn.ModuleDict:

@@ -8,14 +8,14 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batch, Batches, Outcome
+from apexrl.agents.contract import Batch, Batches
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw, Gathered, SampledKeys, fill
 from apexrl.learning.experience.unroll_store import UnrollStore
@@ -123,16 +123,35 @@ def inputs_of(draw: Draw, device_stream: DeviceStream) -> dict[str, Inputs]:
     return inputs
 
 
-class Work(NamedTuple):
-    """An update in two parts, and what no graph can capture between them."""
+Parts = Generator[None, None, Tensor]  # of an update: it returns one float32 tensor on the device
 
-    begin: Callable[[Batches], Outcome]  # from batches by table
-    between: Callable[[], None] | None  # None: nothing is between, and both parts are one
-    end: Callable[[Outcome], Tensor]  # to one float32 tensor on the device
+
+class Work(NamedTuple):
+    """An update in parts, and what no graph can capture between them."""
+
+    parts: Callable[[Batches], Parts]  # from batches by table
+    between: Callable[[], None] | None  # None: nothing is between, and all parts are one
+
+    def run(self, batches: Batches) -> Tensor:
+        """Does all of it; returns its result."""
+        parts = self.parts(batches)
+        while (result := advanced(parts)) is None:
+            if self.between is not None:
+                self.between()
+        return result
+
+
+def advanced(parts: Parts) -> Tensor | None:
+    """Does the next part; returns the result after the last one, None before."""
+    try:
+        next(parts)
+    except StopIteration as end:
+        return end.value
+    return None
 
 
 class UpdateGraph:
-    """An update that is captured when it is made, in one graph or two. Owned by the learner's thread."""
+    """An update that is captured when it is made, in one graph or several. Owned by the learner's thread."""
 
     def __init__(
         self,
@@ -183,18 +202,13 @@ class UpdateGraph:
         if not all(len(there) for there in keys.values()):
             return None
         if self._values is None:
-            outcome = self._work.begin(self._batches())
-            self._between()
-            return keys, self._work.end(outcome)
+            return keys, self._work.run(self._batches())
         self._graphs[0].replay()
-        self._between()
         for graph in self._graphs[1:]:
+            assert self._work.between is not None
+            self._work.between()
             graph.replay()
         return keys, self._values.to("cpu", non_blocking=True)
-
-    def _between(self) -> None:
-        if self._work.between is not None:
-            self._work.between()
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
         work = self._work
@@ -206,12 +220,11 @@ class UpdateGraph:
             return torch.cuda.graph(self._graphs[-1], pool, stream, capture_error_mode="thread_local")
 
         with capture():
-            outcome = work.begin(self._batches())
-            if work.between is None:
-                self._values = work.end(outcome)
-        if work.between is not None:
+            parts = work.parts(self._batches())
+            self._values = Work(lambda _: parts, None).run({}) if work.between is None else advanced(parts)
+        while self._values is None:
             with capture():
-                self._values = work.end(outcome)
+                self._values = advanced(parts)
 
     def _batches(self) -> dict[str, Batch]:
         return {table: inputs.batch() for table, inputs in self._inputs.items()}
@@ -223,7 +236,7 @@ class UpdateGraph:
             # The optimizer is made to be captured and says so when it is not.
             warnings.filterwarnings("ignore", message=".*capturable=True")
             for _ in range(WARM_UPS):
-                self._work.end(self._work.begin(self._batches()))
+                self._work._replace(between=None).run(self._batches())
         with torch.no_grad():
             for tensor, value in zip(state, before, strict=True):
                 tensor.copy_(value)

@@ -15,7 +15,7 @@ from apexrl.learning.experience.draw import Draw, SampledKeys
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.side_thread import SideThread
 from apexrl.learning.updates.team import LEARNING, Team
-from apexrl.learning.updates.update_graph import Inputs, UpdateGraph, Work, inputs_for, inputs_of
+from apexrl.learning.updates.update_graph import Inputs, Parts, UpdateGraph, Work, advanced, inputs_for, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 
@@ -107,7 +107,7 @@ class Updater:
         self._metric_shapes: dict[str, tuple[int, ...]] = {}  # and its metrics
         self._frames = -1  # that the learner was told last
         self._scale = 1.0  # of our gradients beside those of the others
-        self._work = Work(self._gradients, None if self._team.size == 1 else self._add_up, self._apply)
+        self._work = Work(self._steps, None if self._team.size == 1 else self._add_up)
 
     def schedule(self, frames: int, share: float) -> None:
         """Tells the learner how far the run is, in frames and as a share of its total, where that has changed."""
@@ -148,9 +148,10 @@ class Updater:
             if self._team.size == 1:
                 return None
             with self._device_stream.exclusive():
-                self.learner.gradient.zero_()
-                self._add_up()
-                self.learner.apply()
+                for _ in range(self.learner.num_steps):
+                    self.learner.gradient.zero_()
+                    self._add_up()
+                    self.learner.apply()
         self.num_updates += 1
         if self.learner.is_copy_due(self.num_updates):
             self._forget()
@@ -189,11 +190,13 @@ class Updater:
         self._frames = -1  # the tensors of schedules were replaced too
 
     def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
-        outcome = self._gradients(draw.batches(), None if self._side is None else self._side.begin(draw))
+        parts = self._steps(draw.batches(), None if self._side is None else self._side.begin(draw))
+        values = advanced(parts)
         if self._side is not None:
             self._side.look_ahead(upcoming)
-        self._add_up()
-        values = self._apply(outcome)
+        while values is None:
+            self._add_up()
+            values = advanced(parts)
         keys = {table: sample.keys for table, sample in draw.samples.items()}
         return self._pending(keys, values)
 
@@ -216,34 +219,40 @@ class Updater:
         self._graphs.pop(shard, None)  # its memory is needed
         self._graphs[shard] = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
 
-    def _gradients(self, batches: Batches, known: Callable[[], Any] | None = None) -> Outcome:
-        """Computes the gradients of batches. Nothing here waits for a GPU.
+    def _steps(self, batches: Batches, known: Callable[[], Any] | None = None) -> Parts:
+        """Takes the steps of an update, and pauses where the gradients of a step are there. Nothing waits for a GPU.
 
         Args:
           known: waits for the second thread's result; None: computes it here.
+        Returns: priorities, results and metrics as one tensor.
         """
-        learner = self.learner
+        learner, steps = self.learner, []
         here = known or (lambda: learner.from_online(batches, learner.from_target(batches)))
-        return learner.gradients(batches, here)
+        for minibatch, known_of_it in learner.minibatches(batches, here):
+            outcome = learner.gradients(minibatch, known_of_it)
+            yield
+            steps.append(outcome.metrics | learner.apply())
+        return self._joined(outcome, steps)
 
     def _add_up(self) -> None:
         """Adds the gradients of all learners up."""
         if self._team.size > 1:
             self._team.add_up(self.learner.gradient, self._scale)
 
-    def _apply(self, outcome: Outcome) -> Tensor:
-        """Takes the optimizer's step; returns priorities, results and metrics as one tensor."""
-        metrics = outcome.metrics | self.learner.apply()
+    @torch.no_grad()
+    def _joined(self, outcome: Outcome, steps: list[dict[str, Tensor]]) -> Tensor:
+        """Returns the results of the last step, and the metrics of all, as one tensor."""
+        metrics = steps[0] if len(steps) == 1 else {
+            name: torch.stack([step[name].float() for step in steps]).mean(dim=0) for name in steps[0]
+        }  # fmt: skip
         self._sizes = {table: len(priorities) for table, priorities in outcome.priorities.items()}
         self._row_shapes = {
             table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()
         }
         self._metric_shapes = {name: metric.shape for name, metric in metrics.items()}
         rows = [rows for named in outcome.rows.values() for rows in named.values()]
-        with torch.no_grad():
-            return torch.cat([
-                tensor.float().flatten() for tensor in (*outcome.priorities.values(), *rows, *metrics.values())
-            ])  # fmt: skip
+        tensors = (*outcome.priorities.values(), *rows, *metrics.values())
+        return torch.cat([tensor.float().flatten() for tensor in tensors])
 
     def _pending(self, keys: dict[str, np.ndarray], values: Tensor) -> Pending:
         event = self._device_stream.event()

@@ -86,7 +86,7 @@ class World:
 
 def whole(updater, batches):
     """The work of an update, as a graph holds it."""
-    return updater._work.end(updater._work.begin(batches))
+    return updater._work.run(batches)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -294,6 +294,7 @@ def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device)
     def shown(batches):
         batch = batches[TABLE]
         is_whole = (batch.observation.flatten(1) == batch.action[:, None]).all(dim=1)
+        yield
         return torch.where(is_whole, batch.action, -torch.ones_like(batch.action))
 
     for number in range(RING):
@@ -301,7 +302,7 @@ def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device)
     graph = UpdateGraph(
         device_stream,
         {TABLE: SlowKeyInputs(device_stream, store, TABLE, SIZE)},
-        Work(shown, None, lambda outcome: outcome),
+        Work(shown, None),
         [],
     )
     rng, num_read, num_lost = np.random.default_rng(0), 0, 0
