@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.errors import ConfigError
 from apexrl.networks.config import DuelingConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -42,6 +43,10 @@ class ApexUpdate(UpdateConfig):
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root (Ape-X)."""
     target_period_updates: int = 2500
     """Updates between copies into the target network (Ape-X)."""
+    munchausen: Annotated[float, Range(0, 1)] = 0.0
+    """Share of the scaled log-policy that is added to the reward (Munchausen: 0.9); 0: double Q-learning (Ape-X)."""
+    policy_temperature: Annotated[float, Range(1e-6)] = 0.03
+    """Temperature of the policy in --munchausen's targets, softmax of Q by it (Munchausen)."""
     table: str = "transitions"
     """Table of the replay that batches come from. Its kind is priority."""
 
@@ -87,7 +92,12 @@ def stream(algorithm: ApexAlgorithm, environment: EnvironmentSpec) -> StreamSpec
 
 
 def wants(algorithm: ApexAlgorithm, update: ApexUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: transitions by priority."""
+    """Returns the wants of the learner: transitions by priority.
+
+    Raises: ConfigError when flags exclude each other.
+    """
+    if update.munchausen and algorithm.value_rescaling:
+        raise ConfigError("--munchausen adds a log-policy to rewards, --value-rescaling learns h(Q): leave one out")
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
 
 
@@ -103,7 +113,7 @@ FAMILY = Family(
     stream,
     wants,
     tables,
-    "apexrl.agents.apex_dqn",
+    "apexrl.agents.apex_heirs",
     {"gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,
 )

@@ -86,3 +86,31 @@ def huber_gradient(q_tm1: Tensor, action_tm1: Tensor, errors: Tensor, weight: Te
     """
     slopes = -weight * errors.clamp(-threshold, threshold)
     return torch.zeros_like(q_tm1).scatter_(1, action_tm1.unsqueeze(1), slopes.unsqueeze(1))
+
+
+def munchausen_bonus(q_target_tm1: Tensor, action_tm1: Tensor, temperature: float, least: float = -1.0) -> Tensor:
+    """Returns [B]: temperature * log pi(action taken), not below `least`, where pi = softmax(q / temperature).
+
+    A share of it is added to the reward.
+
+    Args:
+      q_target_tm1: [B, A] target network's values of the observation left.
+    Source: Munchausen reinforcement learning (arXiv:2007.14430), equation 4; the clip is l0.
+    """
+    scaled = temperature * (q_target_tm1 / temperature).log_softmax(dim=1)
+    return scaled.gather(1, action_tm1.unsqueeze(1)).squeeze(1).clamp(least, 0)
+
+
+def soft_values(q_target_t: Tensor, temperature: float, returns: Tensor | None = None) -> Tensor:
+    """Returns the value of a policy and its entropy: sum of pi (q - temperature log pi), pi = softmax(q / temperature).
+
+    Args:
+      q_target_t: [B, A] target network's values.
+      returns: [B, A, N] of which q are the means; None: q itself.
+    Returns: [B], or [B, N].
+    Source: arXiv:2007.14430, equation 4.
+    """
+    log_policy = (q_target_t / temperature).log_softmax(dim=1)
+    if returns is None:
+        return (log_policy.exp() * (q_target_t - temperature * log_policy)).sum(dim=1)
+    return (log_policy.exp().unsqueeze(2) * (returns - temperature * log_policy.unsqueeze(2))).sum(dim=1)

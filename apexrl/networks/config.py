@@ -1,11 +1,11 @@
 """Sizes of the networks. They travel with the parameters as text. Loads no torch."""
 
 import dataclasses
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from apexrl.config import NetworkConfig
+from apexrl.config import NetworkConfig, Range
 from apexrl.errors import MALFORMED, WireError
 
 T = TypeVar("T", bound=NetworkConfig)
@@ -20,6 +20,8 @@ class DuelingConfig(NetworkConfig):
     """Channels of the three convolutions (DQN)."""
     hidden_size: int = 512
     """Units of each dueling stream (DQN), and of the layers of a perceptron."""
+    quantiles: Annotated[int, Range(0, 512)] = 0
+    """Quantiles that are learned of each action's return (QR-DQN: 200); 0: its mean alone (Ape-X)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,8 @@ def make_network(spec: EnvironmentSpec, config: DuelingConfig) -> "DuelingNetwor
     """
     check_sizes(config, *config.channels, config.hidden_size)
     torso = make_torso(spec, config.channels, config.hidden_size)
+    if config.quantiles:
+        return QuantileNetwork(torso, config.hidden_size, spec.num_actions, config.quantiles)
     return DuelingNetwork(torso, config.hidden_size, spec.num_actions)
 
 
@@ -25,11 +27,12 @@ class DuelingNetwork(FrameNetwork):
     Source: arXiv:1511.06581.
     """
 
-    def __init__(self, torso: Torso, hidden_size: int, num_actions: int):
+    def __init__(self, torso: Torso, hidden_size: int, num_actions: int, outputs: int = 1):
+        """Makes a network with so many outputs for each action."""
         super().__init__(torso)
         self.hidden = nn.Linear(torso.num_features, 2 * hidden_size)
-        self.value = nn.Linear(hidden_size, 1)
-        self.advantage = nn.Linear(hidden_size, num_actions)
+        self.value = nn.Linear(hidden_size, outputs)
+        self.advantage = nn.Linear(hidden_size, num_actions * outputs)
 
     def heads(self, features: Tensor) -> Tensor:
         """Returns [B, A] float32 action values of the torso's features."""
@@ -44,3 +47,29 @@ class DuelingNetwork(FrameNetwork):
         """Converts all layers but the last ones, which stay float32."""
         self.torso.to(dtype)
         self.hidden.to(dtype)
+
+
+class QuantileNetwork(DuelingNetwork):
+    """The dueling network with N quantiles of each action's return; actors get their means.
+
+    Source: QR-DQN (arXiv:1710.10044); dueling in each quantile.
+    """
+
+    def __init__(self, torso: Torso, hidden_size: int, num_actions: int, num_quantiles: int):
+        super().__init__(torso, hidden_size, num_actions, num_quantiles)
+        self.num_quantiles = num_quantiles
+
+    def heads(self, features: Tensor) -> Tensor:
+        """Returns [B, A] float32: the expectations."""
+        return self._quantiles(features).mean(dim=2)
+
+    def quantiles(self, prepared: Tensor) -> Tensor:
+        """Returns the quantiles [B, A, N] float32 of prepared stacks."""
+        return self._quantiles(self.torso.features(prepared, self.torso.kernel()))
+
+    def _quantiles(self, features: Tensor) -> Tensor:
+        features = F.relu(self.hidden(features))
+        with torch.autocast(features.device.type, enabled=False):
+            value, advantage = features.float().chunk(2, dim=1)
+            advantage = self.advantage(advantage).unflatten(1, (-1, self.num_quantiles))
+            return self.value(value).unsqueeze(1) + advantage - advantage.mean(dim=1, keepdim=True)

@@ -30,6 +30,14 @@ def main(source, target):
     for name, loss in losses.items():
         results[name] = loss(logits)
         results[f"{name} gradient"] = jax.grad(lambda x, loss=loss: loss(x).sum())(logits)
+    quantiles, targets = given["quantiles"], given["targets"]
+
+    def regression(values):
+        middles = (np.arange(quantiles.shape[1], dtype=np.float32) + 0.5) / quantiles.shape[1]
+        return jax.vmap(lambda ours, theirs: rlax.quantile_regression_loss(ours, middles, theirs, 1.0))(values, targets)
+
+    results["quantiles"] = regression(quantiles)
+    results["quantiles gradient"] = jax.grad(lambda values: regression(values).sum())(quantiles)
     np.savez(target, **results)
 
 

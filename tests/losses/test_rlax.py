@@ -1,4 +1,4 @@
-"""V-trace and the policy's losses next to rlax. rlax knows no resets: it gets each episode in a column of its own."""
+"""V-trace, the policy's losses and quantiles next to rlax, which knows no resets: each episode has a column of its own."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss
+from apexrl.losses.quantiles import quantile_huber, quantile_huber_gradient
 from apexrl.losses.vtrace import vtrace
 from tests.losses.unrolls import T, random_unrolls
 from tests.system.processes import ROOT
@@ -60,6 +61,14 @@ def policies():
     }
 
 
+def returns():
+    rng = np.random.default_rng(2)
+    return {
+        "quantiles": rng.normal(0, 2, (9, 5)).astype(np.float32),
+        "targets": rng.normal(0, 2, (9, 7)).astype(np.float32),
+    }
+
+
 @pytest.fixture(scope="module")
 def unrolls():
     return random_unrolls(np.random.default_rng(0), accepted=0.9)
@@ -68,7 +77,7 @@ def unrolls():
 @pytest.fixture(scope="module")
 def by_rlax(unrolls, tmp_path_factory):
     source, target = (tmp_path_factory.mktemp("rlax") / f"{name}.npz" for name in ("arguments", "results"))
-    np.savez(source, settings=np.array(SETTINGS), **columns_of(unrolls)[1], **policies())
+    np.savez(source, settings=np.array(SETTINGS), **columns_of(unrolls)[1], **policies(), **returns())
     command = [sys.executable, "-m", "tests.losses.rlax_losses", source, target]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     return np.load(target)
@@ -99,3 +108,11 @@ def test_the_policys_losses_are_those_of_rlax(by_rlax, name):
     means.sum().backward()
     np.testing.assert_allclose(means.detach(), by_rlax[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(logits.grad, by_rlax[f"{name} gradient"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_of_quantiles_is_that_of_rlax(by_rlax):
+    quantiles, targets = (torch.from_numpy(array) for array in returns().values())
+    np.testing.assert_allclose(quantile_huber(quantiles, targets), by_rlax["quantiles"], rtol=1e-5)
+    action, weight = torch.zeros(len(quantiles), dtype=torch.int64), torch.ones(len(quantiles))
+    gradient = quantile_huber_gradient(quantiles.unsqueeze(1), action, targets, weight).squeeze(1)
+    np.testing.assert_allclose(gradient, by_rlax["quantiles gradient"], rtol=1e-5, atol=1e-6)
