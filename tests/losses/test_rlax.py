@@ -1,4 +1,4 @@
-"""V-trace, the policy's losses and quantiles next to rlax, which knows no resets: each episode has a column of its own."""
+"""V-trace, the policy's losses and quantiles next to rlax. It knows no resets: an episode has a column of its own."""
 
 import os
 import subprocess
