@@ -83,9 +83,14 @@ def make_unroll():
     def make(spec: StreamSpec, seed: int = 0) -> Unroll:
         rng = np.random.default_rng(seed)
         frames = rng.integers(0, 256, (spec.unroll_frames, *spec.frame_shape)).astype(spec.frame_dtype)
+        if spec.num_actions:
+            actions = rng.integers(0, spec.num_actions, spec.unroll_steps).astype(np.int32)
+        else:
+            low, high = np.array(spec.action_bounds).T
+            actions = rng.uniform(low, high, (spec.unroll_steps, len(low))).astype(np.float32)
         return Unroll(
             frames,
-            rng.integers(0, spec.num_actions, spec.unroll_steps).astype(np.int32),
+            actions,
             rng.normal(size=spec.unroll_steps).astype(np.float32),
             np.ones(spec.unroll_steps, np.float32),
             np.zeros(spec.unroll_steps + 1, bool),

@@ -35,6 +35,7 @@ CHOICES = {
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
     "table": "c",
     "queue": "b",
+    "munchausen": 0.0,  # it excludes --value-rescaling
 }
 
 
@@ -46,7 +47,7 @@ def changed(config):
         if dataclasses.is_dataclass(value):
             changes[field.name] = changed(value)
         elif field.name not in ("agent", "preset"):
-            changes[field.name] = CHOICES.get(field.name) or OTHER[type(value)](value)
+            changes[field.name] = CHOICES[field.name] if field.name in CHOICES else OTHER[type(value)](value)
     return dataclasses.replace(config, **changes)
 
 
@@ -260,7 +261,7 @@ def test_a_flag_of_another_command_is_refused_in_one_line(command, flag, command
         (RunCommand, ["--num_workers", "3"], "there is no flag --num_workers, did you mean --num-workers? All of "),
         (ActorCommand, ["--xyz"], "there is no flag --xyz: "),
         (RunCommand, ["--mix", "queue=1"], "--mix is a flag of --agent impala, this is --agent apex-dqn"),
-        (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn, this is "),
+        (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn or apex-dpg, "),
         *((RunCommand, flags, f"{flags[0].strip('=')} is empty: give the directory of a run")
           for flags in (["--resume", ""], ["--fork="], ["--guest", ""], ["--from-journal", ""])),
         (ReplayCommand, ["--actor-port", "65536"], "--actor-port 65536 makes no sense: it has to be at most 65535"),

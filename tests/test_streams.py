@@ -133,7 +133,8 @@ def test_the_field_that_hinders_is_named():
 
 def test_ape_x_learns_from_the_log_of_impala_and_impala_misses_its_fields_in_that_of_ape_x():
     environment, _ = unrolls_of(8, 2)
-    streams = {name: family.stream(family.algorithm, environment) for name, family in FAMILIES.items()}
+    families = {name: FAMILIES[name] for name in ("apex-dqn", "impala")}
+    streams = {name: family.stream(family.algorithm, environment) for name, family in families.items()}
     assert streams["impala"].overlap_steps < streams["apex-dqn"].overlap_steps
     assert not why_not_cut(streams["impala"], streams["apex-dqn"])
     assert "it has no field " in why_not_cut(streams["apex-dqn"], streams["impala"])

@@ -342,6 +342,15 @@ def check_discrete(environment: EnvironmentSpec) -> None:
     """Raises ConfigError when an action is a vector of numbers, for algorithms that choose one of several."""
     if not environment.num_actions:
         raise ConfigError(
-            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers: only discrete "
-            "actions are supported by the algorithms of apexrl. Take those of Stable-Baselines3, or one of your own"
+            f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers, and this "
+            "algorithm chooses one of several: give --agent apex-dpg, or one of your own"
+        )
+
+
+def check_continuous(environment: EnvironmentSpec) -> None:
+    """Raises ConfigError when an action is one of several, for algorithms that choose a vector of numbers."""
+    if environment.num_actions:
+        raise ConfigError(
+            f"environment {environment.env!r} has {environment.num_actions} actions to choose from, and this algorithm "
+            "chooses numbers: give --agent apex-dqn or impala"
         )

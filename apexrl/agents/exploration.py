@@ -1,4 +1,4 @@
-"""Exploration: the epsilon ladder of Ape-X, and epsilon-greedy actions. Pure numpy."""
+"""Exploration: the ladders of Ape-X, and epsilon-greedy actions. Pure numpy."""
 
 import numpy as np
 
@@ -13,11 +13,27 @@ def epsilon_ladder(slots: np.ndarray, ladder_size: int, base: float = 0.4, expon
     Raises: ValueError when a slot lies outside the ladder.
     Source: arXiv:1803.00933, section 4.
     """
+    return base ** (1.0 + exponent * _positions(slots, ladder_size))
+
+
+def noise_ladder(slots: np.ndarray, ladder_size: int, least: float, most: float) -> np.ndarray:
+    """Returns the deviation [E] of each environment slot's noise: from `least` to `most` by equal factors.
+
+    Where `least` is 0, by equal steps. Raises and rungs are those of `epsilon_ladder`.
+    Source: a ladder of noise over actors as in D4PG's experiments of arXiv:1801.00690.
+    """
+    position = _positions(slots, ladder_size)
+    if least == most or not least or not most:
+        return least + (most - least) * position
+    return least * (most / least) ** position
+
+
+def _positions(slots: np.ndarray, ladder_size: int) -> np.ndarray:
+    """Returns where slots stand on a ladder, 0 to 1."""
     slots = np.asarray(slots)
     if slots.size and not (0 <= slots.min() and slots.max() < ladder_size):
         raise ValueError(f"slots {slots.min()}..{slots.max()} do not fit a ladder of {ladder_size}")
-    position = slots / (ladder_size - 1) if ladder_size > 1 else np.full(slots.shape, 0.5)
-    return base ** (1.0 + exponent * position)
+    return slots / (ladder_size - 1) if ladder_size > 1 else np.full(slots.shape, 0.5)
 
 
 def epsilon_greedy(q_values: np.ndarray, epsilons: np.ndarray, rng: np.random.Generator) -> np.ndarray:

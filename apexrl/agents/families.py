@@ -4,12 +4,16 @@ import contextlib
 import importlib
 from typing import cast
 
-from apexrl.agents import apex_dqn_config, impala_config
+from apexrl.agents import apex_dpg_config, apex_dqn_config, impala_config
 from apexrl.agents.contract import Family, Implementation
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own
 
-FAMILIES: dict[str, Family] = {"apex-dqn": apex_dqn_config.FAMILY, "impala": impala_config.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "apex-dqn": apex_dqn_config.FAMILY,
+    "apex-dpg": apex_dpg_config.FAMILY,
+    "impala": impala_config.FAMILY,
+}
 """By the name that --agent takes. A module of your own may add to it: --agent module:name imports it first."""
 
 

@@ -25,6 +25,20 @@ class DuelingConfig(NetworkConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class DeterministicConfig(NetworkConfig):
+    """Sizes of a policy that chooses a vector, and of critics that value it."""
+
+    channels: tuple[int, int, int] = (32, 64, 64)
+    """Channels of the three convolutions (DQN), where observations are pictures."""
+    hidden_size: int = 256
+    """Units of each layer of the policy and of each critic (TD3)."""
+    critics: Annotated[int, Range(1, 16)] = 2
+    """Critics that learn apart; targets take the least of their values (TD3: 2, Ape-X DPG: 1)."""
+    layer_norm: bool = True
+    """Normalize the layers of critics (Ape-X DPG)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ActorCriticConfig(NetworkConfig):
     """Sizes of a network with a policy and a value. The defaults are IMPALA's for Atari."""
 

@@ -171,5 +171,5 @@ def test_values_computed_ahead_change_nothing(make_unroll):
 
 def test_actions_that_are_numbers_are_refused():
     environment = EnvironmentSpec("Pendulum-v1", (3,), "float32", 1, 0, 1, action_bounds=((-2.0, 2.0),))
-    with pytest.raises(ConfigError, match="only discrete actions are supported"):
+    with pytest.raises(ConfigError, match="give --agent apex-dpg"):
         FAMILY.stream(ALGORITHM, environment)

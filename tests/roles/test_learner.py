@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from apexrl.errors import PeerError
-from apexrl.learning import loop, team
+from apexrl.learning import loop
+from apexrl.learning.updates import team
 from apexrl.lifecycle import Stop
 from apexrl.networks import device
 from apexrl.roles import learner

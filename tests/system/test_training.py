@@ -81,6 +81,15 @@ def test_catch_is_solved_from_pixels(tmp_path, free_ports, flags, most_steps):
     assert summary["evaluation_best_return"] >= 0.9
 
 
+@pytest.mark.long("trainings")
+@pytest.mark.timeout(3200)
+def test_a_pendulum_is_swung_up_within_40000_agent_steps(tmp_path, free_ports):
+    """By a policy over vectors of actions: the RL Zoo's TD3 has -158, and what chooses at random -1,200."""
+    flags = ("--agent", "apex-dpg", "--env", "Pendulum-v1", "--total-frames", "40000", "--min-size-to-sample", "1000")
+    summary = learn(tmp_path, free_ports(4), *flags, "--reproducible", "--episodes", "20", enough=-200)
+    assert summary["evaluation_best_return"] >= -200
+
+
 def logged(directory):
     """Returns the experience of a run as arrays: all steps and games, whatever the speed of the machine."""
     out = directory / "log.npz"

@@ -1,0 +1,107 @@
+"""Ape-X DPG and TD3 as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
+from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.networks.config import DeterministicConfig
+from apexrl.types import EnvironmentSpec, StreamSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class DpgAlgorithm(AlgorithmConfig):
+    """The numbers that actors and the learner must agree on."""
+
+    gamma: Annotated[float, Range(0, 1)] = 0.99
+    """Discount a step (Ape-X)."""
+    n_steps: int = 5
+    """Rewards in a return before it bootstraps (Ape-X DPG: 5, TD3: 1)."""
+    unroll_starts: int = 20
+    """Transitions that begin in one unroll."""
+    noise_least: Annotated[float, Range(0)] = 0.3
+    """Deviation of the noise of the calmest environment, as a share of half an action's range."""
+    noise_most: Annotated[float, Range(0)] = 0.3
+    """Deviation of the noise of the wildest environment; those between lie on a ladder (Ape-X DPG: all have 0.3)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DpgUpdate(UpdateConfig):
+    """The learner's numbers for its updates."""
+
+    batch_size: int = 256
+    """Transitions in a batch (Ape-X DPG)."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Adam (Ape-X DPG, TD3), or centered RMSProp with decay 0.95."""
+    learning_rate: float = 1e-4
+    """Step size of policy and critics (Ape-X DPG)."""
+    optimizer_epsilon: float = 1e-8
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
+    target_period_updates: int = 100
+    """Updates between copies into the target networks (Ape-X DPG), where they do not follow by --target-rate."""
+    target_rate: Annotated[float, Range(0, 1)] = 0.0
+    """Share of the way that target networks go at each update (TD3: 0.005); 0: they are copied."""
+    policy_period_updates: Annotated[int, Range(1)] = 1
+    """Updates of the critics for each of the policy (TD3: 2)."""
+    target_noise: Annotated[float, Range(0)] = 0.0
+    """Deviation of noise on the target policy's actions, as a share of half their range (TD3: 0.2)."""
+    target_noise_clip: Annotated[float, Range(0)] = 0.5
+    """Most of that noise (TD3)."""
+    action_gradient_clip: Annotated[float, Range(0)] = 1.0
+    """Most of each slope by which a critic moves the policy's action (Ape-X DPG); 0: it is not clipped."""
+    table: str = "transitions"
+    """Table of the replay that batches come from. Its kind is priority."""
+
+
+TD3: Preset = {
+    "algorithm": {"n_steps": 3, "noise_least": 0.05, "noise_most": 0.4},
+    "update": {
+        "batch_size": 256,
+        "learning_rate": 3e-4,
+        "target_rate": 0.005,
+        "policy_period_updates": 2,
+        "target_noise": 0.2,
+        "action_gradient_clip": 0.0,
+    },
+    "replay": {"capacity": 400_000, "min_size_to_sample": 5_000, "samples_per_insert": 64.0, "priority_exponent": 0.0,
+               "importance_exponent": 0.0},
+    "learning": {"publish_period_updates": 10, "publish_period_seconds": 0.2},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
+    "evaluation": {"evaluation_period_seconds": 15.0},
+}  # fmt: skip
+"""TD3 (arXiv:1802.09477) with LayerNorm, a ladder of noise over the environments, and returns of three steps."""
+
+PAPER: Preset = {"network": {"critics": 1}, "replay": {"capacity": 1_000_000, "samples_per_insert": 1.0}}
+"""Ape-X DPG. The sizes of its layers are ours: the paper states them for its own tasks."""
+
+
+def stream(algorithm: DpgAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment: unrolls overlap so that each start finds its n-step window inside.
+
+    Raises: ConfigError when an action is one of several, or has no bounds.
+    """
+    check_continuous(environment)
+    return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
+
+
+def wants(algorithm: DpgAlgorithm, update: DpgUpdate) -> tuple[Want, ...]:
+    """Returns the wants of the learner: transitions by priority."""
+    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
+
+
+def tables(update: DpgUpdate) -> tuple[str, ...]:
+    """Returns the tables of the replay."""
+    return (f"{update.table}=priority",)
+
+
+FAMILY = Family(
+    DpgAlgorithm(),
+    DeterministicConfig(),
+    DpgUpdate(),
+    stream,
+    wants,
+    tables,
+    "apexrl.agents.apex_dpg",
+    {"paper": PAPER, "gpu": TD3, "two-cores": TD3, "small": TD3},
+    is_greedy=True,
+)

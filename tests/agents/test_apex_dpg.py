@@ -1,0 +1,142 @@
+"""Ape-X DPG and TD3: losses once more without closed forms, a graph's replays, noise and its ladder, refusals."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from apexrl.agents.apex_dpg import DpgActing, make_learner
+from apexrl.agents.apex_dpg_config import FAMILY, PAPER, TD3, DpgAlgorithm, DpgUpdate
+from apexrl.agents.apex_dqn_config import FAMILY as APEX_DQN
+from apexrl.agents.exploration import noise_ladder
+from apexrl.errors import ConfigError
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.updates.updater import Updater
+from apexrl.networks.config import DeterministicConfig
+from apexrl.networks.device_stream import DeviceStream
+from apexrl.types import EnvironmentSpec
+from tests.devices import CPU
+from tests.fake_graph import FakeDeviceStream
+from tests.learning.twins import update_both
+from tests.learning.updates.test_updater import World
+from tests.lockstep import TABLE, hold
+
+ALGORITHM = DpgAlgorithm(n_steps=3, unroll_starts=8)
+BOUNDS = ((-2.0, 2.0), (0.0, 1.0))
+VECTORS = FAMILY.stream(ALGORITHM, EnvironmentSpec("Arm-v0", (5,), "float32", 1, 0, 1, action_bounds=BOUNDS))
+SCREENS = FAMILY.stream(ALGORITHM, EnvironmentSpec("Arm-v1", (36, 36), "uint8", 2, 0, 1, action_bounds=BOUNDS))
+NETWORK = DeterministicConfig((4, 4, 4), 16)
+RING, SIZE = 6, 12
+PAPERS = DpgUpdate(SIZE, target_period_updates=7)
+TD3S = dataclasses.replace(
+    PAPERS, learning_rate=1e-3, target_rate=0.25, policy_period_updates=2, target_noise=0.2, action_gradient_clip=0.0
+)
+
+
+class DpgWorld(World):
+    """The world of Ape-X's tests with this family's learner and experience."""
+
+    def __init__(self, make_unroll, spec, update, device_stream=None):
+        torch.manual_seed(7)
+        self.make_unroll, self.spec, self.device = make_unroll, spec, CPU
+        self.device_stream = device_stream or DeviceStream(CPU)
+        self.updater = Updater(make_learner(ALGORITHM, NETWORK, update, spec, CPU), self.device_stream)
+        self.store = UnrollStore(spec, RING, FAMILY.wants(ALGORITHM, update), CPU, 8, self.device_stream)
+        self.rng = np.random.default_rng(3)
+        for number in range(RING):
+            hold(self.store, number, self.make_unroll(spec, number))
+
+    def batches(self):
+        return {TABLE: self.store.gather(TABLE, *self.sample()).batch}
+
+
+@pytest.mark.parametrize("update", [PAPERS, dataclasses.replace(TD3S, target_noise=0.0)], ids=["paper", "td3"])
+@pytest.mark.parametrize("steepness", [1, 1000])
+def test_the_gradients_are_those_of_the_papers(make_unroll, update, steepness):
+    world = DpgWorld(make_unroll, VECTORS, update)
+    with torch.no_grad():
+        world.updater.learner.online["critics"].each[0].layers[-1].weight.mul_(steepness)
+    learner, batches = world.updater.learner, world.batches()
+    (policy, critics), batch = learner.online.values(), batches[TABLE]
+    after = batch.next_observation
+    next_values = learner.target["critics"](after, learner.target["policy"](after)).min(dim=0).values
+    targets = (batch.n_step_return + batch.discount * next_values).detach()
+    values = critics(batch.observation, batch.action)
+    loss = 0.5 * (batch.weight * (targets - values) ** 2).sum()
+    expected = list(torch.autograd.grad(loss, critics.parameters()))
+    actions = policy(batch.observation)
+    (slopes,) = torch.autograd.grad(critics.each[0](batch.observation, actions).sum(), actions, retain_graph=True)
+    if update is PAPERS:
+        slopes = slopes.clamp(-1, 1)
+    assert (slopes.abs() > 0.9).any() == (steepness > 1)
+    of_policy = torch.autograd.grad(actions, policy.parameters(), -batch.weight.unsqueeze(1) * slopes)
+    outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
+    for parameter, gradient in zip(critics.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+    for parameter, gradient in zip(policy.parameters(), of_policy, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+    surprise = (targets - values).abs().mean(dim=0) + 1e-6
+    torch.testing.assert_close(outcome.priorities[TABLE], surprise.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [VECTORS, SCREENS], ids=["vectors", "screens"])
+@pytest.mark.parametrize("update", [PAPERS, dataclasses.replace(TD3S, target_noise=0.0)], ids=["paper", "td3"])
+def test_a_graph_makes_the_same_updates(make_unroll, spec, update):
+    graph, plain = (DpgWorld(make_unroll, spec, update, stream) for stream in (FakeDeviceStream(), None))
+    for _ in range(4):
+        keys = graph.sample()
+        update_both(graph, plain, lambda keys=keys: graph.by_keys(*keys), lambda keys=keys: plain.by_keys(*keys))
+    assert graph.device_stream.num_captures == 1
+
+
+def test_the_target_policys_noise_stays_within_clip_and_bounds(make_unroll):
+    noisy = DpgWorld(make_unroll, VECTORS, dataclasses.replace(TD3S, target_noise=5.0, target_noise_clip=0.5))
+    seen = []
+    learner, batches = noisy.updater.learner, noisy.batches()
+    policy = learner.target["policy"]
+    exact = policy(batches[TABLE].next_observation)
+    critics = {"policy": policy, "critics": lambda after, actions: seen.append(actions) or torch.zeros(2, SIZE)}
+    learner.learning.from_target(critics, batches)
+    moved = (seen[0] - exact) / policy.reach
+    low, high = torch.tensor(BOUNDS).T
+    assert 0.4 < moved.abs().max() <= 0.5 + 1e-6
+    assert (seen[0] >= low).all() and (seen[0] <= high).all()
+
+
+def test_actions_have_the_noise_of_their_rung_and_stay_within_bounds():
+    acting = DpgActing(dataclasses.replace(ALGORITHM, noise_least=0.1, noise_most=0.4), VECTORS)
+    exploration = acting.explore(np.arange(3), 3)
+    assert exploration.tolist() == pytest.approx([0.1, 0.2, 0.4]) and acting.evaluation_exploration == 0
+    values = np.tile(np.float32([0.0, 0.5]), (3000, 1))
+    actions, extras = acting.act(values, np.repeat(exploration, 1000), np.random.default_rng(0))
+    assert extras == {} and actions.dtype == np.float32 and actions[:, 1].min() == 0 and actions[:, 1].max() == 1
+    assert actions[:, 0].reshape(3, 1000).std(axis=1) == pytest.approx([0.2, 0.4, 0.8], rel=0.1)
+    exact, _ = acting.act(values, np.zeros(3000), np.random.default_rng(0))
+    assert np.array_equal(exact, values)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"),
+    [(0.3, 0.3, [0.3] * 3), (0.0, 0.4, [0.0, 0.2, 0.4]), (0.1, 0.4, [0.1, 0.2, 0.4]), (0.0, 0.0, [0.0] * 3)],
+)
+def test_the_ladder_of_noise(least, most, expected):
+    assert noise_ladder(np.arange(3), 3, least, most).tolist() == pytest.approx(expected)
+    assert noise_ladder(np.arange(1), 1, least, most).tolist() == pytest.approx(expected[1:2])
+    with pytest.raises(ValueError, match="do not fit a ladder of 2"):
+        noise_ladder(np.arange(3), 2, least, most)
+
+
+def test_each_kind_of_action_has_its_algorithms():
+    discrete = EnvironmentSpec("Pong-v0", (5,), "float32", 1, 3, 1)
+    with pytest.raises(ConfigError, match=r"'Pong-v0' has 3 actions to choose from.* give --agent apex-dqn or impala"):
+        FAMILY.stream(ALGORITHM, discrete)
+    with pytest.raises(ConfigError, match=r"has actions of 2 numbers.* give --agent apex-dpg, or one of your own"):
+        APEX_DQN.stream(APEX_DQN.algorithm, EnvironmentSpec("Arm-v0", (5,), "float32", 1, 0, 1, action_bounds=BOUNDS))
+
+
+@pytest.mark.parametrize("preset", [PAPER, TD3], ids=["paper", "td3"])
+def test_presets_have_fields_that_exist(preset):
+    for section, fields in preset.items():
+        if section in ("algorithm", "network", "update"):
+            assert fields.keys() <= vars(getattr(FAMILY, section)).keys()
