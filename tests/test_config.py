@@ -261,7 +261,7 @@ def test_a_flag_of_another_command_is_refused_in_one_line(command, flag, command
         (RunCommand, ["--num_workers", "3"], "there is no flag --num_workers, did you mean --num-workers? All of "),
         (ActorCommand, ["--xyz"], "there is no flag --xyz: "),
         (RunCommand, ["--mix", "queue=1"], "--mix is a flag of --agent impala, this is --agent apex-dqn"),
-        (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn or apex-dpg, "),
+        (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn or "),
         *((RunCommand, flags, f"{flags[0].strip('=')} is empty: give the directory of a run")
           for flags in (["--resume", ""], ["--fork="], ["--guest", ""], ["--from-journal", ""])),
         (ReplayCommand, ["--actor-port", "65536"], "--actor-port 65536 makes no sense: it has to be at most 65535"),
