@@ -267,7 +267,8 @@ def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> Rep
         replay, update = command.replay, command.update
         if command.from_journal:
             replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
-    return dataclasses.replace(replay, tables=replay.tables or family_of(command.agent).tables(update))
+    tables = replay.tables or tuple(map(str, family_of(command.agent).tables(update)))
+    return dataclasses.replace(replay, tables=tables)
 
 
 def of_own_shard(command: ReplayCommand) -> ReplayCommand:

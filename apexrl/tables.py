@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError
@@ -10,6 +10,21 @@ from apexrl.errors import ConfigError
 TableKind = Literal["priority", "uniform", "elite", "fifo"]
 NAME = re.compile(r"\w[\w.@-]*")
 DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
+
+
+class TableSpec(NamedTuple):
+    """A table as an algorithm or --tables asks for it; numbers that are None follow from those of the replay."""
+
+    name: str
+    kind: TableKind
+    samples_per_insert: float | None = None
+    min_size_to_sample: int | None = None
+    capacity: int | None = None
+
+    def __str__(self) -> str:
+        """The text that --tables takes, and `table_spec` reads."""
+        numbers = ("" if number is None else str(number).removesuffix(".0") for number in self[2:])
+        return f"{self.name}={':'.join([self.kind, *numbers]).rstrip(':')}"
 
 
 class TableConfig(NamedTuple):
@@ -21,41 +36,50 @@ class TableConfig(NamedTuple):
     capacity: int = 0  # unrolls: uniform keeps the newest, elite the worthiest; 0: all that the log holds
 
 
+def table_spec(text: str) -> TableSpec:
+    """Returns a table by its text.
+
+    Raises: ConfigError when it is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY.
+    """
+    name, _, rest = text.partition("=")
+    kind, *given = rest.split(":")
+    try:
+        numbers: list[Any] = [read(n) if n else None for read, n in zip((float, int, int), given, strict=False)]
+    except ValueError:
+        kind = ""
+    if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(given) > 3:
+        raise ConfigError(
+            f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, with a name of letters, digits and "
+            "_ . @ -, and the kind priority, uniform, elite or fifo; numbers may be left out"
+        )
+    return TableSpec(name, cast(TableKind, kind), *numbers)
+
+
 def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
     """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
 
-    Raises: ConfigError when one is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, or two have one name.
+    Raises: ConfigError when a table makes no sense, or two have one name.
     """
     tables: dict[str, TableConfig] = {}
-    for text in config.tables:
-        name, _, rest = text.partition("=")
-        kind, *numbers = rest.split(":")
-        samples_per_insert, min_size = config.samples_per_insert, config.min_size_to_sample
-        if kind in DISTINCT or (kind == "priority" and has_unroll_priorities):
-            min_size = max(min_size // unroll_starts, 1)
-        elif kind == "fifo":
-            samples_per_insert, min_size = 1.0, 1
-        given = dict(zip(("samples", "size", "capacity"), numbers, strict=False))
-        try:
-            samples_per_insert = float(given.get("samples") or samples_per_insert)
-            min_size = int(given.get("size") or min_size)
-            capacity = int(given.get("capacity") or 0)
-        except ValueError:
-            kind = ""
-        if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(numbers) > 3 or name in tables:
-            raise ConfigError(
-                f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, each name once, of letters, "
-                "digits and _ . @ -, with the kind priority, uniform, elite or fifo; numbers may be left out"
-            )
+    for spec in map(table_spec, config.tables):
+        name, kind, samples_per_insert, min_size, capacity = spec
+        if min_size is None:
+            min_size = 1 if kind == "fifo" else config.min_size_to_sample
+            if kind in DISTINCT or (kind == "priority" and has_unroll_priorities):
+                min_size = max(min_size // unroll_starts, 1)
+        if samples_per_insert is None:
+            samples_per_insert = 1.0 if kind == "fifo" else config.samples_per_insert
+        if name in tables:
+            raise ConfigError(f"--tables {spec}: there is a table {name} before: give each name once")
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
-            raise ConfigError(f"--tables {text}: samples an insert from 0, a size from 1 to --capacity are needed")
-        if capacity < 0 or (given.get("capacity") and (kind not in DISTINCT or not capacity)):
-            raise ConfigError(f"--tables {text}: a uniform or elite table alone has a capacity, 1 unroll or more")
+            raise ConfigError(f"--tables {spec}: samples an insert from 0, a size from 1 to --capacity are needed")
+        if capacity is not None and (kind not in DISTINCT or capacity < 1):
+            raise ConfigError(f"--tables {spec}: a uniform or elite table alone has a capacity, 1 unroll or more")
         if kind == "fifo" and samples_per_insert > 1:
-            raise ConfigError(f"--tables {text}: a fifo gives each unroll once, so at most 1 sample an insert")
+            raise ConfigError(f"--tables {spec}: a fifo gives each unroll once, so at most 1 sample an insert")
         if kind == "elite" and not capacity:
-            raise ConfigError(f"--tables {text}: an elite table needs a capacity, as in elite=elite:0:100:2000")
-        tables[name] = TableConfig(cast(TableKind, kind), samples_per_insert, min_size, capacity)
+            raise ConfigError(f"--tables {spec}: an elite table needs a capacity, as in elite=elite:0:100:2000")
+        tables[name] = TableConfig(kind, samples_per_insert, min_size, capacity or 0)
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables
@@ -65,18 +89,13 @@ def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
     """Returns the numbers of one of several replay servers that share the experience equally."""
     if num_shards == 1:
         return config
+
+    def shared(number: int | None) -> int | None:
+        return None if number is None else -(-number // num_shards)
+
     tables = []
-    for text in config.tables:
-        kind, *numbers = text.split(":")
-        parts = [_shared(n, num_shards) if i else n for i, n in enumerate(numbers)]
-        tables.append(":".join([kind, *parts]))
+    for spec in map(table_spec, config.tables):
+        size, capacity = shared(spec.min_size_to_sample), shared(spec.capacity)
+        tables.append(str(spec._replace(min_size_to_sample=size, capacity=capacity)))
     capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
     return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))
-
-
-def _shared(number: str, num_shards: int) -> str:
-    """Returns a shard's part of a number; what is none stays, and `tables_of` says so."""
-    try:
-        return str(-(-int(number) // num_shards))
-    except ValueError:
-        return number

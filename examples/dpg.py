@@ -18,6 +18,7 @@ from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.families import FAMILIES
 from apexrl.config import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
 from apexrl.networks.torsos import FrameNetwork, make_torso
+from apexrl.tables import TableSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ FAMILIES["dpg"] = Family(
     wants=lambda algorithm, update: (
         Want("transitions", update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),
     ),
-    tables=lambda update: ("transitions=priority",),
+    tables=lambda update: (TableSpec("transitions", "priority"),),
     module="dpg",
     presets={"small": {"replay": {"capacity": 100_000, "min_size_to_sample": 1_000, "samples_per_insert": 64.0}}},
 )

@@ -7,6 +7,7 @@ from apexrl.agents.contract import Family, Unrolls, Want
 from apexrl.agents.families import FAMILIES
 from apexrl.config import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
+from apexrl.tables import TableSpec
 from apexrl.types import StreamSpec
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ OWN = FAMILIES["own"] = Family(
     },
     stream=lambda algorithm, environment: environment.streamed(algorithm.unroll_starts, algorithm.overlap_steps),
     wants=lambda algorithm, update: (Want(update.queue, update.batch_size, Unrolls()),),
-    tables=lambda update: (f"{update.queue}=fifo",),
+    tables=lambda update: (TableSpec(update.queue, "fifo"),),
     module="tests.own_agent",
 )
 

@@ -17,7 +17,7 @@ from apexrl.config import (
 )
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
-from apexrl.tables import TableConfig, tables_of
+from apexrl.tables import TableConfig, TableSpec, table_spec, tables_of
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 
@@ -375,6 +375,19 @@ def test_tables_take_the_common_numbers_unless_they_have_their_own():
 def test_tables_that_make_no_sense_are_refused(tables):
     with pytest.raises(ConfigError, match="--tables"):
         tables_of(ReplayConfig(capacity=1000, min_size_to_sample=100, tables=tables), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("a=priority", TableSpec("a", "priority")),
+        ("a=fifo:0", TableSpec("a", "fifo", 0.0)),
+        ("a.b@3=uniform:2.5:7:5", TableSpec("a.b@3", "uniform", 2.5, 7, 5)),
+        ("a=elite:::10000000", TableSpec("a", "elite", None, None, 10_000_000)),
+    ],
+)
+def test_a_table_is_the_same_as_a_record_and_as_a_text(text, spec):
+    assert table_spec(text) == spec and str(spec) == text
 
 
 def test_several_tables_and_a_journal_come_from_the_command_line():

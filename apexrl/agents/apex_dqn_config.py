@@ -7,6 +7,7 @@ from apexrl.agents.contract import Family, Preset, Transitions, Want, check_disc
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import DuelingConfig
+from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 
@@ -101,9 +102,9 @@ def wants(algorithm: ApexAlgorithm, update: ApexUpdate) -> tuple[Want, ...]:
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
 
 
-def tables(update: ApexUpdate) -> tuple[str, ...]:
+def tables(update: ApexUpdate) -> tuple[TableSpec, ...]:
     """Returns the tables of the replay."""
-    return (f"{update.table}=priority",)
+    return (TableSpec(update.table, "priority"),)
 
 
 FAMILY = Family(

@@ -12,6 +12,7 @@ import numpy as np
 
 from apexrl.config import AlgorithmConfig, NetworkConfig, PresetName, UpdateConfig
 from apexrl.errors import ConfigError
+from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 
 if TYPE_CHECKING:  # replay.py loads families, and no torch
@@ -331,7 +332,7 @@ class Family(NamedTuple):
     update: UpdateConfig  # defaults of how the learner updates
     stream: Callable[[Any, EnvironmentSpec], StreamSpec]  # from the algorithm's configuration
     wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
-    tables: Callable[[Any], tuple[str, ...]]  # from the update's: those that replay.py serves unless told otherwise
+    tables: Callable[[Any], tuple[TableSpec, ...]]  # from the update's: what replay.py serves unless told otherwise
     module: str  # its Implementation; loaded by actors and learners only
     presets: Mapping[PresetName, Preset] = MappingProxyType({})  # where one is missing, it is the defaults
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards

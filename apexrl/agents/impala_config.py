@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import recurrent_fields
-from apexrl.agents.replaying.mix import Distance, Selection, batch_sizes, parts_of, table_texts
+from apexrl.agents.replaying.mix import Distance, Selection, batch_sizes, parts_of, tables_for
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, Field, StreamSpec
 
 
@@ -199,9 +200,9 @@ def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
     return Unrolls(burn_in_unrolls=steps // algorithm.unroll_starts)
 
 
-def tables(update: ImpalaUpdate) -> tuple[str, ...]:
+def tables(update: ImpalaUpdate) -> tuple[TableSpec, ...]:
     """Returns the tables of the replay: the queue sets the pace where there is one, and nobody waits for the others."""
-    return table_texts(parts_of(update.mix))
+    return tables_for(parts_of(update.mix))
 
 
 FAMILY = Family(

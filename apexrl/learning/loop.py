@@ -13,7 +13,7 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, OfflineCommand, ReplayConfig
+from apexrl.config import LearnerCommand, OfflineCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.connections import Connections, OtherConnections
@@ -42,7 +42,7 @@ from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.parameters import Identity, ParametersHeader
 from apexrl.replay.journal import identity_of
 from apexrl.streams import difference
-from apexrl.tables import part_of, tables_of
+from apexrl.tables import part_of
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -389,5 +389,4 @@ def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
     """
     if isinstance(command, OfflineCommand):
         return []
-    tables = tables_of(ReplayConfig(tables=family.tables(command.update)), command.algorithm.unroll_starts)
-    return [name for name, table in tables.items() if table.kind == "fifo"]
+    return [table.name for table in family.tables(command.update) if table.kind == "fifo"]

@@ -69,7 +69,7 @@ def play(config, lstm):
     torch.manual_seed(1)
     learner = impala.make_learner(algorithm, NETWORK, update, spec, CPU)
     actor = impala.make_actor(algorithm, parameters_of(learner, spec), CPU)
-    replay = Replay(ReplayConfig(1000, 1, tables=FAMILY.tables(update)), new_identity(spec), 0)
+    replay = Replay(ReplayConfig(1000, 1, tables=tuple(map(str, FAMILY.tables(update)))), new_identity(spec), 0)
     store = UnrollStore(spec, replay.ring_unrolls, FAMILY.wants(algorithm, update), CPU, 2)
     codec, rng, exploration = UnrollCodec(spec), np.random.default_rng(0), actor.explore(np.arange(NUM_ENVS), NUM_ENVS)
     first, state = envs.reset(seed=0), actor.initial_state(NUM_ENVS)

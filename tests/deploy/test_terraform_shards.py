@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.agents.replaying.mix import parts_of, table_texts
+from apexrl.agents.replaying.mix import parts_of, tables_for
 from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.flags import of_own_shard, parse
 from tests.deploy.flows import Flow, flows_of
@@ -47,7 +47,8 @@ def test_all_roles_are_told_of_the_learners_and_the_shards(state):
     assert (actor.agent, actor.wires.shards) == ("impala", 8)
     assert found["replay"]["APEXRL_SHARDS"] == "8" and "APEXRL_SHARDS" not in found["learner"]
     replay = parse(ReplayCommand, found["replay"]["APEXRL_FLAGS"].split())
-    assert (replay.agent, replay.wires.shards, replay.replay.tables) == ("impala", 8, table_texts(parts_of(MIX)))
+    tables = tuple(map(str, tables_for(parts_of(MIX))))
+    assert (replay.agent, replay.wires.shards, replay.replay.tables) == ("impala", 8, tables)
 
 
 def test_each_shard_has_rules_for_its_ports_and_for_those_who_need_them(state):

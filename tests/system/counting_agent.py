@@ -14,6 +14,7 @@ import torch
 from apexrl.agents.contract import Family, Observation, Outcome, UnrollBatch, Unrolls, Want
 from apexrl.agents.families import FAMILIES
 from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
+from apexrl.tables import TableSpec
 from apexrl.types import Field
 
 STARTS, OVERLAP = 6, 2
@@ -45,7 +46,7 @@ FAMILIES["counting"] = Family(
         Want("queue", update.queue_size, Unrolls()),
         Want("sequences", update.batch_size, Unrolls()),
     ),
-    tables=lambda update: ("queue=fifo", "sequences=priority:0:3"),
+    tables=lambda update: (TableSpec("queue", "fifo"), TableSpec("sequences", "priority", 0, 3)),
     module="tests.system.counting_agent",
 )
 

@@ -5,6 +5,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple, cast, get_args
 
 from apexrl.errors import ConfigError
+from apexrl.tables import TableSpec
 
 SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
 FeatureDistance = Literal["l2", "cosine"]
@@ -122,17 +123,15 @@ def batch_sizes(parts: tuple[Part, ...], batch_size: int) -> dict[str, int]:
     return {part.name: int(part.share * batch_size) for part in parts}
 
 
-def table_texts(parts: tuple[Part, ...]) -> tuple[str, ...]:
-    """Returns the tables that serve the parts, as --tables takes them.
+def tables_for(parts: tuple[Part, ...]) -> tuple[TableSpec, ...]:
+    """Returns the tables that serve the parts.
 
     Actors keep pace with the queue where there is one, else with each table.
     """
-    pace = "0" if any(part.is_online for part in parts) else ""
-    return tuple(f"{part.name}={_table_of(part, pace)}".rstrip(":") for part in parts)
-
-
-def _table_of(part: Part, pace: str) -> str:
-    """Returns kind, samples an insert, least size and capacity of the table that serves a part."""
-    if part.is_online:
-        return "fifo"
-    return f"{'elite' if part.overwrites_worst else 'uniform'}:{pace}::{part.capacity or ''}"
+    pace = 0.0 if any(part.is_online for part in parts) else None
+    return tuple(
+        TableSpec(part.name, "fifo")
+        if part.is_online
+        else TableSpec(part.name, "elite" if part.overwrites_worst else "uniform", pace, capacity=part.capacity or None)
+        for part in parts
+    )

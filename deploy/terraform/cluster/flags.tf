@@ -70,7 +70,7 @@ locals {
   patterns_of_agents = jsondecode(file("${path.module}/flags.json"))
   flag_patterns      = try(local.patterns_of_agents[var.agent], local.patterns_of_agents["apex-dqn"])
 
-  # The tables of a mix, which only the learner knows by that name: as table_texts in apexrl/agents/replaying/mix.py.
+  # The tables of a mix, which only the learner knows by that name: as tables_for in apexrl/agents/replaying/mix.py.
   mix_parts  = try([for part in split(" ", var.learner_flags["mix"]) : split("=", part)[0]], [])
   mix_pace   = contains(local.mix_parts, "queue") ? "0" : ""
   mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=${startswith(part, "elite-insertion") ? "elite" : "uniform"}:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]

@@ -5,15 +5,20 @@ from fractions import Fraction
 
 import pytest
 
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, selections_of, tables, wants
-from apexrl.agents.replaying.mix import Part, Selection, batch_sizes, parts_of, table_texts
+from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate, selections_of, wants
+from apexrl.agents.replaying.mix import Part, Selection, batch_sizes, parts_of, tables_for
 from apexrl.config import LearnerCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import explicit_replay, parse, wants_of
-from apexrl.tables import TableConfig, tables_of
+from apexrl.tables import TableConfig, TableSpec, tables_of
 
 LASER = ("queue=1/8", "uniform=7/8")
 THREE = ("queue=1/4", "uniform=1/2", "uniform@300=1/4")
+
+
+def tables(update):
+    """The tables of an update, as --tables takes them."""
+    return tuple(map(str, FAMILY.tables(update)))
 
 
 def test_a_mix_is_read_as_parts():
@@ -102,7 +107,9 @@ def test_elite_insertion_has_a_table_of_its_own_that_gives_what_is_kept():
         ("queue", 2, 2),
         ("elite-insertion@300", 6, 6),
     ]
-    assert table_texts(parts_of(("elite-insertion@300=1",))) == ("elite-insertion@300=elite:::300",)
+    assert tables_for(parts_of(("elite-insertion@300=1",))) == (
+        TableSpec("elite-insertion@300", "elite", capacity=300),
+    )
     parse(RunCommand, ["--agent", "impala", "--mix", *update.mix, "--batch-size", "8"])
     with pytest.raises(ConfigError, match=r"elite-insertion=1: .* as in elite-insertion@2000=1/2"):
         parts_of(("elite-insertion=1",))
@@ -111,7 +118,11 @@ def test_elite_insertion_has_a_table_of_its_own_that_gives_what_is_kept():
 
 
 def test_without_a_queue_each_table_keeps_the_pace():
-    assert table_texts(parts_of(("uniform=1/2", "uniform@300=1/2"))) == ("uniform=uniform", "uniform@300=uniform:::300")
+    update = ImpalaUpdate(mix=("uniform=1/2", "uniform@300=1/2"))
+    assert tables(update) == (
+        "uniform=uniform",
+        "uniform@300=uniform:::300",
+    )
     served = tables_of(ReplayConfig(samples_per_insert=3.0, tables=tables(ImpalaUpdate(mix=("uniform=1",)))), 20)
     assert served["uniform"].samples_per_insert == 3.0
 
