@@ -337,6 +337,7 @@ class Family(NamedTuple):
     presets: Mapping[PresetName, Preset] = MappingProxyType({})  # where one is missing, it is the defaults
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
+    divided_sizes: tuple[str, ...] = ("batch_size",)  # of the update's: one of several learners has its part of each
 
 
 def check_discrete(environment: EnvironmentSpec) -> None:

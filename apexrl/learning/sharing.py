@@ -5,9 +5,10 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from apexrl.config import LearnerCommand, WireConfig
+from apexrl.agents.families import family_of
+from apexrl.config import LearnerCommand, UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import wants_of
+from apexrl.flags import flag_of, wants_of
 from apexrl.learning.experience.replicas import Replicas
 from apexrl.learning.updates.team import Team
 from apexrl.networks.checkpoint import Checkpoint
@@ -23,28 +24,42 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
-    """Returns the command of one of several learners: its part of the batch.
+    """Returns the command of one of several learners: its part of the batch, and of the sizes that go with it.
 
-    Raises: ConfigError when the batch cannot be divided, or one learner would walk through several shards.
+    Raises: ConfigError when a size cannot be divided, or one learner would walk through several shards.
     """
-    size = command.update.batch_size
-    if size % num_learners:
-        raise ConfigError(f"--batch-size {size} is not to be divided among {num_learners} learners: give a multiple")
-    share = dataclasses.replace(command, update=dataclasses.replace(command.update, batch_size=size // num_learners))
+    sizes = divided_sizes(command.agent, command.update)
+    for name, size in sizes.items():
+        if size % num_learners:
+            raise ConfigError(
+                f"{flag_of(name)} {size} is not to be divided among {num_learners} learners: give a multiple"
+            )
+    parts = {name: size // num_learners for name, size in sizes.items()}
+    share = dataclasses.replace(command, update=dataclasses.replace(command.update, **parts))
     try:
         wants = wants_of(share)
     except ConfigError as error:
         if num_learners == 1:
             raise
-        raise ConfigError(
-            f"each of {num_learners} learners takes an equal part of --batch-size {size}: {error}"
-        ) from error
+        given = " and ".join(f"{flag_of(name)} {size}" for name, size in sizes.items())
+        raise ConfigError(f"each of {num_learners} learners takes an equal part of {given}: {error}") from error
     walks = any(want.is_replaced for want in wants)
     if walks and command.wires.shards > num_learners:
         raise ConfigError(
             "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"
         )
     return share
+
+
+def divided_sizes(agent: str, update: UpdateConfig) -> dict[str, int]:
+    """Returns the sizes of an update that several learners divide, by name.
+
+    Raises: ConfigError when the algorithm names one that its update has not.
+    """
+    names = family_of(agent).divided_sizes
+    if unknown := [name for name in names if not hasattr(update, name)]:
+        raise ConfigError(f"--agent {agent}: Family.divided_sizes names {unknown[0]}, which its update has not")
+    return {name: getattr(update, name) for name in names}
 
 
 def shards_of(wires: WireConfig, team: Team) -> range:

@@ -13,7 +13,15 @@ import torch
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import ActingConfig, AlgorithmConfig, LearningConfig, ReplayConfig, RunCommand, WireConfig
+from apexrl.config import (
+    ActingConfig,
+    AlgorithmConfig,
+    LearningConfig,
+    ReplayConfig,
+    RunCommand,
+    UpdateConfig,
+    WireConfig,
+)
 from apexrl.errors import ConfigError
 from apexrl.flags import (
     check_together,
@@ -32,7 +40,7 @@ from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.connections import check_size
 from apexrl.learning.experience.journal_client import check_usable, journal_transitions
 from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
-from apexrl.learning.sharing import share_of
+from apexrl.learning.sharing import divided_sizes, share_of
 from apexrl.learning.updates.team import devices_of
 from apexrl.net.insert_checks import why_impossible, why_too_large
 from apexrl.presets import flags_for
@@ -321,6 +329,11 @@ def _described(name: str, table: TableConfig) -> str:
     return f"{name}, from {table.min_size_to_sample:,} on, {pace}"
 
 
+def _sizes(agent: str, update: UpdateConfig) -> str:
+    named = {name.removesuffix("_size").replace("_", " "): size for name, size in divided_sizes(agent, update).items()}
+    return ", ".join(f"{name} {size}" for name, size in named.items())
+
+
 def describe(plan: Plan) -> list[tuple[str, str]]:
     """Returns the plan for a person to read, as names and values."""
     command, spec, machine, known = plan
@@ -353,15 +366,14 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("preset", preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", sampling),
-        ("update", f"batch {update.batch_size}, {update.optimizer} {update.learning_rate:g}{falling}"),
+        ("update", f"{_sizes(command.agent, update)}, {update.optimizer} {update.learning_rate:g}{falling}"),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
     ]  # fmt: skip
     if wires.shards > 1:
-        learners = (
-            f"{command.learning.num_learners} learners add their gradients up"
-            if command.learning.num_learners > 1
-            else "one learner"
-        )
+        learners, num_learners = "one learner", command.learning.num_learners
+        if num_learners > 1:
+            part = _sizes(command.agent, share_of(learner_command(command), num_learners).update)
+            learners = f"{num_learners} learners add their gradients up, each with {part}"
         rows.insert(-2, ("shards", f"{wires.shards} replay servers; {learners}"))
     if command.reproducible:
         rows.append(("processes", "one, in which all parts take turns: slower, for experiments that must be repeated"))

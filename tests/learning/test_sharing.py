@@ -9,9 +9,10 @@ import pytest
 
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
+from apexrl.agents.families import FAMILIES
 from apexrl.config import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay, of_own_shard, parse
+from apexrl.flags import explicit_replay, of_own_shard, parse, wants_of
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
 from apexrl.learning.updates.team import Standing, Team, may_update, scale_of, who_is_late
 from apexrl.tables import part_of
@@ -38,6 +39,18 @@ def test_each_learner_has_its_part_of_batch_and_shards():
     assert [list(shards_of(wires, Seen(rank, 4))) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     with pytest.raises(ConfigError, match="8 shards are not to be divided among 3 learners"):
         shards_of(wires, Seen(0, 3))
+
+
+def test_the_sizes_of_an_own_algorithm_are_divided_as_it_says(monkeypatch):
+    flags = ["--agent", "tests.system.counting_agent:counting", "--batch-size", "6", "--queue-size"]
+    share = share_of(parse(LearnerCommand, [*flags, "4"]), 2)
+    assert [want.batch_size for want in wants_of(share)] == [2, 3]
+    with pytest.raises(ConfigError, match="--queue-size 5 is not to be divided among 2 learners: give a multiple"):
+        share_of(parse(LearnerCommand, [*flags, "5"]), 2)
+    family = FAMILIES["counting"]._replace(divided_sizes=("batch_size", "queue"))
+    monkeypatch.setitem(FAMILIES, "counting", family)
+    with pytest.raises(ConfigError, match=r"Family\.divided_sizes names queue, which its update has not"):
+        share_of(parse(LearnerCommand, [*flags, "4"]), 1)
 
 
 def test_a_part_that_the_mix_cannot_divide_is_told_with_the_whole_batch():

@@ -310,6 +310,12 @@ def test_a_guest_takes_the_environment_of_its_run(tmp_path):
         check_asked(parse_onto(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
 
 
+def test_the_plan_says_each_learners_part_of_the_sizes():
+    own = ["--env", "tests.system.counting_env:Counting-v0", "--agent", "tests.system.counting_agent:counting"]
+    rows = dict(describe(plan_of_pong(*own, "--num-learners", "2", "--batch-size", "6", "--queue-size", "4")))
+    assert rows["update"].startswith("batch 6, queue 4, ") and rows["shards"].endswith("each with batch 3, queue 2")
+
+
 def test_each_shard_has_to_hold_its_part_of_a_batch():
     flags = ["--env", "Catch-v0", "--agent", "impala", "--mix", "queue=1/2", "uniform@8=1/2", "--batch-size", "16"]
 
