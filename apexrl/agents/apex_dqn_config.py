@@ -1,6 +1,7 @@
 """Ape-X DQN as a family: its numbers with their sources, its presets, and its use of the log. Loads no torch."""
 
 import dataclasses
+import math
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
@@ -117,4 +118,5 @@ FAMILY = Family(
     "apexrl.agents.apex_heirs",
     {"gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,
+    exploration_bands=((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (-math.inf, "below_0.01")),
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # replay.py loads families, and no torch
     from apexrl.networks.parameters import Parameters, ParametersHeader
 
 Exploration = np.ndarray  # [E] float64, in the agent's own measure: an epsilon, a noise scale
+Bands = tuple[tuple[float, str], ...]  # each its least exploration, and its name in metrics; the greatest first
 State = Any  # the state of E environments; only the agent looks into it
 Extras = dict[str, np.ndarray]  # by name: [E, ...], computed from each observation
 LAST_BATCH = "last_batch."  # begins the names of a learner's tensors that belong to its last batch
@@ -337,6 +338,7 @@ class Family(NamedTuple):
     presets: Mapping[PresetName, Preset] = MappingProxyType({})  # where one is missing, it is the defaults
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
+    exploration_bands: Bands = ()  # by which returns of training games are told apart; () where all explore alike
     divided_sizes: tuple[str, ...] = ("batch_size",)  # of the update's: one of several learners has its part of each
 
 

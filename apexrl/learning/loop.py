@@ -81,7 +81,8 @@ class LearnerLoop:
         self._others = None if self._team.is_first else OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
         self._waits_for, self._said_late = "", 0.0
-        self._games = episode_sums([])  # since the last report, of all learners
+        self._bands = self._family.exploration_bands
+        self._games = episode_sums([], self._bands)  # since the last report, of all learners
 
     def run(self, stop: Stop) -> bool:
         """Learns until stopped, or until the totals of the configuration are reached; returns whether they are.
@@ -170,7 +171,7 @@ class LearnerLoop:
                 record.checkpoint(updater)  # from now on a run without one has lost it
                 self._run = record.run
             self._begin_together(updater)
-            logs, _ = totals(self._team, replicas, episode_sums([]))
+            logs, _ = totals(self._team, replicas, episode_sums([], self._bands))
             if record is not None and self._connections is not None:
                 self._connections.accept(self._run, *(log.log for log in logs))
                 self._publish_soon(updater, record)
@@ -326,7 +327,7 @@ class LearnerLoop:
         self, updater: Updater, replicas: Replicas, record: RunRecord | None, asked: Standing, rate: float
     ) -> bool:
         """Adds up what all learners know; the first one writes what was asked for. Returns whether the disk took it."""
-        logs, sums = totals(self._team, replicas, episode_sums(replicas.drain_episodes()))
+        logs, sums = totals(self._team, replicas, episode_sums(replicas.drain_episodes(), self._bands))
         self._games += sums
         if asked.writes_checkpoint:
             self._arrivals.collect(0)
@@ -337,7 +338,7 @@ class LearnerLoop:
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants) * self._team.size
         record.count(updater.num_updates, sampled, logs, int(sums[0, 0]))
         if asked.reports:
-            self.report(updater, replicas, record, returns_by_exploration(self._games), logs, rate)
+            self.report(updater, replicas, record, returns_by_exploration(self._games, self._bands), logs, rate)
             self._games[:] = 0
         return record.checkpoint(updater) if asked.writes_checkpoint else True
 

@@ -1,6 +1,7 @@
 """The division of a run among several learners, and its sums: shards, rows of a batch, counts."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,7 +35,7 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
             raise ConfigError(
                 f"{flag_of(name)} {size} is not to be divided among {num_learners} learners: give a multiple"
             )
-    parts = {name: size // num_learners for name, size in sizes.items()}
+    parts: dict[str, Any] = {name: size // num_learners for name, size in sizes.items()}
     share = dataclasses.replace(command, update=dataclasses.replace(command.update, **parts))
     try:
         wants = wants_of(share)

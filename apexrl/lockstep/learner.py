@@ -97,7 +97,8 @@ class LockstepLearner:
         episodes = self._replica.drain_episodes()
         self._count(len(episodes))
         metrics = others | learner_metrics(self.updater, self._replica, self._results, updates_per_second)
-        self.record.report(metrics, returns_by_exploration(episode_sums(episodes)), "")
+        bands = family_of(self._command.agent).exploration_bands
+        self.record.report(metrics, returns_by_exploration(episode_sums(episodes, bands), bands), "")
 
     def _progress(self) -> tuple[int, float]:
         return progress(self._command.learning, self._replica.counted.transitions, self._spec)

@@ -1,4 +1,4 @@
-"""Slots of the epsilon ladder: each stream of an actor leases one, and a free slot is leased again."""
+"""Slots of the exploration ladder: each stream of an actor leases one, and a free slot is leased again."""
 
 import heapq
 

@@ -28,7 +28,7 @@ TEXTS = tuple(
         ("evaluation/game", "", "Six pictures of an evaluation's first game."),
         ("evaluation/video", "", "File with the video of the newest evaluation's first game."),
         ("actor/return_mean", "", "Mean return of training games that ended since the last report, unclipped."),
-        ("actor/return_by_exploration/*", "", "The same, for actors with such an exploration: an epsilon with Ape-X."),
+        ("actor/return_by_exploration/*", "", "The same, by bands of exploration: of epsilon with Ape-X."),
         ("actor/game_steps", "steps", "Mean length of training games."),
         ("actor/frames_per_second", "frames/s", "Environment frames that all actors play."),
         ("actor/agent_steps_per_second", "steps/s", "Agent steps of all actors; a step of Atari is 4 frames."),

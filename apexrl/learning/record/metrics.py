@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
+from apexrl.agents.contract import Bands
 from apexrl.types import Episode
 
 logger = logging.getLogger(__name__)
 
-EXPLORATION_BANDS = ((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (-math.inf, "below_0.01"))
 MAX_KEPT_UPDATES = 1000
 AGES_UPDATES = (0, 10, 100, 1000, 10_000)  # the least ages of the bins
 PROBABILITY = "probability_"  # begins the names of an update's mean probability of each action
@@ -23,22 +23,21 @@ MOST_LAG_UPDATES = 20  # Sample Factory: 20 to 30 are usually fine, networks wit
 WORSE = 1.5  # a lag that is so much greater than the one that was said last is said again
 
 
-def episode_sums(episodes: Iterable[Episode]) -> np.ndarray:
+def episode_sums(episodes: Iterable[Episode], bands: Bands) -> np.ndarray:
     """Returns [3, 1 + bands]: number, raw returns and steps of training games, of all and by exploration."""
-    sums = np.zeros((3, 1 + len(EXPLORATION_BANDS)))
-    floors = [floor for floor, _ in EXPLORATION_BANDS]
+    sums = np.zeros((3, 1 + len(bands)))
     for episode in episodes:
-        band = next(i for i, floor in enumerate(floors, 1) if episode.exploration >= floor)
-        sums[:, [0, band]] += np.array([[1.0], [episode.episode_return], [float(episode.steps)]])
+        band = [i for i, (least, _) in enumerate(bands, 1) if episode.exploration >= least][:1]
+        sums[:, [0, *band]] += np.array([[1.0], [episode.episode_return], [float(episode.steps)]])
     return sums
 
 
-def returns_by_exploration(sums: np.ndarray) -> dict[str, float]:
+def returns_by_exploration(sums: np.ndarray, bands: Bands) -> dict[str, float]:
     """Returns the mean raw return of training games by their sums, in all and by band, and their mean length."""
     counts, returns, steps = sums
     if not counts[0]:
         return {}
-    names = ["actor/return_mean", *(f"actor/return_by_exploration/{name}" for _, name in EXPLORATION_BANDS)]
+    names = ["actor/return_mean", *(f"actor/return_by_exploration/{name}" for _, name in bands)]
     means = {name: returns[i] / counts[i] for i, name in enumerate(names) if counts[i]}
     return {name: float(mean) for name, mean in means.items()} | {"actor/game_steps": float(steps[0] / counts[0])}
 

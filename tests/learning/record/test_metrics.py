@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from apexrl.agents import apex_dqn_config
 from apexrl.learning.record import metrics
 from apexrl.learning.record.metrics import (
     RejectedShares,
@@ -133,11 +134,25 @@ def test_rejected_shares_are_means_by_age_of_replayed_rows():
     assert rejected.report() == {}, "each row is reported once"
 
 
-def test_every_exploration_that_a_peer_may_send_has_a_band():
+def test_every_exploration_that_a_peer_may_send_has_a_band_of_epsilons():
+    bands = apex_dqn_config.FAMILY.exploration_bands
     explorations = [-1e300, -0.5, -0.0, 0.005, 0.01, 0.3, 1e300]
-    sums = episode_sums([Episode(1.0, 5, exploration) for exploration in explorations])
+    sums = episode_sums([Episode(1.0, 5, exploration) for exploration in explorations], bands)
     assert sums[0].tolist() == [7, 2, 0, 1, 4] and sums[2, 0] == 35
-    assert returns_by_exploration(sums)["actor/return_by_exploration/below_0.01"] == 1.0
+    prefix = "actor/return_by_exploration/"
+    tags = {tag.removeprefix(prefix) for tag in returns_by_exploration(sums, bands) if tag.startswith(prefix)}
+    assert tags == {"above_0.2", "0.01_to_0.05", "below_0.01"}
+
+
+def test_a_noise_is_in_no_band_of_epsilons():
+    episodes = [Episode(float(i), 5, noise) for i, noise in enumerate((0.7, 0.3, 0.1))]
+    assert returns_by_exploration(episode_sums(episodes, ()), ()) == {"actor/return_mean": 1.0, "actor/game_steps": 5.0}
+    bands = ((0.5, "noise_above_0.5"), (0.2, "noise_0.2_to_0.5"))
+    found = returns_by_exploration(episode_sums(episodes, bands), bands)
+    assert {tag: found[tag] for tag in found if "exploration" in tag} == {
+        "actor/return_by_exploration/noise_above_0.5": 0.0,
+        "actor/return_by_exploration/noise_0.2_to_0.5": 1.0,
+    }
 
 
 def test_one_probability_that_is_not_finite_hides_no_other():
