@@ -38,8 +38,8 @@ class EnvConfig:
     """Which environment, and how it is presented to the agent."""
 
     env: str = "PongNoFrameskip-v4"
-    """A Gymnasium id with discrete actions: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0.
-    `module:Id` imports the module that registers it first; the current directory is searched, too."""
+    """A Gymnasium id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0. Actions are discrete; an
+    --agent of your own may take vectors. `module:Id` first imports a module that registers it, also one from here."""
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as {"continuous": false}; "{copy}" is a copy's number."""
     wrapper: tuple[str, ...] = ()
