@@ -38,8 +38,8 @@ class EnvConfig:
     """Which environment, and how it is presented to the agent."""
 
     env: str = "PongNoFrameskip-v4"
-    """A Gymnasium id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0. Actions are discrete; an
-    --agent of your own may take vectors. `module:Id` first imports a module that registers it, also one from here."""
+    """A Gymnasium id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0. Where actions are
+    vectors, give --agent apex-dpg. `module:Id` first imports a module that registers it, also one from here."""
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as {"continuous": false}; "{copy}" is a copy's number."""
     wrapper: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """The algorithm: apex-dqn, impala, or module:name of your own. With --env Corridor-v0 the default is impala."""
+    """The algorithm: apex-dqn, apex-dpg, impala, or module:name of your own. With --env Corridor-v0 the default is impala."""
     preset: PresetName = "auto"
     """Defaults of flags that are not given: the paper's, those for a GPU, two CPU cores, or small environments."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0

@@ -1,11 +1,13 @@
 """Ape-X DPG and TD3 as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
 
 import dataclasses
+import math
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
 from apexrl.config import AlgorithmConfig, Range, UpdateConfig
 from apexrl.networks.config import DeterministicConfig
+from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 
@@ -89,9 +91,9 @@ def wants(algorithm: DpgAlgorithm, update: DpgUpdate) -> tuple[Want, ...]:
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
 
 
-def tables(update: DpgUpdate) -> tuple[str, ...]:
+def tables(update: DpgUpdate) -> tuple[TableSpec, ...]:
     """Returns the tables of the replay."""
-    return (f"{update.table}=priority",)
+    return (TableSpec(update.table, "priority"),)
 
 
 FAMILY = Family(
@@ -104,4 +106,5 @@ FAMILY = Family(
     "apexrl.agents.apex_dpg",
     {"paper": PAPER, "gpu": TD3, "two-cores": TD3, "small": TD3},
     is_greedy=True,
+    exploration_bands=((0.2, "above_0.2"), (0.1, "0.1_to_0.2"), (-math.inf, "below_0.1")),
 )
