@@ -18,7 +18,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from apexrl.agents.contract import Transitions, Want
-from apexrl.agents.families import FAMILIES, family_of
+from apexrl.agents.families import FAMILIES, family_of, records
 from apexrl.config import (
     DEFAULT_AGENT,
     ActorCommand,
@@ -35,7 +35,7 @@ from apexrl.errors import ConfigError
 from apexrl.help import HELP, show_help
 from apexrl.hosts import check_hosts
 from apexrl.presets import usual_agent
-from apexrl.tables import DISTINCT, part_of, tables_of
+from apexrl.tables import DISTINCT, TableSpec, part_of, tables_of
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
@@ -267,8 +267,8 @@ def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> Rep
         replay, update = command.replay, command.update
         if command.from_journal:
             replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
-    tables = replay.tables or tuple(map(str, family_of(command.agent).tables(update)))
-    return dataclasses.replace(replay, tables=tables)
+    tables = replay.tables or map(str, records(family_of(command.agent).tables(update), TableSpec, "Family.tables"))
+    return dataclasses.replace(replay, tables=tuple(tables))
 
 
 def of_own_shard(command: ReplayCommand) -> ReplayCommand:
@@ -355,7 +355,7 @@ def _shared(command: Command) -> dict[str, Any]:
 
 def wants_of(command: RunCommand | LearnerCommand) -> tuple[Want, ...]:
     """Returns the wants of a command's learner: the batches that it asks the replay server for."""
-    return family_of(command.agent).wants(command.algorithm, command.update)
+    return records(family_of(command.agent).wants(command.algorithm, command.update), Want, "Family.wants")
 
 
 def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:

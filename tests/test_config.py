@@ -11,13 +11,11 @@ from apexrl.config import (
     OfflineCommand,
     Range,
     ReplayCommand,
-    ReplayConfig,
     RunCommand,
     WorkerCommand,
 )
 from apexrl.errors import ConfigError
 from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
-from apexrl.tables import TableConfig, TableSpec, table_spec, tables_of
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 
@@ -311,83 +309,6 @@ def test_tables_fit_what_the_learner_takes_from_them():
     check_together(parse(RunCommand, []), environment)
     with pytest.raises(ConfigError, match="transitions cannot hand out transitions"):
         check_together(parse(RunCommand, []), whole)
-
-
-def test_tables_take_the_common_numbers_unless_they_have_their_own():
-    config = ReplayConfig(
-        capacity=1000,
-        min_size_to_sample=100,
-        samples_per_insert=2.0,
-        tables=(
-            "a=priority",
-            "b=uniform",
-            "c=fifo:0.5:7",
-            "d=fifo",
-            "e=uniform:0",
-            "f=uniform:::5",
-            "g=fifo:0.5:",
-            "h=elite:0::5",
-        ),
-    )
-    assert tables_of(config, 8) == {
-        "a": TableConfig("priority", 2.0, 100),
-        "b": TableConfig("uniform", 2.0, 12),  # unrolls
-        "c": TableConfig("fifo", 0.5, 7),
-        "d": TableConfig("fifo", 1.0, 1),  # each once
-        "e": TableConfig("uniform", 0.0, 12),
-        "f": TableConfig("uniform", 2.0, 12, 5),
-        "g": TableConfig("fifo", 0.5, 1),
-        "h": TableConfig("elite", 0.0, 12, 5),
-    }
-    assert tables_of(config, 1000)["b"].min_size_to_sample == 1
-
-
-@pytest.mark.parametrize(
-    "tables",
-    [
-        (),
-        ("",),
-        ("x",),
-        ("=fifo",),
-        ("x=",),
-        ("x=lifo",),
-        ("x=fifo:a:1",),
-        ("x=fifo:1:2:3",),
-        ("x=fifo:1.5",),
-        ("x=priority:1:2:3",),
-        ("x=uniform:1:2:0",),
-        ("x=uniform:1:2:-1",),
-        ("x=uniform:1:2:1.5",),
-        ("x=uniform:1:2:3:4",),
-        ("x=elite",),
-        ("x=elite:1:2:0",),
-        ("x=fifo:-1:1",),
-        ("x=fifo:nan:1",),
-        ("x=fifo:inf:1",),
-        ("x=fifo:1:0",),
-        ("x=fifo:1:1.5",),
-        ("x=fifo:1:1001",),
-        ("x=fifo", "x=uniform"),
-        ("a:b=uniform",),
-        ("a/b=uniform",),
-    ],
-)
-def test_tables_that_make_no_sense_are_refused(tables):
-    with pytest.raises(ConfigError, match="--tables"):
-        tables_of(ReplayConfig(capacity=1000, min_size_to_sample=100, tables=tables), 8)
-
-
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("a=priority", TableSpec("a", "priority")),
-        ("a=fifo:0", TableSpec("a", "fifo", 0.0)),
-        ("a.b@3=uniform:2.5:7:5", TableSpec("a.b@3", "uniform", 2.5, 7, 5)),
-        ("a=elite:::10000000", TableSpec("a", "elite", None, None, 10_000_000)),
-    ],
-)
-def test_a_table_is_the_same_as_a_record_and_as_a_text(text, spec):
-    assert table_spec(text) == spec and str(spec) == text
 
 
 def test_several_tables_and_a_journal_come_from_the_command_line():

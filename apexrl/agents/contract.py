@@ -186,7 +186,7 @@ class Outcome(NamedTuple):
     Of several steps of one update the last one's priorities and rows count, and the means of the metrics.
     """
 
-    priorities: "dict[str, Tensor]"  # by table: [B] float32; absent for tables without priorities
+    priorities: "dict[str, Tensor]"  # by table: [B] float32, of the last B rows; absent for tables without priorities
     metrics: "dict[str, Tensor]"
     """Always the same names; probability_NAME of an action is shown to people. Scalars; or, where one table is wanted,
     numbers [B] or [B, n] of its rows. The host reduces those when they are reported: to their mean over the rows that

@@ -2,13 +2,14 @@
 
 import contextlib
 import importlib
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from apexrl.agents import apex_dpg_config, apex_dqn_config, impala_config
 from apexrl.agents.contract import Family, Implementation
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own
 
+R = TypeVar("R")
 FAMILIES: dict[str, Family] = {
     "apex-dqn": apex_dqn_config.FAMILY,
     "apex-dpg": apex_dpg_config.FAMILY,
@@ -30,6 +31,17 @@ def family_of(name: str) -> Family:
         known = ", ".join(FAMILIES)
         raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")
     return FAMILIES[own_name]
+
+
+def records(given: Any, kind: type[R], source: str) -> tuple[R, ...]:
+    """Returns the records that a function of a family gave.
+
+    Raises: ConfigError when they are no tuple of such records.
+    """
+    if type(given) is not tuple or not all(isinstance(record, kind) for record in given):
+        name = kind.__name__
+        raise ConfigError(f"{source} gives {given!r:.200}: give a tuple of {name}, such as ({name}(...),)")
+    return given
 
 
 def implementation(family: Family) -> Implementation:

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of, implementation
 from apexrl.config import LearnerCommand, OfflineCommand
 from apexrl.errors import ConfigError
@@ -73,7 +72,7 @@ class LearnerLoop:
         self._device = choose_device(command.learning.device)
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
-        self.results = Results(fifo_tables(self._family, command), isinstance(command, OfflineCommand))
+        self.results = Results(self._family.tables(command.update), isinstance(command, OfflineCommand))
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         bound = command.learning.publish_megabytes_per_second
@@ -381,13 +380,3 @@ def make_updater(
     with device_stream.exclusive():
         learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
     return Updater(learner, device_stream, team)
-
-
-def fifo_tables(family: Family, command: LearnerCommand) -> list[str]:
-    """Returns the tables that the algorithm itself makes queues; only the replay knows its own --tables.
-
-    Where other learners' actors act, no unroll is of our version, and none is expected to be.
-    """
-    if isinstance(command, OfflineCommand):
-        return []
-    return [table.name for table in family.tables(command.update) if table.kind == "fifo"]

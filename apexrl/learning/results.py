@@ -1,5 +1,6 @@
 """The results of updates: priorities go to the replay, results of rows to the replica, and metrics are kept."""
 
+import logging
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -12,19 +13,24 @@ from apexrl.learning.record.metrics import RejectedShares, UpdateMetrics, Versio
 from apexrl.learning.updates.soundness import Soundness
 from apexrl.learning.updates.updater import Pending, Updater
 from apexrl.lifecycle import CpuMeter, measured, resident_bytes
+from apexrl.tables import TableSpec
+
+logger = logging.getLogger(__name__)
 
 
 class Results:
     """Takes the results of each update, in order. Used from one thread."""
 
-    def __init__(self, fifo_tables: Collection[str], is_offline: bool = False):
+    def __init__(self, tables: Collection[TableSpec], is_offline: bool = False):
         """Takes none yet.
 
         Args:
-          fifo_tables: the tables whose unrolls are meant to be new.
+          tables: as the algorithm itself makes them; only the replay knows its own --tables.
           is_offline: whether other learners made the versions that acted, so that experience has no age in updates.
         """
         self._is_offline = is_offline
+        self._prioritized = {table.name for table in tables if table.kind == "priority"}  # and without any, unsaid
+        fifo_tables = [table.name for table in tables if table.kind == "fifo"]
         self._soundness = Soundness()
         self._update_metrics = UpdateMetrics()
         self._version_lags, self._rejected_shares = VersionLags(fifo_tables), RejectedShares(fifo_tables)
@@ -40,6 +46,9 @@ class Results:
         priorities, metrics = pending.result()
         self._update_metrics.add(metrics, pending.row_metrics)
         self._soundness.check(priorities, metrics, updater)
+        for table in sorted(self._prioritized & pending.keys.keys() - priorities.keys()):
+            self._prioritized.remove(table)
+            logger.warning("the learner gives no priorities of %s: those of the actors stay", table)
         for table, values in priorities.items():
             keys = pending.keys[table]
             replica.update_priorities(draw.generation, table, keys, self._soundness.usable(keys, values))

@@ -9,7 +9,7 @@ from apexrl.config import LearnerCommand
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.goal import is_complete, progress
-from apexrl.learning.loop import fifo_tables, make_updater
+from apexrl.learning.loop import make_updater
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.record.run_page import about
 from apexrl.learning.record.run_record import RunRecord
@@ -41,7 +41,7 @@ class LockstepLearner:
         identity = Identity.of(spec, command.agent, command.network)
         self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
         self.record.about(*about(command))
-        self._results = Results(fifo_tables(family_of(command.agent), command))
+        self._results = Results(family_of(command.agent).tables(command.update))
 
     @property
     def is_complete(self) -> bool:

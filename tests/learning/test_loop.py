@@ -12,7 +12,7 @@ from apexrl.config import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import loop as learning_loop
 from apexrl.learning.experience.draw import Draw, Gathered
-from apexrl.learning.loop import LearnerLoop, fifo_tables, progress
+from apexrl.learning.loop import LearnerLoop, progress
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.updates import updater as updaters
 from apexrl.learning.updates.soundness import MOST_UNUSABLE_UPDATES
@@ -25,7 +25,6 @@ from apexrl.networks.parameters import decode_parameters
 from apexrl.types import LogPosition
 from tests.lockstep import CPU, TABLE, identity_of
 from tests.networks.test_device_stream import SlowDeviceStream
-from tests.own_agent import OWN
 
 
 class Replica:
@@ -212,12 +211,6 @@ def test_the_record_knows_the_frames_at_published_parameters(loop, spec):
     updater = updaters.Updater(ScheduledLearner(), DeviceStream(CPU))
     loop.update(updater, GrowingReplica(stop, 10), record, spec, stop)
     assert [call.args for call in record.published.call_args_list] == [(4, 400), (8, 800)]
-
-
-@pytest.mark.parametrize(("family", "tables"), [(FAMILY, []), (OWN, ["queue"])])
-def test_the_queues_of_an_algorithm_are_known(family, tables):
-    command = LearnerCommand(algorithm=family.algorithm, update=family.update, network=family.network)
-    assert fifo_tables(family, command) == tables
 
 
 def test_a_share_is_never_above_one(spec):

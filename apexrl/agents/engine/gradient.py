@@ -4,6 +4,7 @@ Several learners add their gradients up as one tensor, and an optimizer moves al
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +57,9 @@ class Gradient:
         if losses.keys() != self.parts.keys():
             raise ApexError(f"`losses` gives losses of the parts {sorted(losses)}; `parts` are {sorted(self.parts)}")
         for name, loss in losses.items():
-            if not isinstance(loss, Slope) and (loss.ndim or not loss.requires_grad):
-                how = f"has the shape {list(loss.shape)}: sum it up" if loss.ndim else "depends on no parameter"
-                raise ApexError(f"`losses` gives a loss of {name} that {how}")
+            _check(name, loss)
+        if isinstance(count, Tensor) and count.ndim:
+            raise ApexError(f"`losses` gives num_terms of the shape {list(count.shape)}: give one number")
         together: dict[tuple[int, int], list[str]] = {}
         for name, loss in losses.items():
             outputs, slope = _outputs_of(loss)
@@ -126,6 +127,20 @@ class PartGradient:
         count = 1.0 if self._count is None else self._count.clamp(min=LEAST_COUNT)
         norm = norm / count
         return norm, count * ((norm + 1e-6) / max_norm).clamp(min=1)
+
+
+def _check(name: str, loss: Any) -> None:
+    """Raises ApexError when the loss of a part is none."""
+    if not isinstance(loss, Tensor | Slope):
+        raise ApexError(f"`losses` gives a loss of {name} as a {type(loss).__name__}: give a tensor, or a Slope")
+    outputs, slope = _outputs_of(loss)
+    if slope is not None and slope.shape != outputs.shape:
+        shapes = f"a gradient {list(slope.shape)} of outputs {list(outputs.shape)}"
+        raise ApexError(f"`losses` gives a Slope of {name} with {shapes}: they need one shape")
+    if slope is None and outputs.ndim:
+        raise ApexError(f"`losses` gives a loss of {name} that has the shape {list(outputs.shape)}: sum it up")
+    if not outputs.requires_grad:
+        raise ApexError(f"`losses` gives a loss of {name} that depends on no parameter")
 
 
 def _room_of(parameter: Tensor) -> int:

@@ -98,7 +98,7 @@ class Learning:
 
     def parts(self) -> dict[str, nn.Module]:
         """Returns the networks to be trained, new ones."""
-        raise NotImplementedError
+        raise NotImplementedError("write `parts`: the networks by name")
 
     def from_target(self, target: Networks, batches: Batches) -> Any:
         """Returns what the target networks alone decide; the engine may compute it while another update goes on."""
@@ -121,7 +121,7 @@ class Learning:
         Args:
           known: returns the result of `from_online`; the later it is called, the more is computed beside.
         """
-        raise NotImplementedError
+        raise NotImplementedError("write `losses`")
 
     def schedule(self, frames: int, share: float) -> None:
         """Takes how far the run is, before an update: see `contract.Learner.schedule`. Learning rates are not ours."""
@@ -153,7 +153,7 @@ class Acting:
         Args:
           values: [E, ..] float32, as the network gives them.
         """
-        raise NotImplementedError
+        raise NotImplementedError("write `act`")
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
         """Returns the initial priorities of unrolls: see `contract.Actor.priorities`."""

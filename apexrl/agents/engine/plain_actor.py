@@ -11,6 +11,7 @@ from apexrl.agents.contract import Exploration, Extras, Observation
 from apexrl.agents.engine.plain import Acting
 from apexrl.agents.recurrence import lstm_size_of
 from apexrl.config import NetworkConfig
+from apexrl.errors import ApexError
 from apexrl.networks.actor_critic import History, memory_of
 from apexrl.networks.config import from_text
 from apexrl.networks.frame_stack import FrameStack
@@ -76,17 +77,23 @@ class PlainActor:
         frames, starts, rewards = observation
         if not self._lstm_size:
             values = self._policy.values(frames, starts, state.stack)
-            return *self._acting.act(values, exploration, rng), state
+            return *self._chosen(values, exploration, rng), state
         past = (starts, state.last_action.astype(np.int64), rewards, state.core_state)
         memory = memory_of(History(*map(torch.from_numpy, past)), self._acting.spec.num_actions).numpy()
         values, after = np.split(self._policy.values(frames, starts, state.stack, memory), [-2 * self._lstm_size], 1)
-        actions, extras = self._acting.act(values, exploration, rng)
+        actions, extras = self._chosen(values, exploration, rng)
         own = {"core_state": state.core_state.astype(np.float16), "last_action": state.last_action,
                "last_reward": rewards}  # fmt: skip
         return actions, extras | own, ActorState(state.stack, after.reshape(state.core_state.shape), actions)
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
         return self._acting.priorities(unrolls, extras)
+
+    def _chosen(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[Any, Extras]:
+        found = self._acting.act(values, exploration, rng)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
+            raise ApexError(f"`act` gives a {type(found).__name__}: give a tuple of actions, and extras by name")
+        return found
 
     def _make_policy(self, parameters: Parameters) -> Policy:
         spec, network = parameters.header.spec, from_text(parameters.header.network, self._kind)

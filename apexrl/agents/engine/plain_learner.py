@@ -30,6 +30,7 @@ class PlainLearner:
         spec, device = learning.spec, learning.device
         self._precision = autocast_for(device, spec)
         self.online = _laid_out(learning.parts(), device)
+        _check_names(learning, list(self.online))
         self.target = _copies_of(self.online, learning)
         trained = {name: part for name, part in self.online.items() if next(part.parameters(), None) is not None}
         self._gradient = Gradient(trained, learning.is_mean)
@@ -104,6 +105,8 @@ class PlainLearner:
         online, known = self._online_copies.cast(), functools.cache(known)
         with self._precision():
             losses = self.learning.losses(online, batches, known)
+        if not isinstance(losses, Losses):
+            raise ApexError(f"`losses` gives a {type(losses).__name__}: give Losses")
         known()  # what nobody asked for may still be at work
         self._gradient.compute(losses.of_parts, losses.num_terms, self._online_copies.parameters)
         return _detached(losses)
@@ -171,6 +174,18 @@ def learner_of(kind: Callable[..., Learning]) -> Callable[..., PlainLearner]:
 
 def _given(known: Any) -> Any:
     return known
+
+
+def _check_names(learning: Learning, parts: list[str]) -> None:
+    """Raises ApexError when an algorithm names a part that there is not, or none for actors."""
+    if not learning.acting:
+        raise ApexError(f"`acting` names no part: actors need at least one of {', '.join(parts)}")
+    target = () if learning.target is None else learning.target.parts
+    named = {"acting": learning.acting, "called_once": learning.called_once, "target": target,
+             "optimizers": learning.optimizers}  # fmt: skip
+    for what, names in named.items():
+        if unknown := [name for name in names if name not in parts]:
+            raise ApexError(f"`{what}` names {unknown[0]}, which is none of `parts`: they are {', '.join(parts)}")
 
 
 def _laid_out(parts: dict[str, nn.Module], device: torch.device) -> nn.ModuleDict:

@@ -230,6 +230,7 @@ class Updater:
         here = known or (lambda: learner.from_online(batches, learner.from_target(batches)))
         for minibatch, known_of_it in learner.minibatches(batches, here):
             outcome = learner.gradients(minibatch, known_of_it)
+            _check_sizes(outcome, minibatch)
             yield
             steps.append(outcome.metrics | learner.apply())
         return self._joined(outcome, steps)
@@ -265,6 +266,23 @@ class Updater:
     def _tensors(self) -> dict[str, Tensor]:
         acting = {ACTING + name: tensor for name, tensor in self.learner.acting_tensors().items()}
         return acting | {LEARNING + name: tensor for name, tensor in self.learner.learning_tensors().items()}
+
+
+def _check_sizes(outcome: Outcome, batches: Batches) -> None:
+    """Raises ApexError when results of rows are not of the rows of their batch; where unrolls burn in, of its last."""
+    found = [("priorities", table, values) for table, values in outcome.priorities.items()]
+    found += [(name, table, values) for table, named in outcome.rows.items() for name, values in named.items()]
+    of_rows = {f"the metric {name}": metric for name, metric in outcome.metrics.items() if metric.ndim}
+    if of_rows and len(batches) > 1:
+        raise ApexError(f"the learner gives {next(iter(of_rows))} of rows: where it wants several tables, give scalars")
+    found += [(name, next(iter(batches)), metric) for name, metric in of_rows.items()]
+    for name, table, values in found:
+        if table not in batches:
+            raise ApexError(f"the learner gives {name} of {table}: {', '.join(batches)} is wanted")
+        num_rows, shape = len(batches[table].weight), list(values.shape)
+        is_fitting = len(shape) == 1 or (len(shape) > 1 and name != "priorities")
+        if not is_fitting or num_rows % max(shape[0], 1):
+            raise ApexError(f"the learner gives {name} of the shape {shape} for {num_rows} rows of {table}")
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
-from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer, Target
+from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer, Slope, Target
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.errors import ApexError
 from apexrl.learning.updates.updater import Updater
@@ -213,6 +213,14 @@ def test_a_gradient_is_not_lost_where_values_without_one_come_first(make_unroll,
             r"a loss of policy that has the shape \[3\]: sum",
         ),
         ({"of_parts": {"policy": torch.ones(())}}, "a loss of policy that depends on no parameter"),
+        ({"of_parts": {"policy": 0.5}}, "a loss of policy as a float: give a tensor, or a Slope"),
+        ({"of_parts": {"polcy": torch.ones(())}}, r"losses of the parts \['critic', 'polcy', 'policy'\]"),
+        (
+            {"of_parts": {"policy": Slope(torch.ones(2), torch.ones(2))}},
+            "a loss of policy that depends on no parameter",
+        ),
+        ({"of_parts": {"policy": Slope(torch.ones(2, requires_grad=True), torch.ones(3))}}, r"a Slope of policy with"),
+        ({"num_terms": torch.ones(3)}, r"`losses` gives num_terms of the shape \[3\]: give one number"),
         ({"metrics": {"loss": 0.5}}, "gives the metric of loss as a float: give a tensor"),
         ({"priorities": {TABLE: np.ones(SIZE)}}, f"gives priorities of {TABLE} as a ndarray: give a tensor"),
     ],
@@ -227,6 +235,52 @@ def test_an_authors_mistake_is_named(make_unroll, changes, complaint):
     world = world_of(make_unroll, Mistaken)
     with pytest.raises(ApexError, match=complaint):
         update(world.updater.learner, batches_of(world))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"acting": ("polcy",)}, r"`acting` names polcy, which is none of `parts`: they are policy, critic"),
+        ({"acting": ()}, "`acting` names no part: actors need at least one of policy, critic"),
+        ({"acting": "policy"}, "`acting` names p, which"),
+        ({"called_once": ("q",)}, "`called_once` names q"),
+        ({"target": Target(parts=("critc",))}, "`target` names critc"),
+        ({"optimizers": {"critc": PartOptimizer(1.0)}}, "`optimizers` names critc"),
+    ],
+)
+def test_a_part_that_there_is_not_is_named(changes, complaint):
+    with pytest.raises(ApexError, match=complaint):
+        learner_of(type("Mistaken", (PolicyAndCritic,), changes))
+
+
+def test_losses_that_are_none_are_named(make_unroll):
+    world = world_of(make_unroll, type("Mistaken", (PolicyAndCritic,), {"given": lambda *_: None}))
+    with pytest.raises(ApexError, match="`losses` gives a NoneType: give Losses"):
+        update(world.updater.learner, batches_of(world))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"priorities": {TABLE: torch.ones(SIZE, 1)}}, r"priorities of the shape \[12, 1\] for 12 rows"),
+        ({"priorities": {TABLE: torch.ones(SIZE + 1)}}, r"priorities of the shape \[13\] for 12 rows"),
+        ({"priorities": {TABLE: torch.ones(())}}, r"priorities of the shape \[\]"),
+        ({"priorities": {TABLE: torch.ones(SIZE - 1)}}, r"priorities of the shape \[11\] for 12 rows"),
+        ({"priorities": {"other": torch.ones(SIZE)}}, f"priorities of other: {TABLE} is wanted"),
+        ({"metrics": {"q": torch.ones(51)}}, r"the metric q of the shape \[51\] for 12 rows"),
+        ({"rows": {TABLE: {"distance": torch.ones(51)}}}, r"distance of the shape \[51\] for 12 rows"),
+        ({"rows": {"other": {"distance": torch.ones(SIZE)}}}, f"distance of other: {TABLE} is wanted"),
+    ],
+)
+def test_results_that_are_not_of_the_rows_are_named(make_unroll, changes, complaint):
+    class Mistaken(PolicyAndCritic):
+        def given(self, losses, errors):
+            found = super().given(losses, errors)
+            return found._replace(**changes)
+
+    world = world_of(make_unroll, Mistaken)
+    with pytest.raises(ApexError, match=complaint):
+        world.by_keys(*world.sample())
 
 
 def test_a_loss_that_is_missing_is_named(make_unroll):

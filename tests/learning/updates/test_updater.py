@@ -4,6 +4,8 @@ import itertools
 import math
 import threading
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexUpdate
+from apexrl.agents.contract import Outcome
 from apexrl.agents.engine.plain_learner import PlainLearner
-from apexrl.learning.experience.draw import Draw, SampledKeys
+from apexrl.errors import ApexError
+from apexrl.learning.experience.draw import Draw, Gathered, SampledKeys
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.update_graph import BatchInputs, KeyInputs, UpdateGraph, Work
 from apexrl.learning.updates.updater import Updater
@@ -324,3 +328,11 @@ def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device)
     finally:
         stop.set()
         thread.join()
+
+
+def test_metrics_of_rows_are_of_one_table():
+    learner = mock.MagicMock(has_side_work=False)
+    learner.gradients.return_value = Outcome({}, {"q_mean": torch.ones(3)})
+    samples = {table: Gathered(np.arange(3), SimpleNamespace(weight=torch.ones(3))) for table in ("new", "old")}
+    with pytest.raises(ApexError, match="the metric q_mean of rows: where it wants several tables, give scalars"):
+        Updater(learner, DeviceStream(CPU)).update(Draw(0, samples))

@@ -1,0 +1,103 @@
+"""Tables of the replay, as texts and as records."""
+
+import pytest
+
+from apexrl.agents.contract import Unrolls, Want
+from apexrl.agents.families import FAMILIES
+from apexrl.config import ReplayConfig, RunCommand
+from apexrl.errors import ConfigError
+from apexrl.flags import parse
+from apexrl.tables import TableConfig, TableSpec, table_spec, tables_of
+from tests.own_agent import OWN
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("a=priority", TableSpec("a", "priority")),
+        ("a=fifo:0", TableSpec("a", "fifo", 0.0)),
+        ("a.b@3=uniform:2.5:7:5", TableSpec("a.b@3", "uniform", 2.5, 7, 5)),
+        ("a=elite:::10000000", TableSpec("a", "elite", None, None, 10_000_000)),
+    ],
+)
+def test_a_table_is_the_same_as_a_record_and_as_a_text(text, spec):
+    assert table_spec(text) == spec and str(spec) == text
+
+
+def test_tables_take_the_common_numbers_unless_they_have_their_own():
+    config = ReplayConfig(
+        capacity=1000,
+        min_size_to_sample=100,
+        samples_per_insert=2.0,
+        tables=(
+            "a=priority",
+            "b=uniform",
+            "c=fifo:0.5:7",
+            "d=fifo",
+            "e=uniform:0",
+            "f=uniform:::5",
+            "g=fifo:0.5:",
+            "h=elite:0::5",
+        ),
+    )
+    assert tables_of(config, 8) == {
+        "a": TableConfig("priority", 2.0, 100),
+        "b": TableConfig("uniform", 2.0, 12),  # unrolls
+        "c": TableConfig("fifo", 0.5, 7),
+        "d": TableConfig("fifo", 1.0, 1),  # each once
+        "e": TableConfig("uniform", 0.0, 12),
+        "f": TableConfig("uniform", 2.0, 12, 5),
+        "g": TableConfig("fifo", 0.5, 1),
+        "h": TableConfig("elite", 0.0, 12, 5),
+    }
+    assert tables_of(config, 1000)["b"].min_size_to_sample == 1
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        (),
+        ("",),
+        ("x",),
+        ("=fifo",),
+        ("x=",),
+        ("x=lifo",),
+        ("x=fifo:a:1",),
+        ("x=fifo:1:2:3",),
+        ("x=fifo:1.5",),
+        ("x=priority:1:2:3",),
+        ("x=uniform:1:2:0",),
+        ("x=uniform:1:2:-1",),
+        ("x=uniform:1:2:1.5",),
+        ("x=uniform:1:2:3:4",),
+        ("x=elite",),
+        ("x=elite:1:2:0",),
+        ("x=fifo:-1:1",),
+        ("x=fifo:nan:1",),
+        ("x=fifo:inf:1",),
+        ("x=fifo:1:0",),
+        ("x=fifo:1:1.5",),
+        ("x=fifo:1:1001",),
+        ("x=fifo", "x=uniform"),
+        ("a:b=uniform",),
+        ("a/b=uniform",),
+    ],
+)
+def test_tables_that_make_no_sense_are_refused(tables):
+    with pytest.raises(ConfigError, match="--tables"):
+        tables_of(ReplayConfig(capacity=1000, min_size_to_sample=100, tables=tables), 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "complaint"),
+    [
+        ("tables", TableSpec("queue", "fifo"), r"Family\.tables gives TableSpec\(name='queue'.*: give a tuple of Tabl"),
+        ("tables", ("queue=fifo",), r"Family\.tables gives \('queue=fifo',\): give a tuple of TableSpec, such as \(T"),
+        ("wants", Want("queue", 2, Unrolls()), r"Family\.wants gives Want\(.*: give a tuple of Want"),
+        ("wants", None, r"Family\.wants gives None: give a tuple of Want"),
+    ],
+)
+def test_what_is_no_tuple_of_records_is_named(monkeypatch, name, given, complaint):
+    monkeypatch.setitem(FAMILIES, "own", OWN._replace(**{name: lambda *_: given}))
+    with pytest.raises(ConfigError, match=complaint):
+        parse(RunCommand, ["--agent", "tests.own_agent:own"])
