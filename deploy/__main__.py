@@ -5,12 +5,10 @@ Status 0: done. 1: a command failed, or a wait was in vain. 2: something has to 
 
 import argparse
 import sys
-from pathlib import Path
 from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # as `python deploy/preflight.py` has it
-
 INSTALL = "python -m pip install -r deploy/requirements.txt"
+PLAN = "a name in deploy/examples, or a file; left out: the cluster of deploy/terraform/cluster"
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,21 +22,18 @@ def _parser() -> Parser:
     parser = Parser("python -m deploy", description="Runs a cluster on EC2.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    def command(name: str, text: str, plan: bool = False) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if plan:
+            made.add_argument("plan", nargs="?", default="", metavar="PLAN", help=PLAN)
+        return made
 
-    plan = "a name in deploy/examples, or a file; left out: the cluster of deploy/terraform/cluster"
-    up = command("up", "starts a cluster, or goes on where an earlier start stopped")
-    up.add_argument("plan", nargs="?", default="", metavar="PLAN", help=plan)
+    up = command("up", "starts a cluster, or goes on where an earlier start stopped", plan=True)
     up.add_argument("--email", action="append", default=[], help="where the alarm about money writes to (at first)")
     up.add_argument("--images", action="store_true", help="build images with Packer, if there are none")
     up.add_argument("--upgrade", action="store_true", help="move to the version that is checked out")
-    up.add_argument("--request-quotas", action="store_true", help="ask AWS for the quotas that are too low")
     up.add_argument("--wait-minutes", type=int, default=30, metavar="N", help="longest wait for the first frames (30)")
     up.add_argument("--no-tunnel", action="store_true", help="do not open TensorBoard at the end")
-    up.add_argument(
-        "--yes", action="store_true", help="do not ask: neither about the price, nor before a cluster changes"
-    )
     command("status", "shows the cluster's hosts, its deadline, and how far it is")
     command("watch", "opens a tunnel to TensorBoard: http://127.0.0.1:6006")
     logs = command("logs", "follows the logs of all hosts, or of one role")
@@ -47,12 +42,24 @@ def _parser() -> Parser:
     scale = command("scale", "changes the number of actor hosts")
     scale.add_argument("hosts", type=int, metavar="N")
     down = command("down", "destroys the cluster and its experience; results, keys and images stay")
-    for each in (scale, down):
-        each.add_argument("--yes", action="store_true", help="do not ask")
-    cost = command("cost", "tells the price of a plan")
-    cost.add_argument("plan", nargs="?", default="", metavar="PLAN", help=plan)
+    for each in (up, scale, down):
+        each.add_argument("--yes", action="store_true", help="do not ask, neither about a price nor about a change")
+    preflight = command("preflight", "asks AWS whether `terraform apply` can work, and changes nothing", plan=True)
+    preflight.add_argument("--only-account", action="store_true", help="leave out bucket, images and keys")
+    preflight.add_argument("--address", default="", help="this machine's public IPv4 address, else it is looked up")
+    for each in (up, preflight):
+        each.add_argument("--request-quotas", action="store_true", help="ask AWS for the quotas that are too low")
+    cost = command("cost", "tells the price of a plan", plan=True)
     cost.add_argument("--frames-per-second", type=float, metavar="N", help="as measured on such a cluster")
     cost.add_argument("--updates-per-second", type=float, metavar="N", help="as measured on such a learner of Ape-X")
+    for each in (preflight, cost):
+        each.add_argument("-var", action="append", default=[], metavar="NAME=VALUE", help="a variable, as of terraform")
+        each.add_argument("-var-file", action="append", default=[], metavar="FILE", help="a file of variables")
+    keys = command("keys", "makes the keys of a cluster that are missing, and stores them encrypted in AWS")
+    keys.add_argument("--cluster", required=True, metavar="NAME", help="the variable `name` of the cluster")
+    keys.add_argument("--region", required=True)
+    keys.add_argument("--rotate", action="store_true", help="make all anew; running hosts keep theirs until a restart")
+    command("flags", "writes what Terraform knows of the roles' flags anew, from the code")
     return parser
 
 
@@ -60,16 +67,21 @@ def main(words: list[str]) -> int:
     """Runs one command; returns the exit status."""
     chosen = _parser().parse_args(words)
     try:
-        from aws import AwsError, explain  # noqa: PLC0415
-        from commands import cluster_commands, up  # noqa: PLC0415 - they need what INSTALL installs
-        from commands.steps import StepError  # noqa: PLC0415
-        from tfvars import DeployError  # noqa: PLC0415
+        if chosen.command == "flags":
+            from deploy import flags  # noqa: PLC0415 - it needs what `bash run.sh` installs
+
+            flags.write()
+            return 0
+        from deploy import planned, running, up  # noqa: PLC0415 - they need what INSTALL installs
+        from deploy.aws import AwsError, explain  # noqa: PLC0415
+        from deploy.steps import DeployError, StepError  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        print(f"cannot {chosen.command}: no module {error.name} in {sys.executable}: {INSTALL}", file=sys.stderr)
+        cure = "bash run.sh --help, and its .venv/bin/python" if chosen.command == "flags" else INSTALL
+        print(f"cannot {chosen.command}: no module {error.name} in {sys.executable}: {cure}", file=sys.stderr)
         return 2
-    run = up.main if chosen.command == "up" else getattr(cluster_commands, chosen.command)
+    rooms = {"up": up, "preflight": planned, "cost": planned, "keys": planned}
     try:
-        run(chosen)
+        return getattr(rooms.get(chosen.command, running), chosen.command)(chosen) or 0
     except AwsError as error:
         print(f"cannot {chosen.command}: {': '.join(explain(error))}", file=sys.stderr)
         return 2
@@ -82,7 +94,6 @@ def main(words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"{chosen.command} was stopped; the same command goes on", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,91 +1,37 @@
-"""The description of a cluster: Terraform's variables, from the places where Terraform looks for them.
+"""The description of a cluster, as Terraform reads it: types, ranges, defaults and precedence are variables.tf's alone.
 
-Later places win: defaults in variables.tf, TF_VAR_name, terraform.tfvars, *.auto.tfvars, --var-file, flags. With --plan
-another file takes the place of terraform.tfvars.
+Terraform evaluates the declarations alone, in a directory of their own: it needs no `init`, no provider and no AWS.
 """
 
-import dataclasses
+import functools
+import json
 import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfvars import DeployError, read_defaults, read_literal, read_tfvars
+from deploy.steps import ROOT, TOOLS, DeployError
 
-CONFIGURATION = Path(__file__).resolve().parent / "terraform" / "cluster"
-DECLARING = ("variables.tf", "flags.tf", "release.tf")
-RANGES = {
-    "actor_hosts": (0, 200),
-    "actor_workers_per_host": (0, 1024),
-    "replay_shards": (0, 16),
-    "replay_volume_gib": (8, 16384),
-    "learner_volume_gib": (8, 16384),
-    "max_hours": (1, 168),
-}
-"""The ranges that the validations in variables.tf allow."""
-LEARNER_GPUS = LEARNER_HOSTS = (1, 2, 4, 8)
-"""The values that variables.tf allows."""
-LEARNERS = 16
-"""The most that variables.tf allows on all hosts."""
-LEARNER_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en")
-"""Families of whole NVIDIA GPUs that the open driver of the image drives, as images.tf lists them."""
-RELEASES = "releases"
-"""The directory of releases in the bucket, which no cluster can be called."""
+CONFIGURATION = ROOT / "deploy" / "terraform" / "cluster"
+DECLARING = ("variables.tf", "flags.tf", "flags.json")
+"""The files of the configuration that ask nothing of AWS."""
+LOCALS = ("learners", "shards", "learner_families")
+PACKER_VARIABLES = ROOT / "deploy" / "packer" / "variables.pkr.hcl"
+NO_BUCKET = "not-made-yet"
+"""The results bucket while none is given: bootstrap makes it, after the first questions."""
 NEWEST = "latest"
 """The image_version that follows new images."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterFlags:
-    """The files that describe a cluster, and flags that override their variables."""
-
-    var_file: tuple[Path, ...] = ()
-    """Files of variables, as for `terraform apply -var-file`."""
-    plan: Path | None = None
-    """A file to read in place of terraform.tfvars: a cluster that is not described yet."""
-    cluster: str | None = None
-    """Name of the cluster (variable `name`)."""
-    region: str | None = None
-    """Region of the cluster."""
-    availability_zone: str | None = None
-    """Zone of all its hosts."""
-    image_version: str | None = None
-    """Version of the images."""
-    release: str | None = None
-    """Version that hosts install at their first start, instead of images."""
-    replay_instance_type: str | None = None
-    """Instance type of the replay host."""
-    learner_instance_types: tuple[str, ...] | None = None
-    """Instance types of each learner host, the preferred one first."""
-    learner_gpus: int | None = None
-    """GPUs of each learner host that make every update together."""
-    learner_hosts: int | None = None
-    """Learner hosts of so many GPUs each."""
-    replay_shards: int | None = None
-    """Replay servers of the replay host; 0: as many as there are learner GPUs."""
-    actor_instance_types: tuple[str, ...] | None = None
-    """Instance types of the actor hosts, the preferred one first."""
-    actor_hosts: int | None = None
-    """Number of actor hosts."""
-    actor_on_demand_hosts: int | None = None
-    """Number of actor hosts that are not spot instances."""
-    actor_workers_per_host: int | None = None
-    """Actor processes of a host; 0: one per vCPU."""
-    replay_volume_gib: int | None = None
-    """Volume of the replay host."""
-    learner_volume_gib: int | None = None
-    """Volume of each learner host."""
-    use_placement_group: bool | None = None
-    """Whether replay and learner share a cluster placement group."""
-    operator_cidrs: tuple[str, ...] | None = None
-    """Addresses that may open TensorBoard."""
-    results_bucket: str | None = None
-    """Bucket of checkpoints and event files."""
-    max_hours: int | None = None
-    """Hours after which everything is stopped."""
+EVALUATE = ("apply", "-auto-approve", "-input=false", "-json", "-state=state")
+EVALUATE_SECONDS = 60.0
+UNDECLARED = "Value for undeclared variable"
 
 
 class Cluster(NamedTuple):
-    """The variables that the scripts use. Where Terraform's value is null, the text is empty."""
+    """The variables that the commands use. Where Terraform's value is null, the text is empty."""
 
     name: str
     region: str
@@ -96,7 +42,6 @@ class Cluster(NamedTuple):
     learner_instance_types: tuple[str, ...]
     learner_gpus: int
     learner_hosts: int
-    replay_shards: int
     actor_instance_types: tuple[str, ...]
     actor_hosts: int
     actor_on_demand_hosts: int
@@ -111,6 +56,9 @@ class Cluster(NamedTuple):
     preset: str
     learner_flags: tuple[tuple[str, str], ...]  # names and values
     replay_flags: tuple[tuple[str, str], ...]
+    learners: int  # on all hosts
+    shards: int
+    learner_families: tuple[str, ...]
 
     @property
     def spot_hosts(self) -> int:
@@ -123,102 +71,92 @@ class Cluster(NamedTuple):
         own = (self.replay_instance_type, *self.learner_instance_types)
         return tuple(dict.fromkeys((*own, *self.actor_instance_types)))
 
-    @property
-    def learners(self) -> int:
-        """The number of learners on all hosts."""
-        return self.learner_hosts * self.learner_gpus
 
-    @property
-    def shards(self) -> int:
-        """The number of replay servers."""
-        return self.replay_shards or self.learners
-
-
-def read_cluster(flags: ClusterFlags) -> Cluster:
+def read_cluster(plan: Path | None = None, given: Sequence[str] = ()) -> Cluster:
     """Returns a cluster's variables.
 
-    Raises: DeployError when a file cannot be read, or a variable is unknown, has another type or is out of its range.
+    Args:
+      plan: a file to read in place of terraform.tfvars, of a cluster that is not described yet.
+      given: further arguments of Terraform, such as `-var name=value`, which win.
+    Raises: DeployError when Terraform refuses a variable, or is not there.
     """
-    values = {name: value for file in DECLARING for name, value in read_defaults(CONFIGURATION / file).items()}
-    described = [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
-    files = [flags.plan] if flags.plan else described
-    files += sorted([*CONFIGURATION.glob("*.auto.tfvars"), *CONFIGURATION.glob("*.auto.tfvars.json")])
-    given = _environment(values)
-    for path in [*(path for path in files if path == flags.plan or path.exists()), *flags.var_file]:
-        for name, value in read_tfvars(path).items():
-            if name not in values:
-                raise DeployError(f"{path}: there is no variable {name} in {CONFIGURATION}")
-            given[name] = value
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        if field.name not in ("var_file", "plan") and value is not None:
-            given["name" if field.name == "cluster" else field.name] = value
-    values |= {name: value for name, value in given.items() if value is not None}
-    cluster = Cluster(**{name: _typed(name, values.get(name), kind) for name, kind in Cluster.__annotations__.items()})
-    _check(cluster)
-    return cluster
+    described = [plan] if plan else [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
+    own = {f"terraform.tfvars{'.json' if path.suffix == '.json' else ''}": path for path in described if path.exists()}
+    own |= {path.name: path for pattern in ("", ".json") for path in CONFIGURATION.glob(f"*.auto.tfvars{pattern}")}
+    values = {name: f"${{{'local' if name in LOCALS else 'var'}.{name}}}" for name in Cluster._fields}
+    files = own | {name: CONFIGURATION / name for name in DECLARING}
+    variables = {"TF_VAR_results_bucket": NO_BUCKET} | os.environ  # of all places this one counts least
+    found = _evaluate({"output": {"values": {"value": values}}}, files, variables, given)
+    return Cluster(**{name: _hashable(value) for name, value in found.items()})
 
 
-def _check(cluster: Cluster) -> None:
-    """Raises DeployError when a variable is not as Terraform allows it."""
-    if cluster.name == RELEASES:
-        raise DeployError(f"variable name is {RELEASES}: there the bucket keeps the releases; choose another")
-    for name, (least, most) in RANGES.items():
-        if not least <= getattr(cluster, name) <= most:
-            raise DeployError(f"variable {name} is {getattr(cluster, name)}: it has to be from {least} to {most}")
-    for name in ("learner_instance_types", "actor_instance_types"):
-        if not getattr(cluster, name):
-            raise DeployError(f"variable {name} is empty: name at least one type")
-    if not 0 <= cluster.actor_on_demand_hosts <= cluster.actor_hosts:
-        wrong, most = cluster.actor_on_demand_hosts, cluster.actor_hosts
-        raise DeployError(f"variable actor_on_demand_hosts is {wrong}: it has to be from 0 to actor_hosts ({most})")
-    if cluster.learner_gpus not in LEARNER_GPUS:
-        raise DeployError(f"variable learner_gpus is {cluster.learner_gpus}: it has to be 1, 2, 4 or 8")
-    if cluster.learner_hosts not in LEARNER_HOSTS or cluster.learners > LEARNERS:
-        wrong, gpus = cluster.learner_hosts, cluster.learner_gpus
-        bound = f"with {gpus} GPUs each at most {LEARNERS} in all"
-        raise DeployError(f"variable learner_hosts is {wrong}: it has to be 1, 2, 4 or 8, {bound}")
-    if cluster.replay_shards % cluster.learners:
-        wrong, unit = cluster.replay_shards, cluster.learners
-        raise DeployError(f"variable replay_shards is {wrong}: it has to be a multiple of the {unit} learners")
-    if 0 < cluster.actor_workers_per_host < cluster.shards:
-        wrong, least = cluster.actor_workers_per_host, cluster.shards
-        raise DeployError(f"variable actor_workers_per_host is {wrong}: it has to be 0, or at least {least}")
+def values_in(path: Path, *names: str) -> dict[str, Any]:
+    """Returns what a file of variables itself gives, None for those that it does not.
 
-
-def _environment(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of TF_VAR_ variables. As in Terraform, a variable of type text takes the text as it is."""
-    given: dict[str, Any] = {}
-    for name in values.keys() & {key.removeprefix("TF_VAR_") for key in os.environ if key.startswith("TF_VAR_")}:
-        text = os.environ[f"TF_VAR_{name}"]
-        given[name] = text if Cluster.__annotations__.get(name, str) is str else read_literal(text, f"TF_VAR_{name}")
-    return given
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """Returns a value as the type that `Cluster` declares.
-
-    Raises: DeployError when it is of another type.
+    Raises: DeployError when Terraform cannot read it.
     """
-    if kind is str:
-        if value is None or isinstance(value, str):
-            return value or ""
-        expected = "a text"
-    elif kind is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        expected = "a whole number"
-    elif kind is bool:
-        if isinstance(value, bool):
-            return value
-        expected = "true or false"
-    elif kind == tuple[tuple[str, str], ...]:
-        if isinstance(value, dict):
-            return tuple((flag, str(text)) for flag, text in value.items())
-        expected = "a map of flags"
-    else:
-        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        expected = "a list of texts"
-    flag = "--" + ("cluster" if name == "name" else name).replace("_", "-")
-    raise DeployError(f"variable {name} is {value!r}, {expected} was expected: give {flag}, or {name} in a var-file")
+    declared = {name: {"type": "any", "default": None} for name in names}
+    output = {"values": {"value": {name: f"${{var.{name}}}" for name in names}}}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TF_VAR_")}
+    return _evaluate({"variable": declared, "output": output}, {"terraform.tfvars": path}, variables)
+
+
+@functools.cache
+def packer_default(name: str) -> str:
+    """Returns the default of a variable of the images, as it is written."""
+    text = PACKER_VARIABLES.read_text(encoding="utf-8")
+    return re.findall(rf'^variable "{name}" {{.*?^  default += ([^\n]*)', text, re.MULTILINE | re.DOTALL)[0].strip('"')
+
+
+def _evaluate(
+    configuration: dict[str, Any], files: Mapping[str, Path], variables: Mapping[str, str], given: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the output `values` of a configuration that stands beside some files.
+
+    Raises: DeployError with what Terraform says of them.
+    """
+    environment = {name: text for name, text in variables.items() if name[:3] != "TF_" or name[:7] == "TF_VAR_"}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in files.items():
+            shutil.copyfile(path, Path(folder, name))
+        Path(folder, "values.tf.json").write_text(json.dumps(configuration), encoding="utf-8")
+        try:
+            done = subprocess.run(
+                ["terraform", f"-chdir={folder}", *EVALUATE, *given],
+                env=environment | {"CHECKPOINT_DISABLE": "1"},
+                capture_output=True,
+                text=True,
+                timeout=EVALUATE_SECONDS,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise DeployError(f"terraform reads the variables, and is not installed: {TOOLS['terraform']}") from error
+        except subprocess.TimeoutExpired as error:
+            raise DeployError(f"terraform did not read the variables within {EVALUATE_SECONDS:.0f} s") from error
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    unknown = () if "variable" in configuration else (UNDECLARED,)
+    problems = [each["diagnostic"] for each in told if each["type"] == "diagnostic"]
+    texts = [_text(each) for each in problems if each["severity"] == "error" or each["summary"] in unknown]
+    values = [each["outputs"]["values"].get("value") for each in told if each["type"] == "outputs"]
+    if texts or not values:
+        raise DeployError("; ".join(dict.fromkeys(texts)) or f"terraform cannot read the variables: {done.stderr}")
+    return dict(values[-1])
+
+
+def _text(diagnostic: dict[str, Any]) -> str:
+    """Returns one line of a diagnostic of Terraform: where, what, and the value."""
+    detail = diagnostic.get("detail", "")
+    end = re.search(r"\n\nThis was checked by|\. If you meant to use|\n\nTo silence|\n\n.*-var-file", detail)
+    text = " ".join((detail[: end.start()] if end else detail or diagnostic["summary"]).split())
+    file = diagnostic.get("range", {}).get("filename", "")
+    values = (diagnostic.get("snippet") or {}).get("values") or []
+    shown = ", ".join(f"{value['traversal']} {value['statement']}" for value in values)
+    place = f"{file}:{diagnostic['range']['start']['line']}: " if file.endswith(("tfvars", "tfvars.json")) else ""
+    return f"{place}{text}{f' ({shown})' if shown else ''}"
+
+
+def _hashable(value: Any) -> Any:
+    """Returns null as an empty text, lists as tuples, and maps as tuples of pairs."""
+    if isinstance(value, dict):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list) else "" if value in (None, NO_BUCKET) else value

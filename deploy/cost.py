@@ -1,27 +1,23 @@
-"""`python deploy/cost.py` prints a cluster's cost an hour, until its time limit, and for 200 million frames.
+"""The price of a cluster: an hour, until its time limit, and for 200 million frames, by the dated table prices.json.
 
-It reads the same variables as Terraform (see cluster.py) and the dated table prices.json. It sends no request.
+It sends no request.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tyro
-from cluster import Cluster, ClusterFlags, read_cluster
-from tfvars import DeployError, read_defaults
+from deploy.cluster import CONFIGURATION, Cluster, packer_default
+from deploy.steps import DeployError
 
 PRICES = Path(__file__).resolve().parent / "prices.json"
-LIMITS = Path(__file__).resolve().parent / "terraform" / "cluster" / "limits.json"
-IMAGE = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
+LIMITS = CONFIGURATION / "limits.json"
 FRAMES = 200_000_000
 STEPS_A_VCPU = 1_856
 """Agent steps a second and vCPU with the paper's network, as docs/benchmarks.md has it, of another processor."""
 HOURS_A_MONTH = 730
 JOURNAL_MEGABYTES_PER_SECOND = 125
 """Throughput of the journal's volume beyond that which a volume has anyway (replay.tf)."""
-FURTHER = ("public_ipv4_hour", "gp3_gib_month", "gp3_mbps_month")
 CERTAIN = ("catalog", "multiple")
 
 
@@ -35,21 +31,9 @@ class Row(NamedTuple):
     is_certain: bool = True
 
 
-def read_prices(path: Path) -> dict[str, Any]:
-    """Returns the price table.
-
-    Raises: DeployError when the table cannot be read, or names a source that it does not explain.
-    """
-    try:
-        prices = json.loads(path.read_text(encoding="utf-8"))
-        listed = [price for entry in prices["instances"].values() for key, price in entry.items() if key != "vcpus"]
-        unknown = {price[-1] for price in [*listed, *(prices[name] for name in FURTHER)]}
-        unknown -= set(prices["sources"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise DeployError(f"{path} is not a table of prices: {error!r}") from error
-    if unknown:
-        raise DeployError(f"{path} does not explain the source {', '.join(sorted(unknown))}")
-    return prices
+def read_prices() -> dict[str, Any]:
+    """Returns the price table."""
+    return dict(json.loads(PRICES.read_text(encoding="utf-8")))
 
 
 def price_of(prices: dict[str, Any], instance_type: str, kind: str) -> tuple[list[float], bool]:
@@ -73,7 +57,7 @@ def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
     rows = [Row(f"replay: 1 x {cluster.replay_instance_type}", each, each, each, is_certain)]
     rows += [_learners(cluster, prices), _actors(cluster, prices)]
     gibibytes = cluster.replay_volume_gib + cluster.learner_hosts * cluster.learner_volume_gib
-    gibibytes += (1 + cluster.actor_hosts) * read_defaults(IMAGE)["cpu_volume_gib"]  # their own disk is their image
+    gibibytes += (1 + cluster.actor_hosts) * int(packer_default("cpu_volume_gib"))  # their own disk is their image
     per_month, source = prices["gp3_gib_month"]
     per_megabyte, _ = prices["gp3_mbps_month"]
     disks = (gibibytes * per_month + JOURNAL_MEGABYTES_PER_SECOND * per_megabyte) / HOURS_A_MONTH
@@ -130,29 +114,37 @@ def learning_of(cluster: Cluster) -> dict[str, float]:
         raise DeployError(f"batch_size and samples_per_insert of the plan have to be numbers: {error}") from error
 
 
-def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float, batch_size: float,
-                     samples_per_insert: float) -> str:  # fmt: skip
+def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float) -> str:
     """Returns how many actor hosts keep a learner busy; more of them only wait for it.
 
-    Raises: DeployError when the table lacks the type of the actors.
+    Raises: DeployError when the table lacks the type of the actors, or `learning_of` knows too little.
     """
-    name = cluster.actor_instance_types[0]
+    name, learning = cluster.actor_instance_types[0], learning_of(cluster)
     if name not in prices["instances"]:
         raise DeployError(f"no {name} in {PRICES}: add it, with its source, or choose another")
-    steps_per_second = updates_per_second * batch_size / samples_per_insert
+    steps_per_second = updates_per_second * learning["batch_size"] / learning["samples_per_insert"]
     hosts = steps_per_second / (prices["instances"][name]["vcpus"] * STEPS_A_VCPU)
     return (
-        f"a learner of {updates_per_second:g} updates/s of {batch_size:g} takes {steps_per_second:,.0f} transitions/s "
-        f"at {samples_per_insert:g} samples an insert: {hosts:.1f} hosts of {name} make them, if a vCPU makes "
-        f"{STEPS_A_VCPU:,} (docs/benchmarks.md); the plan has {cluster.actor_hosts}"
+        f"a learner of {updates_per_second:g} updates/s of {learning['batch_size']:g} takes {steps_per_second:,.0f} "
+        f"transitions/s at {learning['samples_per_insert']:g} samples an insert: {hosts:.1f} hosts of {name} make "
+        f"them, if a vCPU makes {STEPS_A_VCPU:,} (docs/benchmarks.md); the plan has {cluster.actor_hosts}"
     )
 
 
-def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | None) -> list[str]:
-    """Returns the lines to print.
+def report(
+    cluster: Cluster, frames_per_second: float | None = None, updates_per_second: float | None = None
+) -> list[str]:
+    """Returns the lines that tell what a cluster costs.
 
-    Raises: DeployError when a price is missing.
+    Args:
+      frames_per_second: environment frames of the whole cluster, measured on such a cluster.
+      updates_per_second: of the learner alone; tells how many actor hosts it can use.
+    Raises: DeployError when a rate is no positive number, or a price is missing.
     """
+    for name, rate in {"--frames-per-second": frames_per_second, "--updates-per-second": updates_per_second}.items():
+        if rate is not None and not 0 < rate < float("inf"):
+            raise DeployError(f"{name} {rate:g}: a positive number is needed")
+    prices = read_prices()
     rows = hourly_rows(cluster, prices)
     total = Row("an hour", sum(r.on_demand for r in rows), sum(r.low for r in rows), sum(r.high for r in rows))
     sums = [total, _times(total, cluster.max_hours, f"until the time limit of {cluster.max_hours} h")]
@@ -170,7 +162,7 @@ def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | 
     ]
     if not all(row.is_certain for row in rows):
         lines.append("* from memory: look it up before you rely on it (sources: prices.json)")
-    if cluster.region and cluster.region != prices["region"]:
+    if cluster.region != prices["region"]:
         lines.append(f"{cluster.region} is not in the table: its prices differ")
     if not frames_per_second:
         lines.append("for the price of 200M frames: --frames-per-second, as measured on such a cluster")
@@ -178,6 +170,8 @@ def report(cluster: Cluster, prices: dict[str, Any], frames_per_second: float | 
     journal += JOURNAL_MEGABYTES_PER_SECOND * prices["gp3_mbps_month"][0]
     lines.append(f"after the time limit, until terraform destroy: the journal's volume, {journal:.2f} a month")
     lines.append("not counted: S3, CloudWatch logs and alarms, the images' snapshots, traffic out of the region")
+    if updates_per_second is not None:
+        lines.append(hosts_of_learner(cluster, prices, updates_per_second))
     return lines
 
 
@@ -188,42 +182,3 @@ def _times(row: Row, factor: float, name: str) -> Row:
 def _line(row: Row, width: int) -> str:
     planned = f"{row.low:.2f}" if f"{row.low:.2f}" == f"{row.high:.2f}" else f"{row.low:.2f} to {row.high:.2f}"
     return f"{row.name:{width}}{row.on_demand:>12.2f}   {planned}{'' if row.is_certain else ' *'}"
-
-
-def main(
-    flags: tyro.conf.OmitArgPrefixes[ClusterFlags],
-    frames_per_second: float | None = None,
-    updates_per_second: float | None = None,
-    batch_size: int | None = None,
-    samples_per_insert: float | None = None,
-) -> int:
-    """Prints the cost of a cluster.
-
-    Args:
-      flags: The description of the cluster.
-      frames_per_second: Environment frames a second of the whole cluster, measured on such a cluster.
-      updates_per_second: Updates a second of the learner alone; tells how many actor hosts it can use.
-      batch_size: Transitions of an update; by default as the description's learner has it.
-      samples_per_insert: Samples of a transition; by default as the description's replay has it.
-    """
-    try:
-        cluster, prices = read_cluster(flags), read_prices(PRICES)
-        given = {"batch_size": batch_size, "samples_per_insert": samples_per_insert}
-        learning = {name: number for name, number in given.items() if number is not None}
-        if updates_per_second is not None and len(learning) < len(given):
-            learning = learning_of(cluster) | learning
-        rates = {"frames_per_second": frames_per_second, "updates_per_second": updates_per_second, **learning}
-        for name, rate in rates.items():
-            if rate is not None and not 0 < rate < float("inf"):
-                raise DeployError(f"--{name.replace('_', '-')} {rate:g}: a positive number is needed")
-        print("\n".join(report(cluster, prices, frames_per_second)))
-        if updates_per_second is not None:
-            print(hosts_of_learner(cluster, prices, updates_per_second, **learning))
-    except DeployError as error:
-        print(f"cannot tell the cost: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(tyro.cli(main))

@@ -1,10 +1,10 @@
-"""A finding of preflight.py, and the questions to AWS whose answers several of its checks need."""
+"""A finding about the account, and the questions to AWS whose answers several checks need."""
 
 import functools
 from typing import Any, NamedTuple
 
-from aws import client
-from cluster import NEWEST, Cluster
+from deploy.aws import client
+from deploy.cluster import NEWEST, Cluster
 
 IMAGE_ROLES = {"cpu": "replay and actors", "gpu": "learner"}
 
@@ -44,7 +44,6 @@ def zones_of_types(cluster: Cluster) -> dict[str, set[str]]:
     return zones
 
 
-@functools.cache
 def images_of(cluster: Cluster) -> dict[str, list[tuple[str, str, str]]]:
     """Returns the images by role: the creation date, the version and the id of each that the cluster may use."""
     images = client("ec2", cluster.region).describe_images(

@@ -1,17 +1,15 @@
-"""`python deploy/keys.py --cluster NAME --region REGION`: makes a cluster's CURVE keys and stores them in SSM.
+"""The CURVE keys of a cluster: a pair for each role, /apexrl/NAME/keys/ROLE.public and ROLE.secret, encrypted in SSM.
 
-Each role gets a pair, /apexrl/NAME/keys/ROLE.public and ROLE.secret, encrypted (SecureString). The script makes the
-values and sends them to AWS only: to no file and no output. terraform/cluster/iam.tf says which role may read which.
+The values go to AWS only: to no file and no output. terraform/cluster/iam.tf says which role may read which.
 """
 
 import re
-import sys
 from typing import Any
 
-import tyro
 import zmq
-from aws import AwsError, client, code_of, explain
-from tfvars import DeployError
+
+from deploy.aws import AwsError, code_of, explain
+from deploy.steps import DeployError
 
 ROLES = ("replay", "learner", "actor")
 CLUSTER_NAME = re.compile(r"[a-z][a-z0-9-]{1,18}[a-z0-9]")
@@ -30,60 +28,48 @@ def stored_keys(ssm: Any, cluster: str) -> dict[str, str]:
     return {found["Name"]: found["Type"] for page in pages for found in page["Parameters"]}
 
 
-def store_keys(ssm: Any, cluster: str, rotate: bool) -> list[str]:
-    """Makes all keys of a cluster and stores them; returns their names.
+def store_keys(ssm: Any, cluster: str, rotate: bool = False) -> list[str]:
+    """Makes the keys of a cluster that are missing, and stores them; returns their names.
 
-    Raises: DeployError when some exist already and `rotate` is not set, or when only some could be stored.
+    A public key is made from its secret one, so that it fits those of the hosts. A pair without its secret key is new.
+
+    Args:
+      rotate: make all of them, also those that are there.
+    Raises: DeployError when the name is wrong, none is missing, or only some could be stored.
     """
-    existing = sorted(stored_keys(ssm, cluster))
-    if existing and not rotate:
-        raise DeployError(
-            f"{existing[0]} exists already ({len(existing)} of {len(key_names(cluster))} are there): use them, "
-            "or make new ones with --rotate and restart all hosts: old and new keys do not know each other"
-        )
+    if not CLUSTER_NAME.fullmatch(cluster):
+        raise DeployError(f"--cluster {cluster}: 3 to 20 small letters, digits and dashes, first a letter")
+    stored = {} if rotate else stored_keys(ssm, cluster)
     names = key_names(cluster)
-    tags = [{"Key": "Project", "Value": "apexrl"}, {"Key": "Cluster", "Value": cluster}]
-    stored = 0
+    if stored.keys() >= set(names):
+        raise DeployError(
+            f"all {len(names)} keys of {cluster} exist already: use them, or make new ones with --rotate and restart "
+            "all hosts: old and new keys do not know each other"
+        )
+    made: list[str] = []
     try:
-        for name, key in zip(names, (key for _ in ROLES for key in zmq.curve_keypair()), strict=True):
-            ssm.put_parameter(Name=name, Value=key.decode(), Type="SecureString", Overwrite=rotate)
-            stored += 1
-            # The tags need a request of their own, because AWS refuses them together with Overwrite.
-            ssm.add_tags_to_resource(ResourceType="Parameter", ResourceId=name, Tags=tags)
+        for public, secret in zip(names[::2], names[1::2], strict=True):
+            new_public, new_secret = (key.decode() for key in zmq.curve_keypair())
+            pair = {secret: new_secret, public: new_public}  # who sees the first half alone makes the same second one
+            if secret in stored:
+                kept = ssm.get_parameter(Name=secret, WithDecryption=True)["Parameter"]["Value"].encode()
+                pair = {} if public in stored else {public: zmq.curve_public(kept).decode()}
+            for name, value in pair.items():
+                _store(ssm, cluster, name, value, overwrite=rotate or name in stored)
+                made.append(name)
     except AwsError as error:
         if code_of(error) == "ParameterAlreadyExists":
             raise DeployError("somebody else is making this cluster's keys: look again in a minute") from error
-        if stored:
-            what, cure = explain(error)
-            raise DeployError(
-                f"{what} after {stored} of {len(names)} keys: {cure}; then again, with --rotate"
-            ) from error
-        raise
-    return names
-
-
-def main(cluster: str, region: str, rotate: bool = False) -> int:
-    """Makes a cluster's CURVE keys and stores them in SSM as SecureStrings.
-
-    Args:
-      cluster: Name of the cluster, the variable `name` of Terraform.
-      region: Region of the cluster.
-      rotate: Replace existing keys. Running hosts keep the old ones until they are restarted.
-    """
-    try:
-        if not CLUSTER_NAME.fullmatch(cluster):
-            raise DeployError(f"--cluster {cluster}: 3 to 20 small letters, digits and dashes, first a letter")
-        for name in store_keys(client("ssm", region), cluster, rotate):
-            print(name)
-    except AwsError as error:
+        if not made:
+            raise
         what, cure = explain(error)
-        print(f"cannot store keys: {what}: {cure}", file=sys.stderr)
-        return 1
-    except DeployError as error:
-        print(f"cannot store keys: {error}", file=sys.stderr)
-        return 1
-    return 0
+        again = "again, with --rotate" if rotate else "the same command again"
+        raise DeployError(f"{what} after {len(made)} of {len(names)} keys: {cure}; then {again}") from error
+    return [name for name in names if name in made]
 
 
-if __name__ == "__main__":
-    sys.exit(tyro.cli(main))
+def _store(ssm: Any, cluster: str, name: str, value: str, overwrite: bool) -> None:
+    ssm.put_parameter(Name=name, Value=value, Type="SecureString", Overwrite=overwrite)
+    # The tags need a request of their own, because AWS refuses them together with Overwrite.
+    tags = [{"Key": "Project", "Value": "apexrl"}, {"Key": "Cluster", "Value": cluster}]
+    ssm.add_tags_to_resource(ResourceType="Parameter", ResourceId=name, Tags=tags)

@@ -1,28 +1,24 @@
-"""`python deploy/preflight.py`: asks AWS whether `terraform apply` can work, before it costs anything.
+"""The questions to AWS whether `terraform apply` can work, before it costs anything.
 
-It reads the same variables as Terraform (see cluster.py), and reads no key. Every line says PASS or FAIL. A FAIL comes
-with its cure, and makes the exit status 1. With --only-account it asks for nothing that the steps before `terraform
-apply` make: bucket, images, keys. It changes nothing, unless --request-quotas tells it to ask AWS for higher quotas.
+Every line says PASS or FAIL; a FAIL comes with its cure. Nothing is changed and no key is read, but that higher quotas
+are asked for where somebody says so.
 """
 
 import ipaddress
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tyro
-from aws import AwsError, client, code_of, explain
-from cluster import LEARNER_FAMILIES, NEWEST, Cluster, ClusterFlags, read_cluster
-from findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of, zones_of_types
-from keys import key_names, stored_keys
-from quotas import VPCS, allowed_quota, check_quotas
-from release import check_release
-from tfvars import DeployError
+from deploy.aws import AwsError, client, code_of, explain
+from deploy.cluster import NEWEST, Cluster
+from deploy.findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of, zones_of_types
+from deploy.keys import key_names, stored_keys
+from deploy.quotas import VPCS, allowed_quota, check_quotas
 
 PLAN_REGION = "us-east-1"
 """Where AWS answers about the account's plan, whatever the cluster's region."""
-WIDEST_PREFIX = 16
+NO_PLAN = ("aws-cn", "aws-us-gov")
+"""Partitions that have no free plan, and nothing that could be asked about it."""
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 
 
@@ -43,6 +39,10 @@ def check_region(cluster: Cluster) -> Iterator[Line]:
 
 def check_plan(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the account may start more than the smallest instances: those of AWS's free plan may not."""
+    partition = client("sts", cluster.region).get_caller_identity()["Arn"].split(":")[1]
+    if partition in NO_PLAN:
+        yield Line("plan", f"{partition} has no free plan")
+        return
     try:
         plan = client("freetier", PLAN_REGION).get_account_plan_state()["accountPlanType"]
     except AwsError as error:
@@ -59,7 +59,7 @@ def check_plan(cluster: Cluster) -> Iterator[Line]:
 def check_bucket(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the results bucket exists, belongs to this account, and is in the region."""
     bucket = cluster.results_bucket
-    cure = "apply deploy/terraform/bootstrap, and give its output results_bucket as --results-bucket or in a var-file"
+    cure = "apply deploy/terraform/bootstrap, and give its output results_bucket in a file of variables"
     if not bucket:
         yield Line("bucket", "variable results_bucket is not given", cure)
         return
@@ -97,8 +97,8 @@ def check_types(cluster: Cluster) -> Iterator[Line]:
             problem = "cannot stand in a cluster placement group, where replay and learners are"
         elif name in learning and not _nvidia_gpus(entry):
             problem = "has no NVIDIA GPU, the learner needs one"
-        elif name in learning and name.partition(".")[0] not in LEARNER_FAMILIES:
-            problem = f"has no whole GPU that the image's driver drives; {', '.join(LEARNER_FAMILIES)} have"
+        elif name in learning and name.partition(".")[0] not in cluster.learner_families:
+            problem = f"has no whole GPU that the image's driver drives; {', '.join(cluster.learner_families)} have"
         elif name in learning and _nvidia_gpus(entry) < cluster.learner_gpus:
             problem = f"has fewer GPUs ({_nvidia_gpus(entry)}) than learner_gpus ({cluster.learner_gpus})"
         elif name in cluster.actor_instance_types and _workers(cluster, entry) < cluster.shards:
@@ -162,7 +162,7 @@ def check_network(cluster: Cluster) -> Iterator[Line]:
 def check_images(cluster: Cluster) -> Iterator[Line]:
     """Checks whether both images exist in one version, or the release that hosts install instead."""
     if cluster.release:
-        yield Line("release", *check_release(cluster))
+        yield _release(cluster)
         return
     versions = {}
     for role, found in images_of(cluster).items():
@@ -179,17 +179,31 @@ def check_images(cluster: Cluster) -> Iterator[Line]:
         yield Line("image", f"the newest versions differ: {both}", "build both, or set image_version to one of them")
 
 
+def _release(cluster: Cluster) -> Line:
+    """Returns whether the release that hosts install at their first start is in the results bucket."""
+    key = f"releases/{cluster.release}.tar"
+    cure = "`python -m deploy up --upgrade` puts the version that is checked out there"
+    if not cluster.results_bucket:
+        return Line("release", f"there is no results bucket for {key} yet", cure)
+    try:
+        client("s3", cluster.region).head_object(Bucket=cluster.results_bucket, Key=key)
+    except AwsError as error:
+        if code_of(error) not in ("403", "404"):
+            raise
+        return Line("release", f"s3://{cluster.results_bucket}/{key} is not there", cure)
+    return Line("release", f"{cluster.release}, which hosts install at their first start")
+
+
 def check_keys(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the CURVE keys are stored, without reading their values."""
     stored = stored_keys(client("ssm", cluster.region), cluster.name)
     missing = [name for name in key_names(cluster.name) if name not in stored]
     exposed = [name for name in key_names(cluster.name) if stored.get(name, "SecureString") != "SecureString"]
-    make = f"python deploy/keys.py --cluster {cluster.name} --region {cluster.region}"
+    make = f"python -m deploy keys --cluster {cluster.name} --region {cluster.region}"
     if missing:
-        rotate = " --rotate" if stored else ""
-        yield Line("keys", f"missing: {', '.join(missing)}", make + rotate)
+        yield Line("keys", f"missing: {', '.join(missing)}", make)
     elif exposed:
-        yield Line("keys", f"not encrypted: {', '.join(exposed)}", f"delete them, then {make} --rotate")
+        yield Line("keys", f"not encrypted: {', '.join(exposed)}", f"{make} --rotate, and restart all hosts")
     else:
         yield Line("keys", f"{len(stored)} under /apexrl/{cluster.name}/keys")
 
@@ -212,24 +226,13 @@ def check_addresses(cluster: Cluster, address: str) -> Iterator[Line]:
     if not cluster.operator_cidrs:
         yield Line("address", "operator_cidrs is empty: TensorBoard through `aws ssm start-session` only")
         return
-    networks = []
-    for text in cluster.operator_cidrs:
-        try:
-            network = ipaddress.ip_network(text)
-        except ValueError as error:
-            yield Line("address", f"operator_cidrs: {error}", "write networks as 203.0.113.7/32")
-            return
-        if network.version != 4 or network.prefixlen < WIDEST_PREFIX:
-            yield Line("address", f"operator_cidrs: {text} is too wide or not IPv4", "at most a /16, better a /32")
-            return
-        networks.append(network)
     try:
         ours = ipaddress.ip_address(address or _public_address())
     except (OSError, ValueError) as error:
         yield Line("address", f"this machine's public address is unknown ({error})", "give it with --address")
         return
     finding = f"{ours}: operator_cidrs is {', '.join(cluster.operator_cidrs)}"
-    covered = any(ours in network for network in networks)
+    covered = any(ours in ipaddress.ip_network(text) for text in cluster.operator_cidrs)
     yield Line("address", finding, "" if covered else f"add {ours}/32 to operator_cidrs, or leave it empty")
 
 
@@ -252,20 +255,33 @@ PREPARED: tuple[tuple[str, Check], ...] = (("bucket", check_bucket), ("images", 
 """About all that has to be there before `terraform apply`."""
 
 
-def run_checks(cluster: Cluster, address: str, only_account: bool = False, request_quotas: bool = False) -> bool:
-    """Prints a line for each finding; returns whether all passed. `main` describes the arguments."""
-    if not all(_passes(name, check, cluster) for name, check in FIRST):  # stops at the first failure
-        print("      the rest can only be asked when that passes")
-        return False
+def failures(
+    cluster: Cluster, address: str = "", only_account: bool = False, request_quotas: bool = False
+) -> list[Line]:
+    """Prints a line for each finding; returns those with a cure.
+
+    Args:
+      address: this machine's public IPv4 address, where checkip.amazonaws.com shall not be asked for it.
+      only_account: leave out bucket, images and keys, in an account in which nothing was made yet.
+      request_quotas: ask AWS for each quota that is too low.
+    """
+    found: list[Line] = []
+    for name, check in FIRST:
+        found += _failures_of(name, check, cluster)
+        if found:
+            print("      the rest can only be asked when that passes")
+            return found
     quotas = ("quotas", lambda cluster: check_quotas(cluster, request_quotas))
     last = ("address", lambda cluster: check_addresses(cluster, address))
-    checks = (*ACCOUNT, quotas, last) if only_account else (*ACCOUNT, quotas, *PREPARED, last)
-    return all([_passes(name, check, cluster) for name, check in checks])  # runs all of them
+    for name, check in (*ACCOUNT, quotas, *(() if only_account else PREPARED), last):
+        found += _failures_of(name, check, cluster)
+    ready = "the account is ready" if only_account else "ready for terraform apply"
+    print("not ready: see the lines with FAIL" if found else ready)
+    return found
 
 
-def _passes(name: str, check: Check, cluster: Cluster) -> bool:
-    """Prints the findings of a check, or an error of AWS as a finding; returns whether all passed."""
-    passes = True
+def _failures_of(name: str, check: Check, cluster: Cluster) -> list[Line]:
+    """Prints the findings of a check, or an error of AWS as a finding; returns the failures."""
     try:
         lines = list(check(cluster))
     except AwsError as error:
@@ -274,36 +290,4 @@ def _passes(name: str, check: Check, cluster: Cluster) -> bool:
         print(f"{'FAIL' if line.cure else 'PASS'}  {line.name}: {line.finding}", flush=True)
         if line.cure:
             print(f"      cure: {line.cure}", flush=True)
-            passes = False
-    return passes
-
-
-def main(
-    flags: tyro.conf.OmitArgPrefixes[ClusterFlags],
-    address: str = "",
-    only_account: bool = False,
-    request_quotas: bool = False,
-) -> int:
-    """Asks AWS whether `terraform apply` can work.
-
-    Args:
-      flags: The description of the cluster.
-      address: This machine's public IPv4 address. If needed and not given, checkip.amazonaws.com is asked for it.
-      only_account: Leave out bucket, images and keys: for an account in which nothing was made yet.
-      request_quotas: Ask AWS for each quota that is too low. This is the only change that the script makes.
-    """
-    try:
-        cluster = read_cluster(flags)
-        if not cluster.region:
-            raise DeployError("variable region is not given: give --region, or region in a var-file")
-        passed = run_checks(cluster, address, only_account, request_quotas)
-    except DeployError as error:
-        print(f"cannot look: {error}", file=sys.stderr)
-        return 1
-    ready = "the account is ready" if only_account else "ready for terraform apply"
-    print(ready if passed else "not ready: see the lines with FAIL")
-    return 0 if passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(tyro.cli(main))
+    return [line for line in lines if line.cure]

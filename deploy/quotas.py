@@ -4,12 +4,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-from aws import AwsError, client, code_of
-from cluster import Cluster
-from findings import IMAGE_ROLES, Line, describe_types, has_to_build
-from tfvars import read_defaults
+from deploy.aws import AwsError, client, code_of
+from deploy.cluster import Cluster, packer_default
+from deploy.findings import IMAGE_ROLES, Line, describe_types, has_to_build
 
 ON_DEMAND, SPOT, GPU, GPU_P, VPCS = "L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-417A185B", "L-F678F1CE"
 QUOTA_NAMES = {
@@ -20,7 +18,6 @@ QUOTA_NAMES = {
 }
 STANDARD_FAMILIES = frozenset(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"))
 GPU_FAMILIES = {"g": GPU, "gr": GPU, "vt": GPU, "p": GPU_P}
-IMAGE_VARIABLES = Path(__file__).resolve().parent / "packer" / "variables.pkr.hcl"
 OPEN_REQUEST = ("PENDING", "CASE_OPENED")
 
 
@@ -75,7 +72,7 @@ def _cure_of_quota(cluster: Cluster, code: str, desired: int, request: bool) -> 
 
 def _vcpus_of_builds(cluster: Cluster) -> Counter[str]:
     """Counts the vCPUs of the instances on which Packer builds the images, all at once, by quota."""
-    name = read_defaults(IMAGE_VARIABLES)["instance_type"]
+    name = packer_default("instance_type")
     [entry] = client("ec2", cluster.region).describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
     return Counter({quota_of(name, spot=False): len(IMAGE_ROLES) * int(entry["VCpuInfo"]["DefaultVCpus"])})
 

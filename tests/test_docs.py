@@ -16,7 +16,7 @@ from apexrl.config import ActorCommand, OfflineCommand, ReplayCommand, RunComman
 from apexrl.flags import default_command, flag_of
 from apexrl.learning.record.metric_texts import TEXTS
 from benchmarks import charts
-from tests.deploy.flag_patterns import agents
+from deploy.flags import agents
 from tests.system.processes import ROOT
 
 FOREIGN = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*")

@@ -74,7 +74,7 @@ def _fetch_keys(directory: Path, names: list[str]) -> None:
         cluster, region = os.environ.get("APEXRL_CLUSTER"), os.environ.get("AWS_DEFAULT_REGION")
         raise HostError(
             f"the Parameter Store has no key as {', '.join(f'{prefix}/{name}' for name in bad)}: "
-            f"run python deploy/keys.py --cluster {cluster} --region {region}"
+            f"run python -m deploy keys --cluster {cluster} --region {region}"
         )
     for name in names:
         path = directory / name

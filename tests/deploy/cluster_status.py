@@ -19,8 +19,8 @@ RUN_DIR = "var/lib/apexrl/run"
 
 def store_keys(aws: Aws, name: str, *flags: str) -> None:
     """Makes the keys of a cluster, as a user does."""
-    command = [sys.executable, ROOT / "deploy/keys.py", "--cluster", name, "--region", REGION, *flags]
-    subprocess.run(command, env=aws.environment, check=True, capture_output=True, timeout=100)
+    command = [sys.executable, "-m", "deploy", "keys", "--cluster", name, "--region", REGION, *flags]
+    subprocess.run(command, cwd=ROOT, env=aws.environment, check=True, capture_output=True, timeout=100)
 
 
 def put_deadline(aws: Aws, state: dict[str, Any], when: datetime.datetime | None = None) -> None:

@@ -15,7 +15,7 @@ from tests.deploy.cluster_status import store_keys
 from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa: F401 - fixtures
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
-from tests.deploy.needed import require_packages
+from tests.deploy.needed import require_packages, with_terraform
 from tests.deploy.terraform import BUCKET, Workspace, copy_of, offline_provider, skip_without_tools
 from tests.system.processes import ROOT
 
@@ -59,13 +59,14 @@ def deploy(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run_script(aws: Aws, deploy: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs a script of deploy/ against `aws`; further variables of its environment by name."""
+def run_deploy(aws: Aws, deploy: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `python -m deploy` against `aws`; further variables of its environment by name."""
 
-    def run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, str(deploy / name), *arguments],
-            env=aws.environment | environment,
+            [sys.executable, "-m", "deploy", *words],
+            cwd=deploy.parent,
+            env=aws.environment | with_terraform() | environment,
             capture_output=True,
             text=True,
             timeout=100,

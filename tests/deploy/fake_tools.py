@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.deploy.needed import find_terraform
 from tests.system.processes import ROOT
 
 PROGRAMS = ("terraform", "aws", "session-manager-plugin")
@@ -32,7 +33,10 @@ def install(directory: Path, names: tuple[str, ...] = PROGRAMS) -> dict[str, str
     directory.mkdir()
     for name in names:
         path = directory / name
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.deploy.fake_tools {name} "$@"\n')
+        lines = ["#!/bin/sh", f'exec {sys.executable} -m tests.deploy.fake_tools {name} "$@"', ""]
+        if name == "terraform":  # the real one reads the variables
+            lines.insert(1, f"""case "$*" in *-state=state*) exec {find_terraform()} "$@";; esac""")
+        path.write_text("\n".join(lines))
         path.chmod(0o755)
     return {
         "PATH": f"{directory}:/usr/bin:/bin",

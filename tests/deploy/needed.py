@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,6 @@ PACKAGES = {
     "boto3": "boto3",
     "flask": "moto[server]",
     "grpc": "grpcio",
-    "hcl2": "python-hcl2",
     "moto": "moto[server]",
     "msgpack": "msgpack",
     "policyuniverse": "policyuniverse",
@@ -46,6 +46,11 @@ def find_terraform() -> str:
     if reason:
         pytest.skip(f"{reason}: {TERRAFORM_CURE}")
     return program
+
+
+def with_terraform() -> dict[str, str]:
+    """Returns the PATH on which commands find the program; skips the test where it is missing or too old."""
+    return {"PATH": f"{Path(find_terraform()).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @functools.cache

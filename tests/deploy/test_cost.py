@@ -1,5 +1,6 @@
-"""deploy/cost.py: every number again by hand, from the table."""
+"""`python -m deploy cost`: every number again by hand, from the table."""
 
+import functools
 import json
 import os
 import re
@@ -8,35 +9,41 @@ import sys
 
 import pytest
 
+from tests.deploy.needed import with_terraform
 from tests.deploy.terraform import copy_of
+from tests.deploy.test_preflight import as_variable
 from tests.system.processes import ROOT
 
 pytestmark = pytest.mark.long("commands for EC2")
 
 PRICES = json.loads((ROOT / "deploy" / "prices.json").read_text())
-SMALL = (
-    "--replay-instance-type",
-    "r7i.4xlarge",
-    "--learner-instance-types",
-    "g6.2xlarge",
-    "--replay-volume-gib",
-    "100",
-)
-SMALL += ("--learner-volume-gib", "200", "--max-hours", "10")
+SMALL = {
+    "replay_instance_type": "r7i.4xlarge",
+    "learner_instance_types": ["g6.2xlarge"],
+    "replay_volume_gib": 100,
+    "learner_volume_gib": 200,
+    "max_hours": 10,
+}
 
 
-def tell(directory, *arguments, **environment):
-    """Runs the script in a copy of deploy/."""
-    command = [sys.executable, str(directory / "cost.py"), *arguments]
+def tell(directory, *words, environment=None, **variables):
+    """Runs the command with variables, in a copy of deploy/."""
+    given = [word for name, value in variables.items() for word in ("-var", f"{name}={as_variable(value)}")]
     return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "deploy", "cost", *words, *given],
+        cwd=directory.parent,
+        env=os.environ | with_terraform() | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
 @pytest.fixture(scope="session")
 def cost(deploy):
-    """The script where no cluster is described; further variables of its environment by name."""
-    return lambda *arguments, **environment: tell(deploy, *arguments, **environment)
+    """The command where no cluster is described; a plan's variables by name."""
+    return functools.partial(tell, deploy)
 
 
 def columns(text, name):
@@ -47,9 +54,8 @@ def columns(text, name):
 
 
 def test_rows_and_sums_are_those_of_the_table(cost):
-    types = ("--actor-instance-types", "c7i.8xlarge", "m7a.8xlarge")
-    hosts = ("--actor-hosts", "7", "--actor-on-demand-hosts", "2")
-    result = cost(*SMALL, *types, *hosts, "--frames-per-second", "20000")
+    actors = {"actor_instance_types": ["c7i.8xlarge", "m7a.8xlarge"], "actor_hosts": 7, "actor_on_demand_hosts": 2}
+    result = cost("--frames-per-second", "20000", **SMALL | actors)
     assert (result.returncode, result.stderr) == (0, "")
     prices = PRICES["instances"]
     first, second = prices["c7i.8xlarge"], prices["m7a.8xlarge"]
@@ -75,32 +81,32 @@ def test_without_a_measured_rate_there_is_no_price_of_frames(cost):
     result = cost()
     assert result.returncode == 0
     assert "200M frames at" not in result.stdout and "--frames-per-second, as measured" in result.stdout
-    assert cost("--frames-per-second", "0").returncode == 1
+    assert cost("--frames-per-second", "0").returncode == 2
 
 
 def test_what_was_not_looked_up_is_marked(cost):
-    text = cost("--learner-instance-types", "g6.2xlarge").stdout
+    text = cost(learner_instance_types=["g6.2xlarge"]).stdout
     assert PRICES["compiled"] in text and "* from memory" in text
     assert re.search(r"^learner: .*\*$", text, re.MULTILINE)
-    assert re.search(r"^learner: .*\d$", cost("--learner-instance-types", "g6.4xlarge").stdout, re.MULTILINE)
+    assert re.search(r"^learner: .*\d$", cost(learner_instance_types=["g6.4xlarge"]).stdout, re.MULTILINE)
 
 
 def test_a_learner_of_another_type_than_the_first_has_another_price(cost):
     """The first one is meant, and the range is that of all."""
     types = ("g6.4xlarge", "g6.8xlarge", "g6.xlarge")
     first, dear, cheap = (2 * PRICES["instances"][name]["on_demand"][0] for name in types)
-    text = cost("--learner-instance-types", *types, "--learner-hosts", "2").stdout
+    text = cost(learner_instance_types=types, learner_hosts=2).stdout
     row = "learner: 2 x g6.4xlarge (or g6.8xlarge, g6.xlarge)"
     assert columns(text, row) == pytest.approx((first, cheap, dear), abs=0.005)
 
 
 def test_another_region_and_unknown_types_are_told(cost):
-    assert "eu-west-1 is not in the table" in cost("--region", "eu-west-1").stdout
-    result = cost("--actor-instance-types", "c7q.8xlarge")
-    assert result.returncode == 1 and "no on_demand price of c7q.8xlarge" in result.stderr
-    result = cost("--actor-instance-types", "r7i.4xlarge")
-    assert result.returncode == 1 and "no spot price of r7i.4xlarge" in result.stderr
-    assert cost("--actor-instance-types", "r7i.4xlarge", "--actor-on-demand-hosts", "6").returncode == 0
+    assert "eu-west-1 is not in the table" in cost(region="eu-west-1").stdout
+    result = cost(actor_instance_types=["c7q.8xlarge"])
+    assert result.returncode == 2 and "no on_demand price of c7q.8xlarge" in result.stderr
+    result = cost(actor_instance_types=["r7i.4xlarge"])
+    assert result.returncode == 2 and "no spot price of r7i.4xlarge" in result.stderr
+    assert cost(actor_instance_types=["r7i.4xlarge"], actor_on_demand_hosts=6).returncode == 0
 
 
 def test_the_table_names_its_sources_and_agrees_with_ec2_on_sizes(aws):
@@ -116,53 +122,36 @@ def test_the_table_names_its_sources_and_agrees_with_ec2_on_sizes(aws):
             assert entry["spot"][1] <= entry["on_demand"][0], name
 
 
-WRONG = [
-    (("--actor-hosts", "-1"), "actor_hosts is -1: it has to be from 0 to 200"),
-    (("--actor-hosts", "201"), "actor_hosts is 201: it has to be from 0 to 200"),
-    (("--actor-on-demand-hosts", "-2"), "actor_on_demand_hosts is -2: it has to be from 0 to actor_hosts (6)"),
-    (("--actor-on-demand-hosts", "7"), "actor_on_demand_hosts is 7: it has to be from 0 to actor_hosts (6)"),
-    (("--replay-volume-gib", "0"), "replay_volume_gib is 0: it has to be from 8 to 16384"),
-    (("--learner-volume-gib", "-8"), "learner_volume_gib is -8: it has to be from 8 to 16384"),
-    (("--max-hours", "0"), "max_hours is 0: it has to be from 1 to 168"),
-    (("--actor-workers-per-host", "-1"), "actor_workers_per_host is -1: it has to be from 0 to 1024"),
-    (("--replay-shards", "17"), "replay_shards is 17: it has to be from 0 to 16"),
-]
+def test_what_terraform_refuses_has_no_price(cost):
+    """All of it in one line; Terraform's tests have each variable."""
+    result = cost(actor_hosts=201, max_hours=0, learner_gpus=3, name="releases")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    for finding in (
+        "actor_hosts has to be a whole number of hosts from 0 to 200. (var.actor_hosts is 201)",
+        "max_hours has to be ",
+        "learner_gpus has to be 1, 2, 4 or 8",
+        "name must not be releases",
+    ):
+        assert finding in result.stderr, result.stderr
+    together = cost(learner_hosts=2, learner_gpus=2, replay_shards=6)
+    assert (together.returncode, together.stdout) == (2, "")
+    assert "replay_shards 6 is no multiple of the 4 learners" in together.stderr
 
 
-@pytest.mark.parametrize(("flags", "finding"), WRONG)
-def test_what_terraform_refuses_has_no_price(cost, flags, finding):
-    result = cost(*flags)
-    assert (result.returncode, result.stdout) == (1, "") and finding in result.stderr, result.stderr
-    name = finding.partition(" ")[0]
-    declared = (ROOT / "deploy/terraform/cluster/variables.tf").read_text().partition(f'variable "{name}" {{')[2]
-    assert re.search(r"from \S+ to \w+", finding)[0] in declared.partition("\n}\n")[0], "as Terraform says it"
-
-
-@pytest.mark.parametrize(
-    ("flags", "finding"),
-    [
-        (("--cluster", "releases"), "name is releases: there the bucket keeps the releases"),
-        (("--learner-gpus", "3"), "learner_gpus is 3: it has to be 1, 2, 4 or 8"),
-        (("--learner-gpus", "4", "--replay-shards", "6"), "it has to be a multiple of the 4 learners"),
-        (("--learner-gpus", "4", "--actor-workers-per-host", "3"), "it has to be 0, or at least 4"),
-        (("--learner-hosts", "3"), "learner_hosts is 3: it has to be 1, 2, 4 or 8, with 1 GPUs each at most 16"),
-        (("--learner-hosts", "4", "--learner-gpus", "8"), "with 8 GPUs each at most 16 in all"),
-        (("--learner-hosts", "2", "--learner-gpus", "2", "--replay-shards", "6"), "a multiple of the 4 learners"),
-    ],
-)
-def test_what_does_not_fit_together_has_no_price(cost, flags, finding):
-    result = cost(*flags)
-    assert (result.returncode, result.stdout) == (1, "") and finding in result.stderr, result.stderr
+def test_without_terraform_nobody_reads_the_variables(cost):
+    result = cost(environment={"PATH": "/bin-of-nobody"})
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "terraform reads the variables, and is not installed: https://" in result.stderr
 
 
 def test_a_learner_of_several_gpus_is_one_host(cost):
-    text = cost("--learner-instance-types", "g6.12xlarge", "--learner-gpus", "4").stdout
+    text = cost(learner_instance_types=["g6.12xlarge"], learner_gpus=4).stdout
     assert columns(text, "learner: 1 x g6.12xlarge") == (4.60, 4.60, 4.60)
 
 
 def test_each_learner_host_has_its_price_its_disk_and_its_address(cost):
-    learner = ("--learner-instance-types", "g6.4xlarge")
-    one, two = (cost(*learner, "--learner-hosts", hosts, "--actor-hosts", "3").stdout for hosts in ("1", "2"))
+    given = {"learner_instance_types": ["g6.4xlarge"], "actor_hosts": 3}
+    one, two = (cost(**given, learner_hosts=hosts).stdout for hosts in (1, 2))
     price = PRICES["instances"]["g6.4xlarge"]["on_demand"][0]
     assert columns(two, "learner: 2 x g6.4xlarge") == pytest.approx((2 * price,) * 3, abs=0.005)
     gibibytes = [int(re.search(r"^volumes: (\d+) GiB", text, re.MULTILINE)[1]) for text in (one, two)]
@@ -177,7 +166,7 @@ def test_later_places_of_variables_win(tmp_path):
     given, environment = [], {}
 
     def hosts() -> str:
-        result = tell(directory, *given, **environment)
+        result = tell(directory, *given, environment=environment)
         assert result.returncode == 0, result.stderr
         return re.search(r"^actors: (\d+) x ", result.stdout, re.MULTILINE)[1]
 
@@ -191,9 +180,9 @@ def test_later_places_of_variables_win(tmp_path):
     (cluster / "b.auto.tfvars.json").write_text('{"actor_hosts": 14}')
     assert hosts() == "14"
     (tmp_path / "named.tfvars").write_text("actor_hosts = 15\n")
-    given += ["--var-file", str(tmp_path / "named.tfvars")]
+    given += ["-var-file", str(tmp_path / "named.tfvars")]
     assert hosts() == "15"
-    given += ["--actor-hosts", "16"]
+    given += ["-var", "actor_hosts=16"]
     assert hosts() == "16"
 
 
@@ -201,18 +190,15 @@ def test_a_learner_tells_how_many_hosts_it_can_use(cost):
     text = cost("--updates-per-second", "550").stdout
     assert "a learner of 550 updates/s of 512 takes 352,000 transitions/s at 0.8 samples an insert" in text
     assert f": {550 * 512 / 0.8 / 32 / 1856:.1f} hosts of c7i.8xlarge make them" in text and "the plan has 6" in text
-    others = ("--batch-size", "64", "--samples-per-insert", "2.5", "--actor-instance-types", "c7i.2xlarge")
-    text = cost("--updates-per-second", "100", *others).stdout
+    rate = ("--updates-per-second", "100")
+    others = {"preset": "two-cores", "actor_instance_types": ["c7i.2xlarge"]}
+    text = cost(*rate, **others).stdout
     assert "takes 2,560 transitions/s" in text and ": 0.2 hosts of c7i.2xlarge" in text
-    assert cost("--updates-per-second", "0").returncode == 1
-    flags = {"TF_VAR_preset": "two-cores", "TF_VAR_learner_flags": "{ batch_size = 32 }"}
-    assert "updates/s of 32 takes 1,280 transitions/s at 2.5" in cost("--updates-per-second", "100", **flags).stdout
-    flags |= {"TF_VAR_replay_flags": '{ samples_per_insert = "4" }'}
-    assert "updates/s of 32 takes 800 transitions/s at 4 s" in cost("--updates-per-second", "100", **flags).stdout
-    refused = cost("--updates-per-second", "100", TF_VAR_agent="impala")
-    assert refused.returncode == 1 and "agent impala and preset paper takes is not known" in refused.stderr
-    result = cost("--updates-per-second", "1", "--samples-per-insert", "0")
-    assert (result.returncode, result.stderr) == (
-        1,
-        "cannot tell the cost: --samples-per-insert 0: a positive number is needed\n",
-    )
+    others["learner_flags"] = {"batch_size": 32}
+    assert "updates/s of 32 takes 1,280 transitions/s at 2.5" in cost(*rate, **others).stdout
+    others["replay_flags"] = {"samples_per_insert": "4"}
+    assert "updates/s of 32 takes 800 transitions/s at 4 s" in cost(*rate, **others).stdout
+    refused = cost(*rate, agent="impala")
+    assert refused.returncode == 2 and "agent impala and preset paper takes is not known" in refused.stderr
+    told = "cannot cost: --updates-per-second 0: a positive number is needed\n"
+    assert cost("--updates-per-second", "0").stderr == told

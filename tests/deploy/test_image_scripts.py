@@ -40,11 +40,9 @@ def test_a_base_image_with_an_old_driver_ends_the_build(tmp_path, driver, status
 
 
 def test_base_images_are_those_that_their_makers_publish():
-    """Packer 1.6 cannot read this file: it is read as Terraform's language."""
-    import hcl2
-
+    """Packer 1.6 cannot read this file."""
     text = (PACKER / "bases.pkr.hcl").read_text()
-    assert hcl2.loads(text).keys() >= {"data", "locals"}
+    assert set(re.findall(r"^(\w+)", text, re.MULTILINE)) >= {"data", "locals"}
     assert re.findall(r'^  name   = "(.*)"$', text, re.MULTILINE) == [
         "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
         "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",

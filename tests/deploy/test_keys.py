@@ -1,6 +1,5 @@
-"""deploy/keys.py against AWS as moto serves it."""
+"""`python -m deploy keys` against AWS as moto serves it."""
 
-import re
 import subprocess
 import sys
 
@@ -21,8 +20,8 @@ def values_of(aws, names=NAMES):
     return {found["Name"]: found["Value"] for found in answer["Parameters"]}
 
 
-def test_stores_a_pair_for_each_role_and_shows_no_value(aws, run_script, tmp_path):
-    result = run_script("keys.py", *FLAGS)
+def test_stores_a_pair_for_each_role_and_shows_no_value(aws, run_deploy, tmp_path):
+    result = run_deploy("keys", *FLAGS)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.split() == NAMES
     values = values_of(aws)
@@ -37,8 +36,8 @@ def test_stores_a_pair_for_each_role_and_shows_no_value(aws, run_script, tmp_pat
     assert not any(value in result.stdout for value in values.values())
 
 
-def test_keys_are_encrypted_and_tagged(aws, run_script):
-    assert run_script("keys.py", *FLAGS).returncode == 0
+def test_keys_are_encrypted_and_tagged(aws, run_deploy):
+    assert run_deploy("keys", *FLAGS).returncode == 0
     ssm = aws.client("ssm")
     described = ssm.describe_parameters()["Parameters"]
     assert {found["Type"] for found in described} == {"SecureString"}
@@ -47,52 +46,61 @@ def test_keys_are_encrypted_and_tagged(aws, run_script):
         assert {tag["Key"]: tag["Value"] for tag in tags} == {"Project": "apexrl", "Cluster": "catch"}
 
 
-def test_existing_keys_are_kept_unless_rotated(aws, run_script):
-    assert run_script("keys.py", *FLAGS).returncode == 0
+def test_existing_keys_are_kept_unless_rotated(aws, run_deploy):
+    assert run_deploy("keys", *FLAGS).returncode == 0
     before = values_of(aws)
-    refused = run_script("keys.py", *FLAGS)
-    assert refused.returncode == 1
-    assert re.search(r"replay|learner|actor", refused.stderr) and "--rotate" in refused.stderr
+    refused = run_deploy("keys", *FLAGS)
+    assert refused.returncode == 2
+    assert "all 6 keys of catch exist already" in refused.stderr and "--rotate" in refused.stderr
     assert refused.stdout == "" and "Traceback" not in refused.stderr
     assert values_of(aws) == before
-    rotated = run_script("keys.py", *FLAGS, "--rotate")
+    rotated = run_deploy("keys", *FLAGS, "--rotate")
     assert (rotated.returncode, rotated.stdout.split()) == (0, NAMES)
     after = values_of(aws)
     assert all(before[name] != after[name] for name in NAMES)
 
 
-def test_one_left_over_key_is_enough_to_refuse(aws, run_script):
-    aws.client("ssm").put_parameter(Name=NAMES[3], Value="left over", Type="SecureString")
-    result = run_script("keys.py", *FLAGS)
-    assert result.returncode == 1 and NAMES[3] in result.stderr and "1 of 6" in result.stderr
-    assert values_of(aws) == {NAMES[3]: "left over"}
-
-
-def test_clusters_have_keys_of_their_own(aws, run_script):
-    assert run_script("keys.py", *FLAGS).returncode == 0
+def test_only_missing_keys_are_made_and_fit_those_that_are_there(aws, run_deploy):
+    assert run_deploy("keys", *FLAGS).returncode == 0
     before = values_of(aws)
-    assert run_script("keys.py", "--cluster", "catch-2", "--region", "us-east-1").returncode == 0
+    lost = ["/apexrl/catch/keys/replay.public", "/apexrl/catch/keys/learner.secret"]
+    aws.client("ssm").delete_parameters(Names=lost)
+    result = run_deploy("keys", *FLAGS)
+    made = [lost[0], "/apexrl/catch/keys/learner.public", lost[1]]  # no public key tells its secret one
+    assert (result.returncode, result.stdout.split()) == (0, made)
+    after = values_of(aws)
+    assert {name for name in NAMES if before[name] != after[name]} == set(made[1:])
+    for role in ROLES:
+        public, secret = (after[f"/apexrl/catch/keys/{role}.{half}"] for half in ("public", "secret"))
+        assert zmq.curve_public(secret.encode()) == public.encode()
+
+
+def test_clusters_have_keys_of_their_own(aws, run_deploy):
+    assert run_deploy("keys", *FLAGS).returncode == 0
+    before = values_of(aws)
+    assert run_deploy("keys", "--cluster", "catch-2", "--region", "us-east-1").returncode == 0
     assert values_of(aws) == before
     assert len(values_of(aws, [name.replace("catch", "catch-2") for name in NAMES])) == len(NAMES)
 
 
-def test_wrong_names_and_missing_credentials_are_told_with_a_cure(run_script):
-    wrong = run_script("keys.py", "--cluster", "Bad_Name", "--region", "us-east-1")
-    assert wrong.returncode == 1 and "--cluster Bad_Name" in wrong.stderr
-    nobody = run_script("keys.py", *FLAGS, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-    assert nobody.returncode == 1
+def test_wrong_names_and_missing_credentials_are_told_with_a_cure(run_deploy):
+    wrong = run_deploy("keys", "--cluster", "Bad_Name", "--region", "us-east-1")
+    assert wrong.returncode == 2 and "--cluster Bad_Name" in wrong.stderr
+    nobody = run_deploy("keys", *FLAGS, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert nobody.returncode == 2
     assert "no AWS credentials" in nobody.stderr and "aws configure" in nobody.stderr
-    away = run_script("keys.py", *FLAGS, AWS_ENDPOINT_URL="http://127.0.0.1:9")
-    assert away.returncode == 1 and "Traceback" not in away.stderr and "network" in away.stderr
+    away = run_deploy("keys", *FLAGS, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert away.returncode == 2 and "Traceback" not in away.stderr and "network" in away.stderr
 
 
 def test_two_at_once_leave_the_pairs_of_one(aws):
-    command = [sys.executable, str(ROOT / "deploy" / "keys.py"), *FLAGS]
+    command = [sys.executable, "-m", "deploy", "keys", *FLAGS]
     both = [
-        subprocess.Popen(command, env=aws.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in "12"
+        subprocess.Popen(command, cwd=ROOT, env=aws.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in "12"
     ]
     texts = [process.communicate(timeout=100)[1].decode() for process in both]
-    assert sorted(process.returncode for process in both) == [0, 1], texts
+    assert sorted(process.returncode for process in both) == [0, 2], texts
     values = values_of(aws)
     for role in ROLES:
         public, secret = (values[f"/apexrl/catch/keys/{role}.{half}"] for half in ("public", "secret"))
@@ -102,11 +110,10 @@ def test_two_at_once_leave_the_pairs_of_one(aws):
 @pytest.mark.parametrize(
     "code", ["SignatureDoesNotMatch", "InvalidSignatureException", "InvalidAccessKeyId", "ExpiredTokenException"]
 )
-def test_credentials_that_aws_does_not_take_have_their_cure(monkeypatch, code):
+def test_credentials_that_aws_does_not_take_have_their_cure(code):
     from botocore.exceptions import ClientError
 
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from aws import explain
+    from deploy.aws import explain
 
     what, cure = explain(ClientError({"Error": {"Code": code, "Message": "no"}}, "PutParameter"))
     assert code in what and "aws sso login" in cure

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from deploy.cluster import packer_default
 from tests.deploy import rootfs, site
 from tests.deploy.image_build import (
     BASES,
@@ -69,13 +70,10 @@ def test_a_wrong_value_is_named_with_its_cure(template, variables, message):
     assert result.returncode != 0 and message in " ".join((result.stdout + result.stderr).split())
 
 
-def test_a_build_is_closed_unless_it_is_opened(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "deploy")
-    from tfvars import read_defaults
-
-    defaults = read_defaults(PACKER / "variables.pkr.hcl")
-    assert defaults["ssh_interface"] == "session_manager"
-    assert defaults["ssh_cidrs"] and all(ipaddress.ip_network(cidr).is_loopback for cidr in defaults["ssh_cidrs"])
+def test_a_build_is_closed_unless_it_is_opened():
+    assert packer_default("ssh_interface") == "session_manager"
+    cidrs = json.loads(packer_default("ssh_cidrs"))
+    assert cidrs and all(ipaddress.ip_network(cidr).is_loopback for cidr in cidrs)
 
 
 def test_a_misspelled_argument_is_found(template, tmp_path):

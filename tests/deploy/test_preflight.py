@@ -1,4 +1,4 @@
-"""deploy/preflight.py against AWS as moto serves it: a ready account, then wrong things."""
+"""`python -m deploy preflight` against AWS as moto serves it: a ready account, then wrong things."""
 
 import json
 import re
@@ -6,6 +6,8 @@ import urllib.request
 
 import pytest
 
+from deploy.cluster import values_in
+from tests.deploy.needed import with_terraform
 from tests.deploy.quotas import Account, serving
 from tests.deploy.rounds import rounds
 from tests.system.processes import ROOT
@@ -15,16 +17,21 @@ pytestmark = pytest.mark.long("commands for EC2")
 BUCKET = "apexrl-results-123456789012-us-east-1"
 QUOTAS = {"L-1216C47A": 96.0, "L-34B43A08": 128.0, "L-DB2E81BA": 16.0}
 KEYS = [f"/apexrl/catch/keys/{role}.{half}" for role in ("replay", "learner", "actor") for half in ("public", "secret")]
-FLAGS = {
-    "--cluster": "catch",
-    "--region": "us-east-1",
-    "--results-bucket": BUCKET,
-    "--replay-instance-type": "r6in.4xlarge",
-    "--learner-instance-types": "g6.4xlarge g5.4xlarge",
-    "--actor-instance-types": "c7i.8xlarge",
-    "--actor-hosts": "2",
-    "--actor-on-demand-hosts": "0",
+VARIABLES = {
+    "name": "catch",
+    "region": "us-east-1",
+    "results_bucket": BUCKET,
+    "replay_instance_type": "r6in.4xlarge",
+    "learner_instance_types": ["g6.4xlarge", "g5.4xlarge"],
+    "actor_instance_types": ["c7i.8xlarge"],
+    "actor_hosts": 2,
+    "actor_on_demand_hosts": 0,
 }
+
+
+def as_variable(value):
+    """Returns a value as `-var` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def make_image(aws, role, version):
@@ -54,13 +61,14 @@ def ready(aws):
 
 
 @pytest.fixture
-def preflight(run_script):
-    """Runs the script with FLAGS; returns the status, the lines by verdict, and the cures."""
+def preflight(run_deploy):
+    """Runs it with VARIABLES and changes (None: not given); returns the status, the lines by verdict, and the cures."""
 
     def run(changes=None, quotas=QUOTAS, extra=(), account=None, **environment):
-        flags = [word for name, value in (FLAGS | (changes or {})).items() for word in (name, *value.split()) if value]
+        variables = [(name, value) for name, value in (VARIABLES | (changes or {})).items() if value is not None]
+        flags = [word for name, value in variables for word in ("-var", f"{name}={as_variable(value)}")]
         with serving(account or Account(quotas, {"L-F678F1CE": 5.0})) as answering:
-            result = run_script("preflight.py", *flags, *extra, **(answering.environment | environment))
+            result = run_deploy("preflight", *flags, *extra, **(answering.environment | environment))
         assert result.stderr == "", result.stderr
         verdicts = {"PASS": [], "FAIL": []}
         for verdict, line in re.findall(r"^(PASS|FAIL)  (.*)$", result.stdout, re.MULTILINE):
@@ -141,13 +149,13 @@ def test_an_empty_account_fails_with_the_commands_that_cure_it(aws, preflight):
     ]
     assert "does not exist" in verdicts["FAIL"][3] and "terraform/bootstrap" in cures[3]
     assert "packer build" in cures[4]
-    assert cures[6] == "python deploy/keys.py --cluster catch --region us-east-1"
+    assert cures[6] == "python -m deploy keys --cluster catch --region us-east-1"
 
 
 def test_an_account_is_asked_about_before_anything_is_made_in_it(aws, preflight):
     """Before bootstrap, keys and images: of these it says nothing."""
     few = {"L-1216C47A": 5.0, "L-34B43A08": 5.0, "L-DB2E81BA": 0.0}
-    small = {"--results-bucket": "", "--replay-instance-type": "m6i.xlarge", "--use-placement-group": "False"}
+    small = {"results_bucket": None, "replay_instance_type": "m6i.xlarge", "use_placement_group": False}
     account = Account(few, {"L-F678F1CE": 5.0}, plan="FREE")
     _, verdicts, cures = preflight(small, extra=["--only-account"], account=account)
     assert [line.partition(":")[0] for line in verdicts["FAIL"]] == ["plan", *["role"] * 3, *["quota"] * 3]
@@ -167,7 +175,7 @@ def test_images_that_have_to_be_built_need_a_default_network(ready, preflight, a
         ec2.delete_subnet(SubnetId=subnet["SubnetId"])
     ec2.delete_vpc(VpcId=default["VpcId"])
     assert preflight()[0] == 0
-    _, verdicts, cures = preflight({"--image-version": "9.9.9"})
+    _, verdicts, cures = preflight({"image_version": "9.9.9"})
     assert "VPCs: there is no default VPC, in which Packer builds the images" in verdicts["FAIL"]
     assert cures[0] == "aws ec2 create-default-vpc --region us-east-1, or packer build -var subnet_id=..."
 
@@ -186,28 +194,18 @@ def test_quotas_are_asked_for_when_told_to_and_once(ready, preflight):
 
 
 WRONG = [
-    ("--results-bucket", "", "results_bucket is not given", "terraform/bootstrap"),
-    ("--replay-instance-type", "r6im.4xlarge", "r6im.4xlarge is not offered", "replay_instance_type"),
-    ("--replay-instance-type", "t3.2xlarge", "cannot stand in a cluster placement group", "replay_instance_type"),
-    ("--actor-instance-types", "c7i.8xlarge c7g.8xlarge", "c7g.8xlarge is not x86_64", "actor_instance_types"),
-    ("--learner-instance-types", "g6.4xlarge c7i.4xlarge", "c7i.4xlarge has no NVIDIA GPU", "learner_instance_types"),
-    (
-        "--learner-instance-types",
-        "p3dn.24xlarge",
-        "no whole GPU that the image's driver drives",
-        "learner_instance_types",
-    ),
-    ("--image-version", "9.9.9", "none for learner (role gpu) of version 9.9.9", "image_version"),
-    ("--cluster", "pong", "missing: /apexrl/pong/keys/replay.public", "keys.py --cluster pong"),
-    ("--actor-hosts", "5", "160 wanted, 0 in use, 128 allowed", "--quota-code L-34B43A08 --desired-value 160"),
-    ("--operator-cidrs", "0.0.0.0/0", "0.0.0.0/0 is too wide", "/32"),
-    ("--operator-cidrs", "203.0.113.7/24", "has host bits set", "203.0.113.7/32"),
-    ("--operator-cidrs", "198.51.100.0/24", "203.0.113.7: operator_cidrs is", "add 203.0.113.7/32"),
+    ("results_bucket", None, "results_bucket is not given", "terraform/bootstrap"),
+    ("replay_instance_type", "r6im.4xlarge", "r6im.4xlarge is not offered", "replay_instance_type"),
+    ("replay_instance_type", "t3.2xlarge", "cannot stand in a cluster placement group", "replay_instance_type"),
+    ("actor_instance_types", ["c7i.8xlarge", "c7g.8xlarge"], "c7g.8xlarge is not x86_64", "actor_instance_types"),
+    ("learner_instance_types", ["g6.4xlarge", "c7i.4xlarge"], "c7i.4xlarge has no NVIDIA", "learner_instance_types"),
+    ("learner_instance_types", ["p3dn.24xlarge"], "no whole GPU that the image's driver", "learner_instance_types"),
+    ("image_version", "9.9.9", "none for learner (role gpu) of version 9.9.9", "image_version"),
+    ("name", "pong", "missing: /apexrl/pong/keys/replay.public", "python -m deploy keys --cluster pong"),
+    ("actor_hosts", 5, "160 wanted, 0 in use, 128 allowed", "--quota-code L-34B43A08 --desired-value 160"),
+    ("operator_cidrs", ["198.51.100.0/24"], "203.0.113.7: operator_cidrs is", "add 203.0.113.7/32"),
 ]
-WRONG_REGIONS = [
-    ("--region", "us-east-7", "region: the answer is not from AWS", "the region's name"),
-    ("--region", "us_east_1", "credentials: Provided region_name 'us_east_1' doesn't match", "the region's name"),
-]
+WRONG_REGIONS = [("region", "us-east-7", "region: the answer is not from AWS", "the region's name")]
 
 
 @pytest.mark.parametrize("cases", [*rounds(WRONG), *rounds(WRONG_REGIONS)])
@@ -220,8 +218,8 @@ def test_what_is_wrong_is_found_and_told_how_to_mend(ready, preflight, cases):
 
 
 def test_each_type_that_an_actor_host_may_be_counts_against_its_quota(ready, preflight):
-    types = "c7i.8xlarge m7i.16xlarge g6.8xlarge inf2.8xlarge"
-    _, verdicts, cures = preflight({"--actor-instance-types": types, "--actor-on-demand-hosts": "1"})
+    types = ["c7i.8xlarge", "m7i.16xlarge", "g6.8xlarge", "inf2.8xlarge"]
+    _, verdicts, cures = preflight({"actor_instance_types": types, "actor_on_demand_hosts": 1})
     assert "quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed" in verdicts["FAIL"]
     unknown = {line.rpartition("knows no quota of ")[2] for line in verdicts["FAIL"] if "knows no quota" in line}
     assert unknown == {"g6.8xlarge on spot", "inf2.8xlarge", "inf2.8xlarge on spot"}
@@ -233,15 +231,15 @@ def test_each_type_that_an_actor_host_may_be_counts_against_its_quota(ready, pre
 
 
 def test_a_learner_of_several_gpus_counts_with_all_its_vcpus(ready, preflight):
-    wanted = {"--learner-instance-types": "g6.12xlarge", "--learner-gpus": "4"}
+    wanted = {"learner_instance_types": ["g6.12xlarge"], "learner_gpus": 4}
     _, verdicts, cures = preflight(wanted)
     assert verdicts["FAIL"] == ["quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed"]
     assert "--quota-code L-DB2E81BA --desired-value 48" in cures[0]
     assert "GPUs: 4 of 4 in a g6.12xlarge learn" in verdicts["PASS"]
-    _, verdicts, _ = preflight(wanted | {"--learner-hosts": "2"})
+    _, verdicts, _ = preflight(wanted | {"learner_hosts": 2})
     assert "vCPUs of on-demand G and VT instances: 96 wanted" in verdicts["FAIL"][0]
     assert "GPUs: 4 of 4 in each of 2 x g6.12xlarge learn" in verdicts["PASS"]
-    few = wanted | {"--learner-instance-types": "g6.16xlarge", "--actor-instance-types": "c7i.8xlarge c7i.large"}
+    few = wanted | {"learner_instance_types": ["g6.16xlarge"], "actor_instance_types": ["c7i.8xlarge", "c7i.large"]}
     _, verdicts, cures = preflight(few, QUOTAS | {"L-DB2E81BA": 64.0})
     assert verdicts["FAIL"] == [
         "instance type: g6.16xlarge has fewer GPUs (1) than learner_gpus (4)",
@@ -261,7 +259,7 @@ def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight
     assert common and without, "moto's table has both kinds of zones"
     _, verdicts, _ = preflight()
     assert any(line == f"zone: {common[0]} (all types are in {', '.join(common)})" for line in verdicts["PASS"])
-    _, verdicts, cures = preflight({"--availability-zone": without[0]})
+    _, verdicts, cures = preflight({"availability_zone": without[0]})
     assert verdicts["FAIL"][0].startswith(f"zone: {without[0]} does not offer ")
     assert cures[0] == f"availability_zone: one of {', '.join(common)}"
 
@@ -289,7 +287,7 @@ def test_images_of_different_versions_fail_until_a_version_is_chosen(ready, pref
     _, verdicts, cures = preflight()
     assert verdicts["FAIL"] == ["image: the newest versions differ: cpu 1.3.0 and gpu 1.2.3"]
     assert "image_version" in cures[0] and any(newer in line for line in verdicts["PASS"])
-    assert preflight({"--image-version": "1.2.3"})[0] == 0
+    assert preflight({"image_version": "1.2.3"})[0] == 0
 
 
 def test_a_key_in_plain_text_fails(ready, preflight, aws):
@@ -311,7 +309,7 @@ def test_a_full_region_has_no_room_for_a_vpc(ready, preflight, aws):
 
 
 def test_no_spot_hosts_need_no_spot_role(ready, aws, preflight):
-    _, verdicts, _ = preflight({"--actor-on-demand-hosts": "2"}, QUOTAS | {"L-34B43A08": 0.0})
+    _, verdicts, _ = preflight({"actor_on_demand_hosts": 2}, QUOTAS | {"L-34B43A08": 0.0})
     text = "\n".join(verdicts["PASS"])
     assert "for spot" not in text and "spot standard" not in text and "on-demand standard instances: 80 wanted" in text
 
@@ -319,29 +317,41 @@ def test_no_spot_hosts_need_no_spot_role(ready, aws, preflight):
 def test_var_files_say_the_same_as_flags(ready, preflight, tmp_path):
     path = tmp_path / "catch.tfvars"
     path.write_text('image_version = "9.9.9" # not built\noperator_cidrs = [\n  "203.0.113.0/24",\n]\n')
-    _, verdicts, _ = preflight(extra=("--var-file", str(path), "--address", "203.0.113.7"))
+    _, verdicts, _ = preflight(extra=("-var-file", str(path), "--address", "203.0.113.7"))
     assert [line for line in verdicts["FAIL"] if "version 9.9.9" in line]
     assert "address: 203.0.113.7: operator_cidrs is 203.0.113.0/24" in verdicts["PASS"]
-    _, verdicts, _ = preflight(
-        {"--image-version": "1.2.3"}, extra=("--var-file", str(path), "--address", "203.0.113.7")
-    )
+    _, verdicts, _ = preflight({"image_version": "1.2.3"}, extra=("-var-file", str(path), "--address", "203.0.113.7"))
     assert not verdicts["FAIL"], "a flag wins"
 
 
-def test_unreadable_variables_are_told_apart(run_script, tmp_path):
+def test_unreadable_variables_are_told_apart(run_deploy, tmp_path):
     path = tmp_path / "wrong.tfvars"
-    path.write_text("actor_host = 3\n")
-    result = run_script("preflight.py", "--var-file", str(path))
-    assert result.returncode == 1 and "there is no variable actor_host" in result.stderr
-    path.write_text('actor_hosts = "three"\n')
-    result = run_script("preflight.py", "--var-file", str(path))
-    assert result.returncode == 1 and "variable actor_hosts is 'three', a whole number" in result.stderr
+    for text, finding in (
+        ("actor_host = 3\n", 'does not declare a variable named "actor_host"'),
+        ('actor_hosts = "three"\n', "a number is required"),
+        ("actor_hosts = 2 * var.x\n", "wrong.tfvars:1: Variables may not be used here"),
+        ("actor_hosts = [\n", "wrong.tfvars:"),
+        ('operator_cidrs = ["0.0.0.0/0"]\n', "operator_cidrs must not be wider than /16"),
+        ('operator_cidrs = ["203.0.113.7/24"]\n', "each given by its first address"),
+    ):
+        path.write_text(text)
+        result = run_deploy("preflight", "-var-file", str(path))
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1) and finding in result.stderr, result.stderr
+
+
+def test_a_file_says_what_it_gives_itself(tmp_path, monkeypatch):
+    """Neither defaults nor other places."""
+    monkeypatch.setenv("PATH", with_terraform()["PATH"])
+    monkeypatch.setenv("TF_VAR_region", "eu-west-1")
+    path = tmp_path / "a.tfvars"
+    path.write_text('/* name = "other" */\nname = "catch"\nactor_hosts = 3\n')
+    assert values_in(path, "name", "region") == {"name": "catch", "region": None}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "examples").glob("*.tfvars")), ids=lambda path: path.stem)
-def test_the_examples_name_types_that_one_zone_offers(aws, run_script, path):
+def test_the_examples_name_types_that_one_zone_offers(aws, run_deploy, path):
     with serving(Account(dict.fromkeys(QUOTAS, 1000.0), {"L-F678F1CE": 5.0})) as account:
-        flags = ("--var-file", str(path), "--region", "us-east-1")
-        result = run_script("preflight.py", *flags, **account.environment)
+        flags = ("-var-file", str(path))
+        result = run_deploy("preflight", *flags, **account.environment)
     for name in ("instance types", "zone", "quota"):
         assert f"PASS  {name}: " in result.stdout and f"FAIL  {name}" not in result.stdout, result.stdout

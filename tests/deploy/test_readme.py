@@ -1,12 +1,14 @@
 """deploy/README.md says what the files beside it say."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.deploy.needed import with_terraform
 from tests.system.processes import ROOT
 
 README = (ROOT / "deploy" / "README.md").read_text()
@@ -18,9 +20,9 @@ def cost(deploy):
     """Returns what the script prints where no cluster is described."""
 
     def tell(example: str, *arguments: str) -> str:
-        file = deploy / "examples" / f"{example}.tfvars"
-        command = [sys.executable, str(deploy / "cost.py"), "--plan", str(file), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        command = [sys.executable, "-m", "deploy", "cost", example, *arguments]
+        given = {"cwd": deploy.parent, "env": os.environ | with_terraform()}
+        return subprocess.run(command, **given, capture_output=True, text=True, timeout=60, check=True).stdout
 
     return tell
 
@@ -87,7 +89,7 @@ def test_names_in_the_text_are_those_of_the_configurations():
 def test_each_command_that_takes_a_region_names_one():
     """All but those that read it from the variables."""
     commands = re.findall(
-        r"(?:^|`)((?:aws (?:ssm|ec2|autoscaling)|python deploy/keys\.py) [^`\n]*)", README, re.MULTILINE
+        r"(?:^|`)((?:aws (?:ssm|ec2|autoscaling)|python -m deploy keys) [^`\n]*)", README, re.MULTILINE
     )
     commands = [command for command in commands if command != "aws ssm start-session"]
     assert len(commands) >= 6

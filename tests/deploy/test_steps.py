@@ -1,17 +1,15 @@
 """Steps of `python -m deploy`, each alone."""
 
-import threading
-
 import pytest
 
 from tests.system.processes import ROOT
 
 
 def test_a_bucket_of_somebody_else_is_not_used(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
     import boto3
     from botocore.stub import Stubber
-    from commands import up
+
+    from deploy import up
 
     s3 = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
     monkeypatch.setattr(up, "client", lambda *_: s3)
@@ -26,25 +24,9 @@ def test_a_bucket_of_somebody_else_is_not_used(monkeypatch):
             up.bucket_is_ours("results", "us-east-1", "123456789012")
 
 
-def test_a_command_that_is_interrupted_leaves_no_timer(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import steps
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.print", lambda *words, **_: interrupt() if words == ("a line\n",) else None)
-    with pytest.raises(KeyboardInterrupt):
-        steps.copy_output("echo", "a line", seconds=300.0)
-    for timer in (each for each in threading.enumerate() if isinstance(each, threading.Timer)):
-        timer.join(10.0)
-        assert not timer.is_alive()
-
-
 def test_errors_of_a_command_are_heard_and_shown(monkeypatch, capfd):
     """Its output, in which it may ask, goes to the terminal as it is."""
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import steps
+    from deploy import steps
 
     assert steps.run_and_hear("sh", "-c", "printf 'Enter a value: '; echo no >&2; exit 3", seconds=60.0) == (3, "no\n")
     shown = capfd.readouterr()
@@ -54,25 +36,8 @@ def test_errors_of_a_command_are_heard_and_shown(monkeypatch, capfd):
         steps.run_and_hear("sleep", "60", seconds=0.1)
 
 
-def test_preflight_hears_which_software_the_hosts_will_have(monkeypatch):
-    """Images that are to follow a release need quotas for their builds: the release of before must not hide that."""
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from cluster import ClusterFlags, read_cluster
-    from commands import account
-
-    given = []
-    monkeypatch.setattr(account, "copy_output", lambda *words, seconds: given.append(words[2:]) or "not ready: x\n")
-    for release in (None, "", "v1"):
-        account.failures(release)
-    assert given == [(), ("--release", ""), ("--release", "v1")]
-    monkeypatch.setenv("TF_VAR_release", "v1")  # as software.auto.tfvars would say it
-    asked = {"region": "us-east-1", "results_bucket": "results"}
-    assert [read_cluster(ClusterFlags(**asked, release=release)).release for release in (None, "")] == ["v1", ""]
-
-
 def test_a_description_that_was_set_aside_comes_back(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import place
+    from deploy import place
 
     variables = tmp_path / "terraform.tfvars"
     monkeypatch.setattr(place, "VARIABLES", variables)
@@ -81,7 +46,7 @@ def test_a_description_that_was_set_aside_comes_back(monkeypatch, tmp_path):
     place.ZONE.touch()
     monkeypatch.setattr(place, "exists", lambda: False)
     place.describe("smoke")
-    variables.write_text(variables.read_text() + "max_hours = 3\n")
+    variables.write_text(variables.read_text() + "seed = 3\n")
     mine = variables.read_text()
     place.describe("64-actors")
     assert not place.ZONE.exists(), "another cluster begins in the first zone"

@@ -41,8 +41,8 @@ def stored(s3):
 @pytest.mark.parametrize(
     ("role", "secrets"), [("replay", ["actor", "replay"]), ("learner", ["learner"]), ("actor", ["actor"])]
 )
-def test_a_host_gets_the_keys_of_its_roles_and_no_others(run_script, finish, tmp_path, role, secrets):
-    assert run_script("keys.py", "--cluster", "catch", "--region", "us-east-1").returncode == 0
+def test_a_host_gets_the_keys_of_its_roles_and_no_others(run_deploy, finish, tmp_path, role, secrets):
+    assert run_deploy("keys", "--cluster", "catch", "--region", "us-east-1").returncode == 0
     directory = tmp_path / "keys"
     directory.mkdir(mode=0o700)
     status, text = finish("keys", directory, role=role)
@@ -57,14 +57,14 @@ def test_a_host_gets_the_keys_of_its_roles_and_no_others(run_script, finish, tmp
     assert not any(path.read_text().strip() in text for path in directory.iterdir())
 
 
-def test_a_host_waits_for_keys_that_are_not_there_yet(run_script, start, tmp_path):
+def test_a_host_waits_for_keys_that_are_not_there_yet(run_deploy, start, tmp_path):
     directory = tmp_path / "keys"
     directory.mkdir()
     process = start("keys", directory)
-    cure = "run python deploy/keys.py --cluster catch --region us-east-1"
+    cure = "run python -m deploy keys --cluster catch --region us-east-1"
     wait_for(lambda: cure in process.text(), 60, "the cure")
     assert process.popen.poll() is None and not list(directory.iterdir())
-    assert run_script("keys.py", "--cluster", "catch", "--region", "us-east-1").returncode == 0
+    assert run_deploy("keys", "--cluster", "catch", "--region", "us-east-1").returncode == 0
     assert process.popen.wait(60) == 0, process.text()
     Keyring(directory, "learner").close()
 

@@ -4,10 +4,12 @@ import datetime
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 
 from tests.deploy.moto_process import Aws
+from tests.deploy.needed import find_terraform
 from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources, templates
 
 pytestmark = pytest.mark.long("changes of a cluster")
@@ -273,7 +275,7 @@ def test_a_copy_leaves_out_what_belongs_to_a_users_cluster(tmp_path):
     ]
     users += [f"deploy/terraform/cluster/{name}" for name in ("a.auto.tfvars", "b.auto.tfvars.json", "backend.hcl")]
     users += [f"deploy/terraform/bootstrap/terraform.tfstate{suffix}" for suffix in ("", ".backup")]
-    ours = ["deploy/examples/smoke.tfvars", "deploy/terraform/cluster/main.tf", "deploy/cost.py"]
+    ours = ["deploy/examples/smoke.tfvars", "deploy/terraform/cluster/main.tf", "deploy/prices.json"]
     for name in users + ours:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -366,3 +368,9 @@ def test_another_zone_ends_the_hosts_before_their_subnet(applied_cluster, tmp_pa
         assert planned[f"aws_{address}"] == ["delete", "create"], address
     workspace.apply(GIVEN | {"availability_zone": "us-east-1b"})
     assert changes(workspace, GIVEN | {"availability_zone": "us-east-1b"}) == {}
+
+
+def test_files_are_formatted(deploy):
+    command = [find_terraform(), "fmt", "-check", "-recursive", "-diff", str(deploy)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

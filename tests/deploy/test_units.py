@@ -170,7 +170,7 @@ def test_a_replay_host(build, cloud, address, tmp_path):
         # Nothing that boots waits for keys that nobody has made yet.
         assert "status: done" in machine.run("cloud-init", "status", "--wait", check=False).stdout
         machine.wait_for_state("apexrl-keys.service", "activating")
-        wait_until(lambda: "python deploy/keys.py" in machine.journal("apexrl-keys"), 30, "a message about the keys")
+        wait_until(lambda: "python -m deploy keys" in machine.journal("apexrl-keys"), 30, "a message about the keys")
         assert [machine.show(shard, "ActiveState") for shard in shards] == ["inactive"] * 2
         assert machine.run("systemctl", "is-enabled", "apexrl.target").stdout.strip() == "enabled"
 

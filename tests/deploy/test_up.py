@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from deploy.cluster import read_cluster
+from deploy.findings import Line
+from deploy.steps import DeployError, StepError
 from tests.deploy import fake_tools
 from tests.deploy.clone import BOOTSTRAP, CLUSTER, UP
-from tests.system.processes import ROOT
+from tests.deploy.needed import with_terraform
 
 pytestmark = pytest.mark.long("commands for EC2")
 
@@ -38,19 +41,19 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
     assert shown == [
         "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
-        "python deploy/preflight.py --release v1.2",
+        "python -m deploy preflight",
         *roles,
-        "python deploy/cost.py",
+        "python -m deploy cost",
         f"terraform {BOOTSTRAP} init -input=false",
         f"terraform {BOOTSTRAP} apply {given}",
         f"terraform {BOOTSTRAP} output -raw cluster_backend > deploy/terraform/cluster/backend.hcl",
         f"terraform {BOOTSTRAP} output -raw cluster_tfvars > deploy/terraform/cluster/bootstrap.auto.tfvars",
         init,
-        "python deploy/keys.py --cluster apexrl-smoke --region us-east-1",
+        "python -m deploy keys --cluster apexrl-smoke --region us-east-1",
         "bash deploy/packer/release.sh v1.2 build/release-v1.2.tar",
         f"aws s3 cp {release}",
         "echo 'release = \"v1.2\"' > deploy/terraform/cluster/software.auto.tfvars",
-        "python deploy/preflight.py",
+        "python -m deploy preflight",
         apply,
     ]
     stopped = f"up stopped: `{apply}` ended with status 1; see above. The same command goes on\n"
@@ -87,7 +90,8 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     assert called == [f"terraform {CLUSTER} apply -input=false -auto-approve"]
     assert "actor 3 of 3" in clone.run("status")[0]
     clone.run("scale", "201", "--yes", status=2)
-    assert clone.said == "cannot scale: variable actor_hosts is 201: it has to be from 0 to 200\n"
+    told = "terraform.tfvars:11: actor_hosts has to be a whole number of hosts from 0 to 200. (var.actor_hosts is 201)"
+    assert clone.said == f"cannot scale: {told}\n"
     assert "actor_hosts           = " not in (clone.cluster / "terraform.tfvars").read_text()
     assert "actor_hosts = 3\n" in (clone.cluster / "terraform.tfvars").read_text()
 
@@ -125,8 +129,9 @@ def check_no_other_takes_its_place(clone, init):
 @pytest.fixture
 def commands(monkeypatch):
     """The package of the commands; what it would run goes into a list."""
-    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
-    from commands import account, frames, place, software, steps, up, zones
+    from deploy import account, frames, place, software, steps, up, zones
+
+    monkeypatch.setenv("PATH", with_terraform()["PATH"])
 
     ran = []
     for module in (account, place, software, up):
@@ -145,14 +150,12 @@ def commands(monkeypatch):
 
 
 def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(commands, monkeypatch, tmp_path):
-    from cluster import ClusterFlags, read_cluster
-    from preflight import Line
-
     software, choice = commands.software, tmp_path / "software.auto.tfvars"
     monkeypatch.setattr(software, "ROOT", tmp_path)
+    monkeypatch.setattr(commands.place, "ROOT", tmp_path)
     monkeypatch.setattr(software, "CHOICE", choice)
     monkeypatch.setattr(software, "must_read", lambda *_: "v1.2\n")
-    fresh = read_cluster(ClusterFlags(region="us-east-1", results_bucket="results"))
+    fresh = read_cluster(given=("-var", "results_bucket=results"))
     for has_images, chosen, flags, kind, version in (
         (False, "", {}, "release", "v1.2"),
         (False, "", {"images": True}, "images", "v1.2"),
@@ -178,26 +181,20 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
     assert choice.read_text() == 'image_version = "v1.2"\n'
 
 
-def test_nothing_starts_without_a_yes(commands, monkeypatch):
-    commands.up.ask(yes=True)
+def test_nothing_starts_without_a_yes_and_a_price(commands, monkeypatch, capsys):
+    cluster = read_cluster()
+    commands.up.ask(cluster, yes=True)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
-    with pytest.raises(commands.up.DeployError, match="nobody can answer here whether to start this: give --yes"):
-        commands.up.ask(yes=False)
+    with pytest.raises(DeployError, match="nobody can answer here whether to start this: give --yes"):
+        commands.up.ask(cluster, yes=False)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     for answer, goes_on in (("y", True), ("", False), ("no", False)):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
-        with contextlib.nullcontext() if goes_on else pytest.raises(commands.up.DeployError, match="not started"):
-            commands.up.ask(yes=False)
-    assert set(commands.ran) == {"python deploy/cost.py"}
-
-
-def test_nothing_starts_without_a_price(commands, monkeypatch):
-    def fails(*_, seconds):
-        raise commands.steps.StepError("ended with status 1")
-
-    monkeypatch.setattr(commands.up, "run", fails)
-    with pytest.raises(commands.steps.StepError):
-        commands.up.ask(yes=True)
+        with contextlib.nullcontext() if goes_on else pytest.raises(DeployError, match="not started"):
+            commands.up.ask(cluster, yes=False)
+    assert capsys.readouterr().out.count("apexrl: US dollars") == 5
+    with pytest.raises(DeployError, match="no on_demand price of x1"):
+        commands.up.ask(cluster._replace(replay_instance_type="x1"), yes=True)
 
 
 def test_a_region_that_another_file_overrules_is_refused(commands, monkeypatch, tmp_path):
@@ -207,7 +204,7 @@ def test_a_region_that_another_file_overrules_is_refused(commands, monkeypatch, 
     commands.up.check_region("us-east-1")
     described.write_text('region = "eu-west-1"\n')
     commands.up.check_region("eu-west-1")
-    with pytest.raises(commands.up.DeployError, match="asks for eu-west-1, and a file that overrules it for us-east-1"):
+    with pytest.raises(DeployError, match="asks for eu-west-1, and a file that overrules it for us-east-1"):
         commands.up.check_region("us-east-1")
 
 
@@ -222,6 +219,7 @@ WRONG = [
     (("scale", "two"), {}, "invalid int value: 'two'"),
     (("start",), {}, "invalid choice: 'start'"),
     (("cost", "smoke", "--hours", "3"), {}, "unrecognized arguments: --hours 3"),
+    (("cost", "smoke", "--updates-per-second", "0"), {}, "--updates-per-second 0: a positive number is needed"),
 ]
 
 
@@ -238,8 +236,6 @@ def test_what_is_wrong_is_one_line_and_status_2(clone):
 def test_the_price_of_a_plan_is_told(clone):
     printed, _ = clone.run("cost", "smoke", "--updates-per-second", "100")
     assert "apexrl-smoke: US dollars" in printed and "a learner of 100 updates/s of 64 takes 2,560 " in printed
-    clone.run("cost", "smoke", "--updates-per-second", "0", status=1)
-    assert "--updates-per-second 0: a positive number is needed" in clone.said
     alone, _ = clone.run("cost", "64-actors")
     (clone.cluster / "terraform.tfvars").write_bytes((clone.directory / "deploy/examples/smoke.tfvars").read_bytes())
     assert clone.run("cost", "64-actors")[0] == alone  # nothing of the cluster that is described
@@ -259,7 +255,7 @@ def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
         "frames arrive: 64 transitions (0%); ...\n"
     )
     told = "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"
-    with pytest.raises(commands.steps.StepError, match=told):
+    with pytest.raises(StepError, match=told):
         frames.wait_for_frames(cluster, minutes=0)
 
 
@@ -293,65 +289,49 @@ def test_only_the_state_of_the_same_cluster_is_gone_on_with(commands, monkeypatc
         held.write_text(key)
         monkeypatch.setattr(up.place, "exists", lambda: True)
         monkeypatch.setattr(up.place, "outputs", lambda results=results: {"results": results} if results else {})
-        told = pytest.raises(up.DeployError, match="a cluster of another name than smoke is up")
+        told = pytest.raises(DeployError, match="a cluster of another name than smoke is up")
         with contextlib.nullcontext() if is_same else told:
             up.initialize("smoke")
         assert held.read_text() == key
 
 
 def test_outputs_that_are_not_there_yet_are_one_line(commands, monkeypatch):
-    from commands import cluster_commands
+    from deploy import running
 
-    monkeypatch.setattr(cluster_commands, "require", lambda *_: None)
+    monkeypatch.setattr(running, "require", lambda *_: None)
     monkeypatch.setattr(commands.place, "described", lambda: None)
     monkeypatch.setattr(commands.place, "outputs", lambda: {"results": "s3://results/smoke/run-1/"})
-    for command in (cluster_commands.watch, cluster_commands.logs):
-        with pytest.raises(commands.up.DeployError, match="`up` has not come to its end"):
+    for command in (running.watch, running.logs):
+        with pytest.raises(DeployError, match="`up` has not come to its end"):
             command(SimpleNamespace(role="", since="10m"))
-
-
-def test_each_failure_of_preflight_is_heard(commands, monkeypatch):
-    told = [
-        "PASS  zone: a",
-        "FAIL  images: two\nlines: of AWS",
-        "      cure: see",
-        "FAIL  keys: missing",
-        "      cure: make",
-    ]
-    printed = "\n".join([*told, ""])
-    monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed + "not ready: see the lines\n")
-    assert commands.account.failures() == [("images", "two\nlines: of AWS", "see"), ("keys", "missing", "make")]
-    monkeypatch.setattr(commands.account, "copy_output", lambda *_, seconds: printed)
-    with pytest.raises(commands.steps.StepError, match="did not come to its end"):
-        commands.account.failures()
 
 
 def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
     account = commands.account
     request = "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA"
     cure = f"{request} --desired-value 16 --region us-east-1"
-    low = account.Failure("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
+    low = Line("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
     answers, slept = [[low], [low], []], []
     asked = []
 
-    def failures(release, request_quotas):
+    def failures(cluster, request_quotas):
         asked.append(request_quotas)
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
     monkeypatch.setattr(account, "failures", failures)
     monkeypatch.setattr(account.time, "sleep", slept.append)
-    account.check_account("v1.2", request_quotas=True)
+    account.check_account(None, request_quotas=True)
     assert asked == [True, False, False] and slept == [60, 60]
-    other = account.Failure("zone", "no zone offers all types", "replace the rarest type")
+    other = Line("zone", "no zone offers all types", "replace the rarest type")
     for failures, flags, told in (
         ([low, other], {"request_quotas": True}, r"^zone: no zone offers all types \(replace the rarest type\); then"),
         ([low], {"request_quotas": False}, "with --request-quotas, which asks AWS$"),
     ):
         answers[:] = [failures]
-        with pytest.raises(commands.up.DeployError, match=told):
-            account.check_account("v1.2", **flags)
+        with pytest.raises(DeployError, match=told):
+            account.check_account(None, **flags)
     assert not commands.ran
     answers[:] = [[low]]
     monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
-    with pytest.raises(commands.steps.StepError, match="it writes when they are granted"):
-        account.check_account("v1.2", request_quotas=True)
+    with pytest.raises(StepError, match="it writes when they are granted"):
+        account.check_account(None, request_quotas=True)

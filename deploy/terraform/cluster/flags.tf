@@ -65,8 +65,16 @@ variable "evaluator_flags" {
   }
 }
 
+# `python -m deploy` reads variables.tf and this file alone: they ask nothing of AWS.
 locals {
-  # Flag names and what their values look like, made from the code's configuration (tests/deploy/flag_patterns.py).
+  # The replay host has a server for each shard of the experience.
+  learners = var.learner_hosts * var.learner_gpus
+  shards   = var.replay_shards > 0 ? var.replay_shards : local.learners
+
+  # Whole GPUs, for which NVIDIA has an open driver. Not p3 (V100), nor g6f and gr6f (slices of a GPU).
+  learner_families = ["g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en"]
+
+  # Flag names and what their values look like, made from the code's configuration (`python -m deploy flags`).
   patterns_of_agents = jsondecode(file("${path.module}/flags.json"))
   flag_patterns      = try(local.patterns_of_agents[var.agent], local.patterns_of_agents["apex-dqn"])
 

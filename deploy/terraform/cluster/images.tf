@@ -145,9 +145,6 @@ locals {
   image_gib    = { for role, image in terraform_data.images.input : role => image.gib }
   architecture = terraform_data.images.input.cpu.architecture
 
-  # Whole GPUs, for which NVIDIA has an open driver. Not p3 (V100), nor g6f and gr6f (slices of a GPU).
-  learner_families = ["g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en"]
-
   facts_of = { for type in local.instance_types : type => {
     architectures = try(data.aws_ec2_instance_type.this[type].supported_architectures, [])
     strategies    = try(data.aws_ec2_instance_type.this[type].supported_placement_strategies, [])
@@ -155,7 +152,7 @@ locals {
     gpus          = try(sum([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.count]), 0)
     gpu_makers    = try([for gpu in data.aws_ec2_instance_type.this[type].gpus : gpu.manufacturer], [])
   } }
-  # What a replay server takes, made from the code (tests/deploy/flag_patterns.py), and what one would get at most: each
+  # What a replay server takes, made from the code (`python -m deploy flags`), and what one would get at most: each
   # process of a host is a server's, in turn.
   limits       = jsondecode(file("${path.module}/limits.json"))
   workers_of   = { for type in var.actor_instance_types : type => var.actor_workers_per_host > 0 ? var.actor_workers_per_host : local.facts_of[type].vcpus }

@@ -22,10 +22,6 @@ locals {
 
   instance_types = toset(concat([var.replay_instance_type], var.learner_instance_types, var.actor_instance_types))
 
-  # The replay host has a server for each shard of the experience.
-  learners = var.learner_hosts * var.learner_gpus
-  shards   = var.replay_shards > 0 ? var.replay_shards : local.learners
-
   shared_flags = join(" ", [
     "--agent ${var.agent}", "--preset ${var.preset}", "--seed ${var.seed}", "--shards ${local.shards}",
     "--replay-host ${local.replay_address}", "--learner-host ${local.learner_hosts[0].address}",

@@ -2,17 +2,6 @@
 # the results bucket at its first start. `python -m deploy up` puts it there. It needs no build, and takes each host some
 # minutes longer to start; fleets, whose hosts come and go, want images.
 
-variable "release" {
-  description = "Version in the results bucket (releases/VERSION.tar) that hosts install at their first start, on public images. null: hosts start from images that Packer has built."
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.release == null || can(regex("^[0-9A-Za-z][0-9A-Za-z._-]{0,63}$", var.release))
-    error_message = "release has to be a version of letters, digits, dots, dashes and underscores, as deploy/packer/release.sh takes it; leave it out to start from images."
-  }
-}
-
 locals {
   image_roles = toset(var.release == null ? ["cpu", "gpu"] : []) # of images of one's own
 

@@ -141,6 +141,17 @@ variable "image_version" {
   }
 }
 
+variable "release" {
+  description = "Version in the results bucket (releases/VERSION.tar) that hosts install at their first start, on public images. null: hosts start from images that Packer has built."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.release == null || can(regex("^[0-9A-Za-z][0-9A-Za-z._-]{0,63}$", var.release))
+    error_message = "release has to be a version of letters, digits, dots, dashes and underscores, as deploy/packer/release.sh takes it; leave it out to start from images."
+  }
+}
+
 variable "replay_instance_type" {
   description = "Instance type of the replay host: memory for the log, network for the actors, cores for the evaluator."
   type        = string

@@ -9,9 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tfvars import DeployError
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 FINISH_SECONDS = 300.0
 READ_SECONDS = 120.0
 TOOLS = {
@@ -23,6 +21,10 @@ TOOLS = {
     "git": "https://git-scm.com/downloads",
 }
 """Where to get each program."""
+
+
+class DeployError(Exception):
+    """Something has to be changed first. The message says what."""
 
 
 class StepError(Exception):
@@ -41,8 +43,7 @@ def run(*command: str, seconds: float) -> None:
 
     Raises: StepError when it fails, or takes longer than `seconds`.
     """
-    _show(command)
-    status = _finish(subprocess.Popen(_executable(command), cwd=ROOT, env=_environment()), seconds)
+    status, _ = run_and_hear(*command, seconds=seconds)
     if status:
         raise failure(command, status)
 
@@ -52,8 +53,8 @@ def run_and_hear(*command: str, seconds: float) -> tuple[int, str]:
 
     Raises: StepError when it takes longer than `seconds`.
     """
-    _show(command)
-    process = subprocess.Popen(_executable(command), cwd=ROOT, env=_environment(), stderr=subprocess.PIPE)
+    show(*command)
+    process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stderr=subprocess.PIPE)
     lines: list[bytes] = []
 
     def copy() -> None:
@@ -77,31 +78,13 @@ def failure(command: tuple[str, ...], status: int) -> StepError:
 
 def run_until_interrupted(*command: str) -> int:
     """Prints and runs a command that lasts until Ctrl-C; returns its status, 0 after Ctrl-C."""
-    _show(command)
-    process = subprocess.Popen(_executable(command), cwd=ROOT, env=_environment())
+    show(*command)
+    process = subprocess.Popen(command, cwd=ROOT, env=_environment())
     try:
         return process.wait()
     except KeyboardInterrupt:
         _finish(process, FINISH_SECONDS)
         return 0
-
-
-def copy_output(*command: str, seconds: float) -> str:
-    """Prints and runs a command, which may fail and is ended after `seconds`; returns what it printed."""
-    _show(command)
-    process = subprocess.Popen(_executable(command), cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True)
-    end = threading.Timer(seconds, process.terminate)
-    end.start()
-    lines = []
-    try:
-        with process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                lines.append(line)
-    finally:
-        end.cancel()  # also after Ctrl-C: a timer that still runs would keep this process from its end
-    return "".join(lines)
 
 
 def read(*command: str) -> subprocess.CompletedProcess[str]:
@@ -111,7 +94,7 @@ def read(*command: str) -> subprocess.CompletedProcess[str]:
     """
     try:
         return subprocess.run(
-            _executable(command),
+            command,
             cwd=ROOT,
             env=_environment(),
             capture_output=True,
@@ -135,12 +118,9 @@ def must_read(*command: str) -> str:
     return result.stdout
 
 
-def _show(command: tuple[str, ...]) -> None:
+def show(*command: str) -> None:
+    """Prints a command as a person would type it."""
     print(f"\n$ {shlex.join(command)}", flush=True)
-
-
-def _executable(command: tuple[str, ...]) -> list[str]:
-    return [sys.executable if command[0] == "python" else command[0], *command[1:]]
 
 
 def _environment() -> dict[str, str]:

@@ -4,11 +4,9 @@ import datetime
 import re
 import time
 
-from aws import AwsError, client, code_of
-from cluster import Cluster
-from tfvars import DeployError
-
-from commands.steps import StepError
+from deploy.aws import AwsError, client, code_of
+from deploy.cluster import Cluster
+from deploy.steps import DeployError, StepError
 
 LOOK_BACK_SECONDS = 180.0  # the replay server writes a summary every minute
 POLL_SECONDS = 10.0

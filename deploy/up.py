@@ -6,23 +6,20 @@ import re
 import sys
 from pathlib import Path
 
-from aws import AwsError, client, code_of
-from cluster import Cluster
-from keys import key_names, stored_keys
-from tfvars import DeployError, read_tfvars
-
-from commands import account, frames, place, software, zones
-from commands.cluster_commands import watch
-from commands.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
-from commands.steps import ROOT, must_read, require, run
+from deploy import account, cost, frames, place, software, zones
+from deploy.aws import AwsError, client, code_of
+from deploy.cluster import Cluster, values_in
+from deploy.keys import key_names, store_keys, stored_keys
+from deploy.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
+from deploy.running import watch
+from deploy.steps import ROOT, DeployError, must_read, require, run, show
 
 APPLY_SECONDS = 3600.0
-SCRIPT_SECONDS = 300.0
 BUCKETS = ROOT / CLUSTER / "bootstrap.auto.tfvars"
 MAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
-def main(chosen: argparse.Namespace) -> None:
+def up(chosen: argparse.Namespace) -> None:
     """Starts a cluster, waits for its first frames, and opens the tunnel to TensorBoard.
 
     Raises: DeployError when something has to be changed first; StepError when a command fails.
@@ -39,14 +36,14 @@ def main(chosen: argparse.Namespace) -> None:
     if not chosen.email and not _has_buckets(number):
         raise DeployError("--email is missing: the alarm about money has to know where to write, at the first start")
     chosen_software = software.choose(cluster, chosen.images, chosen.upgrade)
-    account.check_account(chosen_software.release, chosen.request_quotas)
-    ask(chosen.yes)
+    account.check_account(cluster._replace(release=chosen_software.release), chosen.request_quotas)
+    ask(cluster, chosen.yes)
     bootstrap(cluster, number, chosen.email)
     cluster = place.described()  # the bucket is known now
     initialize(cluster.name)
     make_keys(cluster)
     software.provide(chosen_software, cluster)
-    account.check_ready()
+    account.check_ready(place.described())
     apply(chosen.yes)
     frames.wait_for_frames(place.described(), chosen.wait_minutes)
     if chosen.no_tunnel:
@@ -66,7 +63,7 @@ def _programs(chosen: argparse.Namespace) -> list[str]:
 
 def check_region(region: str) -> None:
     """Raises DeployError when another file overrules the region of terraform.tfvars."""
-    wanted = read_tfvars(place.VARIABLES).get("region") or region
+    wanted = values_in(place.VARIABLES, "region")["region"] or region
     if wanted != region:
         raise DeployError(
             f"terraform.tfvars in {CLUSTER} asks for {wanted}, and a file that overrules it for {region}, where the "
@@ -74,12 +71,13 @@ def check_region(region: str) -> None:
         )
 
 
-def ask(yes: bool) -> None:
+def ask(cluster: Cluster, yes: bool) -> None:
     """Shows the price and asks whether to go on.
 
-    Raises: DeployError when the answer is no, or nobody can answer. StepError when there is no price.
+    Raises: DeployError when the answer is no, nobody can answer, or there is no price.
     """
-    run("python", "deploy/cost.py", seconds=SCRIPT_SECONDS)
+    show("python", "-m", "deploy", "cost")
+    print("\n".join(cost.report(cluster)), flush=True)
     if yes:
         return
     if not sys.stdin.isatty():
@@ -92,7 +90,9 @@ def _has_buckets(account_number: str) -> bool:
     """Returns whether the files that bootstrap leaves are there, and the bucket that they name."""
     if not BACKEND.exists() or not BUCKETS.exists():
         return False
-    given = read_tfvars(BUCKETS)
+    given = values_in(BUCKETS, "results_bucket", "region")
+    if None in given.values():
+        raise DeployError(f"{BUCKETS} lacks results_bucket or region: make it anew, as deploy/README.md says in step 3")
     return bucket_is_ours(given["results_bucket"], given["region"], account_number)
 
 
@@ -150,16 +150,26 @@ def _write(path: Path, text: str) -> None:
 
 
 def make_keys(cluster: Cluster) -> None:
-    """Makes the keys of the cluster, unless all of them are there."""
-    stored = stored_keys(client("ssm", cluster.region), cluster.name)
+    """Makes the keys of the cluster that are missing, and no others: hosts that run know those that are there.
+
+    Raises: DeployError when they cannot be made, or a cluster that is up would have hosts with different keys.
+    """
+    ssm = client("ssm", cluster.region)
+    stored = stored_keys(ssm, cluster.name)
     missing = [name for name in key_names(cluster.name) if name not in stored]
     if not missing:
         print("\nkeys: there already")
         return
-    rest = ("--rotate",) if stored else ()  # an earlier run was stopped between two keys
-    run(
-        "python", "deploy/keys.py", "--cluster", cluster.name, "--region", cluster.region, *rest, seconds=SCRIPT_SECONDS
-    )
+    keys = ("python", "-m", "deploy", "keys", "--cluster", cluster.name, "--region", cluster.region)
+    secrets = [name for name in missing if name.endswith(".secret")]
+    if secrets and place.exists():
+        raise DeployError(
+            f"{', '.join(secrets)} missing, and hosts that run know another one: `{' '.join(keys)}` makes a new pair; "
+            "then restart all hosts, as deploy/README.md says about new keys"
+        )
+    show(*keys)
+    print(f"missing: {', '.join(missing)}")
+    store_keys(ssm, cluster.name)
 
 
 def initialize(name: str) -> None:

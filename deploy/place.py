@@ -10,10 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster, ClusterFlags, read_cluster
-from tfvars import DeployError, read_tfvars
-
-from commands.steps import ROOT, must_read, read, run
+from deploy.cluster import Cluster, read_cluster, values_in
+from deploy.steps import ROOT, DeployError, must_read, read, run, show
 
 EXAMPLES = ROOT / "deploy" / "examples"
 CLUSTER = "deploy/terraform/cluster"
@@ -123,22 +121,22 @@ def describe(plan: str) -> None:
 
 def _copy(path: Path) -> None:
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    print(f"\n$ cp {shown} {CLUSTER}/terraform.tfvars")
+    show("cp", str(shown), f"{CLUSTER}/terraform.tfvars")
     shutil.copyfile(path, VARIABLES)
 
 
 def _name_in(path: Path) -> str:
-    return str(read_tfvars(path).get("name") or "apexrl")
+    return str(values_in(path, "name")["name"] or "apexrl")
 
 
 def described() -> Cluster:
-    """Returns the variables of the cluster.
+    """Returns the variables of the cluster that terraform.tfvars describes.
 
     Raises: DeployError when none is described, or a variable is wrong.
     """
     if not VARIABLES.exists():
         raise DeployError("no cluster is described here: `python -m deploy up smoke` starts the smallest")
-    return read_cluster(ClusterFlags())
+    return read_cluster()
 
 
 def outputs() -> dict[str, Any]:
@@ -149,11 +147,11 @@ def outputs() -> dict[str, Any]:
     return {name: entry["value"] for name, entry in found.items()}
 
 
-def move(zone: str) -> None:
-    """Lets Terraform make the cluster in another zone."""
-    line = f'availability_zone = "{zone}"'
-    print(f"\n$ echo '{line}' > {ZONE.relative_to(ROOT)}")
-    ZONE.write_text(f"{line}\n", encoding="utf-8")
+def write_variable(path: Path, name: str, value: str) -> None:
+    """Writes a file of one variable, and shows how."""
+    line = f'{name} = "{value}"'
+    print(f"\n$ echo '{line}' > {path.relative_to(ROOT)}")
+    path.write_text(f"{line}\n", encoding="utf-8")
 
 
 def set_actor_hosts(hosts: int) -> None:

@@ -2,13 +2,11 @@
 
 import re
 
-from cluster import Cluster
-from findings import zones_of_types
-from tfvars import read_tfvars
-
-from commands import place
-from commands.place import CLUSTER, terraform
-from commands.steps import StepError, failure, run_and_hear
+from deploy import place
+from deploy.cluster import Cluster, values_in
+from deploy.findings import zones_of_types
+from deploy.place import CLUSTER, terraform
+from deploy.steps import StepError, failure, run_and_hear
 
 APPLY_SECONDS = 3600.0
 NO_CAPACITY = re.compile("InsufficientInstanceCapacity|do not have sufficient [^ ]+ capacity")  # of EC2, of a group
@@ -41,7 +39,7 @@ def apply(*arguments: str) -> None:
                 f"EC2 has no capacity in {', '.join(tried)} ({told}): try again later, or {CURE}; what has started "
                 "costs until `python -m deploy down`"
             )
-        place.move(left[0])
+        place.write_variable(place.ZONE, "availability_zone", left[0])
 
 
 def _reason_to_stay(cluster: Cluster) -> str:
@@ -54,5 +52,5 @@ def _reason_to_stay(cluster: Cluster) -> str:
 
 def heed_named_zone() -> None:
     """Forgets a zone that was chosen here, when terraform.tfvars names one."""
-    if read_tfvars(place.VARIABLES).get("availability_zone"):
+    if values_in(place.VARIABLES, "availability_zone")["availability_zone"]:
         place.ZONE.unlink(missing_ok=True)

@@ -1,15 +1,16 @@
-"""Patterns of the flags' values, for Terraform: `python -m tests.deploy.flag_patterns` writes flags.json anew.
+"""Patterns of the flags' values, for Terraform: `python -m deploy flags` writes flags.json and limits.json anew.
 
-The cluster's variables of flags (`replay_flags` and so on) take the names of this file only, with values that match its
-regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster itself
-sets (addresses, ports, shards, directories, keys), and one whose value needs quotes. limits.json, written beside it,
-holds the numbers of actors and environments that a replay server takes, and by preset the environments of a process
-and the numbers by which a learner uses up experience.
+The cluster's variables of flags (`replay_flags` and so on) take the names of flags.json only, with values that match
+its regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster
+itself sets (addresses, ports, shards, directories, keys), and one whose value needs quotes. limits.json has the numbers
+of actors and environments that a replay server takes, and by preset the environments of a process and the numbers by
+which a learner uses up experience.
 """
 
 import dataclasses
 import json
 import typing
+from pathlib import Path
 from typing import Any
 
 from apexrl.agents.families import FAMILIES
@@ -27,9 +28,8 @@ from apexrl.config import (
 )
 from apexrl.flags import parse, range_of
 from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
-from tests.system.processes import ROOT
 
-FLAGS_FILE = ROOT / "deploy" / "terraform" / "cluster" / "flags.json"
+FLAGS_FILE = Path(__file__).resolve().parent / "terraform" / "cluster" / "flags.json"
 LIMITS_FILE = FLAGS_FILE.with_name("limits.json")
 PRESETS = tuple(name for name in typing.get_args(PresetName) if name != "auto")
 ROLES = ("agent", "replay", "learner", "actor", "evaluator")
@@ -119,7 +119,8 @@ def text_of_limits() -> str:
     return json.dumps(limits, indent=2) + "\n"
 
 
-if __name__ == "__main__":
-    FLAGS_FILE.write_text(text_of_all())
-    LIMITS_FILE.write_text(text_of_limits())
+def write() -> None:
+    """Writes both files."""
+    FLAGS_FILE.write_text(text_of_all(), encoding="utf-8")
+    LIMITS_FILE.write_text(text_of_limits(), encoding="utf-8")
     print(FLAGS_FILE, LIMITS_FILE)

@@ -2,12 +2,10 @@
 
 from typing import Literal, NamedTuple
 
-from cluster import Cluster
-from preflight import check_images
-from tfvars import DeployError
-
-from commands.place import CHOICE
-from commands.steps import ROOT, must_read, run
+from deploy.cluster import Cluster
+from deploy.place import CHOICE, write_variable
+from deploy.preflight import check_images
+from deploy.steps import ROOT, DeployError, must_read, run
 
 BUILD_SECONDS = 5400.0
 INIT_SECONDS = 900.0
@@ -70,6 +68,4 @@ def provide(software: Software, cluster: Cluster) -> None:
         run("bash", "deploy/packer/release.sh", software.version, file, seconds=COPY_SECONDS)
         target = f"s3://{cluster.results_bucket}/releases/{software.version}.tar"
         run("aws", "s3", "cp", "--region", cluster.region, file, target, seconds=COPY_SECONDS)
-    line = f'{"release" if software.release else "image_version"} = "{software.version}"'
-    print(f"\n$ echo '{line}' > {CHOICE.relative_to(ROOT)}")
-    CHOICE.write_text(f"{line}\n", encoding="utf-8")
+    write_variable(CHOICE, "release" if software.release else "image_version", software.version)

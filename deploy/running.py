@@ -1,15 +1,13 @@
-"""The commands for a cluster that is up: status, watch, logs, scale, down; and cost, for one that is planned."""
+"""The commands for a cluster that is up: status, watch, logs, scale, down."""
 
 import argparse
 import shlex
 import sys
 import time
 
-from tfvars import DeployError
-
-from commands import frames, place
-from commands.place import CLUSTER, terraform
-from commands.steps import StepError, require, run, run_until_interrupted
+from deploy import frames, place
+from deploy.place import CLUSTER, terraform
+from deploy.steps import DeployError, StepError, require, run, run_until_interrupted
 
 APPLY_SECONDS = 3600.0
 TUNNEL_SECONDS = 300.0
@@ -102,20 +100,6 @@ def down(chosen: argparse.Namespace) -> None:
     place.ZONE.unlink(missing_ok=True)
     print(f"{cluster.name}: no host and no volume costs any more. `up` goes on with the same run and an empty replay;")
     print('"To leave nothing behind" in deploy/README.md removes results, keys and images.')
-
-
-def cost(chosen: argparse.Namespace) -> None:
-    """Prints what a plan costs.
-
-    Raises: DeployError when there is no such plan; StepError when the table of prices lacks something.
-    """
-    plan = ("--plan", str(place.find_plan(chosen.plan))) if chosen.plan else ()
-    rates = {"--frames-per-second": chosen.frames_per_second, "--updates-per-second": chosen.updates_per_second}
-    given = [word for flag, rate in rates.items() if rate is not None for word in (flag, f"{rate:g}")]
-    if not chosen.plan:
-        place.described()
-    if run_until_interrupted("python", "deploy/cost.py", *plan, *given):
-        raise StepError("the price cannot be told: see above")
 
 
 def _can_answer(yes: bool) -> None:
