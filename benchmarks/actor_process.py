@@ -24,7 +24,8 @@ from apexrl.flags import default_command, with_preset
 from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.networks.config import to_text
-from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import encode_parameters
 from apexrl.running.machine import ENVIRONMENTS_BESIDE_A_GPU
 from benchmarks.replay import ROOT, free_ports, wait_for_port
 

@@ -33,7 +33,8 @@ from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
 from apexrl.networks.config import to_text
 from apexrl.networks.device_stream import DeviceStream, wait
-from apexrl.networks.parameters import Parameters, ParametersHeader
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import Parameters
 from apexrl.types import Unroll
 from benchmarks.learner_work import PONG
 

@@ -43,7 +43,8 @@ def encoded_parameters(version: int) -> bytes:
     """Returns the parameters of an untrained network of Nature's size as a learner sends them."""
     from apexrl.networks.config import DuelingConfig, to_text
     from apexrl.networks.dueling import make_network
-    from apexrl.networks.parameters import ParametersHeader, encode_parameters
+    from apexrl.networks.headers import ParametersHeader
+    from apexrl.networks.parameters import encode_parameters
     from apexrl.types import EnvironmentSpec, StreamSpec
 
     kind = ("Pong", (84, 84), "uint8", 4, 6, 4)

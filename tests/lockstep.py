@@ -16,7 +16,8 @@ from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.networks.parameters import Identity, Parameters, ParametersHeader, decode_parameters, encode_parameters
+from apexrl.networks.headers import Identity, ParametersHeader
+from apexrl.networks.parameters import Parameters, decode_parameters, encode_parameters
 
 CPU = torch.device("cpu")
 TABLE = "transitions"

@@ -20,8 +20,8 @@ from apexrl.flags import default_command, parse, wants_of
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.record.status_file import Status
 from apexrl.losses.categorical import log_probs
-from apexrl.networks.checkpoint import Counters
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.headers import Counters
 from apexrl.tools.sweep_plan import read_file, runs_of
 from apexrl.types import LogPosition, Sample, Unroll
 from benchmarks import end_to_end, gpu_report, gpu_run, learner, learner_work, selection, whole_run

@@ -15,14 +15,15 @@ import apexrl
 from apexrl.config import EnvConfig
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.files import MOST_BYTES, name_aside, open_regular, read_json, read_whole, write_json
+from apexrl.learning.record.latest import latest_checkpoint
 from apexrl.learning.record.run_page import flags_of
-from apexrl.learning.record.run_record import RunRecord, latest_checkpoint
+from apexrl.learning.record.run_record import RunRecord
 from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import read_key
-from apexrl.networks.checkpoint import BEST, LATEST, CheckpointHeader, Counters, load_checkpoint, load_header
+from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.config import DuelingConfig, from_text
-from apexrl.networks.parameters import Identity
+from apexrl.networks.headers import BEST, LATEST, CheckpointHeader, Counters, Identity, load_header
 from apexrl.replay.snapshot import recover_snapshot
 from apexrl.roles import export, watch
 from apexrl.running.prepare import prepare

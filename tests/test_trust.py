@@ -15,12 +15,13 @@ from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.flags import default_command, with_preset
 from apexrl.lifecycle import Stop
-from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.networks.checkpoint import save_checkpoint
+from apexrl.networks.headers import BEST, CheckpointHeader, Counters, latest_path
 from apexrl.own_modules import import_own
 from apexrl.replay.journal import IDENTITY_FILE, new_identity
 from apexrl.roles import export, watch
 from apexrl.running.prepare import prepare
-from apexrl.running.run_directory import latest_path, on_saved
+from apexrl.running.run_directory import on_saved
 from apexrl.tools import compare, runs
 from tests.system.processes import call
 from tests.tools.run_directories import write_run

@@ -27,7 +27,8 @@ from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, Metric
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
-from apexrl.networks.parameters import Parameters, ParametersHeader, decode_header, decode_parameters
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import Parameters, decode_header, decode_parameters
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

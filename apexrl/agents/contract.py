@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # replay.py loads families, and no torch
     import torch
     from torch import Tensor, nn
 
-    from apexrl.networks.parameters import Parameters, ParametersHeader
+    from apexrl.networks.headers import ParametersHeader
+    from apexrl.networks.parameters import Parameters
 
 Exploration = np.ndarray  # [E] float64, in the agent's own measure: an epsilon, a noise scale
 Bands = tuple[tuple[float, str], ...]  # each its least exploration, and its name in metrics; the greatest first

@@ -16,7 +16,8 @@ from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
 from apexrl.net.wire import MAX_MESSAGE_BYTES
-from apexrl.networks.parameters import ParametersHeader, encode_halves, halved
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import encode_halves, halved
 
 MAX_PARAMETER_BYTES = MAX_MESSAGE_BYTES - 2 * 2**20  # an evaluation sends them back, with a picture
 

@@ -23,9 +23,10 @@ from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.replicas import Replicas
 from apexrl.learning.goal import is_complete, progress
+from apexrl.learning.record.latest import latest_checkpoint
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.record.run_page import about
-from apexrl.learning.record.run_record import RunRecord, latest_checkpoint
+from apexrl.learning.record.run_record import RunRecord
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.results import Results, learner_metrics
 from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
@@ -38,7 +39,7 @@ from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
-from apexrl.networks.parameters import Identity, ParametersHeader
+from apexrl.networks.headers import Identity, ParametersHeader
 from apexrl.replay.journal import identity_of
 from apexrl.streams import difference
 from apexrl.tables import part_of

@@ -1,7 +1,7 @@
 """The division of a run among several learners, and its sums: shards, rows of a batch, counts."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -10,10 +10,12 @@ from apexrl.agents.families import family_of
 from apexrl.config import LearnerCommand, UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import flag_of, wants_of
-from apexrl.learning.experience.replicas import Replicas
-from apexrl.learning.updates.team import Team
-from apexrl.networks.checkpoint import Checkpoint
 from apexrl.types import LogPosition
+
+if TYPE_CHECKING:  # a plan divides a run, too, and loads no torch
+    from apexrl.learning.experience.replicas import Replicas
+    from apexrl.learning.updates.team import Team
+    from apexrl.networks.checkpoint import Checkpoint
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ def divided_sizes(agent: str, update: UpdateConfig) -> dict[str, int]:
     return {name: getattr(update, name) for name in names}
 
 
-def shards_of(wires: WireConfig, team: Team) -> range:
+def shards_of(wires: WireConfig, team: "Team") -> range:
     """Returns the shards that a learner follows.
 
     Raises: ConfigError when they cannot be divided among the learners.
@@ -76,7 +78,7 @@ def shards_of(wires: WireConfig, team: Team) -> range:
     return range(team.rank, wires.shards, team.size)
 
 
-def beginning(checkpoint: Checkpoint | None, num_shards: int) -> Beginning:
+def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
     """Returns where a run begins, or goes on.
 
     Raises: ConfigError when its experience lies in another number of shards.
@@ -87,7 +89,7 @@ def beginning(checkpoint: Checkpoint | None, num_shards: int) -> Beginning:
     return Beginning(logs=logs or (LogPosition(),) * num_shards)
 
 
-def totals(team: Team, replicas: Replicas, sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:
+def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:
     """Returns the positions in the logs of all shards, in their order, and the sums over all learners' games.
 
     Raises: PeerError when a learner is gone or says nothing in time.

@@ -17,7 +17,8 @@ from apexrl.learning.results import Results, learner_metrics
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.local_log import LocalLog
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.networks.parameters import Identity, ParametersHeader, encode_parameters
+from apexrl.networks.headers import Identity, ParametersHeader
+from apexrl.networks.parameters import encode_parameters
 from apexrl.types import LogPosition, StreamSpec
 
 

@@ -20,14 +20,14 @@ from apexrl.acting.evaluation import Evaluator, describe
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import actor_command, explicit_replay, learner_command, wants_of
-from apexrl.learning.record.run_record import CHECKPOINTS, result_in
+from apexrl.learning.record.latest import result_in
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.actor import LockstepActor
 from apexrl.lockstep.learner import LockstepLearner
 from apexrl.lockstep.local_log import LocalLog
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.net.statistics import log_metrics
-from apexrl.networks.checkpoint import LATEST
+from apexrl.networks.headers import latest_path
 from apexrl.networks.parameters import decode_parameters
 from apexrl.replay.journal import new_identity
 from apexrl.replay.replay import Replay
@@ -61,7 +61,7 @@ class LockstepLoop:
         Raises: ConfigError when something cannot be had, or the run directory holds results already.
         """
         directory = Path(command.run_dir)
-        if (directory / CHECKPOINTS / LATEST).exists() or result_in(directory) is not None:
+        if latest_path(directory).exists() or result_in(directory) is not None:
             raise ConfigError(f"{directory} holds results, and a reproducible run continues none: begin a new one")
         self._command = command
         self._stop = stop

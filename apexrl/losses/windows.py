@@ -1,11 +1,17 @@
-"""Windows over the steps of an unroll: the same for the actor's priorities, the learner's batches, and losses."""
+"""Windows over the steps of an unroll: the same for the actor's priorities, the learner's batches, and losses.
 
-from typing import Any, TypeVar
+Loads torch for tensors only: the launcher, and programs that read a log, have arrays.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
-A = TypeVar("A", np.ndarray, torch.Tensor)
+if TYPE_CHECKING:
+    import torch
+
+A = TypeVar("A", np.ndarray, "torch.Tensor")
 
 
 def n_step_windows(rewards: A, discounts: A, starts: A, gamma: float, n: int) -> tuple[A, A, A]:
@@ -20,7 +26,7 @@ def n_step_windows(rewards: A, discounts: A, starts: A, gamma: float, n: int) ->
     Returns: returns [K, ...] float32, discounts [K, ...] float32 (gamma ** offset, or 0), offsets [K, ...] in 1..n.
     Source: arXiv:1803.00933, appendix; truncation as in arXiv:1712.00378.
     """
-    kind: Any = np if isinstance(rewards, np.ndarray) else torch
+    kind: Any = np if isinstance(rewards, np.ndarray) else importlib.import_module("torch")
     num_starts = len(rewards) - n
     returns = kind.zeros_like(rewards[:num_starts], dtype=kind.float32)
     bootstrap = kind.ones_like(returns)

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -18,7 +19,9 @@ from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.sockets import connect, make_socket, receive, send
-from apexrl.networks.parameters import Parameters, decode_parameters
+
+if TYPE_CHECKING:
+    from apexrl.networks.parameters import Parameters
 
 logger = logging.getLogger(__name__)
 
@@ -164,8 +167,10 @@ class ParameterSubscriber:
             with contextlib.suppress(zmq.Again):
                 self._socket.send(HELLO, zmq.NOBLOCK)
 
-    def fetch(self, timeout_milliseconds: int = 0) -> Parameters | None:
+    def fetch(self, timeout_milliseconds: int = 0) -> "Parameters | None":
         """Returns the newest parameters if any came since the last call, else None. Malformed ones are dropped."""
+        from apexrl.networks.parameters import decode_parameters  # noqa: PLC0415 - a relay loads no torch
+
         encoded = self.fetch_encoded(timeout_milliseconds)
         if encoded is None:
             return None

@@ -7,36 +7,10 @@ import msgspec
 import safetensors.torch
 import torch
 
-from apexrl.config import NetworkConfig
 from apexrl.errors import ApexError, WireError
-from apexrl.networks.config import to_text
-from apexrl.types import Count, Name, StreamSpec, Text
+from apexrl.networks.headers import ParametersHeader
 
 _LENGTH = struct.Struct("<I")
-
-
-class Identity(NamedTuple):
-    """The environment, the algorithm and the network that tensors belong to."""
-
-    spec: StreamSpec
-    agent: str  # the family's name
-    network: str  # its configuration as JSON, see `networks.config`
-
-    @classmethod
-    def of(cls, spec: StreamSpec, agent: str, network: NetworkConfig) -> "Identity":
-        """Returns the identity of a network with this configuration."""
-        return cls(spec, agent, to_text(network))
-
-
-class ParametersHeader(msgspec.Struct, frozen=True):
-    """Everything that an actor must know to use the tensors."""
-
-    params_version: Count  # learner updates
-    spec: StreamSpec
-    agent: Name  # the family's name
-    network: Text  # its configuration as JSON, see `networks.config`
-    run: Name = ""  # the learner's run, which reports and evaluations repeat
-    is_last: bool = False  # the learner has reached its total, and waits for the evaluation
 
 
 class Parameters(NamedTuple):

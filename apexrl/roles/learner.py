@@ -22,15 +22,15 @@ def main(stop: Stop) -> None:
     if isinstance(command, OfflineCommand) and command.guest and command.from_journal:
         raise ConfigError("--guest and --from-journal begin differently: give one of them")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
-    from apexrl.learning.loop import LearnerLoop
-    from apexrl.learning.updates.team import join_team
-    from apexrl.networks.device import prepare_for_updates
-
     if max(command.learning.num_learners, command.learner_hosts) > 1 and "RANK" not in os.environ:
         from apexrl.running.learners import run_learners
 
         run_learners(command, stop)
         return
+    from apexrl.learning.loop import LearnerLoop
+    from apexrl.learning.updates.team import join_team
+    from apexrl.networks.device import prepare_for_updates
+
     prepare_for_updates(command.learning.learner_threads)
     command, team = join_team(command)
     first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")

@@ -40,7 +40,7 @@ def main(stop: Stop) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     directory, checkpoint = found_checkpoint(Path(asked.run) if asked.run else newest_run(RUNS, CHECKPOINTS))
     from apexrl.acting.evaluation import play_checkpoint
-    from apexrl.networks.checkpoint import load_header
+    from apexrl.networks.headers import load_header
     from apexrl.running.run_directory import played
 
     trust = Trust(is_blind=asked.trust, cure=trusting(asked.run, directory))

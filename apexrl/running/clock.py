@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from apexrl.config import RunCommand
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 
 SMOKE_DEADLINE_SECONDS = 600.0
 

@@ -21,7 +21,7 @@ from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.record.metrics import PROBABILITY
 from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
 from apexrl.lines import printable
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.running.supervise import Supervisor
 from apexrl.tables import tables_of
 from apexrl.types import StreamSpec

@@ -21,12 +21,12 @@ from apexrl.guard import check_not_imported
 from apexrl.learning.record.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
 from apexrl.lines import log_to
-from apexrl.networks.checkpoint import Counters, load_checkpoint
+from apexrl.networks.headers import Counters, latest_path, load_header
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
 from apexrl.running.plan import Plan
 from apexrl.running.prepare import prepare, trackers_of
-from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of, latest_path
+from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.running.trackers import KINDS as TRACKERS
 from apexrl.types import StreamSpec
@@ -238,7 +238,7 @@ def summarize(
         console.print("no checkpoint was written")
     else:
         try:
-            updates = load_checkpoint(path).header.counters.updates
+            updates = load_header(path).counters.updates
             console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
             if status is not None and status.counters.updates > updates:
                 lost = status.counters.updates - updates

@@ -4,21 +4,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from apexrl.agents.contract import Want
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import wants_of
-from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
-from apexrl.learning.updates.team import devices_of
+from apexrl.learning.devices import devices_of
+from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.lifecycle import num_cores
 from apexrl.memory import free_memory_bytes
 from apexrl.replay.replay import ring_unrolls
-from apexrl.running.device_look import look_at
+from apexrl.running.torch_look import Ask, Question
 from apexrl.types import EnvironmentSpec, StreamSpec
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 ENVIRONMENTS_BESIDE_A_GPU = 128  # of an actor process: a call of its GPU costs the same for few and for many
 SERVER_BYTES_PER_TRANSITION = 300  # log and priorities, of Atari; measured 60..250
 PROCESS_BYTES = 400e6
@@ -31,27 +29,39 @@ class Machine(NamedTuple):
 
     cores: int
     memory_bytes: int  # that is free now
-    device: torch.device  # of the learner
+    device: str  # of the learner: cpu, or cuda:N
     device_memory_bytes: int  # the GPU's, else as memory_bytes
-    actor_device: torch.device = CPU
+    actor_device: str = CPU
+    num_gpus: int = 0
 
     @classmethod
-    def here(cls, device: str, memory_gb: float = 0.0, actor_device: str = "cpu") -> "Machine":
+    def here(cls, ask: Ask, device: str, memory_gb: float = 0.0, actor_device: str = CPU) -> "Machine":
         """Looks at this machine, but for its memory where `memory_gb` is not 0.
 
         Raises: ConfigError when a device cannot be used.
         """
-        chosen, on_gpu = look_at(device)
-        acting = chosen if actor_device == device else look_at(actor_device)[0]
+        found = ask(Question(device=device))
+        acting = found if actor_device == device else ask(Question(device=actor_device))
         free = free_memory_bytes(memory_gb)
-        return cls(num_cores(), free, chosen, on_gpu if chosen.type == "cuda" else free, acting)
+        on_device = free if found.device == CPU else found.free_bytes
+        return cls(num_cores(), free, found.device, on_device, acting.device, found.num_gpus)
+
+    @property
+    def learns_on_gpu(self) -> bool:
+        """Whether the learner computes on a GPU."""
+        return self.device != CPU
+
+    @property
+    def acts_on_gpu(self) -> bool:
+        """Whether the actors compute on one."""
+        return self.actor_device != CPU
 
 
 def fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
     """Returns the name of the preset that fits a machine and an environment."""
     if environment.has_small_frames:
         return "small"
-    return "gpu" if machine.device.type == "cuda" else "two-cores"
+    return "gpu" if machine.learns_on_gpu else "two-cores"
 
 
 def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mapping[str, Any]]:
@@ -61,9 +71,9 @@ def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mappin
     """
     if environment.has_small_frames:
         return {}
-    cores, learns_on_gpu = machine.cores, machine.device.type == "cuda"
+    cores, learns_on_gpu = machine.cores, machine.learns_on_gpu
     acting = {"num_workers": max(cores - 3 if learns_on_gpu else cores // 2, 1)}
-    if machine.actor_device.type == "cuda":
+    if machine.acts_on_gpu:
         acting = {
             "num_workers": max((cores - 2) // 2, 1),
             "environments_per_worker": ENVIRONMENTS_BESIDE_A_GPU,
@@ -80,12 +90,12 @@ def fitted(command: RunCommand, machine: Machine, spec: StreamSpec, is_asked_for
     replay = command.replay
     num_workers = command.acting.num_workers
     contexts = num_workers if command.has_actors and machine.actor_device == machine.device != CPU else 0
-    num_devices = len(set(devices_of(command.learning, command.learning.num_learners)))
+    num_devices = len(set(devices_of(command.learning, command.learning.num_learners, machine.num_gpus)))
     largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts, num_devices)
     if replay.capacity > largest:
         if is_asked_for or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"
-            if machine.device.type == "cuda":
+            if machine.learns_on_gpu:
                 memory += f", {machine.device_memory_bytes / 1e9:.1f} GB on {machine.device}"
             cure = _cure(largest, replay.min_size_to_sample, num_workers)
             raise ConfigError(f"a capacity of {replay.capacity:,} transitions does not fit ({memory}): {cure}")
@@ -117,10 +127,10 @@ def largest_capacity(
       num_contexts: actors that compute on the learner's GPU.
       num_devices: GPUs of the learners, each of which holds its part.
     """
-    per_transition = UnrollStore.bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
+    per_transition = bytes_needed(spec, 1, wants) * ring_unrolls(10**6, 1) / 10**6 / spec.unroll_starts
     host = SHARE_OF_MEMORY * machine.memory_bytes - PROCESS_BYTES * (num_workers + 4)
     in_host_memory = host / (per_transition + SERVER_BYTES_PER_TRANSITION)
-    if machine.device.type == "cpu":
+    if not machine.learns_on_gpu:
         return int(in_host_memory)
     taken = DEVICE_RESERVE_BYTES + CONTEXT_BYTES * num_contexts
     on_device = num_devices * (SHARE_OF_MEMORY * machine.device_memory_bytes - taken) / per_transition

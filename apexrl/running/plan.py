@@ -9,10 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from apexrl.agents.contract import Family
-from apexrl.agents.families import family_of, implementation
+from apexrl.agents.families import family_of
 from apexrl.config import (
     ActingConfig,
     AlgorithmConfig,
@@ -37,18 +35,19 @@ from apexrl.flags import (
     with_sections,
 )
 from apexrl.hosts import EVERYWHERE, at_port
-from apexrl.learning.connections import check_size
+from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.journal_client import check_usable, journal_transitions
-from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.sharing import divided_sizes, share_of
-from apexrl.learning.updates.team import devices_of
 from apexrl.net.insert_checks import why_impossible, why_too_large
+from apexrl.networks.headers import Identity
 from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
 from apexrl.running.run_directory import saved_environment
+from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -83,12 +82,15 @@ class Plan(NamedTuple):
     known: Sequence[str] = ()  # the flags for its environment in presets.toml, where it began with them
 
 
-def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str] | None = None) -> Plan:
+def make_plan(
+    asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str] | None = None, ask: Ask = here
+) -> Plan:
     """Returns the plan for the arguments: on top of a saved run, or of the preset that fits.
 
     Args:
       asked: the arguments on top of the papers' defaults; only the flags that decide the preset are read from it.
       saved: the configuration of the run that is continued.
+      ask: asks for what only torch can tell.
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
     verb = "forked" if asked.fork else "resumed"
@@ -96,8 +98,8 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
         _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
         asked = parse_onto(saved, arguments)
     device, actor_device = ("cpu", "cpu") if asked.reproducible else (asked.learning.device, asked.actor_device)
-    machine = Machine.here(device, asked.learning.memory_gb, actor_device)
-    environment = look_at(asked.env, asked.wires.patience_seconds)
+    environment = look_at(asked.env, asked.wires.patience_seconds)  # another process loads torch meanwhile
+    machine = Machine.here(ask, device, asked.learning.memory_gb, actor_device)
     if saved is not None:
         _check_kept(asked, saved, environment, verb)
     default = saved if saved is not None else _defaults(asked, machine, environment)
@@ -115,11 +117,9 @@ def make_plan(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[s
     check_together(command, stream)
     words = sys.argv[1:] if arguments is None else arguments
     given = frozenset(flag for flag in SIZES if value_given(flag, words))
-    command = _with_shards(command, given, saved is None)
+    command = _with_shards(command, given, saved is None, machine.num_gpus)
     command = fitted(command, machine, stream, is_asked_for="--capacity" in given or command.reproducible)
-    with torch.device("meta"):  # it takes no memory
-        network = implementation(family).make_network(stream, command.network)
-    check_size(network.state_dict())
+    ask(Question(network=Identity.of(stream, command.agent, command.network)))
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
     known = () if saved is not None else _not_given(_known_flags(asked), words)
@@ -236,7 +236,7 @@ def _not_given(known: Sequence[str], words: Sequence[str]) -> list[str]:
     return [word for flag, value in pairs if not value_given(flag, words) for word in (flag, value)]
 
 
-def _with_shards(command: RunCommand, given: Collection[str], is_new: bool) -> RunCommand:
+def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_gpus: int) -> RunCommand:
     """Returns the command with a shard for each learner and an actor process for each shard, unless told otherwise.
 
     Raises: ConfigError when learners, shards, batch and actor processes do not fit each other.
@@ -259,7 +259,7 @@ def _with_shards(command: RunCommand, given: Collection[str], is_new: bool) -> R
     check_together(
         dataclasses.replace(command, update=share.update, replay=part_of(explicit_replay(command), wires.shards))
     )
-    devices_of(command.learning, num_learners)
+    devices_of(command.learning, num_learners, num_gpus)
     return command
 
 
@@ -338,10 +338,10 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     """Returns the plan for a person to read, as names and values."""
     command, spec, machine, known = plan
     acting, replay, update, wires = command.acting, command.replay, command.update, command.wires
-    store = UnrollStore.bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
-    num_devices = len(set(devices_of(command.learning, command.learning.num_learners)))
+    store = bytes_needed(spec, ring_unrolls(replay.capacity, spec.unroll_starts), wants_of(command))
+    num_devices = len(set(devices_of(command.learning, command.learning.num_learners, machine.num_gpus)))
     fits = store / num_devices + DEVICE_RESERVE_BYTES <= machine.device_memory_bytes
-    frames = machine.device if machine.device.type == "cuda" and fits else "the host"
+    frames = machine.device if machine.learns_on_gpu and fits else "the host"
     actions = f"{spec.num_actions} actions" if spec.num_actions else f"actions of {len(spec.action_bounds)} numbers"
     shape = f"{spec.stacked_frames} x {spec.frame_shape}" if spec.stacked_frames > 1 else f"{spec.frame_shape}"
     environment = f"{f'{spec.env} {spec.variant}'.strip()}, {actions}, observations {shape}"

@@ -14,7 +14,7 @@ from apexrl.config import RunCommand
 from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.flags import agent_of, default_command, parse_onto, value_given, whole_number
 from apexrl.help import HELP
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters, latest_path
 from apexrl.replay.journal import identity_of
 from apexrl.running.plan import Plan, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
@@ -28,7 +28,6 @@ from apexrl.running.run_directory import (
     environment_of,
     fork_run,
     host_of,
-    latest_path,
     lock_run,
     rate_that_stays,
     save_config,
@@ -36,6 +35,7 @@ from apexrl.running.run_directory import (
     set_aside,
     trust_of,
 )
+from apexrl.running.torch_look import Ask, asking
 from apexrl.runs import made_run
 
 
@@ -70,22 +70,23 @@ def prepare(
     asked = parse_onto(default, words)
     check_asked(asked)
     trackers_of(asked)
-    if len(words) < len(arguments):
-        show_plan_help(asked, saved, arguments)
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
+        ask = copying.enter_context(asking())
+        if len(words) < len(arguments):
+            show_plan_help(asked, saved, arguments, ask)
         if saved is not None:
             (copying if asked.fork else held).enter_context(lock_run(earlier))
             if not_given:
                 missing = ", ".join(not_given)
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
-        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
+        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments, ask)
         if fixed_ports:
             check_ports(plan.command)
         begin()
         if not asked.resume:
-            plan = plan._replace(command=_make_directory(asked, saved, plan.command, held))
-    directory = Path(plan.command.run_dir)
-    going_on = None if saved is None or asked.from_scratch else continued(directory)
+            plan = plan._replace(command=_make_directory(asked, saved, plan.command, held, ask))
+        directory = Path(plan.command.run_dir)
+        going_on = None if saved is None or asked.from_scratch else continued(directory, ask)
     if asked.resume and asked.from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
     if earlier and (rate := rate_that_stays(Path(earlier), plan.command, trust)):
@@ -103,14 +104,14 @@ def update_of(text: str) -> int:
         return 0
 
 
-def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str]) -> NoReturn:
+def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str], ask: Ask) -> NoReturn:
     """Prints the help, with the defaults that a run of these arguments would have here, and ends the program."""
-    make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments)
+    make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments, ask)
     raise AssertionError("a plan's last parsing has printed the help")
 
 
 def _make_directory(
-    asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack
+    asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack, ask: Ask
 ) -> RunCommand:
     """Makes and locks the directory of a new run; that of a fork gets the experience and the checkpoint of `saved`.
 
@@ -119,7 +120,7 @@ def _make_directory(
     """
     checkpoint = None
     if asked.fork and (asked.at or not asked.from_scratch):
-        checkpoint = checkpoint_of(Path(asked.fork), asked.at)
+        checkpoint = checkpoint_of(Path(asked.fork), asked.at, ask)
     if not asked.run_dir:
         command = dataclasses.replace(command, run_dir=made_run(command.run_dir))
     check_new(Path(command.run_dir))

@@ -27,7 +27,7 @@ from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.flags import agent_of, default_command, parse_onto, value_given
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.lines import log_to
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows
 from apexrl.running.launch import ENDING_SECONDS

@@ -19,21 +19,22 @@ from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json
 from apexrl.flags import actor_command, check_ranges, default_command, parse_onto, program, value_given
-from apexrl.learning.record.run_record import CHECKPOINTS, NUMBERED, latest_checkpoint, numbered_checkpoints
 from apexrl.learning.record.status_file import STATUS_FILE
 from apexrl.lifecycle import num_cores
-from apexrl.networks.checkpoint import (
-    LATEST,
-    Checkpoint,
+from apexrl.networks.headers import (
+    CHECKPOINTS,
+    NUMBERED,
     CheckpointHeader,
     Counters,
-    load_checkpoint,
+    copy_checkpoint,
+    latest_path,
     load_header,
-    save_checkpoint,
+    numbered_checkpoints,
 )
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.replay.fork import fork_log
 from apexrl.running.ports import free_ports
+from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section
 from apexrl.types import EnvironmentSpec, LogPosition
 
@@ -299,12 +300,7 @@ def _revision() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def latest_path(directory: Path) -> Path:
-    """Returns the path of the checkpoint that a later start continues."""
-    return directory / CHECKPOINTS / LATEST
-
-
-def continued(directory: Path) -> Counters | None:
+def continued(directory: Path, ask: Ask = here) -> Counters | None:
     """Returns the counters of the run to continue, None when it has neither a checkpoint nor results yet.
 
     Raises: ConfigError when its checkpoint is damaged, or is missing while there are results to replace.
@@ -312,8 +308,8 @@ def continued(directory: Path) -> Counters | None:
     for file in (directory / STATUS_FILE, directory / SUMMARY_FILE, directory / CURVE_FILE):
         if file.is_dir():
             raise ConfigError(f"{file} is a directory: remove it, a file of the run belongs there")
-    checkpoint = latest_checkpoint(directory)
-    return None if checkpoint is None else checkpoint.header.counters
+    header = ask(Question(directory=str(directory))).header
+    return None if header is None else header.counters
 
 
 def as_fork(command: RunCommand) -> RunCommand:
@@ -324,7 +320,7 @@ def as_fork(command: RunCommand) -> RunCommand:
     return dataclasses.replace(command, run_dir="", at=0, replay=replay)
 
 
-def fork_run(source: RunCommand, checkpoint: Checkpoint | None, command: RunCommand) -> None:
+def fork_run(source: RunCommand, checkpoint: Path | None, command: RunCommand) -> None:
     """Fills the directory of a fork with the experience of another run, and with its checkpoint unless from scratch.
 
     Args:
@@ -333,7 +329,8 @@ def fork_run(source: RunCommand, checkpoint: Checkpoint | None, command: RunComm
       command: the configuration of the fork.
     Raises: ConfigError when the experience cannot be taken.
     """
-    logs = list(checkpoint.header.counters.logs) if checkpoint is not None else []
+    header = load_header(checkpoint) if checkpoint is not None else None
+    logs = list(header.counters.logs) if header is not None else []
     for shard, (journal, target) in enumerate(zip(journals_of(source), journals_of(command), strict=False)):
         log = logs[shard] if logs else LogPosition()
         if journal.is_dir():
@@ -342,10 +339,10 @@ def fork_run(source: RunCommand, checkpoint: Checkpoint | None, command: RunComm
                 logs[shard] = msgspec.structs.replace(log, log=name)
         else:
             logger.warning("%s keeps no experience: the fork begins without", journal)
-    if checkpoint is not None and not command.from_scratch:
-        counters = msgspec.structs.replace(checkpoint.header.counters, logs=tuple(logs))
-        header = msgspec.structs.replace(checkpoint.header, counters=counters, run="")  # the learner names the new run
-        save_checkpoint(latest_path(Path(command.run_dir)), header, checkpoint.tensors)
+    if checkpoint is not None and header is not None and not command.from_scratch:
+        counters = msgspec.structs.replace(header.counters, logs=tuple(logs))
+        header = msgspec.structs.replace(header, counters=counters, run="")  # the learner names the new run
+        copy_checkpoint(checkpoint, latest_path(Path(command.run_dir)), header)
 
 
 def journals_of(command: RunCommand) -> list[Path]:
@@ -358,23 +355,23 @@ def journals_of(command: RunCommand) -> list[Path]:
     return [directory] if shards == 1 else [directory / f"shard-{shard}" for shard in range(shards)]
 
 
-def checkpoint_of(directory: Path, at: int) -> Checkpoint:
+def checkpoint_of(directory: Path, at: int, ask: Ask = here) -> Path:
     """Returns a run's checkpoint of an update, the latest for 0.
 
     Raises: ConfigError when there is none; it names those that there are.
     """
-    latest = latest_checkpoint(directory)
+    latest = ask(Question(directory=str(directory))).header
     if latest is None:
         raise ConfigError(f"{directory} has no checkpoint yet: --from-scratch forks its experience alone")
-    if at in (0, latest.header.counters.updates):
-        return latest
+    if at in (0, latest.counters.updates):
+        return latest_path(directory)
     kept = {load_header(path).counters.updates: path for path in numbered_checkpoints(directory)}
     if at not in kept:
-        updates = ", ".join(map(str, sorted({*kept, latest.header.counters.updates})))
+        updates = ", ".join(map(str, sorted({*kept, latest.counters.updates})))
         raise ConfigError(
             f"--at {at}: {directory} has checkpoints of updates {updates} (--keep-checkpoints keeps more)"
         )
-    return load_checkpoint(kept[at])
+    return kept[at]
 
 
 def set_aside(directory: Path) -> Path:

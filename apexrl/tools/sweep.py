@@ -28,6 +28,7 @@ from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status
+from apexrl.running.torch_look import asking
 from apexrl.tools.comparison import write_comparison
 from apexrl.tools.run_results import readable_runs
 from apexrl.tools.sweep_plan import SweepFile, SweepRun, read_file, runs_of
@@ -137,7 +138,10 @@ class Sweep:
         """Returns the seconds of --max-seconds that are left of a run, infinite without that flag."""
         if not run.command.max_seconds:
             return math.inf
-        counters = continued(run.directory) if run.has_begun else None
+        if not run.has_begun:
+            return run.command.max_seconds
+        with asking() as ask:
+            counters = continued(run.directory, ask)
         return run.command.max_seconds - (0.0 if counters is None else counters.seconds)
 
     def launch(self, run: SweepRun, arguments: list[str]) -> None:

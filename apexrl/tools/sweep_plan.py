@@ -15,6 +15,7 @@ from apexrl.files import read_whole
 from apexrl.flags import agent_of, default_command, flag_of, parse_onto
 from apexrl.running.plan import check_asked, make_plan
 from apexrl.running.run_directory import CONFIG_FILE
+from apexrl.running.torch_look import Ask, asking
 
 # The sweep gives them, or they fit none of its runs.
 OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--guest",
@@ -75,13 +76,14 @@ def runs_of(file: SweepFile, given: list[str]) -> list[SweepRun]:
     Raises: ConfigError when a command line makes no run that works here and ends.
     """
     plans = {}
-    for name, own in file.variants.items():
-        arguments = [*words_of({**_dashed(file.flags), **_dashed(own)}), *given]
-        try:
-            _check_own(arguments)
-            plans[name] = arguments, _planned([*arguments, "--seed", str(file.seeds[0])])
-        except ConfigError as error:
-            raise ConfigError(f"the variant {name}: {error}") from error
+    with asking() as ask:
+        for name, own in file.variants.items():
+            arguments = [*words_of({**_dashed(file.flags), **_dashed(own)}), *given]
+            try:
+                _check_own(arguments)
+                plans[name] = arguments, _planned([*arguments, "--seed", str(file.seeds[0])], ask)
+            except ConfigError as error:
+                raise ConfigError(f"the variant {name}: {error}") from error
     directory = Path(file.directory)
     return [
         SweepRun(name, directory / f"{name}-seed{seed}", [*arguments, "--seed", str(seed)], command)
@@ -113,7 +115,7 @@ def _check_own(arguments: list[str]) -> None:
         )
 
 
-def _planned(arguments: list[str]) -> RunCommand:
+def _planned(arguments: list[str], ask: Ask) -> RunCommand:
     """Returns the command that a run of these arguments would have now.
 
     Raises: ConfigError when it would not work, or not end.
@@ -125,7 +127,7 @@ def _planned(arguments: list[str]) -> RunCommand:
             raise
         raise ConfigError(f"its command line is refused, see above: {shlex.join(arguments)}") from ended
     check_asked(asked)
-    command = make_plan(asked, None, arguments).command
+    command = make_plan(asked, None, arguments, ask).command
     if not (command.max_seconds or command.learning.total_frames or command.learning.total_updates):
         raise ConfigError("it never ends: give max-seconds, total-frames or total-updates")
     return command

@@ -12,7 +12,7 @@ from apexrl.config import EnvConfig, EvaluationConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ApexError
 from apexrl.lifecycle import Stop
-from apexrl.networks.parameters import ParametersHeader
+from apexrl.networks.headers import ParametersHeader
 from apexrl.unroll import UnrollCodec
 
 VECTORS = EnvConfig("tests.environments.odd_envs:Vector-actions-v0")  # shows its last action; bounds -1..0 and 2..5

@@ -20,7 +20,8 @@ from apexrl.errors import ApexError, PeerError
 from apexrl.flags import parse
 from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
 from apexrl.net.metrics_channel import Evaluation
-from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.types import StreamSpec, TimeSteps
 from tests.environments import failing_envs
 from tests.lockstep import make_updater, parameters_of

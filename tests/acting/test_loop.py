@@ -15,7 +15,8 @@ from apexrl.lifecycle import Stop
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.dueling import make_network
-from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import encode_parameters
 from apexrl.types import Field
 from tests.system.processes import wait_for
 

@@ -12,7 +12,8 @@ from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.networks.config import ActorCriticConfig, to_text
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.networks.parameters import Parameters, ParametersHeader
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import Parameters
 from apexrl.types import EnvironmentSpec
 from tests.losses.test_vtrace import by_definition
 from tests.losses.unrolls import T, Unrolls, random_unrolls

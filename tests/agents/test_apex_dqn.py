@@ -8,7 +8,8 @@ from apexrl.agents.contract import Observation
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.unroll_store import UnrollStore
-from apexrl.networks.checkpoint import CheckpointHeader, Counters, all_finite, load_checkpoint, save_checkpoint
+from apexrl.networks.checkpoint import all_finite, load_checkpoint, save_checkpoint
+from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 from tests.lockstep import (
     ALGORITHM,

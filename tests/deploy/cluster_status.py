@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from apexrl.learning.record.status_file import Status, read_status
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from tests.deploy.machine import Machine, wait_until
 from tests.deploy.moto_process import REGION, Aws
 from tests.deploy.running_cluster import RunningCluster

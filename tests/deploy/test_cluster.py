@@ -13,7 +13,8 @@ import subprocess
 import pytest
 
 from apexrl.net.keyring import ROLES, make_keys
-from apexrl.networks.checkpoint import LATEST, load_checkpoint
+from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.networks.headers import LATEST
 from apexrl.runs import CURVE_FILE
 from tests.deploy import rootfs
 from tests.deploy.cluster_status import (

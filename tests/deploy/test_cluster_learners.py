@@ -8,7 +8,8 @@ import shutil
 
 import pytest
 
-from apexrl.networks.checkpoint import LATEST, load_checkpoint
+from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.networks.headers import LATEST
 from tests.deploy import rootfs
 from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, put_deadline, updates, wait_for
 from tests.deploy.groups import make_groups, wanted_hosts

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from apexrl.running.run_directory import latest_path
+from apexrl.networks.headers import latest_path
 from tests.deploy.needed import require_tool
 from tests.deploy.slurm_cluster import HOSTS, SlurmCluster
 from tests.system.processes import ROOT, updates_of, wait_for

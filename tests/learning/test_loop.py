@@ -19,8 +19,8 @@ from apexrl.learning.updates.soundness import MOST_UNUSABLE_UPDATES
 from apexrl.learning.updates.updater import Pending
 from apexrl.lifecycle import Stop
 from apexrl.net.metrics_channel import Evaluation
-from apexrl.networks.checkpoint import Counters
 from apexrl.networks.device_stream import DeviceStream
+from apexrl.networks.headers import Counters
 from apexrl.networks.parameters import decode_parameters
 from apexrl.types import LogPosition
 from tests.lockstep import CPU, TABLE, identity_of

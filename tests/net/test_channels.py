@@ -23,7 +23,8 @@ from apexrl.net.metrics_channel import (
 )
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber, relay
 from apexrl.net.sockets import bind, make_socket
-from apexrl.networks.parameters import ParametersHeader, decode_parameters, encode_parameters
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import decode_parameters, encode_parameters
 from tests.system.processes import wait_for
 
 

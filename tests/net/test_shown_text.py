@@ -7,7 +7,7 @@ from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.metrics_channel import Evaluation, Report
 from apexrl.net.outbox import Outbox
-from apexrl.networks.parameters import ParametersHeader
+from apexrl.networks.headers import ParametersHeader
 from apexrl.types import Text
 from tests.net.peers import Peers, greeting_of
 from tests.net.test_wire_vectors import FROM_REPLAY, TO_REPLAY

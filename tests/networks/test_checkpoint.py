@@ -1,11 +1,13 @@
 import pickle
 
+import msgspec
 import pytest
 import torch
 
 from apexrl.errors import ConfigError
-from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
+from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
+from apexrl.networks.headers import CheckpointHeader, Counters, copy_checkpoint, load_header
 
 NETWORK = to_text(DuelingConfig((1, 2, 3), 4))
 
@@ -49,3 +51,15 @@ def test_a_file_cut_short_is_named(tmp_path, spec):
 def test_no_file_is_a_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="no checkpoint at"):
         load_checkpoint(tmp_path / "none.safetensors")
+
+
+def test_a_copy_has_another_header_and_the_same_tensors(tmp_path, spec):
+    path, copy = tmp_path / "c.safetensors", tmp_path / "fork" / "copy.safetensors"
+    header = CheckpointHeader(spec, "apex-dqn", NETWORK, Counters(updates=1), run="of one run")
+    tensors = {"acting.a": torch.rand(3, 2), "b": torch.arange(5), "c": torch.ones(3, dtype=torch.bfloat16)}
+    save_checkpoint(path, header, tensors)
+    other = msgspec.structs.replace(header, run="", counters=Counters(updates=10**9))
+    copy_checkpoint(path, copy, other)
+    back = load_checkpoint(copy)
+    assert load_header(copy) == back.header == other and load_header(path) == header
+    assert all(torch.equal(back.tensors[name], tensors[name]) for name in tensors)

@@ -14,9 +14,10 @@ from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
-from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
+from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.config import ActorCriticConfig, DuelingConfig, to_text
 from apexrl.networks.export import graph_of
+from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.networks.policy import Policy
 from apexrl.roles.export import export, main, network_of
 from apexrl.types import EnvironmentSpec

@@ -8,9 +8,10 @@ from apexrl.acting import evaluation
 from apexrl.config import RunCommand
 from apexrl.flags import parse
 from apexrl.lifecycle import Stop
-from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.networks.checkpoint import save_checkpoint
+from apexrl.networks.headers import BEST, CheckpointHeader, Counters, latest_path
 from apexrl.roles import watch
-from apexrl.running.run_directory import latest_path, save_config
+from apexrl.running.run_directory import save_config
 
 
 def test_games_are_watched_as_the_run_evaluates_them(monkeypatch, tmp_path, spec):

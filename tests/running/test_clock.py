@@ -6,7 +6,7 @@ import pytest
 
 from apexrl.config import RunCommand
 from apexrl.flags import default_command
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
 from apexrl.types import LogPosition
 

@@ -18,7 +18,7 @@ from apexrl.files import write_json
 from apexrl.flags import parse
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.lines import log_to, printable
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.running.display import (
     STALE_SECONDS,
     STATUS_FILE,

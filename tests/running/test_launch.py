@@ -17,7 +17,8 @@ from apexrl.errors import ConfigError
 from apexrl.files import write_json
 from apexrl.flags import default_command, parse, with_preset
 from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status
-from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
+from apexrl.networks.checkpoint import save_checkpoint
+from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
 from apexrl.running.clock import Clock
 from apexrl.running.launch import (
     OTHERS_IDLE_SECONDS,
@@ -30,7 +31,7 @@ from apexrl.running.launch import (
     waits_in_vain,
 )
 from apexrl.running.prepare import prepare
-from apexrl.running.run_directory import latest_path, lock_run, save_config, saved_command
+from apexrl.running.run_directory import lock_run, save_config, saved_command
 from tests.system.processes import wires_of
 
 OWN = "tests.own_agent:own"

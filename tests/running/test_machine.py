@@ -1,36 +1,36 @@
 """The numbers of a run that follow from its machine."""
 
 import pytest
-import torch
 
 from apexrl.config import LearnerCommand, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command, wants_of, with_sections
-from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.machine import Machine, fitted, fitting_preset, largest_capacity, sizes
+from apexrl.running.torch_look import here
 from apexrl.types import StreamSpec
 
 SPEC = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, overlap_steps=3)
 WANTS = wants_of(default_command(LearnerCommand))
 GB = 10**9
-CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+CPU, GPU = "cpu", "cuda:0"
 
 
 def largest(device, host_gb, device_gb, num_contexts=0, num_devices=1):
-    machine = Machine(16, host_gb * GB, torch.device(device), device_gb * GB)
+    machine = Machine(16, host_gb * GB, device, device_gb * GB)
     return largest_capacity(machine, SPEC, WANTS, 8, num_contexts, num_devices)
 
 
 def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
     capacity = largest("cuda", 64, 140)
-    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
+    needed = bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
     assert needed == pytest.approx(0.85 * 140 * GB - 2 * GB, rel=0.01)
 
 
 def test_actors_that_compute_on_the_gpu_have_room_there():
     capacity = largest("cuda", 16, 80, num_contexts=13)
-    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
+    needed = bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
     assert needed == pytest.approx((0.85 * 80 - 2 - 13 * 1.2) * GB, rel=0.01)
 
 
@@ -41,7 +41,7 @@ def test_the_gpus_of_several_learners_hold_a_part_each():
 def test_the_host_is_the_bound_where_the_gpu_holds_less():
     capacity = largest("cuda", 64, 12)
     assert capacity == largest("cpu", 64, 64)
-    needed = UnrollStore.bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS) + 300 * capacity
+    needed = bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS) + 300 * capacity
     assert needed == pytest.approx((0.85 * 64 - 0.4 * 12) * GB, rel=0.01)
 
 
@@ -50,7 +50,7 @@ def test_the_server_of_a_great_gpu_has_to_fit_the_host():
 
 
 def test_memory_that_is_given_is_what_the_plan_is_made_for():
-    assert Machine.here("cpu", 2.5).memory_bytes == 2_500_000_000
+    assert Machine.here(here, "cpu", 2.5).memory_bytes == 2_500_000_000
 
 
 def sizes_of(cores, device, actor_device):

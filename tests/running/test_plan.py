@@ -1,6 +1,4 @@
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -11,11 +9,11 @@ from apexrl.config import EnvConfig, OfflineCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import agent_of, default_command, parse, parse_onto, to_flags, with_preset
 from apexrl.replay.journal import Journal, identity_of, new_identity
-from apexrl.running import device_look
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import as_fork, environment_of, save_config
+from apexrl.running.torch_look import Answer, here
 from apexrl.types import StreamSpec
 from tests.tools.run_directories import write_run
 
@@ -23,77 +21,53 @@ GB = 10**9
 OWN = "tests.own_agent:own"
 
 
-@pytest.mark.parametrize(
-    ("status", "out", "err", "found"),
-    [
-        (0, "a line of a library\ncuda:1 79000000000\n", "", (torch.device("cuda:1"), 79 * GB)),
-        (1, "", "a warning\ndevice 'cuda:7' cannot be used: no such device\n", "device 'cuda:7' cannot be used"),
-    ],
-)
-def test_a_gpu_is_looked_at_by_another_process(monkeypatch, status, out, err, found):
-    """A context of the launcher's own would hold memory of the GPU for the whole run."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "zeros", None)
-    done = subprocess.CompletedProcess([], status, out, err)
-    monkeypatch.setattr(device_look.subprocess, "run", lambda command, **_: done)
-    if status:
-        with pytest.raises(ConfigError, match=found):
-            device_look.look_at("cuda:7")
-    else:
-        assert device_look.look_at("auto") == found
-
-
-def test_the_process_that_looks_prints_the_device_and_its_free_memory():
-    looking = [sys.executable, "-m", device_look.MODULE]
-    seen, refused = (
-        subprocess.run([*looking, name], capture_output=True, text=True, check=False) for name in ("cpu", "gpu")
-    )
-    assert seen.stdout.split() == ["cpu", "0"]
-    assert refused.returncode == 1 and refused.stderr.startswith("device 'gpu' cannot be used")
-
-
 @pytest.fixture
 def four_gpus(monkeypatch):
-    """A machine of 16 cores and 4 GPUs; a context on one in this process fails the test."""
+    """A machine of 16 cores and 4 GPUs, which another process sees; a context in this one fails the test."""
 
     def context(*_):
         pytest.fail("the launcher makes a context on a GPU")
 
-    looked = {"cpu": (torch.device("cpu"), 0), "auto": (torch.device("cuda:0"), 80 * GB)}
-    monkeypatch.setattr("apexrl.running.machine.look_at", lambda name: looked.get(name, looked["auto"]))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     for name in ("_lazy_init", "set_device", "mem_get_info"):
         monkeypatch.setattr(torch.cuda, name, context)
 
+    def ask(question):
+        if not question.device:
+            return here(question)
+        is_cpu = question.device == "cpu"
+        return Answer(device="cpu" if is_cpu else "cuda:0", free_bytes=0 if is_cpu else 80 * GB, num_gpus=4)
 
-def plan_of_pong(*flags):
+    return ask
+
+
+def plan_of_pong(ask, *flags):
     arguments = ["--run-dir", "runs/x", "--memory-gb", "64", *flags]
-    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments)
+    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments, ask)
 
 
 @pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
 def test_a_machine_with_a_gpu_gets_numbers_that_have_learned_and_says_so(four_gpus, agent):
-    made = plan_of_pong("--agent", agent)
+    made = plan_of_pong(four_gpus, "--agent", agent)
     learned = with_preset(default_command(RunCommand, agent), "two-cores")
     assert (made.command.update, made.command.network) == (learned.update, learned.network)
     assert dict(describe(made))["preset"] == "gpu (numbers that learned on two cores; never trained on a GPU)"
-    assert plan_of_pong("--agent", agent, "--preset", "paper").command.update.optimizer == "rmsprop"
+    assert plan_of_pong(four_gpus, "--agent", agent, "--preset", "paper").command.update.optimizer == "rmsprop"
 
 
 def test_actors_on_a_gpu_are_few_processes_of_many_environments(four_gpus):
-    made = plan_of_pong("--actor-device", "cuda").command
+    made = plan_of_pong(four_gpus, "--actor-device", "cuda").command
     assert (made.acting.num_workers, made.acting.environments_per_worker) == (7, 128)
     assert made.replay.capacity == 2_000_000 and roles_of(made)["actors"][1].device == "cuda"
-    assert plan_of_pong("--actor-device", "cuda", "--num-workers", "3").command.acting.num_workers == 3
-    assert plan_of_pong().command.acting.num_workers == 13
+    assert plan_of_pong(four_gpus, "--actor-device", "cuda", "--num-workers", "3").command.acting.num_workers == 3
+    assert plan_of_pong(four_gpus).command.acting.num_workers == 13
 
 
 def test_several_learners_are_planned_without_a_context_on_a_gpu(four_gpus):
-    assert plan_of_pong("--num-learners", "4").command.wires.shards == 4
+    assert plan_of_pong(four_gpus, "--num-learners", "4").command.wires.shards == 4
     with pytest.raises(ConfigError, match="8 learners want 8 GPUs, 4 are here"):
-        plan_of_pong("--num-learners", "8")
+        plan_of_pong(four_gpus, "--num-learners", "8")
 
 
 def saved(agent="apex-dqn", **changes):

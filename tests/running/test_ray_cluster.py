@@ -17,7 +17,8 @@ from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import parse
 from apexrl.networks.checkpoint import load_checkpoint
-from apexrl.running.run_directory import latest_path, save_config
+from apexrl.networks.headers import latest_path
+from apexrl.running.run_directory import save_config
 from tests.running.ray_nodes import RayNodes
 from tests.system.processes import ROOT, wait_for
 

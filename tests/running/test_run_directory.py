@@ -14,8 +14,9 @@ from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
 from apexrl.flags import default_command, parse_onto, with_preset, with_sections
-from apexrl.learning.record.run_record import NUMBERED, result_in
-from apexrl.networks.checkpoint import BEST, CheckpointHeader, Counters, save_checkpoint
+from apexrl.learning.record.latest import result_in
+from apexrl.networks.checkpoint import save_checkpoint
+from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path
 from apexrl.running.plan import make_plan
 from apexrl.running.prepare import update_of
 from apexrl.running.run_directory import (
@@ -24,7 +25,6 @@ from apexrl.running.run_directory import (
     check_new,
     continued,
     journals_of,
-    latest_path,
     lock_run,
     on_saved,
     rate_that_stays,

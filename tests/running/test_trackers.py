@@ -7,7 +7,7 @@ from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import default_command
 from apexrl.learning.record.status_file import STATUS_FILE, Status
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.running import prepare, trackers
 from apexrl.runs import CONFIG_FILE
 from tests.system.processes import Process, wait_for

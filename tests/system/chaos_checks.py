@@ -18,11 +18,12 @@ import torch
 
 from apexrl.agents.families import family_of
 from apexrl.errors import ApexError
-from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.learning.record.status_file import read_status
 from apexrl.net import wire
-from apexrl.networks.checkpoint import ACTING, BEST, LATEST, load_checkpoint
+from apexrl.networks.checkpoint import ACTING, load_checkpoint
 from apexrl.networks.config import to_text
+from apexrl.networks.headers import BEST, LATEST
 from apexrl.replay.journal import segment_paths
 from apexrl.replay.replay import ring_unrolls
 from apexrl.replay.segment import Entry, scan
@@ -229,7 +230,7 @@ def memory_of(samples: Sequence[Sample], remains: Remains) -> dict[str, Memory]:
         for sample in samples:
             if sample.role == role:
                 held = min(sample.transitions // remains.spec.unroll_starts, ring) if role == "learner" else 0
-                frames = UnrollStore.bytes_needed(remains.spec, held, wants) / 1e6 if held else 0.0
+                frames = bytes_needed(remains.spec, held, wants) / 1e6 if held else 0.0
                 lives[sample.pid].append((sample.seconds, max(sample.megabytes - frames, 0.0)))
         values = [megabytes for life in lives.values() for _, megabytes in life]
         warm = [[point for point in life if point[0] > life[0][0] + WARM_UP_SECONDS] for life in lives.values()]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 
 from apexrl.learning.record.status_file import STATUS_FILE, Status, read_status
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.replay.journal import LogIdentity, read_identity, segment_paths
 from apexrl.types import StreamSpec
 from tests.system.processes import Process, launch, wait_for

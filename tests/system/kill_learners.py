@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.networks.headers import latest_path
 from apexrl.replay.journal import held_numbers, identity_of, read_entries
-from apexrl.running.run_directory import latest_path
 from tests.system.processes import launch, read_json, updates_of, wait_for
 
 PAUSE_SECONDS = (4.0, 15.0)

@@ -12,7 +12,7 @@ from apexrl.flags import default_command
 from apexrl.learning.record.run_record import CURVE_COLUMNS
 from apexrl.learning.record.status_file import Status
 from apexrl.net import wire
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.replay.segment import Entry
 from apexrl.running.display import summary_of
 from apexrl.running.run_directory import save_config

@@ -9,7 +9,8 @@ import pytest
 
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.parameter_channel import ParameterPublisher
-from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import encode_parameters
 from apexrl.types import StreamSpec
 from apexrl.unroll import UnrollCodec
 from tests.lockstep import ALGORITHM, identity_of, make_updater

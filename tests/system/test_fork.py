@@ -7,9 +7,8 @@ from minari import MinariDataset
 
 from apexrl.lifecycle import PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.net import wire
-from apexrl.networks.checkpoint import load_header
+from apexrl.networks.headers import latest_path, load_header
 from apexrl.replay.journal import read_entries, read_identity
-from apexrl.running.run_directory import latest_path
 from tests.system.processes import ROOT, Process, launch, play_on, read_json, refuse, updates_of, wait_for, wires_of
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do

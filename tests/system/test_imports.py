@@ -124,8 +124,9 @@ def modules_after(code):
         ("import apexrl.learning.loop, apexrl.learning.updates.team", {"gymnasium", "ale_py", "cv2", "rich"}),
         (
             "import apexrl.running.launch, apexrl.tools.sweep",
-            {"gymnasium", "ale_py", "cv2"},
-        ),  # no environment runs there
+            {"torch", "gymnasium", "ale_py", "cv2", "tensorboardX"},
+        ),  # no environment runs there, and no network
+        ("import apexrl.running.workers, apexrl.running.trackers", {"torch", "gymnasium"}),
         ("import apexrl.running.environment_play", {"torch", "zmq", "tyro", "rich"}),
         ("import apexrl.running.learners", {"gymnasium", "ale_py", "cv2", "rich"}),
         ("import apexrl.acting.loop, apexrl.running.workers", {"tensorboardX", "cv2"}),

@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.networks.headers import latest_path
 from apexrl.replay.journal import held_numbers, identity_of
-from apexrl.running.run_directory import latest_path
 from tests.system.processes import Process, launch, read_json, refuse, updates_of, wait_for, words_of
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do

@@ -11,7 +11,7 @@ from apexrl.config import RunCommand
 from apexrl.flags import parse
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
-from apexrl.networks.checkpoint import load_header
+from apexrl.networks.headers import load_header
 from tests.system.processes import ROOT, launch, read_json, wires_of, zygote
 
 EXAMPLE = ROOT / "examples" / "own_environment.py"

@@ -158,7 +158,8 @@ def test_roles_started_by_hand_in_any_order_find_each_other_with_keys(
 
 
 def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
-    from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
+    from apexrl.networks.checkpoint import save_checkpoint
+    from apexrl.networks.headers import CheckpointHeader, Counters
     from apexrl.types import StreamSpec
     from tests.lockstep import identity_of, make_updater
 

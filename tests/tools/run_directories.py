@@ -8,7 +8,7 @@ from apexrl.files import write_json
 from apexrl.flags import default_command, with_preset, with_sections
 from apexrl.learning.record.run_record import CURVE_COLUMNS
 from apexrl.learning.record.status_file import STATUS_FILE, Status
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.running.run_directory import save_config
 from apexrl.runs import CURVE_FILE
 from apexrl.types import LogPosition

@@ -11,9 +11,10 @@ import torch
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
 from apexrl.lifecycle import Stop
-from apexrl.networks.checkpoint import CheckpointHeader, Counters, save_checkpoint
+from apexrl.networks.checkpoint import save_checkpoint
+from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
 from apexrl.running.display import summary_of
-from apexrl.running.run_directory import SUMMARY_FILE, latest_path, lock_run
+from apexrl.running.run_directory import SUMMARY_FILE, lock_run
 from apexrl.tools import sweep as module
 from apexrl.tools.sweep import RECORD_FILE, Sweep, main
 from apexrl.tools.sweep_plan import SweepFile, runs_of

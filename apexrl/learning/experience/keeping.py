@@ -14,7 +14,8 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config import LearnerCommand
 from apexrl.errors import ConfigError
 from apexrl.flags import wants_of
-from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
+from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.memory import free_memory_bytes
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.streams import StreamOrder
@@ -63,7 +64,7 @@ class Keeping(NamedTuple):
         device = self.device_stream.device
         if device.type != "cuda":
             return None
-        needed = UnrollStore.bytes_needed(spec, ring_unrolls, self.wants)
+        needed = bytes_needed(spec, ring_unrolls, self.wants)
         with self.device_stream.exclusive():
             on_device = torch.cuda.mem_get_info(device)[0]
         if needed + DEVICE_RESERVE_BYTES <= on_device:
@@ -77,7 +78,7 @@ class Keeping(NamedTuple):
         return None
 
     def _on_host(self, spec: StreamSpec, ring_unrolls: int) -> UnrollStore:
-        needed = UnrollStore.bytes_needed(spec, ring_unrolls, self.wants)
+        needed = bytes_needed(spec, ring_unrolls, self.wants)
         free = free_memory_bytes(self.memory_gb)
         if needed > free:
             raise ConfigError(

@@ -4,8 +4,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 WORD_BYTES = 4
 
@@ -47,10 +45,3 @@ class RowLayout:
         column = self.columns[name]
         place = row[column.start : column.start + column.words].view(np.uint8)[: column.num_bytes].view(column.dtype)
         place.reshape(values.shape)[...] = values
-
-    def whole(self, rows: Tensor, name: str) -> Tensor:
-        """Returns a column [B, entries, *shape] of gathered rows [B, words]."""
-        column = self.columns[name]
-        words = rows[:, column.start : column.start + column.words].clone(memory_format=torch.contiguous_format)
-        size = column.entries * math.prod(column.shape)
-        return words.view(getattr(torch, column.dtype))[:, :size].reshape(len(rows), column.entries, *column.shape)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import Transitions
+from apexrl.learning.experience.sizes import OBSERVATIONS, record_words
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.frame_stack import frame_numbers
 from apexrl.types import StreamSpec, Unroll
-
-OBSERVATIONS = 2  # of a transition: that left, and that where its window ends
 
 
 class Columns(NamedTuple):
@@ -36,7 +35,7 @@ class TransitionRecords:
         self._spec, self._view = spec, view
         self._numbers = OBSERVATIONS * spec.stacked_frames
         self._actions = self._numbers + math.prod(spec.action.shape)
-        self.words = self._actions + 2
+        self.words = record_words(spec)
 
     def write(self, records: np.ndarray, unroll: Unroll, first_frame: int, zero_frame: int) -> None:
         """Writes the records [K, words] int32 of an unroll.

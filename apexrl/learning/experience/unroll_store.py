@@ -18,14 +18,14 @@ from torch import Tensor
 from apexrl.agents.contract import Batch, TransitionBatch, Transitions, UnrollBatch, Unrolls, Want
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Gathered, SampledKeys, fill
-from apexrl.learning.experience.row import WORD_BYTES, RowLayout
-from apexrl.learning.experience.transition_records import OBSERVATIONS, TransitionRecords
+from apexrl.learning.experience.row import Column
+from apexrl.learning.experience.sizes import NUMBERS, OBSERVATIONS, frame_bytes, row_layout, transition_view
+from apexrl.learning.experience.transition_records import TransitionRecords
 from apexrl.networks.device_stream import DeviceStream, Staging, wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import frame_ages, gather_stacks
 from apexrl.types import StreamSpec, Unroll
 
-DEVICE_RESERVE_BYTES = 2e9  # kept free on a GPU for networks, optimizer, an update and libraries
 STAGED_UNROLLS = 8  # on their way to a GPU
 MOST_FRAMES = 2**31 - 1  # of a ring: their numbers are int32
 
@@ -73,7 +73,8 @@ class UnrollStore:
         self._wants = {want.table: want for want in wants}
         self._frame_layout = FrameLayout.of(spec)
         self._row_layout = row_layout(spec, wants)
-        self._transition_records = transition_records(spec, wants)
+        view = transition_view(spec, wants)
+        self._transition_records = None if view is None else TransitionRecords(spec, view)
         self._numbers = np.full(ring_unrolls, -1, np.int64)
         self._zero_frame = ring_unrolls * spec.unroll_frames
         if self._zero_frame > MOST_FRAMES:
@@ -88,20 +89,21 @@ class UnrollStore:
 
     def _allocate(self) -> None:
         spec, device = self.spec, self.device
-        frame_bytes, dtype = _frame_bytes(spec), torch.uint8
+        num_bytes, dtype = frame_bytes(spec), torch.uint8
         for wider in (torch.int64, torch.int32):  # a GPU copies words faster than bytes
-            if frame_bytes % wider.itemsize == 0:
+            if num_bytes % wider.itemsize == 0:
                 dtype = wider
                 break
         # One more frame, all zeros: stacks show it in the place of frames from before their episode.
-        self._frames = torch.empty((self._zero_frame + 1, frame_bytes // dtype.itemsize), dtype=dtype, device=device)
+        self._frames = torch.empty((self._zero_frame + 1, num_bytes // dtype.itemsize), dtype=dtype, device=device)
         self._frames[self._zero_frame] = 0
         # An unroll of screens waits here for its way into the ring in blocks: memory that a CPU's cache keeps.
         shape = spec.unroll_frames, self._frames.shape[1]
         self._screens = torch.empty(shape, dtype=dtype, device=device) if self._frame_layout.in_blocks else None
         # Zeros: a row that was never written may be gathered, and has to point inside the ring.
         self._rows = torch.zeros((self.ring_unrolls, self._row_layout.words), dtype=torch.int32, device=device)
-        records = self.ring_unrolls, *_records_shape(spec, self._transition_records)
+        words = 0 if self._transition_records is None else self._transition_records.words
+        records = self.ring_unrolls, spec.unroll_starts, words
         self._records = torch.zeros(records, dtype=torch.int32, device=device)  # [ring, K, words]
         self._backwards = torch.arange(spec.stacked_frames - 1, -1, -1, device=device)  # [H]
         self._times = torch.arange(spec.unroll_steps + 1, device=device)
@@ -115,12 +117,6 @@ class UnrollStore:
     def num_bytes(self) -> int:
         """Bytes allocated on the device."""
         return self._frames.nbytes + self._rows.nbytes + self._records.nbytes
-
-    @staticmethod
-    def bytes_needed(spec: StreamSpec, ring_unrolls: int, wants: Sequence[Want]) -> int:
-        """Returns the bytes that a full store takes."""
-        words = row_layout(spec, wants).words + math.prod(_records_shape(spec, transition_records(spec, wants)))
-        return ring_unrolls * (spec.unroll_frames * _frame_bytes(spec) + WORD_BYTES * words)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -258,7 +254,7 @@ class UnrollStore:
         spec = self.spec
         slot = key % self.ring_unrolls
         rows = self._rows.index_select(0, slot)
-        columns = {name: self._row_layout.whole(rows, name).transpose(0, 1) for name in self._row_layout.columns}
+        columns = {name: whole(rows, column).transpose(0, 1) for name, column in self._row_layout.columns.items()}
         newest = slot * spec.unroll_frames + self._times[:, None] + spec.stacked_frames - 1
         memory = self._buffer(table, newest.numel()) if reuses_memory else None
         ages = columns["age"]
@@ -281,10 +277,13 @@ class UnrollStore:
     def _with_previous(self, key: Tensor, weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Returns keys and weights with the unrolls before the first `size` ones in front."""
         earliest = key[:size]
-        previous = self._row_layout.whole(self._rows.index_select(0, earliest % self.ring_unrolls), "previous")[:, 0]
-        there = self._rows.index_select(0, previous % self.ring_unrolls)
-        is_held = self._row_layout.whole(there, "number")[:, 0] == previous
+        previous = self._column("previous", earliest)
+        is_held = self._column("number", previous) == previous
         return torch.cat([torch.where(is_held, previous, earliest), key]), torch.cat([is_held.float(), weight])
+
+    def _column(self, name: str, numbers: Tensor) -> Tensor:
+        """Returns a column of one entry [B] of the rows of unrolls."""
+        return whole(self._rows.index_select(0, numbers % self.ring_unrolls), self._row_layout.columns[name])[:, 0]
 
     def _place_of(self, position: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns where the frames, the row and the records of a ring position are written."""
@@ -324,42 +323,8 @@ class UnrollStore:
         return oldest[:num_frames]
 
 
-NUMBERS = ("number", "previous")  # of an unroll, and of the one before it in its stream
-
-
-def row_layout(spec: StreamSpec, wants: Sequence[Want]) -> RowLayout:
-    """Returns the columns that batches of whole unrolls need; none where no such batch is wanted."""
-    views = [want.view for want in wants if isinstance(want.view, Unrolls)]
-    layout = RowLayout()
-    if any(view != Unrolls() for view in views):
-        for name in NUMBERS:  # the first columns: a torch view of int64 needs an even position
-            layout.add(name, 1, "int64")
-    if views:
-        layout.add("age", spec.unroll_steps + 1, "int32")
-        for field in spec.fields:
-            name = f"extra.{field.name}" if field in spec.extras else field.name
-            layout.add(name, spec.num_entries(field), field.dtype, field.shape)
-    return layout
-
-
-def transition_records(spec: StreamSpec, wants: Sequence[Want]) -> TransitionRecords | None:
-    """Returns the records that batches of transitions need; None where no such batch is wanted.
-
-    Raises: ConfigError when wants ask for two kinds of transitions, or for windows longer than unrolls overlap.
-    """
-    views = {want.view for want in wants if isinstance(want.view, Transitions)}
-    for view in views:
-        if len(views) > 1 or view.n_steps > spec.overlap_steps:
-            raise ConfigError(
-                f"transitions of {view.n_steps} steps do not fit unrolls that overlap by {spec.overlap_steps}, "
-                f"or differ from others that are wanted: {sorted(views)}"
-            )
-    return TransitionRecords(spec, views.pop()) if views else None
-
-
-def _records_shape(spec: StreamSpec, records: TransitionRecords | None) -> tuple[int, int]:
-    return spec.unroll_starts, 0 if records is None else records.words
-
-
-def _frame_bytes(spec: StreamSpec) -> int:
-    return spec.frame_size * np.dtype(spec.frame_dtype).itemsize
+def whole(rows: Tensor, column: Column) -> Tensor:
+    """Returns a column [B, entries, *shape] of gathered rows [B, words]."""
+    words = rows[:, column.start : column.start + column.words].clone(memory_format=torch.contiguous_format)
+    size = column.entries * math.prod(column.shape)
+    return words.view(getattr(torch, column.dtype))[:, :size].reshape(len(rows), column.entries, *column.shape)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from apexrl.errors import UNREADABLE, ApexError, ConfigError, JournalError
-from apexrl.files import TEMPORARY, give_second_name, read_json, read_whole, replacing, write_durably, write_json
+from apexrl.files import TEMPORARY, give_second_name, read_whole, replacing, write_durably, write_json
 from apexrl.learning.record.event_file import EventFile
 from apexrl.learning.record.status_file import STATUS_FILE, Status
 from apexrl.learning.updates.updater import Updater
@@ -24,77 +24,31 @@ from apexrl.lines import Repeats
 from apexrl.net.metrics_channel import EVALUATED_FRAMES, MAX_VERSIONS, Evaluation
 from apexrl.networks.checkpoint import (
     ACTING,
-    BEST,
-    LATEST,
     Checkpoint,
-    CheckpointHeader,
-    Counters,
     all_finite,
-    load_checkpoint,
-    load_header,
     random_state,
     save_checkpoint,
     set_random_state,
 )
-from apexrl.networks.parameters import Identity, decode_parameters, halved
-from apexrl.runs import CURVE_FILE, SUMMARY_FILE, CurvePoint
+from apexrl.networks.headers import (
+    BEST,
+    CHECKPOINTS,
+    LATEST,
+    NUMBERED,
+    CheckpointHeader,
+    Counters,
+    Identity,
+    load_header,
+    numbered_checkpoints,
+)
+from apexrl.networks.parameters import decode_parameters, halved
+from apexrl.runs import CURVE_FILE, CurvePoint
 from apexrl.types import LogPosition
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"
-NUMBERED = "update-{:012d}.safetensors"
 CURVE_COLUMNS = ",".join(CurvePoint._fields)
 FAULT_SAID_SECONDS = 30.0
-
-
-class _Summary(msgspec.Struct):
-    updates: int = 0
-
-
-def latest_checkpoint(directory: Path) -> Checkpoint | None:
-    """Returns the checkpoint that a run directory continues from, None when it has neither a checkpoint nor results.
-
-    Raises: ConfigError when the checkpoint is damaged or not finite, or missing beside results that a new network would
-      replace.
-    """
-    path = directory / CHECKPOINTS / LATEST
-    anew = f"train a new network on the run's experience (--resume {directory} --from-scratch)"
-    choice = f"put a sound copy there, or {anew}"
-    if path.exists():
-        try:
-            checkpoint = load_checkpoint(path)
-        except ApexError as error:
-            raise ConfigError(f"{path} cannot be continued ({error}): {choice}") from error
-        if not all_finite(checkpoint.tensors):
-            raise ConfigError(f"{path} holds values that are not finite: {choice}")
-        return checkpoint
-    if (result := result_in(directory)) is not None:
-        raise ConfigError(f"{path} is missing, and {result} is there: {choice}")
-    return None
-
-
-def result_in(directory: Path) -> Path | None:
-    """Returns a file that tells of a learner's work in a run directory, but the latest checkpoint; None without any."""
-    files = (directory / CHECKPOINTS / BEST, directory / CURVE_FILE, directory / STATUS_FILE)
-    found = [*numbered_checkpoints(directory), *(path for path in files if path.exists())]
-    summary = directory / SUMMARY_FILE
-    if found:
-        return found[0]
-    return summary if _has_learned(summary) else None
-
-
-def _has_learned(summary: Path) -> bool:
-    """Returns whether a summary tells of updates; a run that failed before its first one has a summary, too."""
-    try:
-        return os.path.lexists(summary) and read_json(summary, _Summary).updates > 0
-    except ConfigError:  # nobody knows
-        return True
-
-
-def numbered_checkpoints(directory: Path) -> list[Path]:
-    """Returns the checkpoints of a run directory that are kept under their updates, oldest first."""
-    return sorted((directory / CHECKPOINTS).glob(NUMBERED.format(0).replace("0" * 12, "[0-9]" * 12)))
 
 
 class Disk:

@@ -7,7 +7,7 @@ import msgspec
 
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
-from apexrl.networks.checkpoint import Counters
+from apexrl.networks.headers import Counters
 from apexrl.runs import STATUS_FILE
 from apexrl.types import Count, Name
 

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from apexrl.agents.contract import LAST_BATCH
-from apexrl.config import LearnerCommand, LearningConfig
-from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.config import LearnerCommand
+from apexrl.errors import ApexError, PeerError
+from apexrl.learning.devices import devices_of
 from apexrl.networks.device import choose_device
 
 logger = logging.getLogger(__name__)
@@ -193,30 +194,9 @@ def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
     if size == 1:
         return command, Team()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
-    device = devices_of(command.learning, local_size)[local_rank]
+    device = devices_of(command.learning, local_size, torch.cuda.device_count())[local_rank]
     learning = dataclasses.replace(command.learning, device=device)
     return dataclasses.replace(command, learning=learning), Team(int(os.environ["RANK"]), size, choose_device(device))
-
-
-def devices_of(learning: LearningConfig, num_learners: int) -> list[str]:
-    """Returns the devices of the learners of a host. It makes no context on a GPU: not all of them are ours.
-
-    Raises: ConfigError when there are too few.
-    """
-    if learning.learner_devices:
-        devices = learning.learner_devices.split(",")
-        if len(devices) != num_learners:
-            raise ConfigError(f"--learner-devices names {len(devices)} devices for {num_learners} learners: one each")
-        return devices
-    on_cpu = learning.device == "cpu" or (learning.device == "auto" and not torch.cuda.is_available())
-    if num_learners == 1 or on_cpu:
-        return [learning.device] * num_learners
-    if torch.cuda.device_count() < num_learners:
-        raise ConfigError(
-            f"{num_learners} learners want {num_learners} GPUs, {torch.cuda.device_count()} are here: give fewer "
-            "--num-learners, or --device cpu"
-        )
-    return [f"cuda:{index}" for index in range(num_learners)]
 
 
 def interface_to(host: str) -> str:

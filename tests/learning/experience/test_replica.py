@@ -10,7 +10,7 @@ from apexrl.agents.contract import Transitions
 from apexrl.errors import ConfigError, PeerError
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
-from apexrl.learning.experience.unroll_store import DEVICE_RESERVE_BYTES, UnrollStore
+from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
@@ -187,7 +187,7 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, spec, mis
     """The memory may also be taken by another process, after we have seen that it is free."""
     device_stream = DeviceStream(torch.device("cpu"))
     device_stream.device = torch.device("cuda")
-    needed = UnrollStore.bytes_needed(spec, 8, WANTS) + int(DEVICE_RESERVE_BYTES)
+    needed = bytes_needed(spec, 8, WANTS) + int(DEVICE_RESERVE_BYTES)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (needed - missing, 10 * needed))
 
     def make(spec, ring_unrolls, wants, device, num_batches, device_stream):
@@ -195,14 +195,13 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, spec, mis
             raise torch.OutOfMemoryError("CUDA out of memory")
         return SimpleNamespace(device=device, device_stream=device_stream, num_bytes=needed)
 
-    make.bytes_needed = UnrollStore.bytes_needed
     monkeypatch.setattr("apexrl.learning.experience.keeping.UnrollStore", make)
     store = Keeping(WANTS, device_stream, 4).make_store(spec, 8)
     assert (store.device.type, store.device_stream) == (place, device_stream)
 
 
 def test_frames_that_fit_nowhere_are_refused(monkeypatch, spec):
-    free = namedtuple("memory", "available")(UnrollStore.bytes_needed(spec, 8, WANTS) - 1)
+    free = namedtuple("memory", "available")(bytes_needed(spec, 8, WANTS) - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     with pytest.raises(ConfigError, match="smaller --capacity"):
         follow(log_of(start("log", spec, 8, 0, False)))

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from apexrl.learning.experience.row import RowLayout
+from apexrl.learning.experience.unroll_store import whole
 
 COLUMNS = {
     "flags": ("uint8", 5, ()),
@@ -28,5 +29,5 @@ def test_columns_of_all_types_come_back_whatever_lies_before_them(num_rows):
             layout.write(row, name, value)
     assert layout.words % 2 and layout.columns["previous"].start % 2  # no whole number of the widest
     for name, values in written.items():
-        found = layout.whole(torch.from_numpy(rows), name)
+        found = whole(torch.from_numpy(rows), layout.columns[name])
         assert np.array_equal(found.numpy(), values) and found.numpy().dtype == values.dtype, name

@@ -6,6 +6,7 @@ from apexrl.agents.contract import Transitions
 from apexrl.config import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.learning.experience.draw import SampledKeys
+from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.types import StreamSpec
@@ -83,14 +84,12 @@ def test_a_later_unroll_takes_the_place_of_the_oldest(spec, make_unroll):
 
 def test_bytes_needed_is_what_is_allocated(spec):
     store = make_store(spec, 100)
-    assert store.num_bytes == pytest.approx(
-        UnrollStore.bytes_needed(spec, 100, [want(1, Transitions(2, GAMMA))]), rel=0.01
-    )
+    assert store.num_bytes == pytest.approx(bytes_needed(spec, 100, [want(1, Transitions(2, GAMMA))]), rel=0.01)
 
 
 def test_a_million_atari_transitions_take_at_most_7_8_gb():
     spec = StreamSpec("Atari-v0", (84, 84), "uint8", 4, 18, 4, unroll_starts=80, overlap_steps=3)
-    assert UnrollStore.bytes_needed(spec, 10**6 // 80, [want()]) <= 7.8e9
+    assert bytes_needed(spec, 10**6 // 80, [want()]) <= 7.8e9
 
 
 @pytest.mark.parametrize("frame_shape", [(2,), (7,), (3, 5), ()])

@@ -11,11 +11,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.errors import ApexError, ConfigError
-from apexrl.learning.record.run_record import NUMBERED, RunRecord, latest_checkpoint, numbered_checkpoints
+from apexrl.learning.record.latest import latest_checkpoint
+from apexrl.learning.record.run_record import RunRecord
 from apexrl.net.metrics_channel import Evaluation
-from apexrl.networks.checkpoint import BEST, LATEST, load_checkpoint
+from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
-from apexrl.networks.parameters import ParametersHeader, encode_parameters
+from apexrl.networks.headers import BEST, LATEST, NUMBERED, ParametersHeader, numbered_checkpoints
+from apexrl.networks.parameters import encode_parameters
 from apexrl.runs import CURVE_FILE
 from apexrl.types import LogPosition, StreamSpec
 from tests.full_disk import full_disk

@@ -16,10 +16,10 @@ from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.update_graph import BatchInputs, KeyInputs
 from apexrl.learning.updates.updater import Updater
 from apexrl.losses.relevance import PROJECTED
-from apexrl.networks.checkpoint import CheckpointHeader, Counters, load_checkpoint, save_checkpoint
+from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.config import ActorCriticConfig, to_text
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.networks.parameters import Identity
+from apexrl.networks.headers import CheckpointHeader, Counters, Identity
 from apexrl.types import EnvironmentSpec
 from tests.agents.impala_parts import CPU, LASER, NETWORK, make_learner, spec_of, updates
 from tests.devices import DEVICES

@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from apexrl.config import LearningConfig
-from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.errors import ApexError, PeerError
 from apexrl.learning.updates import team as teams
 from apexrl.learning.updates.team import Standing, Team, checksum
 from apexrl.learning.updates.updater import Updater
@@ -200,27 +199,3 @@ def test_a_checksum_tells_names_values_and_order_apart():
     others = [{"b": one, "a": two}, {"a": one}, {"a": one, "b": two + 1}, {"a": one.view(3, 1) + 1e-7, "b": two}]
     assert len({checksum({"a": one, "b": two}), *map(checksum, others)}) == 5
     assert checksum({teams.OWN_STATE + "x": one}) == checksum({})
-
-
-@pytest.mark.parametrize(
-    ("devices", "device", "count", "expected"),
-    [
-        ("", "auto", 2, ["auto", "auto"]),
-        ("", "cpu", 3, ["cpu"] * 3),
-        ("cpu,cpu", "auto", 2, ["cpu", "cpu"]),
-        ("cuda:1,cuda:0", "auto", 2, ["cuda:1", "cuda:0"]),
-    ],
-)
-def test_each_learner_has_a_device(devices, device, count, expected):
-    assert teams.devices_of(LearningConfig(device=device, learner_devices=devices), count) == expected
-
-
-def test_too_few_devices_are_an_error(monkeypatch):
-    with pytest.raises(ConfigError, match="names 1 devices for 2 learners"):
-        teams.devices_of(LearningConfig(learner_devices="cuda:0"), 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a context on a GPU"))
-    assert teams.devices_of(LearningConfig(), 2) == ["cuda:0", "cuda:1"]
-    with pytest.raises(ConfigError, match="4 learners want 4 GPUs, 2 are here"):
-        teams.devices_of(LearningConfig(), 4)

@@ -1,0 +1,25 @@
+"""The devices of the learners of a host. Loads no torch."""
+
+from apexrl.config import LearningConfig
+from apexrl.errors import ConfigError
+
+
+def devices_of(learning: LearningConfig, num_learners: int, num_gpus: int) -> list[str]:
+    """Returns the devices of the learners of a host that has so many GPUs.
+
+    Raises: ConfigError when there are too few.
+    """
+    if learning.learner_devices:
+        devices = learning.learner_devices.split(",")
+        if len(devices) != num_learners:
+            raise ConfigError(f"--learner-devices names {len(devices)} devices for {num_learners} learners: one each")
+        return devices
+    on_cpu = learning.device == "cpu" or (learning.device == "auto" and not num_gpus)
+    if num_learners == 1 or on_cpu:
+        return [learning.device] * num_learners
+    if num_gpus < num_learners:
+        raise ConfigError(
+            f"{num_learners} learners want {num_learners} GPUs, {num_gpus} are here: give fewer "
+            "--num-learners, or --device cpu"
+        )
+    return [f"cuda:{index}" for index in range(num_learners)]

@@ -1,0 +1,28 @@
+"""The devices of several learners."""
+
+import pytest
+
+from apexrl.config import LearningConfig
+from apexrl.errors import ConfigError
+from apexrl.learning.devices import devices_of
+
+
+@pytest.mark.parametrize(
+    ("devices", "device", "count", "num_gpus", "expected"),
+    [
+        ("", "auto", 2, 0, ["auto", "auto"]),
+        ("", "auto", 2, 2, ["cuda:0", "cuda:1"]),
+        ("", "cpu", 3, 4, ["cpu"] * 3),
+        ("cpu,cpu", "auto", 2, 0, ["cpu", "cpu"]),
+        ("cuda:1,cuda:0", "auto", 2, 2, ["cuda:1", "cuda:0"]),
+    ],
+)
+def test_each_learner_has_a_device(devices, device, count, num_gpus, expected):
+    assert devices_of(LearningConfig(device=device, learner_devices=devices), count, num_gpus) == expected
+
+
+def test_too_few_devices_are_an_error():
+    with pytest.raises(ConfigError, match="names 1 devices for 2 learners"):
+        devices_of(LearningConfig(learner_devices="cuda:0"), 2, 4)
+    with pytest.raises(ConfigError, match="4 learners want 4 GPUs, 2 are here"):
+        devices_of(LearningConfig(), 4, 2)
