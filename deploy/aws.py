@@ -42,6 +42,11 @@ def client(service: str, region: str) -> Any:
     return boto3.client(service, region_name=region, config=CONFIG)
 
 
+def partition_of(region: str) -> str:
+    """Returns the part of AWS that a region is in, such as aws, aws-us-gov or aws-cn. Sends nothing."""
+    return str(boto3.Session().get_partition_for_region(region))
+
+
 def code_of(error: Exception) -> str:
     """Returns AWS's code of an error, empty when the request got no answer."""
     return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""

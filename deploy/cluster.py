@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from deploy.steps import ROOT, TOOLS, DeployError
 
 CONFIGURATION = ROOT / "deploy" / "terraform" / "cluster"
-DECLARING = ("variables.tf", "flags.tf", "flags.json")
+DECLARING = ("variables.tf", "account.tf", "flags.tf", "flags.json")
 """The files of the configuration that ask nothing of AWS."""
 LOCALS = ("learners", "shards", "learner_families")
 PACKER_VARIABLES = ROOT / "deploy" / "packer" / "variables.pkr.hcl"
@@ -56,6 +56,7 @@ class Cluster(NamedTuple):
     preset: str
     learner_flags: tuple[tuple[str, str], ...]  # names and values
     replay_flags: tuple[tuple[str, str], ...]
+    vpc_id: str
     learners: int  # on all hosts
     shards: int
     learner_families: tuple[str, ...]

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from deploy.aws import AwsError, client, code_of, explain
+from deploy.aws import AwsError, client, code_of, explain, partition_of
 from deploy.cluster import NEWEST, Cluster
 from deploy.findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of, zones_of_types
 from deploy.keys import key_names, stored_keys
@@ -39,7 +39,7 @@ def check_region(cluster: Cluster) -> Iterator[Line]:
 
 def check_plan(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the account may start more than the smallest instances: those of AWS's free plan may not."""
-    partition = client("sts", cluster.region).get_caller_identity()["Arn"].split(":")[1]
+    partition = partition_of(cluster.region)
     if partition in NO_PLAN:
         yield Line("plan", f"{partition} has no free plan")
         return
@@ -149,6 +149,11 @@ def check_zone(cluster: Cluster) -> Iterator[Line]:
 def check_network(cluster: Cluster) -> Iterator[Line]:
     """Checks whether there is room for one more VPC, and a default one while images have to be built."""
     vpcs = client("ec2", cluster.region).describe_vpcs()["Vpcs"]
+    if cluster.vpc_id:
+        is_known = cluster.vpc_id in {vpc["VpcId"] for vpc in vpcs}
+        cure = "" if is_known else "vpc_id: a VPC of this account and region"
+        yield Line("VPCs", f"{cluster.vpc_id} is {'' if is_known else 'not '}there", cure)
+        return
     is_there = any({"Key": "Cluster", "Value": cluster.name} in vpc.get("Tags", []) for vpc in vpcs)
     allowed = allowed_quota(cluster, "vpc", VPCS)
     finding = f"{len(vpcs)} in use, {allowed:g} allowed" + (", this cluster's among them" if is_there else "")

@@ -200,6 +200,7 @@ WRONG = [
     ("actor_instance_types", ["c7i.8xlarge", "c7g.8xlarge"], "c7g.8xlarge is not x86_64", "actor_instance_types"),
     ("learner_instance_types", ["g6.4xlarge", "c7i.4xlarge"], "c7i.4xlarge has no NVIDIA", "learner_instance_types"),
     ("learner_instance_types", ["p3dn.24xlarge"], "no whole GPU that the image's driver", "learner_instance_types"),
+    ("vpc_id", "vpc-0123456789abcdef0", "vpc-0123456789abcdef0 is not there", "a VPC of this account"),
     ("image_version", "9.9.9", "none for learner (role gpu) of version 9.9.9", "image_version"),
     ("name", "pong", "missing: /apexrl/pong/keys/replay.public", "python -m deploy keys --cluster pong"),
     ("actor_hosts", 5, "160 wanted, 0 in use, 128 allowed", "--quota-code L-34B43A08 --desired-value 160"),
@@ -306,6 +307,9 @@ def test_a_full_region_has_no_room_for_a_vpc(ready, preflight, aws):
     assert verdicts["FAIL"] == ["VPCs: 5 in use, 5 allowed"]
     ec2.create_tags(Resources=[ec2.describe_vpcs()["Vpcs"][0]["VpcId"]], Tags=[{"Key": "Cluster", "Value": "catch"}])
     assert preflight()[0] == 0
+    given = ec2.describe_vpcs()["Vpcs"][1]["VpcId"]
+    ec2.delete_tags(Resources=[ec2.describe_vpcs()["Vpcs"][0]["VpcId"]])
+    assert f"VPCs: {given} is there" in preflight({"vpc_id": given})[1]["PASS"], "one that exists takes no room"
 
 
 def test_no_spot_hosts_need_no_spot_role(ready, aws, preflight):

@@ -26,6 +26,7 @@ FREE = {
     *("route_table_ids", "vpc_security_group_ids", "security_groups", "vpc_zone_identifier", "availability_zone"),
     *("iam_instance_profile", "placement_group", "ami", "image_id", "device_name", "autoscaling_group_name"),
     *("volume_id", "instance_id", "InstanceId", "alarm_name", "alarm_description"),
+    *("kms_key_id", "permissions_boundary"),
     *("scheduled_action_name", "limit_amount", "subscriber_email_addresses", "filter", "owners", "group_name"),
 }
 """Arguments whose text is a name, an address, an identifier or prose; all others have to stand in `VALUES`."""
@@ -61,8 +62,8 @@ PLANTED = [
     ("logs.tf", "var.log_retention_days", "10", "has to be one of 0, 1, 3"),
     (
         "network.tf",
-        'aws_vpc.this.id\n\n  tags = { Name = "${var.name}-nothing" }',
-        "aws_vpc.that.id",
+        'aws_vpc.this[count.index].id\n\n  tags = { Name = "${var.name}-nothing" }',
+        "aws_vpc.that[0].id",
         "has not been declared",
     ),
 ]

@@ -8,6 +8,7 @@ import pytest
 
 from deploy.cluster import read_cluster
 from deploy.findings import Line
+from deploy.keys import key_names
 from deploy.steps import DeployError, StepError
 from tests.deploy import fake_tools
 from tests.deploy.clone import BOOTSTRAP, CLUSTER, UP
@@ -293,6 +294,31 @@ def test_only_the_state_of_the_same_cluster_is_gone_on_with(commands, monkeypatc
         with contextlib.nullcontext() if is_same else told:
             up.initialize("smoke")
         assert held.read_text() == key
+
+
+def test_keys_of_a_cluster_that_is_up_are_never_changed(commands, monkeypatch, capsys):
+    """What is missing is said, and made alone; not a secret key, which would differ from that of the hosts."""
+    up, names = commands.up, key_names("smoke")
+    cluster = SimpleNamespace(name="smoke", region="us-east-1")
+    made, stored = [], {}
+    monkeypatch.setattr(up, "client", lambda *_: None)
+    monkeypatch.setattr(up, "stored_keys", lambda *_: stored)
+    monkeypatch.setattr(up, "store_keys", lambda _, name: made.append(name))
+    for is_up, missing, makes in (
+        (True, [], False),
+        (False, names, True),
+        (False, names[1:], True),  # an earlier start was stopped between two keys
+        (True, names[:1], True),
+        (True, names[1:2], None),
+    ):
+        made.clear()
+        stored = dict.fromkeys((name for name in names if name not in missing), "SecureString")
+        monkeypatch.setattr(commands.place, "exists", lambda is_up=is_up: is_up)
+        told = pytest.raises(DeployError, match=r"^/apexrl/smoke/keys/replay.secret missing, and hosts that run know")
+        with told if makes is None else contextlib.nullcontext():
+            up.make_keys(cluster)
+        assert made == (["smoke"] if makes else [])
+        assert not makes or f"missing: {', '.join(missing)}\n" in capsys.readouterr().out
 
 
 def test_outputs_that_are_not_there_yet_are_one_line(commands, monkeypatch):

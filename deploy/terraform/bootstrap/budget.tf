@@ -1,6 +1,8 @@
 # An alarm, not a brake: costs arrive here hours late. The account's whole month is measured, because a budget by tag
 # sees nothing before somebody activates the tag for cost allocation by hand.
 resource "aws_budgets_budget" "month" {
+  count = local.has_budgets ? 1 : 0
+
   name         = "${var.name}-month"
   budget_type  = "COST"
   limit_amount = tostring(var.budget_usd_per_month)
@@ -18,4 +20,9 @@ resource "aws_budgets_budget" "month" {
       subscriber_email_addresses = var.budget_emails
     }
   }
+}
+
+locals {
+  # GovCloud is paid through an account of the partition aws, which alone can be alarmed.
+  has_budgets = data.aws_partition.current.partition != "aws-us-gov"
 }

@@ -6,8 +6,9 @@ locals {
 }
 
 resource "aws_iam_role" "image_build" {
-  name        = local.image_build
-  description = "Instances on which Packer builds the images of ${var.name}"
+  permissions_boundary = var.permissions_boundary
+  name                 = local.image_build
+  description          = "Instances on which Packer builds the images of ${var.name}"
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{

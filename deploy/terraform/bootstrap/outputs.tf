@@ -28,3 +28,8 @@ output "cluster_tfvars" {
     results_bucket = "${aws_s3_bucket.this["results"].bucket}"
   EOT
 }
+
+output "alarm" {
+  description = "To whom the alarm about money writes."
+  value       = local.has_budgets ? join(", ", var.budget_emails) : "nobody: AWS has no budgets in ${data.aws_partition.current.partition}; make one in the account that pays"
+}

@@ -50,3 +50,14 @@ variable "budget_usd_per_month" {
     error_message = "budget_usd_per_month has to be a number of dollars from 1 to 1000000."
   }
 }
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds each IAM role, where an organization lets nobody make roles without one; null: none."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.permissions_boundary == null || can(regex("^arn:aws[a-z-]*:iam::([0-9]{12}|aws):policy/.+$", var.permissions_boundary))
+    error_message = "permissions_boundary has to be the ARN of an IAM policy, such as arn:aws:iam::123456789012:policy/boundary."
+  }
+}

@@ -34,6 +34,7 @@ resource "aws_launch_template" "actor" {
       volume_type           = "gp3"
       volume_size           = local.image_gib.cpu
       encrypted             = true
+      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }

@@ -65,7 +65,7 @@ variable "evaluator_flags" {
   }
 }
 
-# `python -m deploy` reads variables.tf and this file alone: they ask nothing of AWS.
+# `python -m deploy` reads variables.tf, account.tf and this file alone: they ask nothing of AWS.
 locals {
   # The replay host has a server for each shard of the experience.
   learners = var.learner_hosts * var.learner_gpus

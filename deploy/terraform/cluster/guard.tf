@@ -74,8 +74,9 @@ resource "aws_scheduler_schedule" "replay_limit" {
 }
 
 resource "aws_iam_role" "limit" {
-  name        = "${var.name}-${var.region}-limit"
-  description = "Lets the scheduler end the cluster ${var.name}"
+  permissions_boundary = var.permissions_boundary
+  name                 = "${var.name}-${var.region}-limit"
+  description          = "Lets the scheduler end the cluster ${var.name}"
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{

@@ -98,8 +98,9 @@ locals {
 resource "aws_iam_role" "host" {
   for_each = local.secrets
 
-  name        = "${var.name}-${var.region}-${each.key}"
-  description = "Hosts of the role ${each.key} in the cluster ${var.name}"
+  permissions_boundary = var.permissions_boundary
+  name                 = "${var.name}-${var.region}-${each.key}"
+  description          = "Hosts of the role ${each.key} in the cluster ${var.name}"
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{

@@ -37,6 +37,7 @@ resource "aws_launch_template" "learner" {
       volume_type           = "gp3"
       volume_size           = var.learner_volume_gib
       encrypted             = true
+      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }

@@ -2,6 +2,8 @@
 # hour each, where a NAT gateway costs more than ten times that and every byte. Nothing can reach them: see security.tf.
 
 resource "aws_vpc" "this" {
+  count = var.vpc_id == null ? 1 : 0
+
   #checkov:skip=CKV2_AWS_11:Flow logs of a network of one user's training cost more than they tell; security groups refuse everything that is not listed.
   cidr_block           = var.vpc_cidr
   enable_dns_support   = true
@@ -12,13 +14,15 @@ resource "aws_vpc" "this" {
 
 # The group that a host without a group would get: it lets nothing in or out.
 resource "aws_default_security_group" "nothing" {
-  vpc_id = aws_vpc.this.id
+  count = length(aws_vpc.this)
+
+  vpc_id = aws_vpc.this[count.index].id
 
   tags = { Name = "${var.name}-nothing" }
 }
 
 resource "aws_subnet" "this" {
-  vpc_id            = aws_vpc.this.id
+  vpc_id            = local.vpc_id
   cidr_block        = var.vpc_cidr
   availability_zone = terraform_data.zone.input
 
@@ -43,17 +47,33 @@ resource "aws_ec2_subnet_cidr_reservation" "fixed" {
 }
 
 resource "aws_internet_gateway" "this" {
-  vpc_id = aws_vpc.this.id
+  count = length(aws_vpc.this)
+
+  vpc_id = aws_vpc.this[count.index].id
 
   tags = { Name = var.name }
 }
 
+data "aws_internet_gateway" "existing" {
+  count = var.vpc_id == null ? 0 : 1
+
+  filter {
+    name   = "attachment.vpc-id"
+    values = [var.vpc_id]
+  }
+}
+
+locals {
+  vpc_id     = coalesce(var.vpc_id, one(aws_vpc.this[*].id))
+  gateway_id = coalesce(one(aws_internet_gateway.this[*].id), one(data.aws_internet_gateway.existing[*].id))
+}
+
 resource "aws_route_table" "this" {
-  vpc_id = aws_vpc.this.id
+  vpc_id = local.vpc_id
 
   route {
     cidr_block = "0.0.0.0/0"
-    gateway_id = aws_internet_gateway.this.id
+    gateway_id = local.gateway_id
   }
 
   tags = { Name = var.name }
@@ -66,7 +86,7 @@ resource "aws_route_table_association" "this" {
 
 # Checkpoints go to S3 inside AWS; a gateway endpoint is free.
 resource "aws_vpc_endpoint" "s3" {
-  vpc_id            = aws_vpc.this.id
+  vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
   route_table_ids   = [aws_route_table.this.id]

@@ -13,6 +13,7 @@ resource "aws_ebs_volume" "journal" {
   size              = var.replay_volume_gib
   throughput        = 250 # MB/s: the server writes while it serves
   encrypted         = true
+  kms_key_id        = var.kms_key_id
 
   tags = { Name = "${var.name}-journal", Role = "replay" }
 }
@@ -55,6 +56,7 @@ resource "aws_instance" "replay" {
     volume_type           = "gp3"
     volume_size           = local.image_gib.cpu
     encrypted             = true
+    kms_key_id            = var.kms_key_id
     delete_on_termination = true
     tags                  = { Name = "${var.name}-replay", Role = "replay" } # beside the provider's default tags
   }

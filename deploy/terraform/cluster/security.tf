@@ -24,7 +24,7 @@ resource "aws_security_group" "role" {
 
   name        = "${var.name}-${each.key}"
   description = each.value
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
 
   tags = { Name = "${var.name}-${each.key}", Role = each.key }
 }

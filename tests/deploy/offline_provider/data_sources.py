@@ -173,6 +173,11 @@ def _parameter(config: dict[str, Any], _: str) -> dict[str, Any]:
     return {"id": name, "value": image, "insecure_value": image, "type": "String", "version": 1}
 
 
+def _partition(_: dict[str, Any], region: str) -> dict[str, Any]:
+    partition = "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    return {"id": partition, "partition": partition, "dns_suffix": "amazonaws.com"}
+
+
 READERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "aws_ami": _image,
     "aws_ami_ids": _image_ids,
@@ -180,7 +185,8 @@ READERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "aws_caller_identity": lambda _, __: {"id": ACCOUNT, "account_id": ACCOUNT},
     "aws_ec2_instance_type": _instance_type,
     "aws_ec2_instance_type_offerings": _offerings,
-    "aws_partition": lambda _, __: {"id": "aws", "partition": "aws", "dns_suffix": "amazonaws.com"},
+    "aws_internet_gateway": lambda config, _: {"id": f"igw-of-{config['filter'][0]['values'][0]}"},
+    "aws_partition": _partition,
     "aws_s3_bucket": _bucket,
     "aws_ssm_parameter": _parameter,
 }

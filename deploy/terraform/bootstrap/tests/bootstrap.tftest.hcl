@@ -27,7 +27,7 @@ run "names" {
   }
 
   assert {
-    condition     = toset([for notification in aws_budgets_budget.month.notification : notification.threshold]) == toset([50, 80, 100])
+    condition     = toset([for notification in aws_budgets_budget.month[0].notification : notification.threshold]) == toset([50, 80, 100])
     error_message = "The alarms are at other thresholds."
   }
 }
