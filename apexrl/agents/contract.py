@@ -198,8 +198,8 @@ class Outcome(NamedTuple):
 
 
 Leave = Callable[[Callable[[], None]], Callable[[], None]]
-"""Leaves work to a second thread. Returns a function that ends it: it waits for work that is begun, and does work that
-is not. The thread begins what is left first."""
+"""Leaves work to a second thread, which begins it in that order. The returned function makes sure that it is done: it
+waits, or does the work itself where the thread has not begun."""
 
 
 class Learner(Protocol):

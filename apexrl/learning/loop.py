@@ -213,14 +213,14 @@ class LearnerLoop:
         published_updates, published_at = updater.num_updates, now
         draw, drew_at, others_go_on = None, now, False
         while True:
-            is_dry = team.size > 1 and time.monotonic() - drew_at > DRY_SECONDS
-            draw = draw or self._next_draw(replicas, waiter, is_dry and others_go_on)
+            is_skipped = team.size > 1 and time.monotonic() - drew_at > DRY_SECONDS
+            draw = draw or self._next_draw(replicas, waiter, is_skipped and others_go_on)
             now = time.monotonic()
             drew_at = drew_at if draw is None else now
             standings = self._agree(
                 Standing(
                     has_draw=draw is not None,
-                    is_dry=is_dry,
+                    is_skipped=is_skipped,
                     stops=stop.is_set(),
                     reports=team.is_first and now >= next_report,
                     writes_checkpoint=team.is_first and now >= next_checkpoint,

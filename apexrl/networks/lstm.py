@@ -22,10 +22,6 @@ class EpisodicLSTM(nn.Module):
         with torch.no_grad():
             self.from_input.bias[size : 2 * size] += 1
 
-    def initial_state(self, batch: int) -> Tensor:
-        """Returns the state [B, 2, size] of episodes that begin now."""
-        return self.from_output.weight.new_zeros(batch, 2, self.size)
-
     def step(self, inputs: Tensor, state: Tensor) -> Tensor:
         """Returns the next state [B, 2, size]; its first half is the output [B, size].
 

@@ -111,7 +111,7 @@ def test_the_logs_of_all_shards_come_in_their_order():
     assert found == tuple(logs) and sums.tolist() == [[6.0, 8.0]]
 
 
-READY, LATE, DRY = Standing(True, largest_weight=2.0), Standing(waits_for="actors"), Standing(is_dry=True)
+READY, LATE, DRY = Standing(True, largest_weight=2.0), Standing(waits_for="actors"), Standing(is_skipped=True)
 
 
 @pytest.mark.parametrize(

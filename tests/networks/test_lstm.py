@@ -58,7 +58,7 @@ def test_a_start_in_an_unroll_is_a_new_unroll(lstm, sequence):
     starts[:] = False
     starts[4] = True
     outputs, after = lstm.unroll(inputs, starts, state)
-    anew, after_anew = lstm.unroll(inputs[4:], torch.zeros_like(starts[4:]), lstm.initial_state(BATCH))
+    anew, after_anew = lstm.unroll(inputs[4:], torch.zeros_like(starts[4:]), torch.zeros(BATCH, 2, lstm.size))
     assert torch.equal(outputs[4:], anew) and torch.equal(after, after_anew)
 
 

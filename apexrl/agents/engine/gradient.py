@@ -71,7 +71,7 @@ class Gradient:
             keeps = number < len(together)
             found = torch.autograd.grad(outputs, parameters, slope, retain_graph=keeps, materialize_grads=True)
             for name in names:
-                self.parts[name].finish()
+                self.parts[name].wait_all()
             _copy([view for _, view in places], found)
         self._count.fill_(count)
 
@@ -87,7 +87,7 @@ class PartGradient:
         """Takes the piece of the buffer, and the scalar that divides it; None where nothing does."""
         own = list(network.parameters())
         self._own, self._gradients, self._count = own, gradients, count
-        self._apart: WeightGradients | None = None
+        self._side_weights: WeightGradients | None = None
         self._starts = [0]
         for parameter in own:
             self._starts.append(self._starts[-1] + _room_of(parameter))
@@ -109,16 +109,16 @@ class PartGradient:
         Args:
           network: the one whose parameters these are, or the copy of it that is computed with.
         """
-        self._apart = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), leave)
+        self._side_weights = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), leave)
 
     def places(self, by: Sequence[Tensor] | None) -> list[tuple[Tensor, Tensor]]:
         """Returns the parameters that autograd differentiates by, those of a copy where given, and their gradients."""
         return [place for place in zip(by or self._own, self._views, strict=True) if place[0].requires_grad]
 
-    def finish(self) -> None:
+    def wait_all(self) -> None:
         """Waits for the gradients that the second thread computes."""
-        if self._apart is not None:
-            self._apart.finish()
+        if self._side_weights is not None:
+            self._side_weights.wait_all()
 
     @torch.no_grad()
     def clipping(self, max_norm: float) -> tuple[Tensor, Tensor]:

@@ -35,20 +35,20 @@ class WeightGradients:
         first, parts = next(network.parameters()), set(network.modules())
         parts -= {part for memory in parts if isinstance(memory, EpisodicLSTM) for part in memory.modules()}
         self._layers = {part for part in parts if _is_large(part) and part.weight is not first}
-        self._left: dict[nn.Module, Callable[[], None]] = {}  # in the order of the backward pass: what ends each
+        self._pending: dict[nn.Module, Callable[[], None]] = {}  # in the order of the backward pass: what ends each
         for layer in self._layers:
             layer.requires_grad_(False)
             layer.register_forward_hook(self._watch)
 
-    def finish(self) -> None:
+    def wait_all(self) -> None:
         """Puts all gradients into their places, after the backward pass.
 
         Raises: TimeoutError when the second thread does not get there in time; whatever a gradient raised.
         """
-        left, self._left = self._left, {}
-        if left.keys() != self._layers:
-            raise RuntimeError("a large layer of the network was not called: its weights have no gradient")
-        for end in reversed(left.values()):
+        pending, self._pending = self._pending, {}
+        if pending.keys() != self._layers:
+            raise RuntimeError("a large layer of the network was not called: leave its part out of `called_once`")
+        for end in reversed(pending.values()):
             end()
 
     def _watch(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -62,9 +62,9 @@ class WeightGradients:
             for parameter, numbers in zip(layer.parameters(), found, strict=True):
                 self._places[parameter].copy_(numbers)
 
-        if layer in self._left:
-            raise RuntimeError("a large layer of the network was called twice: its weights have two gradients")
-        self._left[layer] = self._leave(compute)
+        if layer in self._pending:
+            raise RuntimeError("a large layer of the network was called twice: leave its part out of `called_once`")
+        self._pending[layer] = self._leave(compute)
 
 
 def _is_large(layer: nn.Module) -> bool:

@@ -38,8 +38,8 @@ OWN_STATE = LEARNING + LAST_BATCH  # begins the names of tensors that each rank 
 class Standing(NamedTuple):
     """Where a rank stands before an update."""
 
-    has_draw: bool = False
-    is_dry: bool = False  # it has been without a draw for so long that the others go on without
+    has_draw: bool = False  # before the first one: whether it knows the logs' spec
+    is_skipped: bool = False  # no draw for DRY_SECONDS: the others update without it
     stops: bool = False
     reports: bool = False  # rank 0 wants the totals of all ranks
     writes_checkpoint: bool = False  # and rank 0 will write a checkpoint
@@ -94,9 +94,9 @@ class Team:
         row = [*map(float, flags), float(code), float(transitions), largest_weight]
         standings = []
         for *truths, code, total, largest in self.gather(row).tolist():
-            has_draw, is_dry, stops, reports, writes = map(bool, truths)
+            has_draw, is_skipped, stops, reports, writes = map(bool, truths)
             numbers = REASONS[int(code)], int(total), largest
-            standings.append(Standing(has_draw, is_dry, stops, reports, writes, *numbers))
+            standings.append(Standing(has_draw, is_skipped, stops, reports, writes, *numbers))
         return standings
 
     def gather(self, row: Sequence[float]) -> np.ndarray:
@@ -171,7 +171,7 @@ class Team:
 
 def may_update(standings: Sequence[Standing]) -> bool:
     """Returns whether an update is due: every learner has a draw, but those that have been without one for long."""
-    return any(s.has_draw for s in standings) and all(s.has_draw or s.is_dry for s in standings)
+    return any(s.has_draw for s in standings) and all(s.has_draw or s.is_skipped for s in standings)
 
 
 def scale_of(standings: Sequence[Standing], rank: int) -> float:
