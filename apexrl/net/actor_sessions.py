@@ -64,13 +64,13 @@ class _Arrived(NamedTuple):
 class ActorSessions:
     """Owns the sessions of the actors. `receive` messages, then `store` and `acknowledge` once for all of them."""
 
-    def __init__(self, outbox: Outbox):
+    def __init__(self, replay: Replay, sizes: InsertSizes, outbox: Outbox):
         self.sessions: dict[bytes, ActorSession] = {}
         self.leases = Leases(MAX_SLOTS)
         self.journal_fault = ""
-        self.has_stalled = False  # an actor could send no more until it was acknowledged; the server resets it
+        self._replay = replay
+        self._sizes = sizes
         self._outbox = outbox
-        self._sizes: InsertSizes | None = None  # sizes of the log's inserts, once there is a log
         self._arrived: list[_Arrived] = []
         self._to_tell: dict[bytes, None] = {}  # peers to be acknowledged, in order
         self._told_all: tuple[str, int] = ("", 0)  # the reason to wait and the ladder's size, as last told
@@ -84,15 +84,15 @@ class ActorSessions:
         """Whether an actor is connected, or has left inserts that are not stored yet."""
         return bool(self.sessions or self._arrived)
 
-    def waits_for(self, replay: Replay) -> str:
+    def waits_for(self) -> str:
         """Returns why actors have to wait, or an empty string."""
-        return JOURNAL_FAULT if self.journal_fault else replay.why_no_insert()
+        return JOURNAL_FAULT if self.journal_fault else self._replay.why_no_insert()
 
     def recover(self, actor: str, sequence: int) -> None:
         """Takes note of an insert that the journal holds."""
         self._recovered[actor] = max(sequence + 1, self._recovered.get(actor, 0))
 
-    def hello(self, peer: bytes, message: wire.Hello, replay: Replay, now: float) -> None:
+    def hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
         """Welcomes an actor whose protocol and spec are right."""
         session = self.sessions.get(peer)
         known = self._stored.get(message.actor)  # by this life of the server, if it stored any
@@ -119,12 +119,12 @@ class ActorSessions:
         session.lost_inserts = bool(self.journal_fault)
         session.last_seen = now
         self._arrived = [arrived for arrived in self._arrived if arrived.peer != peer]
-        session.told = self._standing(session, replay)
+        session.told = self._standing(session)
         self._to_tell.pop(peer, None)
-        welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for(replay))
+        welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for())
         self._outbox.send("actor", peer, welcome)
 
-    def receive(self, peer: bytes, message: wire.ToReplay, frames: list[bytes], replay: Replay, now: float) -> None:
+    def receive(self, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:
         """Takes a message of a known actor.
 
         Raises: WireError when an insert does not follow the spec.
@@ -133,7 +133,7 @@ class ActorSessions:
         session.last_seen = now
         match message:
             case wire.Insert():
-                self._insert(peer, session, message, frames, replay, now)
+                self._insert(peer, session, message, frames, now)
             case wire.Heartbeat():
                 self._to_tell[peer] = None
             case wire.Goodbye():
@@ -141,13 +141,13 @@ class ActorSessions:
             case _:
                 self._outbox.drop("actor", peer, "misplaced", f"{type(message).__name__} from an actor")
 
-    def store(self, replay: Replay) -> None:
+    def store(self) -> None:
         """Stores the inserts that arrived, all at once. Those that cannot be stored are not acknowledged either."""
         arrived, self._arrived = self._arrived, []
         if not arrived:
             return
         whole = [item for item in arrived if item.frames]
-        priorities, valid, faults = insert_arrays([item.insert for item in whole], self._sizes_of(replay))
+        priorities, valid, faults = insert_arrays([item.insert for item in whole], self._sizes)
         for i, fault in faults.items():
             self._outbox.drop("actor", whole[i].peer, "malformed", f"insert {whole[i].insert.sequence}: {fault}")
         counts = valid.sum(axis=1).tolist()
@@ -155,7 +155,7 @@ class ActorSessions:
         entries = [LogEntry(whole[i].frames[0], whole[i].frames[1], counts[i], whole[i].now) for i in good]
         try:
             if entries:
-                replay.insert(entries, priorities[good], valid[good])
+                self._replay.insert(entries, priorities[good], valid[good])
         except JournalError as error:
             self.fail(str(error))
             for item in arrived:
@@ -168,9 +168,13 @@ class ActorSessions:
             if item.session.stored_sequence - item.session.told[0] >= item.session.window // 2:
                 self._to_tell[item.peer] = None
 
-    def acknowledge(self, replay: Replay) -> None:
-        """Tells actors where they stand: who asked, half of whose window is stored, or all when the reason changed."""
-        state = (self.waits_for(replay), self.leases.ladder_size)
+    def acknowledge(self) -> bool:
+        """Tells actors where they stand: who asked, half of whose window is stored, or all when the reason changed.
+
+        Returns: whether one could send no more until it was acknowledged.
+        """
+        has_stalled = False
+        state = (self.waits_for(), self.leases.ladder_size)
         if state != self._told_all:
             self._told_all = state
             self._to_tell = dict.fromkeys(self.sessions)
@@ -178,10 +182,11 @@ class ActorSessions:
             session = self.sessions.get(peer)
             if session is None:
                 continue
-            self.has_stalled |= 0 < session.told[1] <= session.stored_sequence and not state[0]
-            session.told = self._standing(session, replay)
+            has_stalled |= 0 < session.told[1] <= session.stored_sequence and not state[0]
+            session.told = self._standing(session)
             self._outbox.send("actor", peer, wire.Acknowledge(*session.told, state[1], state[0]))
         self._to_tell = {}
+        return has_stalled
 
     def resume(self) -> None:
         """The journal can be written again: actors that lost inserts send them once more."""
@@ -197,26 +202,20 @@ class ActorSessions:
         logger.info("actor %s left; its %d slots are free", session.actor, len(session.slots))
         self.leases.give_back(session.slots)
 
-    def _sizes_of(self, replay: Replay) -> InsertSizes:
-        if self._sizes is None:
-            self._sizes = InsertSizes(replay.spec)
-        return self._sizes
-
     def _remember(self, session: ActorSession) -> None:
         self._stored[session.actor] = session.stored_sequence
         self._stored.move_to_end(session.actor)
         if len(self._stored) > REMEMBERED_ACTORS:
             self._stored.popitem(last=False)
 
-    def _standing(self, session: ActorSession, replay: Replay) -> tuple[int, int]:
+    def _standing(self, session: ActorSession) -> tuple[int, int]:
         """Returns two numbers for an actor: up to where it is stored, and up to where it may send."""
         stored = session.stored_sequence
         if self.journal_fault:
             return stored, stored
-        return stored, stored + session.window if not replay.why_no_insert() else max(session.told[1], stored)
+        return stored, stored + session.window if not self._replay.why_no_insert() else max(session.told[1], stored)
 
-    def _insert(self, peer: bytes, session: ActorSession, insert: wire.Insert, frames: list[bytes], replay: Replay,
-                now: float) -> None:  # fmt: skip
+    def _insert(self, peer: bytes, session: ActorSession, insert: wire.Insert, frames: list[bytes], now: float) -> None:
         if insert.sequence < session.next_sequence:  # a resend of a stored insert: its acknowledgement was lost
             self._outbox.dropped["duplicate"] += 1
             self._to_tell[peer] = None
@@ -232,7 +231,7 @@ class ActorSessions:
             reason = f"insert {insert.sequence}: only those before {session.told[1]} are allowed"
             self._outbox.drop("actor", peer, "not allowed", reason)
             return
-        reason = why_malformed(insert, frames, session, self._sizes_of(replay))
+        reason = why_malformed(insert, frames, session, self._sizes)
         # From here on the insert is dealt with, stored or not: its actor would only send the same again.
         session.next_sequence += 1
         self._arrived.append(_Arrived(peer, session, insert, [] if reason else frames, now))

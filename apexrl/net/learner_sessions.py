@@ -122,21 +122,22 @@ class LearnerSession:
 class LearnerSessions:
     """Owns the sessions of the learners. `receive` messages, then `send` everything that may be sent now."""
 
-    def __init__(self, outbox: Outbox):
+    def __init__(self, replay: Replay, outbox: Outbox):
         self.sessions: dict[bytes, LearnerSession] = {}
         self.batch_sizes: list[dict[str, int]] = []  # of each learner, by table
+        self._replay = replay
         self._outbox = outbox
         # Keys and priorities that came since the last `send`, by table, in order.
         self._updates: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
 
-    def subscribe(self, peer: bytes, message: wire.Subscribe, replay: Replay, now: float) -> None:
+    def subscribe(self, peer: bytes, message: wire.Subscribe, now: float) -> None:
         """Begins or continues a subscription; the tables asked for must exist."""
-        refusal = self._why_refuse(peer, message.wants, replay)
+        refusal = self._why_refuse(peer, message.wants)
         if refusal:
             self._outbox.refuse("learner", peer, refusal)
             return
-        log = replay.log
-        continues = message.ring_unrolls == replay.ring_unrolls and replay.identity.continues(
+        log = self._replay.log
+        continues = message.ring_unrolls == self._replay.ring_unrolls and self._replay.identity.continues(
             message.log, message.life, message.next_number
         )
         start = min(max(message.next_number if continues else 0, log.first_number), log.end_number)
@@ -147,10 +148,10 @@ class LearnerSessions:
         if peer not in self.sessions:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session
-        self._fit_limiters(replay)
-        self._send_subscribed(peer, session, replay, continues)
+        self._fit_limiters()
+        self._send_subscribed(peer, session, continues)
 
-    def receive(self, peer: bytes, message: wire.ToReplay, replay: Replay, now: float) -> None:
+    def receive(self, peer: bytes, message: wire.ToReplay, now: float) -> None:
         """Takes a message of a known learner.
 
         Raises: WireError when it breaks the protocol.
@@ -161,21 +162,21 @@ class LearnerSessions:
             case wire.Demand():
                 session.demand(message, now)
             case wire.Heartbeat():
-                waits_for = tuple(table.why_waiting(replay) for table in session.tables)
+                waits_for = tuple(table.why_waiting(self._replay) for table in session.tables)
                 sent = tuple(table.sent for table in session.tables)
                 self._outbox.send("learner", peer, wire.Standing(session.next_number, sent, waits_for))
             case wire.UpdatePriorities():
-                self._update_priorities(session, message, replay)
+                self._update_priorities(session, message)
             case wire.Fetch():
                 if len(session.fetches) + len(message.numbers) > wire.MAX_FETCH:
                     raise WireError(f"{wire.MAX_FETCH} unrolls are being fetched already")
                 session.fetches.extend((message.request, number) for number in message.numbers)
             case wire.Goodbye():
-                self.leave(peer, replay)
+                self.leave(peer)
             case _:
                 self._outbox.drop("learner", peer, "misplaced", f"{type(message).__name__} from a learner")
 
-    def send(self, replay: Replay) -> bool:
+    def send(self) -> bool:
         """Sets the priorities that came, then sends the unrolls and batches that may be sent now.
 
         A learner that is alone in wanting batches gets them out of one draw. Several get them in turn, and those of
@@ -183,58 +184,58 @@ class LearnerSessions:
 
         Returns: whether more may be sent, after this is.
         """
-        self._set_priorities(replay)
+        self._set_priorities()
         if not self.sessions:
             return False
         for peer, session in self.sessions.items():
             if session.follows_log:
-                self._send_unrolls(peer, session, replay)
+                self._send_unrolls(peer, session)
             else:
-                session.next_number = replay.log.end_number
-        num_sent = self._send_in_turn(replay)
+                session.next_number = self._replay.log.end_number
+        num_sent = self._send_in_turn()
         for peer, session in self.sessions.items():
             for i, table in enumerate(session.tables):
-                reason = table.why_waiting(replay)
+                reason = table.why_waiting(self._replay)
                 if reason and reason != table.told_reason:
                     table.told_reason = reason
                     self._outbox.send("learner", peer, wire.Waiting(i, reason))
-        has_more = [self._send_fetched(peer, session, replay) for peer, session in self.sessions.items()]
+        has_more = [self._send_fetched(peer, session) for peer, session in self.sessions.items()]
         return num_sent >= MAX_TRANSITIONS_AT_ONCE or any(has_more)
 
-    def are_stalled(self, replay: Replay) -> bool:
+    def are_stalled(self) -> bool:
         """Returns whether one waits for inserts, and none draws from the tables for whose learners actors wait."""
-        full, sessions = replay.full_tables(), self.sessions.values()
-        if not full or any(session.draws_from(full, replay) for session in sessions):
+        full, sessions = self._replay.full_tables(), self.sessions.values()
+        if not full or any(session.draws_from(full, self._replay) for session in sessions):
             return False
-        return any(session.is_starved(replay) for session in sessions)
+        return any(session.is_starved(self._replay) for session in sessions)
 
-    def leave(self, peer: bytes, replay: Replay) -> None:
+    def leave(self, peer: bytes) -> None:
         """Forgets a learner."""
         logger.info("learner %s left", self.sessions.pop(peer).learner)
-        self._fit_limiters(replay)
+        self._fit_limiters()
 
-    def _why_refuse(self, peer: bytes, wants: Sequence[wire.Want], replay: Replay) -> str:
+    def _why_refuse(self, peer: bytes, wants: Sequence[wire.Want]) -> str:
         tables = [want.table for want in wants]
-        unknown = [table for table in tables if table not in replay.tables]
+        unknown = [table for table in tables if table not in self._replay.tables]
         if unknown:
-            return f"there is no table {unknown[0]}, only {', '.join(replay.tables)}"
+            return f"there is no table {unknown[0]}, only {', '.join(self._replay.tables)}"
         if len(set(tables)) < len(tables):
             return "a table is asked for twice"
-        never = (replay.why_never(want.table, want.batch_size) for want in wants)
+        never = (self._replay.why_never(want.table, want.batch_size) for want in wants)
         if reason := next(filter(None, never), ""):
             return reason
         if len(self.sessions) >= MAX_LEARNERS and peer not in self.sessions:
             return f"{MAX_LEARNERS} learners are connected already"
         return ""
 
-    def _fit_limiters(self, replay: Replay) -> None:
+    def _fit_limiters(self) -> None:
         """Keeps the last sizes while nobody is there, so that a learner may restart without moving the band."""
         if self.sessions:
             sessions = self.sessions.values()
             self.batch_sizes = [{table.table: table.batch_size for table in session.tables} for session in sessions]
-            replay.set_batch_sizes(*self.batch_sizes)
+            self._replay.set_batch_sizes(*self.batch_sizes)
 
-    def _update_priorities(self, session: LearnerSession, message: wire.UpdatePriorities, replay: Replay) -> None:
+    def _update_priorities(self, session: LearnerSession, message: wire.UpdatePriorities) -> None:
         keys = wire.array_from(message.keys, np.int64)
         priorities = wire.array_from(message.priorities, np.float32)
         if len(keys) != len(priorities) or not np.isfinite(priorities).all() or (priorities < 0).any():
@@ -243,28 +244,28 @@ class LearnerSessions:
             raise WireError(f"priorities of table {message.table}, {len(session.tables)} are subscribed to")
         self._updates.setdefault(session.tables[message.table].table, []).append((keys, priorities))
 
-    def _set_priorities(self, replay: Replay) -> None:
+    def _set_priorities(self) -> None:
         """Sets the priorities that came since the last call: many at once cost little more than few."""
         updates, self._updates = self._updates, {}
         for table, of_table in updates.items():
             keys, priorities = (np.concatenate(arrays) for arrays in zip(*of_table, strict=True))
-            replay.tables[table].update_priorities(keys, priorities)
+            self._replay.tables[table].update_priorities(keys, priorities)
 
-    def _send_fetched(self, peer: bytes, session: LearnerSession, replay: Replay) -> bool:
+    def _send_fetched(self, peer: bytes, session: LearnerSession) -> bool:
         """Answers some of the fetches; returns whether there are more."""
         sent_bytes = 0
         while session.fetches and sent_bytes < MAX_FETCHED_BYTES:
             request, number = session.fetches.popleft()
-            entry = replay.log.get(number)
+            entry = self._replay.log.get(number)
             attachments = (b"", b"") if entry is None else (entry.message, entry.block)
             sent_bytes += 1024 + sum(map(len, attachments))
             self._outbox.send("learner", peer, wire.Fetched(request, number, entry is not None), *attachments)
         return bool(session.fetches)
 
-    def _send_unrolls(self, peer: bytes, session: LearnerSession, replay: Replay) -> None:
-        log = replay.log
+    def _send_unrolls(self, peer: bytes, session: LearnerSession) -> None:
+        log = self._replay.log
         if session.next_number < log.first_number:  # evicted before it could be sent: the learner lacks nothing by it
-            self._jump(peer, session, log.first_number, replay)
+            self._jump(peer, session, log.first_number)
         end = min(log.end_number, session.applied_number + MAX_UNAPPLIED_UNROLLS)
         while session.next_number < end and session.unapplied_bytes < MAX_UNAPPLIED_BYTES:
             number = session.next_number
@@ -273,66 +274,66 @@ class LearnerSessions:
                 present = number + 1
                 while present < log.end_number and log.get(present) is None:
                     present += 1
-                self._jump(peer, session, present, replay)
+                self._jump(peer, session, present)
                 continue
             self._outbox.send("learner", peer, wire.Append(number), entry.message, entry.block)
             session.unapplied.append((number, entry.num_bytes))
             session.unapplied_bytes += entry.num_bytes
             session.next_number += 1
 
-    def _jump(self, peer: bytes, session: LearnerSession, number: int, replay: Replay) -> None:
+    def _jump(self, peer: bytes, session: LearnerSession, number: int) -> None:
         """Goes on at a later number: those before it do not exist (any more)."""
         if session.applied_number == session.next_number:
             session.applied_number = number
         session.next_number = number
-        self._send_subscribed(peer, session, replay, continues=True)
+        self._send_subscribed(peer, session, continues=True)
 
-    def _send_in_turn(self, replay: Replay) -> int:
+    def _send_in_turn(self) -> int:
         """Sends the batches that are wanted, as far as the limiters agree; returns the number of items in them."""
         num_sent, before = 0, -1
         while before < num_sent < MAX_TRANSITIONS_AT_ONCE:
-            before, wanting = num_sent, self._wanting(replay)
+            before, wanting = num_sent, self._wanting()
             most = MAX_TRANSITIONS_IN_A_DRAW if sum(map(len, wanting.values())) == 1 else 1
             for peer, session in self.sessions.items():
                 for i, table in enumerate(session.tables):
-                    if session.has_all(replay) and table.has_turn(wanting.get(table.table, ()), replay):
-                        num_sent += self._send_batches(peer, session, i, most, replay)
-        self._settle_turns(replay)
+                    if session.has_all(self._replay) and table.has_turn(wanting.get(table.table, ()), self._replay):
+                        num_sent += self._send_batches(peer, session, i, most)
+        self._settle_turns()
         return num_sent
 
-    def _wanting(self, replay: Replay) -> dict[str, list[TableSession]]:
+    def _wanting(self) -> dict[str, list[TableSession]]:
         """Returns by table the sessions that want batches of it now and have all unrolls."""
         found: dict[str, list[TableSession]] = {}
         for session in self.sessions.values():
-            if session.has_all(replay):
+            if session.has_all(self._replay):
                 for table in session.tables:
                     if table.wanted > 0:
                         found.setdefault(table.table, []).append(table)
         return found
 
-    def _settle_turns(self, replay: Replay) -> None:
+    def _settle_turns(self) -> None:
         """Counts from the foremost reader of each table; one that wants nothing now has no claim later."""
         tables = [table for session in self.sessions.values() for table in session.tables]
         foremost: dict[str, int] = {}
         for table in tables:
             foremost[table.table] = max(table.drawn, foremost.get(table.table, 0))
             table.yields = False
-        wanting = self._wanting(replay)
+        wanting = self._wanting()
         claims = {id(table) for rivals in wanting.values() for table in rivals}
         for table in tables:
             table.drawn = table.drawn - foremost[table.table] if id(table) in claims else 0
         for rivals in wanting.values():
             for table in rivals:
-                table.yields = not table.has_turn(rivals, replay)
+                table.yields = not table.has_turn(rivals, self._replay)
 
-    def _send_batches(self, peer: bytes, session: LearnerSession, i: int, most: int, replay: Replay) -> int:
+    def _send_batches(self, peer: bytes, session: LearnerSession, i: int, most: int) -> int:
         """Sends batches that the learner wants, as far as the limiter agrees: of `most` items together, or one.
 
         Returns: the number of items in them.
         """
         table = session.tables[i]
         wanted = min(table.wanted, max(most // table.batch_size, 1))
-        samples = replay.samples(table.table, table.batch_size, wanted) if wanted > 0 else []
+        samples = self._replay.samples(table.table, table.batch_size, wanted) if wanted > 0 else []
         for sample in samples:
             probabilities = sample.probabilities.tobytes() if session.with_probabilities else b""
             keys, weights = sample.keys.tobytes(), sample.weights.tobytes()
@@ -345,7 +346,8 @@ class LearnerSessions:
             table.told_reason = ""
         return len(samples) * table.batch_size
 
-    def _send_subscribed(self, peer: bytes, session: LearnerSession, replay: Replay, continues: bool) -> None:
+    def _send_subscribed(self, peer: bytes, session: LearnerSession, continues: bool) -> None:
+        replay = self._replay
         message = wire.Subscribed(
             session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
             session.next_number, tuple(table.sent for table in session.tables),

@@ -13,14 +13,13 @@ import zmq
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
-from apexrl.net.insert_checks import InsertSizes
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
+from apexrl.net.open_log import OpenLog
 from apexrl.net.service import ReplayService
 from apexrl.net.sockets import COPIED_BYTES, make_socket, send
 from apexrl.net.statistics import summary
 from apexrl.replay.journal import SNAPSHOT_FILE, sync
-from apexrl.replay.replay import Replay
 from apexrl.replay.snapshot import write_snapshot
 from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
@@ -80,7 +79,7 @@ class ReplayServer:
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
         self._sockets["actor"].sndhwm = MAX_QUEUED_FOR_ACTOR
         self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
-        self._fitted = self.service.replay  # the actors' port takes its unrolls
+        self._fitted = self.service.open_log  # the actors' port takes its unrolls
         actor_bytes = actor_frame_bytes(self._fitted)
         actor, learner = self._sockets["actor"], self._sockets["learner"]
         self._listeners: list[Listener] = []  # that of the actors first
@@ -156,7 +155,9 @@ class ReplayServer:
         return self._num_received > BUSY_MESSAGES or time.monotonic() < self._hurries_until
 
     def _begin_linger(self, loop: asyncio.AbstractEventLoop) -> None:
-        seconds = CROWD_LINGER_SECONDS if len(self.service.actors.sessions) >= CROWD else LINGER_SECONDS
+        open_log = self.service.open_log
+        is_crowd = open_log is not None and len(open_log.actors.sessions) >= CROWD
+        seconds = CROWD_LINGER_SECONDS if is_crowd else LINGER_SECONDS
         self._linger = loop.call_later(QUEUE_LINGER_SECONDS if self._has_queue else seconds, self._end_linger, loop)
 
     def _end_linger(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -186,12 +187,12 @@ class ReplayServer:
         now = time.monotonic()
         for role, socket in self._sockets.items():
             self._drain(role, socket, now)
-        if self.service.replay is not self._fitted:
-            self._fitted = self.service.replay
+        if self.service.open_log is not self._fitted:
+            self._fitted = self.service.open_log
             self._listeners[0].take_frames(actor_frame_bytes(self._fitted))
-        has_more = self.service.advance()
-        if self.service.actors.has_stalled:
-            self.service.actors.has_stalled, self._hurries_until = False, now + HURRY_SECONDS
+        has_more, has_stalled = self.service.advance()
+        if has_stalled:
+            self._hurries_until = now + HURRY_SECONDS
         for role, peer, frames in self.service.outbox.drain():
             with contextlib.suppress(zmq.Again):
                 send(self._sockets[role], (peer, *frames))
@@ -234,18 +235,18 @@ class ReplayServer:
         next_snapshot = time.monotonic() + config.journal_snapshot_seconds
         while True:
             await asyncio.sleep(min(config.journal_flush_seconds or 1.0, config.journal_snapshot_seconds))
-            replay = self.service.replay
-            if replay is None or replay.journal is None:
+            open_log = self.service.open_log
+            if open_log is None or (journal := open_log.replay.journal) is None:
                 continue
             try:
-                await self._in_thread(sync, replay.journal.take_unsynced())
-                replay.journal.synced()
+                await self._in_thread(sync, journal.take_unsynced())
+                journal.synced()
                 self.service.vitals.synced_seconds = time.monotonic()
                 if time.monotonic() >= next_snapshot:
                     next_snapshot = time.monotonic() + config.journal_snapshot_seconds
-                    await self._in_thread(write_snapshot, replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
+                    await self._in_thread(write_snapshot, journal.directory / SNAPSHOT_FILE, open_log.replay.snapshot())
             except JournalError as error:
-                self.service.journal_failed(str(error))
+                open_log.journal_failed(str(error))
             except OSError as error:
                 logger.error("the priorities could not be written (%s): the last ones stay", error)
 
@@ -255,22 +256,22 @@ class ReplayServer:
         await asyncio.shield(self._writing)
 
     def _save(self) -> None:
-        replay = self.service.replay
-        if replay is None or replay.journal is None:
+        open_log = self.service.open_log
+        if open_log is None or (journal := open_log.replay.journal) is None:
             return
         try:
-            replay.journal.save(replay.log)
-            write_snapshot(replay.journal.directory / SNAPSHOT_FILE, replay.snapshot())
+            journal.save(open_log.replay.log)
+            write_snapshot(journal.directory / SNAPSHOT_FILE, open_log.replay.snapshot())
         except (JournalError, OSError) as error:
             logger.error("the last state was not written: %s", error)
 
 
-def actor_frame_bytes(replay: Replay | None) -> int:
+def actor_frame_bytes(open_log: OpenLog | None) -> int:
     """Returns the bytes of the largest frame that an actor of this log sends, or before there is a log."""
-    if replay is None:
+    if open_log is None:
         return ACTOR_FRAME_BYTES
-    sizes = InsertSizes(replay.spec)
-    return max(ACTOR_FRAME_BYTES, sizes.max_message_bytes + ENCRYPTION_BYTES, sizes.max_block_bytes + ENCRYPTION_BYTES)
+    largest = max(open_log.sizes.max_message_bytes, open_log.sizes.max_block_bytes)
+    return max(ACTOR_FRAME_BYTES, largest + ENCRYPTION_BYTES)
 
 
 def _receive_in_place(socket: zmq.Socket) -> list[Any]:

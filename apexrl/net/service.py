@@ -13,9 +13,8 @@ import msgspec
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, JournalError, WireError
 from apexrl.net import wire
-from apexrl.net.actor_sessions import ActorSessions
-from apexrl.net.insert_checks import InsertSizes, checked_arrays, why_impossible
-from apexrl.net.learner_sessions import LearnerSessions
+from apexrl.net.insert_checks import checked_arrays, why_impossible
+from apexrl.net.open_log import Advanced, OpenLog
 from apexrl.net.outbox import Outbox
 from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity
@@ -38,7 +37,7 @@ OTHER_PORT = {
 
 
 class ReplayService:
-    """Owns the replay and the sessions of its peers."""
+    """Owns the log that is open, and answers all others until there is one."""
 
     def __init__(
         self,
@@ -55,10 +54,8 @@ class ReplayService:
         Raises: ConfigError when the journal cannot be used or is of another stream, or the tables make no sense.
         """
         tables_of(config, 1)
-        self.replay: Replay | None = None
+        self.open_log: OpenLog | None = None
         self.outbox = Outbox()
-        self.actors = ActorSessions(self.outbox)
-        self.learners = LearnerSessions(self.outbox)
         self.vitals = Vitals(synced_seconds=now, dropped=self.outbox.dropped)
         self._expired_seconds = now
         self._answered_seconds = -1e9
@@ -83,8 +80,8 @@ class ReplayService:
 
     def close(self) -> None:
         """Syncs the journal and gives it back; snapshots are the owner's."""
-        if self.replay is not None and self.replay.journal is not None:
-            self.replay.journal.close()
+        if self.open_log is not None:
+            self.open_log.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -95,68 +92,31 @@ class ReplayService:
         except WireError as error:
             self.outbox.drop(role, peer, "malformed", str(error))
 
-    def advance(self) -> bool:
-        """Stores the inserts that came, and sends all that may go now: acknowledgements, unrolls, batches.
-
-        Returns: whether there is more to be sent, after this is.
-        """
-        if self.replay is None:
-            return False
-        self.actors.store(self.replay)
-        self._acknowledge(self.replay)
-        has_more = self.learners.send(self.replay)
-        self._acknowledge(self.replay)  # these samples may let actors go on
-        return has_more
-
-    def _acknowledge(self, replay: Replay) -> None:
-        replay.note_stall(self.learners.are_stalled(replay))
-        self.actors.acknowledge(replay)
+    def advance(self) -> Advanced:
+        """Stores the inserts that came, and sends all that may go now: acknowledgements, unrolls, batches."""
+        return Advanced() if self.open_log is None else self.open_log.advance()
 
     def expire(self, now: float) -> None:
         """Gives up peers that were silent for too long, frees all that they held, and tries a failed journal again."""
         elapsed, self._expired_seconds = now - self._expired_seconds, now
-        for standing in self._peers(now):
+        if self.open_log is None:
+            return
+        for standing in peers_of(self.open_log, now):
             if standing.waits_for:
                 self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
         if elapsed < STALLED_SECONDS:  # else it was this process that stood still, and their messages wait to be read
-            self._give_up_silent_peers(now)
-        if self.actors.journal_fault and self.replay is not None and self.replay.journal is not None:
-            try:
-                if self.replay.journal.write_again(self.replay.log) and self.replay.journal.is_writable():
-                    self.actors.resume()
-            except JournalError as error:
-                self.actors.fail(str(error))
-
-    def _give_up_silent_peers(self, now: float) -> None:
-        for peer, actor in list(self.actors.sessions.items()):
-            if now - actor.last_seen > PEER_TIMEOUT_SECONDS:
-                logger.warning("actor %s was silent for %.0f s", actor.actor, PEER_TIMEOUT_SECONDS)
-                self.actors.leave(peer)
-        for peer, learner in list(self.learners.sessions.items()):
-            learner.is_idle = now - learner.moved_seconds > PEER_TIMEOUT_SECONDS
-            if now - learner.last_seen > PEER_TIMEOUT_SECONDS:
-                logger.warning("learner %s was silent for %.0f s", learner.learner, PEER_TIMEOUT_SECONDS)
-                assert self.replay is not None
-                self.learners.leave(peer, self.replay)
-
-    def journal_failed(self, fault: str) -> None:
-        """Takes no more inserts until the journal is written again: the disk failed behind an append."""
-        if self.replay is not None and self.replay.journal is not None:
-            self.replay.journal.distrust()
-        self.actors.fail(fault)
+            self.open_log.give_up_silent_peers(now, PEER_TIMEOUT_SECONDS)
+        self.open_log.try_journal()
 
     def statistics(self, now: float) -> dict[str, float]:
         """Returns the server's metrics; totals count from the start of the log or of this process."""
-        return metrics_of(self.replay, self.actors, self.learners, self.vitals, now)
-
-    def _peers(self, now: float) -> tuple[wire.PeerStanding, ...]:
-        return peers_of(self.replay, self.actors, self.learners, now)
+        return metrics_of(self.open_log, self.vitals, now)
 
     def _recover(self, directory: Path, now: float) -> None:
         recovered = recover(directory)
         if recovered is None:
             return
-        identity, sizes = recovered.identity, InsertSizes(recovered.identity.spec)
+        identity = recovered.identity
         if self._stream is not None and identity.spec != self._stream:
             if recovered.end_number == 0:
                 return
@@ -166,26 +126,28 @@ class ReplayService:
             )
         journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
-        unrolls = []
+        open_log, unrolls = OpenLog(replay, self.outbox), []
         for number, message, block in recovered.entries:
             try:
                 insert = wire.decode_insert(message)
-                self.actors.recover(insert.actor, insert.sequence)
-                priorities, valid = checked_arrays(insert, sizes)
+                open_log.actors.recover(insert.actor, insert.sequence)
+                priorities, valid = checked_arrays(insert, open_log.sizes)
             except WireError as error:
                 logger.error("unroll %d in %s is not used: %s", number, directory, error)
                 continue
             entry = LogEntry(message, block, int(valid.sum()), now)
             unrolls.append(RecoveredUnroll(number, entry, priorities, valid))
         replay.restore(unrolls, recovered.end_number, directory)
-        self.replay = replay
+        self.open_log = open_log
         logger.info(
             "recovered %d unrolls (%d transitions) from %s, up to number %d, life %d of log %s",
             len(unrolls), replay.log.num_transitions, directory, recovered.end_number, identity.life, identity.log,
         )  # fmt: skip
 
-    def _begin(self, spec: StreamSpec) -> Replay:
-        """Makes the log for the first actor's spec.
+    def _begin(self, spec: StreamSpec) -> OpenLog:
+        """Makes the log for the first actor's spec, in the place of none, or of an empty one without actors.
+
+        The learners of an empty one come anew.
 
         Raises: ConfigError when the tables make no sense for it.
         """
@@ -194,33 +156,39 @@ class ReplayService:
         if self._journal_dir is not None:
             journal = Journal(self._journal_dir, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
-        replay.set_batch_sizes(*self.learners.batch_sizes)
         logger.info("the log holds %s, %d transitions at most", spec.env, self._config.capacity)
-        return replay
+        if self.open_log is not None:
+            replay.set_batch_sizes(*self.open_log.learners.batch_sizes)
+            with contextlib.suppress(JournalError):  # it holds nothing
+                self.open_log.close()
+            for peer in self.open_log.learners.sessions:
+                self.outbox.send("learner", peer, wire.Stranger())
+        self.open_log = OpenLog(replay, self.outbox)
+        return self.open_log
 
     def _receive(self, role: str, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:
+        open_log = self.open_log
         match message:
             case wire.Hello() if role == "actor":
                 self._hello(peer, message, now)
             case wire.Subscribe() if role == "learner":
                 if message.protocol != wire.PROTOCOL:
                     self.outbox.refuse(role, peer, why_other_protocol(message.protocol))
-                elif self.replay is None:
+                elif open_log is None:
                     self.outbox.send(role, peer, wire.Waiting(0, "actors"))
                 else:
-                    self.learners.subscribe(peer, message, self.replay, now)
+                    open_log.learners.subscribe(peer, message, now)
             case wire.AskStatistics() if role == "learner":
                 if now - self._answered_seconds >= STATISTICS_PERIOD_SECONDS:
                     self._answered_seconds = now
-                    self._answer = wire.Statistics(0, self.statistics(now), self._peers(now))
+                    peers = () if open_log is None else peers_of(open_log, now)
+                    self._answer = wire.Statistics(0, self.statistics(now), peers)
                 answer = msgspec.structs.replace(self._answer, request=message.request)
                 self.outbox.send(role, peer, answer)
-            case _ if role == "actor" and peer in self.actors.sessions:
-                assert self.replay is not None
-                self.actors.receive(peer, message, frames, self.replay, now)
-            case _ if role == "learner" and peer in self.learners.sessions:
-                assert self.replay is not None
-                self.learners.receive(peer, message, self.replay, now)
+            case _ if open_log is not None and role == "actor" and peer in open_log.actors.sessions:
+                open_log.actors.receive(peer, message, frames, now)
+            case _ if open_log is not None and role == "learner" and peer in open_log.learners.sessions:
+                open_log.learners.receive(peer, message, now)
             case wire.Goodbye():
                 pass
             case wire.Hello() | wire.Subscribe():
@@ -229,39 +197,27 @@ class ReplayService:
                 self.outbox.send(role, peer, wire.Stranger())
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
-        replay, spec = self.replay, message.spec
-        is_unused = replay is None or (replay.log.end_number == 0 and not self.actors.are_here)
-        held = self._stream if replay is None or is_unused else replay.spec
+        open_log, spec = self.open_log, message.spec
+        is_unused = open_log is None or (open_log.is_empty and not open_log.actors.are_here)
+        held = self._stream if open_log is None or is_unused else open_log.spec
         refusal = why_refuse(message.protocol, spec, held)
         if refusal and held not in (None, spec):
             refusal += f"; {self._way_out()}"
-        if not refusal and (replay is None or replay.spec != spec):
+        if not refusal and (open_log is None or open_log.spec != spec):
             try:
-                replay = self._begin(spec)
-                self._replace(replay)
+                open_log = self._begin(spec)
             except ConfigError as error:
                 refusal = f"the server cannot begin a log: {error}"
-        if refusal or replay is None:
+        if refusal or open_log is None:
             self.outbox.refuse("actor", peer, refusal)
             return
-        self.actors.hello(peer, message, replay, now)
-
-    def _replace(self, replay: Replay) -> None:
-        """Takes another log in the place of none, or of an empty one without actors: its learners come anew."""
-        if self.replay is not None:
-            if self.replay.journal is not None:
-                with contextlib.suppress(JournalError):  # it holds nothing
-                    self.replay.journal.close()
-            for peer in self.learners.sessions:
-                self.outbox.send("learner", peer, wire.Stranger())
-            self.actors, self.learners = ActorSessions(self.outbox), LearnerSessions(self.outbox)
-        self.replay = replay
+        open_log.actors.hello(peer, message, now)
 
     def _way_out(self) -> str:
         """Returns how a log of another stream can begin."""
         if self._stream is not None:
             return "this server is for that stream alone: start one of your own"
-        if self.replay is not None and self.replay.log.end_number == 0:
+        if self.open_log is not None and self.open_log.is_empty:
             return "it is empty, and takes yours when the actors of the other one have left"
         if self._journal_dir is None:
             return "a log of yours begins when the server is started again"

@@ -4,8 +4,8 @@ import collections
 import dataclasses
 
 from apexrl.net import wire
-from apexrl.net.actor_sessions import ActorSessions
-from apexrl.net.learner_sessions import LearnerSessions, TableSession
+from apexrl.net.learner_sessions import TableSession
+from apexrl.net.open_log import OpenLog
 from apexrl.replay.priority_table import PriorityTable
 from apexrl.replay.replay import Replay
 from apexrl.replay.table import Table
@@ -24,9 +24,7 @@ class Vitals:
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
-def metrics_of(
-    replay: Replay | None, actors: ActorSessions, learners: LearnerSessions, vitals: Vitals, now: float
-) -> dict[str, float]:
+def metrics_of(open_log: OpenLog | None, vitals: Vitals, now: float) -> dict[str, float]:
     """Returns the metrics by name: counts, bytes, seconds; samples and inserts since the log began.
 
     Figures of one table are named table/NAME/...; its counts are of transitions, or of unrolls if it holds those.
@@ -35,19 +33,20 @@ def metrics_of(
     sampled in all.
     """
     metrics: dict[str, float] = {
-        "actors": len(actors.sessions),
-        "learners": len(learners.sessions),
-        "slots": actors.leases.ladder_size,
+        "actors": 0 if open_log is None else len(open_log.actors.sessions),
+        "learners": 0 if open_log is None else len(open_log.learners.sessions),
+        "slots": 0 if open_log is None else open_log.actors.leases.ladder_size,
         "memory_bytes": vitals.memory_bytes,
     }
     metrics |= {f"dropped_{kind}": float(count) for kind, count in vitals.dropped.items()}
     metrics |= {f"waited_seconds_{what}": seconds for what, seconds in vitals.waited_seconds.items()}
-    if replay is None:
+    if open_log is None:
         return metrics
-    followers = [session for session in learners.sessions.values() if session.follows_log]
+    replay = open_log.replay
+    followers = [session for session in open_log.learners.sessions.values() if session.follows_log]
     metrics |= {
         "unrolls_not_applied": sum(replay.log.end_number - session.applied_number for session in followers),
-        "journal_failed": float(bool(actors.journal_fault)),
+        "journal_failed": float(bool(open_log.actors.journal_fault)),
     }
     if replay.journal is not None:
         metrics |= {
@@ -77,21 +76,17 @@ def log_metrics(replay: Replay, now: float) -> dict[str, float]:
     return metrics
 
 
-def peers_of(
-    replay: Replay | None, actors: ActorSessions, learners: LearnerSessions, now: float
-) -> tuple[wire.PeerStanding, ...]:
+def peers_of(open_log: OpenLog, now: float) -> tuple[wire.PeerStanding, ...]:
     """Returns all peers, and why each has to wait."""
-    if replay is None:
-        return ()
-    waits_for = actors.waits_for(replay)
+    waits_for = open_log.actors.waits_for()
     return (
         *(
             wire.PeerStanding("actor", s.actor, now - s.last_seen, waits_for if s.told[0] >= s.told[1] else "")
-            for s in actors.sessions.values()
+            for s in open_log.actors.sessions.values()
         ),
         *(
-            wire.PeerStanding("learner", s.learner, now - s.last_seen, _why_waiting(s.tables, replay))
-            for s in learners.sessions.values()
+            wire.PeerStanding("learner", s.learner, now - s.last_seen, _why_waiting(s.tables, open_log.replay))
+            for s in open_log.learners.sessions.values()
         ),
     )
 

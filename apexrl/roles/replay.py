@@ -43,8 +43,8 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
             if now >= next_report:
                 next_report = now + REPORT_PERIOD_SECONDS
                 found = {f"replay/{name}": value for name, value in server.service.statistics(now).items()}
-                replay = server.service.replay
-                metrics.run = "" if replay is None else replay.identity.log  # the learner follows this log
+                open_log = server.service.open_log
+                metrics.run = "" if open_log is None else open_log.replay.identity.log  # the learner follows this log
                 own = measured("system/replay_memory_bytes", resident_bytes)
                 metrics.report(found | own | {"system/replay_cores": meter.cores()})
         await serving

@@ -60,7 +60,7 @@ class Peers:
 
     @property
     def log(self):
-        return self.service.replay.log
+        return self.service.open_log.replay.log
 
     @property
     def dropped(self):
@@ -101,7 +101,7 @@ class Peers:
         return only(self.heard(peer), wire.Acknowledge)[-1].stored_sequence
 
     def subscribe(self, peer, log="", life=0, number=0, batch_size=4, tables=(TABLE,), follows=True, ring=None):
-        ring = ring or (self.service.replay.ring_unrolls if self.service.replay else 0)
+        ring = ring or (self.service.open_log.replay.ring_unrolls if self.service.open_log else 0)
         wants = tuple(wire.Want(table, batch_size) for table in tables)
         message = wire.Subscribe(wire.PROTOCOL, peer.decode(), 1, wants, follows, log, life, ring, number)
         self.say("learner", peer, message)

@@ -52,10 +52,10 @@ def test_a_late_resend_after_the_session_ended_is_not_stored_twice(peers):
     peers.hello(b"a")
     peers.store(b"a", 0)
     while peers.now <= PEER_TIMEOUT_SECONDS:
-        assert peers.service.actors.sessions
+        assert peers.service.open_log.actors.sessions
         peers.now += 1
         peers.service.expire(peers.now)
-    assert not peers.service.actors.sessions
+    assert not peers.service.open_log.actors.sessions
     peers.insert(b"a", 0)
     assert wire.Stranger() in peers.heard(b"a")
     peers.hello(b"a", first=0)
@@ -87,7 +87,7 @@ def test_a_name_is_welcome_only_from_the_connection_whose_mark_it_ends_in(peers,
     peers.service.receive("actor", routing_id, [wire.encode(wire.Hello(wire.PROTOCOL, own, 2, spec, 0))], 0.0)
     (outgoing,) = peers.service.outbox.drain()
     assert isinstance(wire.decode_from_replay(outgoing.frames), wire.Refused)
-    assert not peers.service.actors.sessions
+    assert not peers.service.open_log.actors.sessions
 
 
 def test_who_knows_a_live_name_can_neither_take_it_nor_number_its_inserts(spec, tmp_path):
@@ -147,8 +147,8 @@ def test_one_connection_has_one_name_at_a_time(peers, spec):
     peers.hello(b"a")
     other = marked("other", routing_id_of(b"a"))
     peers.say("actor", b"a", wire.Hello(wire.PROTOCOL, other, 2, spec, 0))
-    assert [session.actor for session in peers.service.actors.sessions.values()] == [other]
-    assert peers.service.actors.leases.ladder_size == 2
+    assert [session.actor for session in peers.service.open_log.actors.sessions.values()] == [other]
+    assert peers.service.open_log.actors.leases.ladder_size == 2
 
 
 def test_what_is_remembered_is_bounded_and_the_newest_stay(peers, monkeypatch):
@@ -197,23 +197,24 @@ def test_a_server_that_stood_still_gives_nobody_up(peers):
     peers.hello(b"a")
     peers.now = 2 * PEER_TIMEOUT_SECONDS
     peers.service.expire(peers.now)
-    assert peers.service.actors.sessions
+    assert peers.service.open_log.actors.sessions
     peers.now += 1
     peers.service.expire(peers.now)
-    assert not peers.service.actors.sessions
+    assert not peers.service.open_log.actors.sessions
 
 
 def test_leases_never_overlap_while_actors_come_and_go(peers):
     rng = random.Random(0)
+    peers.hello(b"actor0")
     for _ in range(500):
         peers.now += 1.0
         peer = b"actor%d" % rng.randrange(12)
         if rng.random() < 0.5:
             peers.hello(peer, streams=rng.randrange(1, 5))
-        elif peer in peers.service.actors.sessions:
+        elif peer in peers.service.open_log.actors.sessions:
             peers.say("actor", peer, wire.Goodbye() if rng.random() < 0.5 else wire.Heartbeat())
         peers.service.expire(peers.now)
-        slots = [slot for session in peers.service.actors.sessions.values() for slot in session.slots]
+        slots = [slot for session in peers.service.open_log.actors.sessions.values() for slot in session.slots]
         assert len(slots) == len(set(slots))
         assert peers.service.statistics(peers.now)["slots"] == max(slots, default=-1) + 1
 
@@ -232,8 +233,9 @@ def test_actors_wait_for_the_learner_when_it_is_behind(spec):
         sequence += 1
     assert 0 < sequence < 20
     peers.say("actor", b"a", wire.Heartbeat())
+    has_stalled = peers.service.advance().has_stalled
     assert peers.heard(b"a") == [wire.Acknowledge(sequence, allowed, 1, "learner")]
-    assert not peers.service.actors.has_stalled, "it waits for the learner, and not for an acknowledgement"
+    assert not has_stalled, "it waits for the learner, and not for an acknowledgement"
     peers.subscribe(b"l", batch_size=8)
     peers.demand(b"l", 0, 100)
     assert only(peers.heard(b"l"), wire.Batch)
@@ -253,8 +255,8 @@ def test_the_error_ends_at_the_slack_and_the_windows_of_all_actors(spec):
                 peers.insert(name, sent[name])
                 sent[name] += 1
     assert sent == allowed
-    limiter = peers.service.replay.tables[TABLE].limiter
-    windows = sum(session.window for session in peers.service.actors.sessions.values())
+    limiter = peers.service.open_log.replay.tables[TABLE].limiter
+    windows = sum(session.window for session in peers.service.open_log.actors.sessions.values())
     assert windows == 12 * (2 * 2 + 2)
     width = 4.0 * 8 * windows
     assert limiter.slack + 0.5 * width < limiter.error <= limiter.slack + width
@@ -270,13 +272,13 @@ def test_another_spec_is_refused(peers, spec, change):
     ((name, value),) = change.items()
     assert f"({name} is {fields[name] or 'none'}, not {value})" in refused.reason
     assert "--journal-dir" not in refused.reason  # there is none
-    assert len(peers.service.actors.sessions) == 1 and peers.dropped["refused"] == 1
+    assert len(peers.service.open_log.actors.sessions) == 1 and peers.dropped["refused"] == 1
 
 
 def test_an_unroll_larger_than_a_message_is_refused(peers):
     peers.hello(b"a", spec=StreamSpec("Huge-v0", (10**6,), "uint8", 4, 4, 1))
     assert "lower --unroll-starts" in peers.heard(b"a")[0].reason
-    assert peers.service.replay is None
+    assert peers.service.open_log is None
 
 
 def test_another_protocol_is_refused(peers, spec):
@@ -288,7 +290,7 @@ def test_an_actor_with_no_or_too_many_environments_is_refused(peers):
     for streams in (0, 5000):
         peers.hello(b"a", streams=streams)
         assert isinstance(peers.heard(b"a")[0], wire.Refused)
-    assert not peers.service.actors.sessions
+    assert not peers.service.open_log.actors.sessions
 
 
 @pytest.mark.parametrize("priorities", [[1] * 7, [np.nan] * 8, [np.inf] + [1] * 7, [-1] + [1] * 7])
@@ -345,16 +347,14 @@ def test_a_lost_permission_is_told_again_with_the_next_heartbeat(peers):
 
 
 def test_an_actor_that_stands_still_until_it_is_acknowledged_is_noticed(peers):
-    actors = peers.service.actors
     peers.hello(b"a", streams=1)
     for sequence in range(3):
         peers.insert(b"a", sequence)
-    peers.service.advance()
-    assert peers.heard(b"a")[-1].allowed_sequence == 7 and not actors.has_stalled
+    assert not peers.service.advance().has_stalled
+    assert peers.heard(b"a")[-1].allowed_sequence == 7
     for sequence in range(3, 7):
         peers.insert(b"a", sequence)
-    peers.service.advance()
-    assert actors.has_stalled
+    assert peers.service.advance().has_stalled
 
 
 def test_what_was_not_allowed_is_dropped(peers):

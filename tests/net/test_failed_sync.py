@@ -38,7 +38,7 @@ def test_what_was_acknowledged_before_a_failed_sync_is_on_the_disk_before_more_i
             insert_all(client, header, spec, [3])
             wait_for(lambda: "inserts are refused" in caplog.text, 60, "a sync that fails")
             insert_all(client, header, spec, range(4, 8))
-            wait_for(lambda: server.service.replay.journal.unsynced_bytes == 0, 60, "a sync")
+            wait_for(lambda: server.service.open_log.replay.journal.unsynced_bytes == 0, 60, "a sync")
             disk.cut_power(tmp_path)
             assert sequences_in(tmp_path) == list(range(8))
     assert caplog.text.count("can be written again") == 1
@@ -63,7 +63,7 @@ def test_inserts_are_refused_while_the_disk_does_not_take_the_old_ones(spec, tmp
     peers.hello(b"a", streams=10)
     for sequence in range(3):
         peers.store(b"a", sequence)
-    peers.service.journal_failed("the disk did not take the journal")
+    peers.service.open_log.journal_failed("the disk did not take the journal")
     disk.fails = 2
     for second in (1.0, 2.0):
         peers.service.expire(second)

@@ -41,14 +41,14 @@ def test_an_empty_log_takes_another_stream_when_the_actors_of_the_first_are_gone
     peers.hello(b"right")
     assert only(peers.heard(b"right"), wire.Welcome)
     peers.store(b"right", 0)
-    assert peers.acknowledged(b"right") == 1 and peers.service.replay.spec == spec
+    assert peers.acknowledged(b"right") == 1 and peers.service.open_log.replay.spec == spec
     assert peers.heard(b"l") == [wire.Stranger()]
     peers.subscribe(b"l")
     messages = peers.heard(b"l")
     assert messages[0].spec == spec and not messages[0].continues and len(only(messages, wire.Append)) == 1
     if peers.journal_dir is not None:
         peers.restart()
-        assert peers.service.replay.spec == spec and peers.log.end_number == 1
+        assert peers.service.open_log.replay.spec == spec and peers.log.end_number == 1
 
 
 def test_an_empty_log_that_waits_for_its_actors_says_so_to_others(peers, spec, other):
@@ -57,7 +57,7 @@ def test_an_empty_log_that_waits_for_its_actors_says_so_to_others(peers, spec, o
     (refused,) = peers.heard(b"right")
     assert "env is Other-v0, not Known-v0" in refused.reason and "overlap_steps is 0, not 2" in refused.reason
     assert "takes yours when the actors of the other one have left" in refused.reason
-    assert peers.service.replay.spec == other
+    assert peers.service.open_log.replay.spec == other
 
 
 @pytest.mark.parametrize("advances", [True, False])
@@ -70,7 +70,7 @@ def test_a_log_with_an_unroll_keeps_its_stream_and_the_refusal_says_the_way_out(
         peers.service.advance()
     peers.hello(b"second")
     (refused,) = peers.heard(b"second")
-    assert peers.service.replay.spec == other and peers.log.end_number == 1
+    assert peers.service.open_log.replay.spec == other and peers.log.end_number == 1
     directory = peers.journal_dir
     way_out = "again" if directory is None else f"with another --journal-dir than {directory}"
     assert not advances or f"a log of yours begins when the server is started {way_out}" in refused.reason
@@ -79,11 +79,11 @@ def test_a_log_with_an_unroll_keeps_its_stream_and_the_refusal_says_the_way_out(
 def test_a_greeting_that_cannot_be_served_changes_nothing(peers, spec, other):
     peers.hello(b"first")
     peers.say("actor", b"first", wire.Goodbye())
-    log = peers.service.replay.identity.log
+    log = peers.service.open_log.replay.identity.log
     peers.say("actor", b"x", wire.Hello(99, name_of(b"x"), 1, other, 0))
     peers.hello(b"y", spec=msgspec.structs.replace(other, frame_shape=(2**20, 2**10)))
     assert all(isinstance(peers.heard(peer)[0], wire.Refused) for peer in (b"x", b"y"))
-    assert peers.service.replay.identity.log == log
+    assert peers.service.open_log.replay.identity.log == log
 
 
 def test_a_server_that_was_told_its_stream_takes_no_other_one(spec, other, tmp_path):

@@ -38,10 +38,10 @@ def test_a_learner_goes_on_after_somebody_else_has_emptied_its_queue(spec, tmp_p
     assert thief.num_updates > 60
     thief.leave()
     if restarts:
-        write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
+        write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
         peers.restart()
     seconds_until_updates(peers, [actor, learner], learner, 100)
-    old = peers.service.replay.tables["old"].limiter
+    old = peers.service.open_log.replay.tables["old"].limiter
     assert abs(old.error) <= old.slack + 10, "nobody has to make up for what the thief took"
 
 
@@ -99,7 +99,7 @@ def test_a_fast_learner_keeps_the_pace_of_a_slow_one_that_asks_for_more(spec):
         slow.act()
         pass_second(peers, [actor, fast])
         slow.demand()
-    limiter = peers.service.replay.tables["slow"].limiter
+    limiter = peers.service.open_log.replay.tables["slow"].limiter
     assert slow.num_updates >= 90 and limiter.forgiven == 0
     assert limiter.error <= limiter.slack + 6 and fast.num_updates <= slow.num_updates + 20
     assert standing_of(peers, actor) == "learner" and standing_of(peers, fast) == "actors"
@@ -173,7 +173,7 @@ def random_tables(rng):
 
 
 def random_reader(rng, peers, peer, use):
-    tables = list(peers.service.replay.tables)
+    tables = list(peers.service.open_log.replay.tables)
     sizes = {table: rng.randint(1, 4) for table in rng.sample(tables, rng.randint(1, len(tables)))}
     return Reader(peers, peer, sizes, rng.randint(1, 8), use, follows=rng.random() < 0.5)
 
@@ -188,7 +188,7 @@ def disturb(rng, peers, learners, others, number):
             others.pop(rng.randrange(len(others))).leave()
         case "restarts":
             if rng.random() < 0.7:
-                write_snapshot(peers.journal_dir / SNAPSHOT_FILE, peers.service.replay.snapshot())
+                write_snapshot(peers.journal_dir / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
             peers.restart()
         case "zeros":
             learner, end = rng.choice(learners), peers.log.end_number

@@ -39,7 +39,7 @@ def test_valid_says_what_is_a_transition_not_the_priority(peers):
     for sequence in range(3):
         peers.insert(b"a", sequence, [0, 0, *[1] * 6], valid=[0, *[1] * 7])
     peers.service.advance()
-    table = peers.service.replay.tables[TABLE]
+    table = peers.service.open_log.replay.tables[TABLE]
     assert peers.log.num_transitions == table.limiter.inserted == 21
     keys = np.concatenate([table.sample(64).keys for _ in range(20)])
     assert set(keys % 8) == set(range(2, 8))  # a valid one of priority 0 is counted, and not drawn
@@ -75,13 +75,13 @@ BAD_SPECS = [
 def test_a_spec_that_no_log_can_hold_is_refused(peers, spec, change, reason):
     peers.hello(b"a", spec=msgspec.structs.replace(spec, **change))
     assert reason in only(peers.heard(b"a"), wire.Refused)[0].reason
-    assert peers.service.replay is None
+    assert peers.service.open_log is None
 
 
 def test_a_log_knows_the_names_of_its_actions(peers, spec):
     named = msgspec.structs.replace(spec, action_names=NAMES)
     peers.hello(b"a", spec=named)
     only(peers.heard(b"a"), wire.Welcome)
-    assert peers.service.replay.spec == named
+    assert peers.service.open_log.replay.spec == named
     peers.hello(b"b", spec=msgspec.structs.replace(spec, action_names=NAMES[::-1]))
     only(peers.heard(b"b"), wire.Refused)

@@ -192,8 +192,8 @@ def test_a_stranger_does_not_get_in_and_disturbs_nobody(guarded, keys, strange, 
     assert actor.flush(10)
     with pytest.raises(PeerError):
         stranger.connect(0.5)
-    assert [s.actor for s in guarded.service.actors.sessions.values()] == [actor.actor]
-    assert guarded.service.replay.log.end_number == i + 1
+    assert [s.actor for s in guarded.service.open_log.actors.sessions.values()] == [actor.actor]
+    assert guarded.service.open_log.replay.log.end_number == i + 1
     assert not guarded.service.outbox.dropped
     actor.close()
     stranger.close()

@@ -102,7 +102,7 @@ def test_a_learner_that_comes_back_asks_for_what_it_lacks(peers):
     for sequence in range(10):
         peers.insert(b"a", sequence)
     peers.service.advance()
-    identity = peers.service.replay.identity
+    identity = peers.service.open_log.replay.identity
     peers.subscribe(b"l", identity.log, 0, 7)
     messages = peers.heard(b"l")
     assert messages[0].continues and [m.number for m in only(messages, wire.Append)] == [7, 8, 9]
@@ -159,8 +159,8 @@ def batches_of(spec, *demands, **changes):
     for demand in demands:
         peers.demand(b"l", 0, demand)
         batches += only(peers.heard(b"l"), wire.Batch)
-        peers.service.replay.tables[TABLE].check_valid()
-    return batches, vars(peers.service.replay.tables[TABLE].limiter)
+        peers.service.open_log.replay.tables[TABLE].check_valid()
+    return batches, vars(peers.service.open_log.replay.tables[TABLE].limiter)
 
 
 @pytest.mark.parametrize("changes", [{}, {"eviction_period_batches": 3}, {"samples_per_insert": 0.3, "capacity": 24}])
@@ -196,7 +196,7 @@ def test_priorities_are_set_in_the_order_in_which_they_came(peers):
         update = np.array(keys).tobytes(), np.array(priorities, np.float32).tobytes()
         peers.say("learner", b"l", wire.UpdatePriorities(0, *update))
     peers.service.advance()
-    assert powers_of(peers.service.replay.tables[TABLE], 8)[0] == pytest.approx(
+    assert powers_of(peers.service.open_log.replay.tables[TABLE], 8)[0] == pytest.approx(
         np.array([1, 1, 1, 2, 5, 0, 0, 4]) ** 0.6
     )
 
@@ -282,12 +282,12 @@ def test_a_key_that_is_not_held_is_ignored_and_counted(spec, keys):
     peers.say("learner", b"l", update)
     peers.service.advance()
     assert peers.service.statistics(0.0)["table/transitions/stale_priorities"] == 1
-    peers.service.replay.tables["transitions"].check_valid()
+    peers.service.open_log.replay.tables["transitions"].check_valid()
 
 
 def test_the_limiters_fit_the_largest_batch_and_keep_it_while_nobody_is_there(peers):
     peers.hello(b"a")
-    limiter = peers.service.replay.tables["transitions"].limiter
+    limiter = peers.service.open_log.replay.tables["transitions"].limiter
     peers.subscribe(b"small", batch_size=4)
     peers.subscribe(b"large", batch_size=16)
     assert limiter.slack == 64

@@ -76,7 +76,7 @@ def test_an_insert_that_no_server_takes_is_refused_and_the_next_one_stored(serve
         with pytest.raises(WireError, match="block"):
             actor.insert(header(), block, 100)
     assert actor.insert(header(), block_of(spec), 100) and actor.flush(100)
-    assert (actor.num_dropped, server.service.replay.log.end_number) == (0, 1)
+    assert (actor.num_dropped, server.service.open_log.replay.log.end_number) == (0, 1)
     actor.close()
 
 
@@ -90,8 +90,8 @@ def test_lists_are_as_good_as_arrays(server, spec, header):
     reader.sample(TABLE, 100)
     reader.update_priorities(TABLE, [0, 1], [50, 60.0])
     reader.update_priorities(TABLE, [], [])
-    wait_for(lambda: reader.has_batch(TABLE) and server.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] > 50,
-             100, "new priorities")  # fmt: skip
+    table = server.service.open_log.replay.tables[TABLE]
+    wait_for(lambda: reader.has_batch(TABLE) and table.priority_quantiles((1.0,))[0] > 50, 100, "new priorities")
     assert sorted(reader.fetch({1, np.int64(2), 2.0}, 100)) == [1, 2]
     actor.close()
     reader.close()

@@ -80,7 +80,7 @@ def test_who_sent_something_malformed_is_told(server, spec, header):
     actor.insert(header(), b"no block", 10)
     actor.insert(header(8), block_of(spec), 10)
     assert actor.flush(10) and actor.num_dropped == 1
-    assert server.service.replay.log.end_number == 1
+    assert server.service.open_log.replay.log.end_number == 1
     actor.close()
 
 
@@ -124,12 +124,12 @@ def test_an_insert_waits_no_longer_than_its_caller_says_and_names_for_whom(start
             except PeerTimeout as error:
                 reason = str(error)
         assert actor.waited_seconds["learner"] > 1
-        assert actor.flush(10) and server.service.replay.log.end_number == num_sent
+        assert actor.flush(10) and server.service.open_log.replay.log.end_number == num_sent
         reader = ReplayClient(server.learner_endpoint, "reader", {TABLE: 8}, 1)
         for _ in range(num_sent):
             reader.sample(TABLE, 10)
         assert actor.insert(header(8 * num_sent), block_of(spec), 100)  # nothing is lost but time
-        assert actor.flush(10) and server.service.replay.log.end_number == num_sent + 1
+        assert actor.flush(10) and server.service.open_log.replay.log.end_number == num_sent + 1
         actor.close()
         reader.close()
 

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from apexrl.config import ReplayConfig
+from apexrl.net.open_log import Advanced
 from apexrl.net.replay_server import (
     BUSY_MESSAGES,
     CROWD,
@@ -19,7 +20,7 @@ from apexrl.net.replay_server import (
 def server():
     server = ReplayServer(ReplayConfig(tables=("t=priority",)), "127.0.0.1", 0, 0, 0)
     server._descriptors = {"actor": 7}
-    server.service.advance = Mock(return_value=False)
+    server.service.advance = Mock(return_value=Advanced())
     yield server
     server.close()
 
@@ -39,7 +40,8 @@ def test_inserts_wait_until_a_learner_speaks_or_their_time_is_over(server):
 
 
 def test_inserts_of_a_crowd_wait_longer(server):
-    loop, server.service.actors.sessions = Mock(), {bytes([i]): Mock() for i in range(CROWD)}
+    loop, server.service.open_log = Mock(), Mock()
+    server.service.open_log.actors.sessions = {bytes([i]): Mock() for i in range(CROWD)}
     server._wake_for_actors(loop)
     assert loop.call_later.call_args.args[0] == CROWD_LINGER_SECONDS
 
@@ -57,9 +59,9 @@ def test_under_high_load_no_insert_waits_however_often_learners_speak(server):
 def test_no_insert_waits_for_a_while_after_an_actor_stood_still(server, monkeypatch):
     loop, now = Mock(), [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    server.service.actors.has_stalled = True
+    server.service.advance.return_value = Advanced(has_stalled=True)
     server._wake_for_learners(loop)
-    assert not server.service.actors.has_stalled
+    server.service.advance.return_value = Advanced()
     now[0] += HURRY_SECONDS - 0.1
     server._wake_for_actors(loop)
     assert server.service.advance.call_count == 2 and not loop.call_later.called

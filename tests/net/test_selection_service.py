@@ -86,7 +86,7 @@ def test_elite_insertion_overwrites_those_to_which_a_reader_gives_the_smallest_p
     with start_server(tables=(f"best=elite:0:{KEPT}:{NUM_UNROLLS}",)) as server:
         actor, insert = actor_of(server)
         client = ReplayClient(server.learner_endpoint, "reader", {"best": KEPT})
-        table, numbers = server.service.replay.tables["best"], np.arange(NUM_UNROLLS)
+        table, numbers = server.service.open_log.replay.tables["best"], np.arange(NUM_UNROLLS)
         good = numbers % 6 == 0
         client.sample("best", 10)  # the server knows the reader now
         client.update_priorities("best", numbers, np.where(good, 0.9, 0.01).astype(np.float32))

@@ -27,7 +27,7 @@ def stored(peers):
 
 def priorities_of(peers):
     """Priorities of all transitions of the log, by unroll."""
-    return powers_of(peers.service.replay.tables[TABLE], 8)
+    return powers_of(peers.service.open_log.replay.tables[TABLE], 8)
 
 
 def test_everything_acknowledged_outlives_a_killed_server(spec, tmp_path):
@@ -96,13 +96,13 @@ def test_priorities_outlive_a_restart_through_the_snapshot(spec, tmp_path):
     update = wire.UpdatePriorities(0, keys.tobytes(), (keys % 5 + 0.5).astype(np.float32).tobytes())
     peers.say("learner", b"l", update)
     peers.service.advance()
-    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
+    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
     peers.store(b"a", 6, [3.0] * 8)
     before = priorities_of(peers)
     peers.restart()
     assert priorities_of(peers) == pytest.approx(before, rel=1e-6)
     assert (priorities_of(peers)[:, 0] > 0).tolist() == [False] * 6 + [True]
-    peers.service.replay.tables[TABLE].check_valid()
+    peers.service.open_log.replay.tables[TABLE].check_valid()
     (tmp_path / SNAPSHOT_FILE).unlink()
     peers.restart()
     assert priorities_of(peers)[0] == pytest.approx(np.arange(8.0) ** 0.6)  # the actor's own
@@ -137,10 +137,10 @@ def test_a_table_of_another_kind_takes_the_place_of_an_old_one(spec, tmp_path):
     peers.hello(b"a")
     peers.store(b"a", 0)
     for kind in ("priority", "fifo", "uniform", "priority"):
-        write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
+        write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
         peers.restart(tables=(f"x={kind}",))
         assert stored(peers) == [("a", 0)]
-        assert peers.service.replay.tables["x"].can_sample(1) == (kind != "fifo")  # a queue gives what is new
+        assert peers.service.open_log.replay.tables["x"].can_sample(1) == (kind != "fifo")  # a queue gives what is new
 
 
 def test_two_servers_cannot_use_one_journal(spec, tmp_path):
@@ -282,7 +282,7 @@ def test_after_the_disk_has_room_everything_is_resent_and_stored_once_in_order(b
 
 def test_a_disk_that_fails_behind_an_append_stops_inserts_until_it_can_be_written(broken):
     broken.mend()
-    broken.service.journal_failed("the disk did not take the journal")
+    broken.service.open_log.journal_failed("the disk did not take the journal")
     assert broken.heard(b"a")[-1].waits_for == "journal"
     broken.insert(b"a", 4)
     assert broken.log.end_number == 8
@@ -344,7 +344,7 @@ def test_metrics_of_the_run_count_each_transition_once_with_any_tables(spec, tmp
     ratios = [metrics[f"table/{name}/samples_per_insert"] for name in kinds]
     assert metrics["samples_per_insert"] == sum(ratios) > 0
     assert f"in 210/s, out {sampled}/s" in summary(metrics, before, 1.0)
-    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
+    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
     peers.store(b"a", 30, [0, *[1] * 7])
     peers.restart()
     assert peers.service.statistics(2.0)["transitions_inserted"] == 217

@@ -36,10 +36,10 @@ def test_shards_are_read_as_one(start_server, spec, header, context):
 
         def is_told():
             client.shards[1].has_batch(TABLE)  # keeps the client going
-            return b.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] > 40
+            return b.service.open_log.replay.tables[TABLE].priority_quantiles((1.0,))[0] > 40
 
         wait_for(is_told, 10, "priorities at the second shard")
-        assert a.service.replay.tables[TABLE].priority_quantiles((1.0,))[0] == pytest.approx(1.0)
+        assert a.service.open_log.replay.tables[TABLE].priority_quantiles((1.0,))[0] == pytest.approx(1.0)
         assert [answer.metrics["size"] for answer in client.statistics(10)] == [80] * SHARDS
         client.close()
 

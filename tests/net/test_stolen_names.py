@@ -80,7 +80,7 @@ def test_nothing_acknowledged_is_lost_while_a_stranger_uses_the_actors_name(
                     victim.poll()
                     time.sleep(0.002)
             assert victim.flush(20)
-            log = server.service.replay.log
+            log = server.service.open_log.replay.log
             records = [log.get(number) for number in range(log.first_number, log.end_number)]
             stored = stored * (keeps == "memory") + [(wire.decode_insert(r.message).sequence, r.block) for r in records]
             assert thief.is_alive(), "the thief gave up"

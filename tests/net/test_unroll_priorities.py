@@ -99,14 +99,14 @@ def test_priorities_of_unrolls_outlive_a_restart(unroll_spec, tmp_path):
     for i in range(4):
         peers.say("actor", b"a", unroll_insert(b"a", i, i), block)
     peers.service.advance()
-    table = peers.service.replay.tables["unrolls"]
+    table = peers.service.open_log.replay.tables["unrolls"]
     assert (table.limiter.inserted, peers.log.num_transitions) == (4, 32)
     table.update_priorities(np.array([0, 1, 2]), np.array([7.0, 7.0, 0.0]))  # 0 cannot be drawn and stays so
-    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.replay.snapshot())
+    write_snapshot(tmp_path / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
     peers.say("actor", b"a", unroll_insert(b"a", 4, 2), block)
     peers.service.advance()
     peers.restart()
-    table = peers.service.replay.tables["unrolls"]
+    table = peers.service.open_log.replay.tables["unrolls"]
     assert powers_of(table, 1)[:, 0] == pytest.approx(np.array([0, 7, 0, 3, 2]) ** 0.6 * [0, 1, 0, 1, 1], rel=1e-6)
     assert table.limiter.inserted == 5
     table.check_valid()
@@ -131,4 +131,4 @@ def test_an_unroll_without_transitions_has_no_priority(unroll_spec):
     peers.say("actor", b"a", unroll_insert(b"a", 0, 1, [0] * 8), block)
     peers.say("actor", b"a", unroll_insert(b"a", 1, 0, [0] * 8), block)
     assert "where nothing is valid" in only(peers.heard(b"a"), wire.Dropped)[0].reason
-    assert (peers.log.end_number, peers.service.replay.tables["unrolls"].limiter.inserted) == (1, 0)
+    assert (peers.log.end_number, peers.service.open_log.replay.tables["unrolls"].limiter.inserted) == (1, 0)

@@ -47,7 +47,7 @@ def source(spec, tmp_path, monkeypatch):
     keys = np.arange(100)
     update = wire.UpdatePriorities(0, keys.tobytes(), (keys % 7 + 0.5).astype(np.float32).tobytes())
     peers.say("learner", b"l", update)
-    write_snapshot(directory / SNAPSHOT_FILE, peers.service.replay.snapshot())
+    write_snapshot(directory / SNAPSHOT_FILE, peers.service.open_log.replay.snapshot())
     peers.crash()
     assert len(segment_paths(directory)) > 4
     return directory
@@ -62,7 +62,7 @@ def batches_of(directory, seed=5, count=100):
     """Keys and weights of the first batches of a server over a journal, whose priorities change between them."""
     config = ReplayConfig(capacity=8000, min_size_to_sample=16, samples_per_insert=0.0, tables=(f"{TABLE}=priority",))
     service = ReplayService(config, seed, directory)
-    replay = service.replay
+    replay = service.open_log.replay
     drawn = []
     for _ in range(count):
         sample = replay.sample(TABLE, 32)
@@ -92,13 +92,15 @@ def unrolls_of(directory, count=100):
     """Numbers of the first batches of IMPALA's tables over a journal; a queue hands each unroll out once."""
     config = ReplayConfig(capacity=8000, min_size_to_sample=16, samples_per_insert=0.0, tables=TABLES)
     service = ReplayService(config, 5, directory)
-    drawn = {table: [] for table in service.replay.tables}
+    drawn = {table: [] for table in service.open_log.replay.tables}
     for _ in range(count):
         for table, numbers in drawn.items():
-            if service.replay.tables[table].can_sample(4):  # a queue, only what it had not handed out
-                numbers.append(service.replay.sample(table, 4).keys.tolist())
+            if service.open_log.replay.tables[table].can_sample(4):  # a queue, only what it had not handed out
+                numbers.append(service.open_log.replay.sample(table, 4).keys.tolist())
         worst = np.array(drawn["elite-insertion@20"][-1])
-        service.replay.tables["elite-insertion@20"].update_priorities(worst, (worst % 11 + 0.1).astype(np.float32))
+        service.open_log.replay.tables["elite-insertion@20"].update_priorities(
+            worst, (worst % 11 + 0.1).astype(np.float32)
+        )
     service.close()
     return drawn
 
