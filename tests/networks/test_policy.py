@@ -158,6 +158,7 @@ def damaged(**changes):
         (damaged(**{"value.bias": torch.zeros(2)}), "value.bias"),
         (damaged(**{"value.bias": torch.full((1,), torch.nan)}), "not finite"),
         (damaged(**{"value.bias": torch.full((1,), torch.inf)}), "not finite"),
+        (damaged(**{"advantage.bias": torch.tensor([torch.inf, -torch.inf, 0, 0, 0, 0])}), "not finite"),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused_and_the_old_ones_stay(tensors, complaint, device):
@@ -170,6 +171,11 @@ def test_parameters_that_do_not_fit_are_refused_and_the_old_ones_stay(tensors, c
     frames, starts, _ = next(stream(SCREEN, 1))
     values = [policy.values(frames, starts, policy.frame_stack(NUM_ENVS)) for policy in (acting, old)]
     assert np.array_equal(*values)
+
+
+def test_large_parameters_are_finite_although_their_sum_is_not():
+    largest = torch.finfo(torch.float32).max
+    policy_of(SCREEN, damaged()).load(damaged(**{"advantage.bias": torch.full((6,), largest)}))
 
 
 @pytest.mark.parametrize(
