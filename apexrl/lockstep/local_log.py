@@ -1,13 +1,13 @@
 """The replay of this process, as a replica follows it: `LogClient` without a connection."""
 
-import collections
 from collections.abc import Sequence
 
 import numpy as np
 
 from apexrl.agents.contract import Want
 from apexrl.errors import ConfigError
-from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
+from apexrl.learning.experience.own_log import OwnLog
+from apexrl.net.log_client import LogAppend
 from apexrl.net.wire import Insert
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
@@ -16,8 +16,8 @@ from apexrl.types import UnrollHeader
 ACTOR = "lockstep"
 
 
-class LocalLog:
-    """Owns the events that the replica has not taken yet. Batches come only when they are drawn."""
+class LocalLog(OwnLog):
+    """Gives the unrolls that are inserted. Batches come only when they are drawn."""
 
     def __init__(self, replay: Replay, wants: Sequence[Want], prefetch_batches: int):
         """Takes an empty replay.
@@ -25,15 +25,11 @@ class LocalLog:
         Args:
           prefetch_batches: batches of each table that may wait for those of others.
         """
-        self.waits_for = ""
+        super().__init__({want.table: want.batch_size for want in wants}, prefetch_batches, "")
         self._replay = replay
         self.wants = wants
-        self._prefetch_batches = prefetch_batches
-        self._unused = {want.table: 0 for want in wants}  # batches that the replica has
-        replay.set_batch_sizes({want.table: want.batch_size for want in wants})
-        granularity = {want.table: replay.tables[want.table].granularity for want in wants}
-        start = LogStart(replay.identity.log, replay.spec, replay.ring_unrolls, 0, False, granularity)
-        self._events: collections.deque[LogEvent] = collections.deque([start])
+        replay.set_batch_sizes(self._batch_sizes)
+        self._begin(replay.identity.log, replay.spec, replay.ring_unrolls, replay.tables)
 
     def insert(self, headers: Sequence[UnrollHeader], blocks: Sequence[bytes], now: float) -> None:
         """Stores unrolls, whatever the limiters say."""
@@ -55,10 +51,10 @@ class LocalLog:
         """
         lacking = [want for want in self.wants if not self._unused[want.table]]
         if not any(map(self._why_not, lacking)):
-            self._give(lacking)
+            self._draw(lacking)
             return True
         while self._replay.why_no_insert():
-            ahead = [want for want in self.wants if self._unused[want.table] < self._prefetch_batches]
+            ahead = [want for want in self.wants if self._lacks(want.table)]
             ahead = [want for want in ahead if not self._why_not(want)]
             if not ahead:
                 waiting = [(want.table, reason) for want in self.wants if (reason := self._why_not(want))]
@@ -67,28 +63,12 @@ class LocalLog:
                     f"actors wait for the learner, and the learner for actors ({reasons}): "
                     "give --tables other samples an insert or minimum sizes"
                 )
-            self._give(ahead)
+            self._draw(ahead)
         return False
-
-    def poll(self, timeout_milliseconds: int) -> LogEvent | None:
-        """Returns the next event in order, None when there is none; never waits."""
-        return self._events.popleft() if self._events else None
-
-    def batch_used(self, table: str) -> None:
-        """A batch was used, or nothing of it could be."""
-        self._unused[table] -= 1
-
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None:
-        """Sets new priorities [B] of sampled keys [B]."""
-        self._replay.tables[table].update_priorities(keys, priorities)
-
-    def close(self) -> None:
-        """Does nothing: there is no connection."""
 
     def _why_not(self, want: Want) -> str:
         return self._replay.why_no_sample(want.table, want.batch_size)
 
-    def _give(self, wants: Sequence[Want]) -> None:
+    def _draw(self, wants: Sequence[Want]) -> None:
         for want in wants:
-            self._unused[want.table] += 1
-            self._events.append(LogBatch(want.table, self._replay.sample(want.table, want.batch_size)))
+            self._give(want.table, self._replay.sample(want.table, want.batch_size))

@@ -4,19 +4,17 @@ The run's replay server sends a guest the unrolls and nothing else, and waits fo
 guest's samples an insert bound the guest alone.
 """
 
-import collections
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, WireError
+from apexrl.learning.experience.own_log import OwnLog
 from apexrl.learning.experience.recutter import Recutter
 from apexrl.net.insert_checks import InsertSizes, checked_arrays
-from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogEvent, LogStart
+from apexrl.net.log_client import LogAppend, LogClient, LogEvent, LogStart
 from apexrl.replay.journal import FORMAT, LogIdentity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
@@ -29,8 +27,8 @@ logger = logging.getLogger(__name__)
 BACKLOG_BATCHES = 4  # of a queue: a guest that is slower than the actors learns from new unrolls all the same
 
 
-class GuestClient:
-    """Has the methods of a `LogClient` that a replica calls. Belongs to one thread.
+class GuestClient(OwnLog):
+    """Follows a server's log and samples it here.
 
     Where the learner wants other unrolls than the run's, they are cut anew. They are numbered anew then, too, so a
     guest that is started again counts the experience again that it still finds.
@@ -50,18 +48,12 @@ class GuestClient:
         Args:
           wanted: from the spec of the log to that of the unrolls that the learner needs.
           config: with the tables of the guest.
-          batch_sizes: by table, for those that batches are wanted from.
-          prefetch_batches: batches of each table that may wait for their use.
         """
-        self.waits_for = "replay_connection"
+        super().__init__(batch_sizes, prefetch_batches, "replay_connection")
         self._client = client
         self._wanted = wanted
         self._config = config
-        self._batch_sizes = batch_sizes
-        self._prefetch_batches = prefetch_batches
         self._seed = seed
-        self._unused = dict.fromkeys(batch_sizes, 0)  # batches that were given and not used yet
-        self._events: collections.deque[LogEvent] = collections.deque()
         self._replay: Replay | None = None
         self._recutter: Recutter | None = None
         self._sizes: InsertSizes | None = None
@@ -74,16 +66,7 @@ class GuestClient:
         """
         if not self._events and not self._follow(0) and not self._sample():
             self._follow(timeout_milliseconds)
-        return self._events.popleft() if self._events else None
-
-    def batch_used(self, table: str) -> None:
-        """A batch was used: another one may follow."""
-        self._unused[table] -= 1
-
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None:
-        """Sets the priorities [B] of sampled keys [B]."""
-        assert self._replay is not None
-        self._replay.tables[table].update_priorities(keys, priorities)
+        return super().poll(0)
 
     def close(self) -> None:
         """Says goodbye to the server."""
@@ -111,8 +94,7 @@ class GuestClient:
         log = secrets.token_hex(8) if self._recutter.is_needed else start.log
         self._replay = Replay(self._config, LogIdentity(FORMAT, log, (0,), wanted), self._seed)
         self._replay.set_batch_sizes(self._batch_sizes)
-        granularity = {name: self._replay.tables[name].granularity for name in self._batch_sizes}
-        self._events.append(LogStart(log, wanted, self._replay.ring_unrolls, 0, False, granularity))
+        self._begin(log, wanted, self._replay.ring_unrolls, self._replay.tables)
 
     def _append(self, append: LogAppend) -> None:
         assert self._replay is not None and self._recutter is not None and self._sizes is not None
@@ -132,14 +114,13 @@ class GuestClient:
         if self._replay is None:
             return False
         for name, size in self._batch_sizes.items():
-            if self._unused[name] >= self._prefetch_batches:
+            if not self._lacks(name):
                 continue
-            table = self._replay.tables[name]
+            table = self._tables[name]
             if isinstance(table, FifoTable):
                 table.keep_newest(BACKLOG_BATCHES * size)
             self.waits_for = self._replay.why_no_sample(name, size)
             if not self.waits_for:
-                self._unused[name] += 1
-                self._events.append(LogBatch(name, self._replay.sample(name, size)))
+                self._give(name, self._replay.sample(name, size))
                 return True
         return False

@@ -12,14 +12,14 @@ import numpy as np
 
 from apexrl.config import ReplayConfig
 from apexrl.errors import ConfigError, WireError
+from apexrl.learning.experience.own_log import OwnLog
 from apexrl.learning.experience.recutter import Recutter
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes, checked_arrays
-from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
+from apexrl.net.log_client import LogAppend, LogEvent
 from apexrl.replay.journal import held_numbers, identity_of, read_entries
 from apexrl.replay.kinds import make_table
 from apexrl.replay.replay import ring_unrolls
-from apexrl.replay.table import Table
 from apexrl.streams import why_not_cut
 from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec
@@ -27,12 +27,11 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 
-class JournalClient:
-    """Gives each unroll of a journal once, and then batches without end: nobody is waited for. Belongs to one thread.
+class JournalClient(OwnLog):
+    """Gives each unroll of a journal once, and then batches without end: nobody is waited for.
 
-    It has the methods of a `LogClient` that a replica calls. A table that hands each unroll out once would soon be
-    empty, so it is uniform here. Priorities begin as the actors gave them. Where the journal's unrolls are cut anew,
-    they begin as 1.
+    A table that hands each unroll out once would soon be empty, so it is uniform here. Priorities begin as the actors
+    gave them. Where the journal's unrolls are cut anew, they begin as 1.
     """
 
     def __init__(
@@ -48,16 +47,12 @@ class JournalClient:
 
         Args:
           wanted: the unrolls that the learner needs.
-          batch_sizes: by table, for those that batches are wanted from.
-          prefetch_batches: batches of each table that may wait for their use.
         Raises: ConfigError when the directory is no journal, or its streams cannot become such unrolls.
         """
         identity = identity_of(directory)
         check_usable(directory, identity.spec, wanted)
-        self.waits_for = "journal"
+        super().__init__(batch_sizes, prefetch_batches, "journal")
         self._directory = directory
-        self._batch_sizes = batch_sizes
-        self._prefetch_batches = prefetch_batches
         held = journal_transitions(directory, identity.spec)
         if config.capacity < held:
             logger.warning("the newest %d of %d transitions are used: --capacity says how many", config.capacity, held)
@@ -65,27 +60,24 @@ class JournalClient:
         settings = tables_of(config, wanted.unroll_starts, wanted.has_unroll_priorities)
         exponents = config.priority_exponent, config.importance_exponent
         seeds = dict(zip(settings, np.random.SeedSequence(seed).spawn(len(settings)), strict=True))
-        self._tables: dict[str, Table] = {}
+        tables = {}
         for name in batch_sizes:
             kind, capacity = settings[name].kind, settings[name].capacity
             free = TableConfig("uniform" if kind == "fifo" else kind, 0.0, 1, capacity)
-            self._tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
-        granularity = {name: table.granularity for name, table in self._tables.items()}
-        self._start: LogStart | None = LogStart(identity.log, wanted, self._ring_unrolls, 0, False, granularity)
+            tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
+        self._begin(identity.log, wanted, self._ring_unrolls, tables)
         self._inserts = _inserts(directory, identity.spec, wanted)
         self._sizes = InsertSizes(wanted)
         self._is_read = False
         self._end_number = 0
-        self._unused = dict.fromkeys(batch_sizes, 0)  # batches that were given and not used yet
 
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the start, the next unroll, or the next batch; None when enough batches wait for their use.
 
         Raises: ConfigError when the journal holds too little for a batch.
         """
-        if self._start is not None:
-            start, self._start = self._start, None
-            return start
+        if self._events:
+            return super().poll(0)
         if not self._is_read:
             if (following := next(self._inserts, None)) is not None:
                 return self._append(*following)
@@ -95,19 +87,11 @@ class JournalClient:
             size = self._batch_sizes[name]
             if not table.can_sample(size):
                 raise ConfigError(f"{self._directory} holds too little for a batch of {size} of table {name}")
-            if self._unused[name] < self._prefetch_batches:
-                self._unused[name] += 1
-                return LogBatch(name, table.sample(size))
+            if self._lacks(name):
+                self._give(name, table.sample(size))
+                return super().poll(0)
         time.sleep(timeout_milliseconds / 1000)
         return None
-
-    def batch_used(self, table: str) -> None:
-        """A batch was used: another one may follow."""
-        self._unused[table] -= 1
-
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str) -> None:
-        """Sets the priorities [B] of sampled keys [B]."""
-        self._tables[table].update_priorities(keys, priorities)
 
     def close(self) -> None:
         """Ends the reading."""
