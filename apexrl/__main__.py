@@ -12,17 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from apexrl.agents.families import family_of
-from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import agent_of, default_command, machine_preset, parse_onto, program, value_given, with_preset
 from apexrl.help import HELP
 from apexrl.lifecycle import run_program
 from apexrl.lines import say
-from apexrl.runs import RUNS, newest_run, read_found
+from apexrl.runs import RUNS, newest_run
+from apexrl.words import program
 
 PROGRAM_VARIABLE = "APEXRL_PROGRAM"  # the name of run.sh, by which it was called
-SCREENS = ("ALE/", "NoFrameskip")  # in the ids of Atari
 
 
 class Entry(NamedTuple):
@@ -76,8 +73,6 @@ def _run() -> int:
                 say(f"FLAGS are those of training: {typed} train --help")
                 return 0
             sys.argv[1:] = resuming(rest)
-        if name in ("train", "resume"):
-            check_spelling(sys.argv[1:])
     except ConfigError as error:
         say(f"cannot run: {error}", file=sys.stderr)
         return 2
@@ -102,31 +97,6 @@ def resuming(words: Sequence[str]) -> list[str]:
     directory = newest_run(RUNS)
     say(f"resumes {directory}", flush=True)
     return ["--resume", str(directory), *words]
-
-
-def check_spelling(words: Sequence[str]) -> None:
-    """Ends the program with a message when a flag of training is misspelt, before torch and environments are loaded.
-
-    The preset that a run will have depends on its environment. Here its name decides: a message may show a default.
-
-    Raises: ConfigError when a number is outside its range, or there is no such algorithm.
-    """
-    if HELP.intersection(words):
-        return
-    agent = value_given("--agent", words)
-    earlier = value_given("--resume", words) or value_given("--fork", words) or value_given("--guest", words)
-    if earlier and not agent:
-        try:
-            agent = read_found(Path(earlier)).agent
-        except ConfigError:
-            return  # the launcher tells what is wrong with it
-        if ":" in agent:
-            return  # the launcher asks whether its module is trusted
-    default = default_command(RunCommand, agent or agent_of(words))
-    env = value_given("--env", words) or default.env.env
-    likely = machine_preset() if any(part in env for part in SCREENS) else "small"
-    preset = value_given("--preset", words)
-    parse_onto(with_preset(default, preset if preset in family_of(default.agent).presets else likely), words)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ import re
 import shutil
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -34,9 +33,9 @@ from apexrl.config import (
 from apexrl.errors import ConfigError
 from apexrl.help import HELP, show_help
 from apexrl.hosts import check_hosts
-from apexrl.presets import usual_agent
 from apexrl.tables import DISTINCT, TableSpec, part_of, tables_of
 from apexrl.types import StreamSpec
+from apexrl.words import Basis, gathered, program
 
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")
@@ -50,6 +49,7 @@ KINDS: Mapping[str, type[Command]] = {
     "actor": ActorCommand,
 }  # fmt: skip
 REGISTRY = ConstructorRegistry()
+PARSING: Mapping[str, Any] = {"config": STYLE, "registry": REGISTRY}
 
 
 def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
@@ -88,8 +88,9 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     Raises: ConfigError when a number is outside its range, or two contradict each other.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    default = default_command(command, agent_of(given))
-    preset = value_given("--preset", given) or "auto"
+    basis = Basis.of(given)
+    default = default_command(command, basis.algorithm)
+    preset = basis.preset or "auto"
     if preset == "auto":
         preset = machine_preset()
     if preset in typing.get_args(PresetName):  # any other is refused as a value of its flag
@@ -104,55 +105,6 @@ def machine_preset() -> str:
     return "gpu" if shutil.which("nvidia-smi") else "two-cores"
 
 
-def program() -> str:
-    """Returns the command that this program was started with, as a person types it."""
-    path, package = Path(sys.argv[0]), Path(__file__).parent
-    if not path.is_relative_to(package):
-        return sys.argv[0]
-    module = path.relative_to(package.parent).with_suffix("")
-    return "python -m " + ".".join(part for part in module.parts if part != "__main__")
-
-
-def sister(name: str) -> str:
-    """Returns another command of `apexrl`, as a person types it who has typed this one."""
-    typed = program()
-    if typed.startswith("bash ") and typed.endswith(".sh"):
-        return f"{typed} {name}"
-    head, _, last = typed.rpartition(" ")
-    return f"{head} {name}" if last in ("train", "resume") else f"python -m apexrl {name}"
-
-
-def agent_of(arguments: Sequence[str]) -> str:
-    """Returns the algorithm that --agent names, else the usual one of --env."""
-    return value_given("--agent", arguments) or usual_agent(value_given("--env", arguments))
-
-
-def value_given(flag: str, arguments: Sequence[str]) -> str:
-    """Returns the last value of a flag, given as `--flag value` or `--flag=value`; empty when there is none."""
-    value = ""
-    for i, word in enumerate(arguments):
-        if word == flag:
-            value = "".join(arguments[i + 1 : i + 2])
-        elif word.startswith(f"{flag}="):
-            value = word.removeprefix(f"{flag}=")
-    return value
-
-
-def gathered(arguments: Sequence[str], flag: str) -> list[str]:
-    """Returns the arguments with one flag that has the values of all its occurrences, in their order."""
-    values: list[str] = []
-    others: list[str] = []
-    is_given = is_value = False
-    for word in arguments:
-        if word == flag or word.startswith(f"{flag}="):
-            is_given, is_value = True, word == flag
-            values += [] if is_value else [word.removeprefix(f"{flag}=")]
-        else:
-            is_value = is_value and not word.startswith("--")
-            (values if is_value else others).append(word)
-    return [*others, flag, *values] if is_given else others
-
-
 def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
     """Returns the default with the changes of the arguments.
 
@@ -160,21 +112,62 @@ def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
 
     Raises: ConfigError when a number is outside its range, or a flag is one of another command.
     """
-    given = gathered(sys.argv[1:] if arguments is None else arguments, REPEATABLE)
-    if HELP.intersection(given):
-        show_help(default, program(), config=STYLE, registry=REGISTRY)
-    check_names(default, given)
-    command = tyro.cli(type(default), args=given, default=default, prog=program(), config=STYLE, registry=REGISTRY)
-    check_ranges(command)
-    return command
+    words = sys.argv[1:] if arguments is None else arguments
+    if HELP.intersection(words):
+        show_help(default, program(), **PARSING)
+    return Asked.of(default, words).command
+
+
+class Asked(NamedTuple, Generic[C]):
+    """A command line that was parsed once, on top of some defaults."""
+
+    command: C
+    given: frozenset[str]  # the names of the fields that it gives, whatever their values
+    wants_help: bool
+
+    @classmethod
+    def of(cls, default: C, arguments: Sequence[str]) -> "Asked[C]":
+        """Parses arguments; a wish for help waits for `onto`. Ends the program when they are malformed.
+
+        Raises: ConfigError when a number is outside its range, or a flag is one of another command.
+        """
+        words = gathered([word for word in arguments if word not in HELP], REPEATABLE)
+        check_names(default, words)
+        command = tyro.cli(type(default), args=words, default=default, prog=program(), **PARSING)
+        check_ranges(command)
+        given = frozenset(name_of(word) for word in words if word.startswith("--"))
+        return cls(command, given, bool(HELP.intersection(arguments)))
+
+    def onto(self, default: C) -> C:
+        """Returns other defaults of the same algorithm with the values that were given.
+
+        It ends the program with the help, which shows the defaults, where that was asked for.
+        """
+        if self.wants_help:
+            show_help(default, program(), **PARSING)
+        return _with_given(default, self.command, self.given)
+
+    def flags(self, names: Iterable[str]) -> list[str]:
+        """Returns the flags of the fields that were given, out of some names."""
+        return [flag_of(name) for name in names if name in self.given]
+
+
+def _with_given(default: Any, asked: Any, given: Collection[str]) -> Any:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(default):
+        value, theirs = getattr(default, field.name), getattr(asked, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = _with_given(value, theirs, given)
+        elif field.name in given:
+            changes[field.name] = theirs
+    return dataclasses.replace(default, **changes)
 
 
 def check_names(default: Command, arguments: Sequence[str]) -> None:
     """Raises ConfigError when a flag belongs to other commands or algorithms, or to none."""
     own = set(names_in(default))
     for i, word in enumerate(arguments):
-        flag = word.partition("=")[0]
-        name = flag.removeprefix("--").removeprefix("no-").translate(_SWAPPED)  # no flag has an underscore
+        flag, name = word.partition("=")[0], name_of(word)
         if len(word) < 3 or not word.startswith("--"):
             continue
         value = word.partition("=")[2] if "=" in word else "".join(arguments[i + 1 : i + 2])
@@ -253,6 +246,11 @@ def range_of(hint: Any) -> Range:
 def flag_of(name: str) -> str:
     """Returns the flag of a field."""
     return "--" + name.replace("_", "-")
+
+
+def name_of(word: str) -> str:
+    """Returns the field of a flag, with or without its value; no flag has an underscore."""
+    return word.partition("=")[0].removeprefix("--").removeprefix("no-").translate(_SWAPPED)
 
 
 def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> ReplayConfig:

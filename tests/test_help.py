@@ -6,8 +6,9 @@ import pytest
 
 from apexrl.config import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, flag_of, parse, parse_onto, program, sister, whole_number, with_preset
+from apexrl.flags import default_command, flag_of, parse, parse_onto, whole_number, with_preset
 from apexrl.help import DAILY, HIDDEN
+from apexrl.words import program, sister
 
 COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, OfflineCommand, RunCommand]
 

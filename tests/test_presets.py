@@ -3,13 +3,14 @@
 import pytest
 
 from apexrl.config import RunCommand
-from apexrl.flags import agent_of, default_command, parse_onto
+from apexrl.flags import Asked, default_command, parse_onto
 from apexrl.presets import flags_for, presets, usual_agent
 from apexrl.running.plan import describe, make_plan
+from apexrl.words import Basis
 
 
 def planned(*arguments):
-    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments)
+    return make_plan(Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments), None)
 
 
 @pytest.mark.parametrize("env", presets())

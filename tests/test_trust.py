@@ -1,7 +1,6 @@
 """Modules that files of a run name: no command imports them unless a person has named or trusted them."""
 
 import contextlib
-import dataclasses
 import sys
 
 import msgspec
@@ -10,10 +9,9 @@ import torch
 from rich.console import Console
 
 import apexrl
-from apexrl import __main__ as command_line
 from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError
-from apexrl.flags import default_command, with_preset
+from apexrl.flags import Asked, default_command
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, CheckpointHeader, Counters, latest_path
@@ -95,16 +93,13 @@ def test_no_command_imports_what_a_run_names(hostile, foreign, monkeypatch):
         said = refuses(foreign, prepared, flag, hostile, "--no-tensorboard")
         assert said.endswith(f" {flag} {hostile} --no-tensorboard --trust")
     assert call(runs.main, "runs")[0] == call(compare.main, hostile)[0] == 0
-    for words in (["resume"], ["resume", str(hostile)], ["train", "--fork", str(hostile)]):
-        monkeypatch.setattr(sys, "argv", ["apexrl", *words])
-        command_line.check_spelling(["--resume", str(hostile)])
     for words in ([str(hostile)], []):
         monkeypatch.setattr(sys, "argv", ["apexrl watch", *words, "--episodes=2"] if words else ["apexrl watch"])
         said = refuses(foreign, watch.main, Stop())
         assert said.endswith(f"say apexrl watch {hostile} --episodes=2 --trust" if words else "runs/theirs --trust")
     assert refuses(foreign, apexrl.load, hostile).endswith("say load(..., trust=True), or import it before")
-    asked = with_preset(default_command(RunCommand), "small")
-    refuses(foreign, on_saved, dataclasses.replace(asked, resume=str(hostile)), ["--resume", str(hostile)])
+    words = ["--resume", str(hostile)]
+    refuses(foreign, on_saved, Asked.of(default_command(RunCommand), words), words)
 
 
 @pytest.mark.parametrize("place", PLACES)

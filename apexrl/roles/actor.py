@@ -4,8 +4,9 @@ import os
 import sys
 
 from apexrl.config import ActorCommand, WorkerCommand
-from apexrl.flags import parse, value_given
+from apexrl.flags import parse
 from apexrl.lifecycle import Stop, make_way, num_cores, run_role
+from apexrl.words import value_given
 
 
 def main(stop: Stop) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from apexrl.config import LearnerCommand, OfflineCommand
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
-from apexrl.flags import parse, value_given
+from apexrl.flags import parse
 from apexrl.lifecycle import Stop, process_name, run_role
+from apexrl.words import value_given
 
 OWN_SIGNAL_SECONDS = 1.0  # after the learners have agreed to stop, in which each of this host has got its signal
 

@@ -4,32 +4,24 @@ import bisect
 import dataclasses
 import logging
 import shlex
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of
-from apexrl.config import (
-    ActingConfig,
-    AlgorithmConfig,
-    LearningConfig,
-    ReplayConfig,
-    RunCommand,
-    UpdateConfig,
-    WireConfig,
-)
+from apexrl.config import ActingConfig, AlgorithmConfig, ReplayConfig, RunCommand, UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.flags import (
+    Asked,
     check_together,
     default_command,
     explicit_replay,
     flag_of,
     learner_command,
+    name_of,
+    names_in,
     parse_onto,
-    sister,
-    value_given,
     wants_of,
     with_preset,
     with_sections,
@@ -51,6 +43,7 @@ from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, new_run
 from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
+from apexrl.words import sister
 
 logger = logging.getLogger("run")
 
@@ -61,9 +54,10 @@ STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
 )  # fmt: skip
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
-SIZES = ("--capacity", "--num-workers", "--shards")  # a plan changes those that nobody gave
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
-PERIODS_SECONDS = ("checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds")  # of others
+PERIODS_SECONDS = (  # of others
+    "checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds", "evaluation_period_seconds",
+)  # fmt: skip
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {
     "env": {"max_episode_frames": 4_000},
@@ -82,57 +76,56 @@ class Plan(NamedTuple):
     known: Sequence[str] = ()  # the flags for its environment in presets.toml, where it began with them
 
 
-def make_plan(
-    asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str] | None = None, ask: Ask = here
-) -> Plan:
+def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = here) -> Plan:
     """Returns the plan for the arguments: on top of a saved run, or of the preset that fits.
 
     Args:
-      asked: the arguments on top of the papers' defaults; only the flags that decide the preset are read from it.
+      asked: the arguments on top of the papers' defaults. A wish for help shows those of the plan, and ends here.
       saved: the configuration of the run that is continued.
       ask: asks for what only torch can tell.
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
-    verb = "forked" if asked.fork else "resumed"
+    command = asked.command
+    verb = "forked" if command.fork else "resumed"
     if saved is not None:
-        _refuse(_changed(asked, saved, ["agent"]), verb)  # another algorithm has other flags
-        asked = parse_onto(saved, arguments)
-    device, actor_device = ("cpu", "cpu") if asked.reproducible else (asked.learning.device, asked.actor_device)
-    environment = look_at(asked.env, asked.wires.patience_seconds)  # another process loads torch meanwhile
-    machine = Machine.here(ask, device, asked.learning.memory_gb, actor_device)
+        _refuse(_changed(command, saved, ["agent"]), verb)  # another algorithm has other flags
+        command = asked.onto(saved)
+    device, actor_device = ("cpu", "cpu") if command.reproducible else (command.learning.device, command.actor_device)
+    environment = look_at(command.env, command.wires.patience_seconds)  # another process loads torch meanwhile
+    machine = Machine.here(ask, device, command.learning.memory_gb, actor_device)
     if saved is not None:
-        _check_kept(asked, saved, environment, verb)
-    default = saved if saved is not None else _defaults(asked, machine, environment)
-    command = parse_onto(default, arguments)
+        _check_kept(command, saved, environment, verb)
+    known = _known_flags(command) if saved is None else []
+    default = saved if saved is not None else _defaults(command, machine, environment, known)
+    command = asked.onto(default)
     command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
     if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
         command = with_sections(command, {"replay": {"journal_dir": str(Path(command.replay.journal_dir).resolve())}})
     family = family_of(command.agent)
-    command = with_sections(command, _fitting_unrolls(command, default, environment))
+    command = with_sections(command, _fitting_unrolls(command, environment, "unroll_starts" in asked.given))
     stream = family.stream(command.algorithm, environment)
     if command.from_journal:
         journal = Path(command.from_journal).resolve()
         check_usable(journal, identity_of(journal).spec, stream)
         command = dataclasses.replace(command, from_journal=str(journal))
     check_together(command, stream)
-    words = sys.argv[1:] if arguments is None else arguments
-    given = frozenset(flag for flag in SIZES if value_given(flag, words))
-    command = _with_shards(command, given, saved is None, machine.num_gpus)
-    command = fitted(command, machine, stream, is_asked_for="--capacity" in given or command.reproducible)
+    command = _with_shards(command, asked.given, saved is None, machine.num_gpus)
+    command = fitted(command, machine, stream, is_asked_for="capacity" in asked.given or command.reproducible)
     ask(Question(network=Identity.of(stream, command.agent, command.network)))
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env))
-    known = () if saved is not None else _not_given(_known_flags(asked), words)
-    return Plan(command, stream, machine, known)
+    pairs = zip(known[::2], known[1::2], strict=True)
+    kept = [word for pair in pairs if name_of(pair[0]) not in asked.given for word in pair]
+    return Plan(command, stream, machine, kept)
 
 
-def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec) -> RunCommand:
+def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec, known: Sequence[str]) -> RunCommand:
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
     preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment)
     command = dataclasses.replace(with_preset(default_command(RunCommand, asked.agent), preset), env=asked.env)
     if not asked.reproducible:  # there the sizes are the same on every machine
         command = with_sections(command, sizes(machine, environment))
-    if known := _known_flags(asked):
+    if known:
         command = parse_onto(command, known)
     if asked.from_journal:
         journal = Path(asked.from_journal)
@@ -148,7 +141,7 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec)
 
 
 def _fitting_unrolls(
-    command: RunCommand, default: RunCommand, environment: EnvironmentSpec
+    command: RunCommand, environment: EnvironmentSpec, is_asked_for: bool
 ) -> Mapping[str, Mapping[str, Any]]:
     """Returns the sections that make a command's unrolls short enough for a message; none where they are.
 
@@ -170,7 +163,7 @@ def _fitting_unrolls(
     if not most:
         cure = "make them smaller with --grayscale, --resize, or a --wrapper module:name"
         raise ConfigError(f"{frames}: the shortest unroll of them is larger than a message may be: {cure}")
-    if starts != default.algorithm.unroll_starts:
+    if is_asked_for:
         raise ConfigError(f"{frames}: {too_large} to {most}")
     logger.info("%s: --unroll-starts is %d, not %d: a message holds no more", frames, most, starts)
     return {"algorithm": {"unroll_starts": most}}
@@ -230,12 +223,6 @@ def _known_flags(asked: RunCommand) -> list[str]:
     return flags_for(asked.env.env, asked.agent, has_end=bool(asked.max_seconds or asked.learning.total_updates))
 
 
-def _not_given(known: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Returns the flags and values that the words do not replace."""
-    pairs = zip(known[::2], known[1::2], strict=True)
-    return [word for flag, value in pairs if not value_given(flag, words) for word in (flag, value)]
-
-
 def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_gpus: int) -> RunCommand:
     """Returns the command with a shard for each learner and an actor process for each shard, unless told otherwise.
 
@@ -244,12 +231,12 @@ def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_
     num_learners, wires, acting = command.learning.num_learners, command.wires, command.acting
     if num_learners > 1 and (command.from_journal or command.reproducible):
         raise ConfigError("--num-learners needs a replay server: leave out --from-journal and --reproducible")
-    if is_new and command.has_actors and "--shards" not in given and wires.shards == 1:
+    if is_new and command.has_actors and "shards" not in given and wires.shards == 1:
         wires = dataclasses.replace(wires, shards=num_learners)
     if wires.shards % num_learners:
         raise ConfigError(f"--num-learners {num_learners} does not divide --shards {wires.shards}, as it has to")
     if command.has_actors and acting.num_workers < wires.shards:
-        if "--num-workers" in given:
+        if "num_workers" in given:
             raise ConfigError(
                 f"--num-workers {acting.num_workers} leaves some of {wires.shards} shards without actors: give more"
             )
@@ -263,13 +250,13 @@ def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_
     return command
 
 
-def check_asked(asked: RunCommand) -> None:
-    """Raises ConfigError when flags are given, on top of the defaults, that mean nothing for a run on this machine."""
-    usual = WireConfig()
+def check_asked(command_line: Asked[RunCommand]) -> None:
+    """Raises ConfigError when flags are given that mean nothing for a run on this machine."""
+    asked, flags = command_line.command, command_line.flags
     if asked.evaluation.checkpoint:
         checkpoint = shlex.quote(asked.evaluation.checkpoint)
         raise ConfigError(f"--checkpoint does not train; to watch one, say `{sister('watch')} {checkpoint}`")
-    if (asked.wires.replay_host, asked.wires.learner_host) != (usual.replay_host, usual.learner_host):
+    if flags(["replay_host", "learner_host"]):
         raise ConfigError(
             "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
             "there; here --bind-host chooses the address"
@@ -282,8 +269,8 @@ def check_asked(asked: RunCommand) -> None:
         raise ConfigError("--at says where --fork DIR begins: give that, too")
     begins = [flag for flag, given in _beginnings(asked).items() if given]
     if asked.reproducible:
-        _check_reproducible(asked, begins)
-    elif useless := _changed(asked, RunCommand, PERIODS):
+        _check_reproducible(command_line, begins)
+    elif useless := flags(PERIODS):
         raise ConfigError(f"without --reproducible these mean nothing: leave out {' '.join(useless)}")
     if len(begins) > 1:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
@@ -291,11 +278,10 @@ def check_asked(asked: RunCommand) -> None:
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
     if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
         raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
-    if asked.guest and (useless := _changed(asked.acting, ActingConfig())):
+    if asked.guest and (useless := flags(names_in(ActingConfig()))):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
     if asked.from_journal:
-        given = _changed(asked.acting, ActingConfig()) + _changed(asked.replay, ReplayConfig())
-        given += _changed(asked.learning, LearningConfig(), ["total_frames"])
+        given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), "total_frames"])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
 
@@ -306,14 +292,13 @@ def _beginnings(asked: RunCommand) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-def _check_reproducible(asked: RunCommand, begins: list[str]) -> None:
+def _check_reproducible(command_line: Asked[RunCommand], begins: list[str]) -> None:
+    asked = command_line.command
     if begins:
         raise ConfigError(f"--reproducible begins a run and continues none: leave out {' '.join(begins)}")
     if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
         raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
-    seconds = _changed(asked.learning, RunCommand.learning, PERIODS_SECONDS)
-    seconds += _changed(asked.evaluation, RunCommand.evaluation, ["evaluation_period_seconds"])
-    if seconds:
+    if seconds := command_line.flags(PERIODS_SECONDS):
         periods = " and ".join(map(flag_of, PERIODS))
         raise ConfigError(f"--reproducible counts updates, not seconds: {periods} instead of {' '.join(seconds)}")
     if asked.wires.shards > 1:

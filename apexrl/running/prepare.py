@@ -5,16 +5,15 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
 from apexrl.config import RunCommand
 from apexrl.errors import PIP_INSTALL, ConfigError
-from apexrl.flags import agent_of, default_command, parse_onto, value_given, whole_number
-from apexrl.help import HELP
+from apexrl.flags import Asked, default_command, whole_number
 from apexrl.networks.headers import Counters, latest_path
+from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
 from apexrl.running.plan import Plan, check_asked, describe, make_plan
 from apexrl.running.ports import check_ports
@@ -37,6 +36,7 @@ from apexrl.running.run_directory import (
 )
 from apexrl.running.torch_look import Ask, asking
 from apexrl.runs import made_run
+from apexrl.words import Basis
 
 
 def prepare(
@@ -53,47 +53,50 @@ def prepare(
       begin: called before anything is changed; an interrupt after it would leave half of a run.
     Raises: ConfigError when the run cannot work; nothing was changed then.
     """
-    agent, saved, trust = value_given("--agent", arguments), None, trust_of(arguments)
-    if earlier := value_given("--resume", arguments) or value_given("--fork", arguments):
-        saved, not_given = saved_command(Path(earlier), update_of(value_given("--at", arguments)), trust)
-        agent = agent or saved.agent
-    host = value_given("--guest", arguments)
-    if host and saved is None:
-        agent = agent or host_of(Path(host), trust).agent
-    default = default_command(RunCommand, agent or agent_of(arguments))
-    if saved is None and (journal := value_given("--from-journal", arguments)):
-        environment = environment_of(Path(journal), identity_of(Path(journal)).spec, trust)
-        default = dataclasses.replace(default, env=environment)
-    if host and saved is None:
-        default = as_guest(default, host_of(Path(host), trust))
-    words = [word for word in arguments if word not in HELP]
-    asked = parse_onto(default, words)
+    basis, trust = Basis.of(arguments), trust_of(arguments)
+    found = saved_command(Path(basis.run), update_of(basis.at), trust) if basis.run else (None, [])
+    saved, not_given = found
+    asked = Asked.of(_first_default(basis, saved, trust), arguments)
     check_asked(asked)
-    trackers_of(asked)
+    trackers_of(asked.command)
+    from_scratch = asked.command.from_scratch
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
         ask = copying.enter_context(asking())
-        if len(words) < len(arguments):
-            show_plan_help(asked, saved, arguments, ask)
+        before = as_fork(saved) if saved is not None and basis.fork else saved
+        if asked.wants_help:
+            make_plan(asked, before, ask)  # it prints the help, with the defaults of a run here, and ends the program
         if saved is not None:
-            (copying if asked.fork else held).enter_context(lock_run(earlier))
+            (copying if basis.fork else held).enter_context(lock_run(basis.run))
             if not_given:
                 missing = ", ".join(not_given)
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
-        plan = make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments, ask)
+        plan = make_plan(asked, before, ask)
         if fixed_ports:
             check_ports(plan.command)
         begin()
-        if not asked.resume:
-            plan = plan._replace(command=_make_directory(asked, saved, plan.command, held, ask))
+        if not basis.resume:
+            plan = plan._replace(command=_make_directory(asked.command, saved, plan.command, held, ask))
         directory = Path(plan.command.run_dir)
-        going_on = None if saved is None or asked.from_scratch else continued(directory, ask)
-    if asked.resume and asked.from_scratch:
+        going_on = None if saved is None or from_scratch else continued(directory, ask)
+    if basis.resume and from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
-    if earlier and (rate := rate_that_stays(Path(earlier), plan.command, trust)):
+    if basis.run and (rate := rate_that_stays(Path(basis.run), plan.command, trust)):
         console.print(f"the learning rate stays {rate:g}; with more --total-frames it falls to 0", soft_wrap=True)
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
+
+
+def _first_default(basis: Basis, saved: RunCommand | None, trust: Trust) -> RunCommand:
+    """Returns the defaults of a command line that is not planned yet: the algorithm's, and what another run decides."""
+    if saved is not None:
+        return default_command(RunCommand, basis.agent or saved.agent)
+    host = host_of(Path(basis.guest), trust) if basis.guest else None
+    default = default_command(RunCommand, basis.agent or (basis.algorithm if host is None else host.agent))
+    if basis.from_journal:
+        journal = Path(basis.from_journal)
+        default = dataclasses.replace(default, env=environment_of(journal, identity_of(journal).spec, trust))
+    return default if host is None else as_guest(default, host)
 
 
 def update_of(text: str) -> int:
@@ -102,12 +105,6 @@ def update_of(text: str) -> int:
         return whole_number(text)
     except ValueError:
         return 0
-
-
-def show_plan_help(asked: RunCommand, saved: RunCommand | None, arguments: Sequence[str], ask: Ask) -> NoReturn:
-    """Prints the help, with the defaults that a run of these arguments would have here, and ends the program."""
-    make_plan(asked, as_fork(saved) if saved is not None and asked.fork else saved, arguments, ask)
-    raise AssertionError("a plan's last parsing has printed the help")
 
 
 def _make_directory(

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from apexrl.config import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
-from apexrl.flags import agent_of, default_command, parse_onto, value_given
+from apexrl.flags import Asked, default_command
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters
@@ -47,7 +47,7 @@ from apexrl.running.ray_groups import (
     clean_up,
     own_code,
 )
-from apexrl.running.run_directory import ROOT, continued_agent, on_saved
+from apexrl.running.run_directory import ROOT, agent_of, on_saved
 from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
@@ -79,10 +79,9 @@ class Driver:
 
     def __init__(self, config: RayConfig, arguments: list[str], num_workers: int, console: Console):
         self._config, self._console, self._num_workers = config, console, num_workers
-        agent = value_given("--agent", arguments) or continued_agent(arguments) or agent_of(arguments)
-        asked = parse_onto(default_command(RunCommand, agent), arguments)
+        asked = Asked.of(default_command(RunCommand, agent_of(arguments)), arguments)
         check_asked(asked)
-        directory = asked.resume or asked.run_dir
+        directory = asked.command.resume or asked.command.run_dir
         self.asked = on_saved(asked, arguments)
         if not directory:
             directory = str(Path(new_run(self.asked.env.env)).resolve())

@@ -18,7 +18,7 @@ from apexrl import __version__
 from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json
-from apexrl.flags import actor_command, check_ranges, default_command, parse_onto, program, value_given
+from apexrl.flags import Asked, actor_command, check_ranges, default_command
 from apexrl.learning.record.status_file import STATUS_FILE
 from apexrl.lifecycle import num_cores
 from apexrl.networks.headers import (
@@ -37,6 +37,7 @@ from apexrl.running.ports import free_ports
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section
 from apexrl.types import EnvironmentSpec, LogPosition
+from apexrl.words import Basis, program
 
 logger = logging.getLogger(__name__)
 
@@ -121,19 +122,22 @@ def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[
     return command, not_given
 
 
-def continued_agent(arguments: Sequence[str]) -> str:
-    """Returns the agent of the run that a command line continues; empty without one that is seen here."""
-    run = value_given("--resume", arguments) or value_given("--fork", arguments)
-    path = Path(run) / CONFIG_FILE
-    return read_config(path, trust_of(arguments))[0].agent if run and path.is_file() else ""
+def agent_of(arguments: Sequence[str]) -> str:
+    """Returns the algorithm of a command line: the named one, that of the run which it continues, or the usual one."""
+    basis = Basis.of(arguments)
+    path = Path(basis.run) / CONFIG_FILE
+    if basis.agent or not basis.run or not path.is_file():
+        return basis.algorithm
+    return read_config(path, trust_of(arguments))[0].agent
 
 
-def on_saved(asked: RunCommand, arguments: Sequence[str]) -> RunCommand:
-    """Returns the arguments on top of the run that they continue, where its directory is seen; else `asked`."""
-    directory = Path(asked.resume or asked.fork or ".")
-    if not (asked.resume or asked.fork) or not (directory / CONFIG_FILE).is_file():
-        return asked
-    return parse_onto(saved_command(directory, asked.at, trust_of(arguments))[0], arguments)
+def on_saved(asked: Asked[RunCommand], arguments: Sequence[str]) -> RunCommand:
+    """Returns the arguments on top of the run that they continue, where its directory is seen; else alone."""
+    command = asked.command
+    directory = Path(command.resume or command.fork or ".")
+    if not (command.resume or command.fork) or not (directory / CONFIG_FILE).is_file():
+        return command
+    return asked.onto(saved_command(directory, command.at, trust_of(arguments))[0])
 
 
 def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> LearningConfig:

@@ -9,9 +9,9 @@ from pathlib import Path
 import tyro
 
 from apexrl.errors import ApexError, ConfigError
-from apexrl.flags import program
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
+from apexrl.words import program
 
 
 def compare(

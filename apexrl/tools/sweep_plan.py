@@ -12,10 +12,11 @@ import msgspec
 from apexrl.config import RunCommand
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_whole
-from apexrl.flags import agent_of, default_command, flag_of, parse_onto
+from apexrl.flags import Asked, default_command, flag_of
 from apexrl.running.plan import check_asked, make_plan
 from apexrl.running.run_directory import CONFIG_FILE
 from apexrl.running.torch_look import Ask, asking
+from apexrl.words import Basis
 
 # The sweep gives them, or they fit none of its runs.
 OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--guest",
@@ -121,13 +122,13 @@ def _planned(arguments: list[str], ask: Ask) -> RunCommand:
     Raises: ConfigError when it would not work, or not end.
     """
     try:
-        asked = parse_onto(default_command(RunCommand, agent_of(arguments)), arguments)
+        asked = Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments)
     except SystemExit as ended:
         if not ended.code:  # --help
             raise
         raise ConfigError(f"its command line is refused, see above: {shlex.join(arguments)}") from ended
     check_asked(asked)
-    command = make_plan(asked, None, arguments, ask).command
+    command = make_plan(asked, None, ask).command
     if not (command.max_seconds or command.learning.total_frames or command.learning.total_updates):
         raise ConfigError("it never ends: give max-seconds, total-frames or total-updates")
     return command

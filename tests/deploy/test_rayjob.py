@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from apexrl.config import RunCommand
-from apexrl.flags import agent_of, default_command, parse_onto
+from apexrl.flags import Asked, default_command
 from apexrl.running.plan import check_asked
 from apexrl.running.ray_flags import divided
+from apexrl.words import Basis
 from tests.system.processes import ROOT
 
 # Required fields, and optional ones as far as an example may want them: ray-operator/apis/ray/v1/rayjob_types.go and
@@ -68,9 +69,11 @@ def test_its_entrypoint_is_a_run_on_the_shared_volume(job):
     python, module, name, *flags = shlex.split(job["spec"]["entrypoint"])
     assert (python, module, name) == ("python", "-m", "apexrl.running.ray_cluster")
     config, arguments, _ = divided(flags)
-    asked = parse_onto(default_command(RunCommand, agent_of(arguments)), arguments)
+    asked = Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments)
     check_asked(asked)
     mounts = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
-    assert config.ray_address == "auto" and any(asked.run_dir.startswith(mount["mountPath"]) for mount in mounts)
+    assert config.ray_address == "auto" and any(
+        asked.command.run_dir.startswith(mount["mountPath"]) for mount in mounts
+    )
     environment = yaml.safe_load(job["spec"]["runtimeEnvYAML"])
     assert environment["env_vars"] == {"PYTHONPATH": "/apexrl", "RAY_JOB_STOP_WAIT_TIME_S": "60"}

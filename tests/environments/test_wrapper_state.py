@@ -6,7 +6,7 @@ from apexrl.config import EnvConfig, RunCommand
 from apexrl.environments.vector import make_environment
 from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ConfigError
-from apexrl.flags import parse
+from apexrl.flags import Asked, default_command
 from apexrl.running.plan import make_plan
 
 OWN = "tests.environments.own_wrappers"
@@ -79,4 +79,4 @@ def test_an_environment_that_fails_is_left_to_its_role():
 def test_no_run_begins_with_a_wrapper_that_remembers_games(name):
     arguments = ["--env", f"{OWN}:Drift-v0", "--wrapper", f"{OWN}:{name}"]
     with pytest.raises(ConfigError, match=r"in no checkpoint|No checkpoint holds"):
-        make_plan(parse(RunCommand, arguments), None, arguments)
+        make_plan(Asked.of(default_command(RunCommand), arguments), None)

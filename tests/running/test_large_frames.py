@@ -5,10 +5,11 @@ import pytest
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import agent_of, default_command, parse_onto
+from apexrl.flags import Asked, default_command
 from apexrl.net.insert_checks import why_impossible
 from apexrl.running.plan import make_plan
 from apexrl.types import EnvironmentSpec
+from apexrl.words import Basis
 
 CAMERA = EnvironmentSpec("Camera-v0", (480, 640, 3), "uint8", 1, 2, 1)
 
@@ -17,7 +18,7 @@ def plan_of(monkeypatch, spec, *flags):
     """A plan of an environment that was looked at."""
     monkeypatch.setattr("apexrl.running.plan.look_at", lambda *_: spec)
     arguments = ["--env", spec.env, "--memory-gb", "999", *flags]
-    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments)
+    return make_plan(Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments), None)
 
 
 @pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
@@ -40,6 +41,7 @@ def test_unrolls_of_large_frames_are_as_long_as_a_message_takes(monkeypatch, cap
     ("changes", "flags", "complaint"),
     [
         ({}, ["--unroll-starts", "90"], r"of uint8: an unroll of \d+ bytes .*: lower --unroll-starts to \d\d$"),
+        ({}, ["--unroll-starts", "80"], r"of uint8: an unroll of \d+ bytes .*: lower --unroll-starts to \d\d$"),
         ({"frame_shape": (4000, 4000, 3)}, [], r"\(4000, 4000, 3\) of uint8: the shortest unroll .*--resize"),
         ({}, [], r"the network has 1\d\d MiB of parameters .* holds 62: .* as with --resize"),
         ({"frame_shape": (0,)}, [], r"environment 'Camera-v0' has frames \(0,\).*not supported"),

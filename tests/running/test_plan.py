@@ -7,7 +7,7 @@ import torch
 
 from apexrl.config import EnvConfig, OfflineCommand, ReplayConfig, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import agent_of, default_command, parse, parse_onto, to_flags, with_preset
+from apexrl.flags import Asked, default_command, parse, to_flags, with_preset
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
@@ -15,6 +15,7 @@ from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.running.torch_look import Answer, here
 from apexrl.types import StreamSpec
+from apexrl.words import Basis
 from tests.tools.run_directories import write_run
 
 GB = 10**9
@@ -44,7 +45,7 @@ def four_gpus(monkeypatch):
 
 def plan_of_pong(ask, *flags):
     arguments = ["--run-dir", "runs/x", "--memory-gb", "64", *flags]
-    return make_plan(parse_onto(default_command(RunCommand, agent_of(arguments)), arguments), None, arguments, ask)
+    return make_plan(Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments), None, ask)
 
 
 @pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
@@ -76,7 +77,7 @@ def saved(agent="apex-dqn", **changes):
 
 
 def plan_again(flags, agent="apex-dqn"):
-    return make_plan(saved(agent), saved(agent), flags).command
+    return make_plan(Asked.of(saved(agent), flags), saved(agent)).command
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ def test_a_new_network_on_earlier_experience_may_be_another_one():
 
 def fork_of(before, flags):
     arguments = ["--fork", "runs/earlier", *flags]
-    asked = parse_onto(default_command(RunCommand, before.agent), arguments)
-    return make_plan(asked, as_fork(before), arguments).command
+    asked = Asked.of(default_command(RunCommand, before.agent), arguments)
+    return make_plan(asked, as_fork(before)).command
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_fork_has_the_environment_of_its_run():
 
 def plan(*flags):
     arguments = ["--agent", OWN, "--env", "Catch-v0", *flags]
-    return make_plan(parse_onto(default_command(RunCommand, OWN), arguments), None, arguments)
+    return make_plan(Asked.of(default_command(RunCommand, OWN), arguments), None)
 
 
 def test_the_stream_of_a_plan_is_that_of_its_algorithm():
@@ -157,7 +158,7 @@ def test_the_stream_of_a_plan_is_that_of_its_algorithm():
 )
 def test_a_greedy_algorithm_that_cannot_solve_an_environment_is_told_so(env, agent):
     arguments = ["--agent", agent, "--env", env]
-    rows = dict(describe(make_plan(parse_onto(default_command(RunCommand, agent), arguments), None, arguments)))
+    rows = dict(describe(make_plan(Asked.of(default_command(RunCommand, agent), arguments), None)))
     if (env, agent) == ("Corridor-v0", "apex-dqn"):
         assert rows["warning"] == "apex-dqn is greedy: it cannot solve Corridor-v0, impala can"
     else:
@@ -170,9 +171,9 @@ def test_the_flags_of_a_smoke_run_win_over_its_sizes():
 
 
 def test_actions_that_an_algorithm_does_not_take_are_refused():
-    asked = dataclasses.replace(default_command(RunCommand), env=EnvConfig(env="Pendulum-v1"))
+    asked = Asked.of(default_command(RunCommand), ["--env", "Pendulum-v1"])
     with pytest.raises(ConfigError, match=r"'Pendulum-v1' has actions of 1 numbers, .* give --agent apex-dpg"):
-        make_plan(asked, None, ["--env", "Pendulum-v1"])
+        make_plan(asked, None)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_actions_that_an_algorithm_does_not_take_are_refused():
 )
 def test_the_plan_tells_how_each_table_is_sampled(flags, sampling):
     arguments = [*flags, "--env", "Catch-v0", "--run-dir", "runs/x"]
-    made = make_plan(parse_onto(default_command(RunCommand, flags[1]), arguments), None, arguments)
+    made = make_plan(Asked.of(default_command(RunCommand, flags[1]), arguments), None)
     assert dict(describe(made))["sampling"] == sampling
 
 
@@ -213,7 +214,7 @@ def test_a_network_that_cannot_work_is_refused_before_anything_starts():
 )
 def test_a_reproducible_run_refuses_flags_that_it_cannot_heed(flags, reason):
     with pytest.raises(ConfigError, match=f"--reproducible .*{reason}"):
-        check_asked(parse_onto(default_command(RunCommand), ["--reproducible", *flags]))
+        check_asked(Asked.of(default_command(RunCommand), ["--reproducible", *flags]))
 
 
 def test_a_reproducible_run_has_the_same_numbers_on_every_machine(monkeypatch):
@@ -222,7 +223,7 @@ def test_a_reproducible_run_has_the_same_numbers_on_every_machine(monkeypatch):
     def plan_with(cores, gigabytes):
         monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
         arguments = [*flags, gigabytes]
-        command = make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments).command
+        command = make_plan(Asked.of(default_command(RunCommand), arguments), None).command
         return dataclasses.replace(command, learning=dataclasses.replace(command.learning, memory_gb=0.0))
 
     assert plan_with(2, "10") == plan_with(64, "500")
@@ -267,6 +268,8 @@ def test_each_role_gets_its_part_of_a_run():
         (["--smoke", "--fork", "a"], "leave out --fork --no-evaluator"),
         (["--from-scratch"], "give its --resume DIR or --fork DIR"),
         (["--from-journal", "a", "--num-workers", "3", "--capacity", "9"], "leave out --num-workers$"),
+        (["--from-journal", "a", "--num-workers", "1"], "leave out --num-workers$"),  # the usual number
+        (["--checkpoint-period-updates", "1000"], "without --reproducible these mean nothing"),
         (
             ["--from-journal", "a", "--total-frames", "3", "--samples-per-insert", "1"],
             "--samples-per-insert --total",
@@ -275,13 +278,13 @@ def test_each_role_gets_its_part_of_a_run():
 )
 def test_flags_that_say_nothing_together_are_refused(flags, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        check_asked(parse_onto(default_command(RunCommand), flags))
+        check_asked(Asked.of(default_command(RunCommand), flags))
 
 
 def test_a_guest_takes_the_environment_of_its_run(tmp_path):
     write_run(tmp_path / "run", [1])
     with pytest.raises(ConfigError, match="leave out --env and its settings"):
-        check_asked(parse_onto(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
+        check_asked(Asked.of(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
 
 
 def test_the_plan_says_each_learners_part_of_the_sizes():
@@ -295,7 +298,7 @@ def test_each_shard_has_to_hold_its_part_of_a_batch():
 
     def planned(*more):
         arguments = [*flags, *more]
-        return make_plan(parse_onto(default_command(RunCommand, "impala"), arguments), None, arguments)
+        return make_plan(Asked.of(default_command(RunCommand, "impala"), arguments), None)
 
     planned()
     with pytest.raises(ConfigError, match="uniform@8 holds 4 unrolls, and --agent impala draws 8"):
@@ -317,7 +320,7 @@ def journal(tmp_path):
 
 def offline(journal, *flags):
     arguments = ["--from-journal", str(journal), "--env", "Catch-v0", "--run-dir", "runs/x", *flags]
-    return make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments)
+    return make_plan(Asked.of(default_command(RunCommand), arguments), None)
 
 
 def test_a_learner_of_a_journal_has_only_an_evaluator_beside_it(journal):
@@ -352,8 +355,8 @@ def test_a_journal_of_another_environment_is_refused(journal):
 def test_a_run_without_actors_keeps_its_journal_when_it_is_resumed(journal, tmp_path):
     before = offline(journal).command
     with pytest.raises(ConfigError, match="a run that is resumed cannot change --from-journal"):
-        make_plan(before, before, ["--from-journal", str(tmp_path)])
-    assert make_plan(before, before, []).command == before
+        make_plan(Asked.of(before, ["--from-journal", str(tmp_path)]), before)
+    assert make_plan(Asked.of(before, []), before).command == before
 
 
 def test_the_environment_of_a_journal_is_that_of_its_run(journal):

@@ -4,7 +4,7 @@ import pytest
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, parse_onto, with_preset
+from apexrl.flags import Asked, default_command, with_preset
 from apexrl.running.plan import make_plan
 
 
@@ -14,7 +14,7 @@ def test_a_capacity_that_was_asked_for_is_never_made_smaller(spelling):
 
     def capacity(*flags):
         arguments = ["--preset", "two-cores", "--run-dir", "runs/x", "--memory-gb", "3", *flags]
-        command = make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments).command
+        command = make_plan(Asked.of(default_command(RunCommand), arguments), None).command
         return command.replay.capacity
 
     assert with_preset(default_command(RunCommand), "two-cores").replay.capacity == 400_000 > capacity()
@@ -33,7 +33,7 @@ def test_sizes_that_were_asked_for_are_kept_where_they_are_the_usual_ones(flags,
     arguments = ["--env", "Catch-v0", "--preset", "small", "--run-dir", "runs/x"]
 
     def plan(words):
-        return make_plan(parse_onto(default_command(RunCommand), words), None, words).command
+        return make_plan(Asked.of(default_command(RunCommand), words), None).command
 
     planned = plan([*arguments, *flags[:2]])
     assert planned.wires.shards == planned.acting.num_workers == 2

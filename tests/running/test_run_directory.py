@@ -13,7 +13,7 @@ import torch
 from apexrl.config import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
-from apexrl.flags import default_command, parse_onto, with_preset, with_sections
+from apexrl.flags import Asked, default_command, with_preset, with_sections
 from apexrl.learning.record.latest import result_in
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path
@@ -152,10 +152,10 @@ def test_arguments_go_on_top_of_the_run_that_they_continue(tmp_path):
     save_config(dataclasses.replace(saved, run_dir=str(tmp_path)))
     for flag, directory, learners in (("--resume", tmp_path, 2), ("--fork", tmp_path, 2), ("--resume", "elsewhere", 1)):
         arguments = [flag, str(directory), "--seed", "5"]
-        found = on_saved(parse_onto(default_command(RunCommand), arguments), arguments)
+        found = on_saved(Asked.of(default_command(RunCommand), arguments), arguments)
         assert (found.learning.num_learners, found.seed) == (learners, 5)
     begun = default_command(RunCommand)
-    assert on_saved(begun, []) is begun
+    assert on_saved(Asked.of(begun, []), []) == begun
 
 
 def test_the_names_that_a_configuration_does_not_give_are_told(tmp_path):
@@ -257,7 +257,7 @@ def test_theupdate_of_a_fork_is_read_as_flags_are(text, update):
 def test_a_relative_journal_stays_where_it_is(tmp_path, monkeypatch):
     def plan(*words):
         arguments = ["--env", "Catch-v0", "--run-dir", "x", "--memory-gb", "8", *words]
-        return make_plan(parse_onto(default_command(RunCommand), arguments), None, arguments).command
+        return make_plan(Asked.of(default_command(RunCommand), arguments), None).command
 
     monkeypatch.chdir(tmp_path)
     command = plan("--journal-dir", "kept")

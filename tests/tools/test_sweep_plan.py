@@ -6,7 +6,7 @@ import pytest
 
 from apexrl.config import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, parse_onto, with_preset, with_sections
+from apexrl.flags import Asked, default_command, with_preset, with_sections
 from apexrl.running.plan import make_plan
 from apexrl.tools.sweep_plan import SweepFile, read_file, runs_of
 
@@ -118,5 +118,5 @@ def test_the_value_of_a_run_is_the_first_that_is_given(top):
     if "resumed" in given:
         saved = with_sections(preset, {"env": {"env": "Catch-v0"}, "update": {"learning_rate": 0.1}})
         saved = dataclasses.replace(saved, run_dir="runs/x/v-seed0")
-    command = make_plan(parse_onto(default, run.arguments), saved, run.arguments).command
+    command = make_plan(Asked.of(default, run.arguments), saved).command
     assert command.update.learning_rate == values[top]

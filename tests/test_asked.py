@@ -1,0 +1,37 @@
+"""A command line in two steps: the words that decide the defaults, and the one parse."""
+
+import dataclasses
+
+import pytest
+
+from apexrl.config import RunCommand
+from apexrl.flags import Asked, default_command, parse_onto, with_preset
+from apexrl.words import Basis
+
+
+def test_the_words_that_decide_the_defaults_are_found_before_they_are_parsed():
+    basis = Basis.of(["--fork", "runs/a", "--preset=small", "--seed", "3", "--env", "CartPole-v1", "--env=Corridor-v0"])
+    assert (basis.run, basis.preset, basis.env, basis.agent) == ("runs/a", "small", "Corridor-v0", "")
+    assert basis.algorithm == "impala" and basis._replace(agent="apex-dqn").algorithm == "apex-dqn"
+    assert not any(Basis.of(["--seed", "3"])) and Basis.of([]).algorithm == "apex-dqn"
+
+
+def test_a_command_line_is_parsed_once_and_knows_what_it_gives():
+    default = default_command(RunCommand)
+    words = ["--capacity=2M", "--no-evaluator", "--wrapper", "a:b", "--seed", "0", "--wrapper", "c:d"]
+    asked = Asked.of(default, words)
+    assert asked.given == {"capacity", "evaluator", "wrapper", "seed"} and not asked.wants_help
+    assert asked.flags(["seed", "num_workers", "capacity"]) == ["--seed", "--capacity"]
+    other = with_preset(dataclasses.replace(default, seed=7, max_restarts=3), "small")
+    found = asked.onto(other)
+    assert found == parse_onto(other, words)
+    assert (found.seed, found.replay.capacity, found.max_restarts) == (0, 2_000_000, 3)
+
+
+def test_a_wish_for_help_waits_for_the_defaults_that_it_shows(capsys):
+    default = default_command(RunCommand)
+    asked = Asked.of(default, ["--seed", "3", "--help"])
+    assert asked.command.seed == 3 and not capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        asked.onto(dataclasses.replace(default, seed=77))
+    assert not ended.value.code and "(default: 77)" in " ".join(capsys.readouterr().out.split())
