@@ -287,9 +287,11 @@ def test_a_guest_takes_the_environment_of_its_run(tmp_path):
         check_asked(Asked.of(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
 
 
-def test_the_plan_says_each_learners_part_of_the_sizes():
+def test_the_plan_says_each_learners_part_of_the_sizes(four_gpus):
     own = ["--env", "tests.system.counting_env:Counting-v0", "--agent", "tests.system.counting_agent:counting"]
-    rows = dict(describe(plan_of_pong(*own, "--num-learners", "2", "--batch-size", "6", "--queue-size", "4")))
+    rows = dict(
+        describe(plan_of_pong(four_gpus, *own, "--num-learners", "2", "--batch-size", "6", "--queue-size", "4"))
+    )
     assert rows["update"].startswith("batch 6, queue 4, ") and rows["shards"].endswith("each with batch 3, queue 2")
 
 
