@@ -67,7 +67,7 @@ class Policy(FrameNetwork):
 
 
 class Critic(nn.Module):
-    """The values of actions, which it sees in their half ranges."""
+    """The values of actions at observations that are vectors."""
 
     def __init__(self, spec, config):
         super().__init__()
