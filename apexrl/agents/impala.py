@@ -85,9 +85,8 @@ class ImpalaLearning(Learning):
         self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
         self._parts, wanted = parts_of(update.mix), wants(self.algorithm, update)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
-        selections = list(selections_of(update).values())
         num_features = lstm_size_of(spec) or self.network.hidden_size
-        self._row_results = row_results(self._parts, selections, num_features, device)
+        self._row_results = row_results(self._parts, list(selections_of(update).values()), num_features, device)
         self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, spec, device)
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
 
