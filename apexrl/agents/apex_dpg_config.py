@@ -80,7 +80,7 @@ PAPER: Preset = {"network": {"critics": 1}, "replay": {"capacity": 1_000_000, "s
 def stream(algorithm: DpgAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
     """Returns the stream of an environment: unrolls overlap so that each start finds its n-step window inside.
 
-    Raises: ConfigError when an action is one of several, or has no bounds.
+    Raises: ConfigError when an action is one of several.
     """
     check_continuous(environment)
     return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)

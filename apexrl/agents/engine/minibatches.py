@@ -1,6 +1,6 @@
 """Minibatches of a draw, for algorithms that take several steps from it, as PPO does (arXiv:1707.06347)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -27,6 +27,15 @@ def rows_of(batch: Batch, rows: Tensor, spec: StreamSpec) -> Batch:
     if isinstance(batch, TransitionBatch):
         return TransitionBatch(*(tensor[rows] for tensor in batch))
     first = {field.name for field in spec.extras if field.at == "first"} | {"number", "previous"}
+    return unroll_rows(batch, rows, first)
+
+
+def unroll_rows(batch: UnrollBatch, rows: Tensor | slice, first: Collection[str]) -> UnrollBatch:
+    """Returns some rows of a batch of unrolls; views of it where they are a slice.
+
+    Args:
+      first: names of the extras [B, ...] of the first observation alone.
+    """
     *steps, extras, weight = batch
     observation, action, reward, discount, start = (tensor[:, rows] for tensor in steps)
     own = {name: values[rows] if name in first else values[:, rows] for name, values in extras.items()}

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import LAST_BATCH, Batches, UnrollBatch, Unrolls, Want
+from apexrl.agents.engine.minibatches import unroll_rows
 from apexrl.agents.recurrence import STATE, lstm_size_of
 from apexrl.agents.replaying.mix import Part
-from apexrl.agents.replaying.unroll_batches import history_of, rows_of
+from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS, history_of
 from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.types import StreamSpec
 
@@ -96,12 +97,12 @@ def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork, 
       unroll_starts: steps from the beginning of an unroll to that of the next one; the further ones overlap.
     """
     size = len(batch.weight) // (num_before + 1)
-    rows = rows_of(batch, slice(0, size))
+    rows = unroll_rows(batch, slice(0, size), FIRST_EXTRAS)
     for k in range(1, num_before + 1):
         with torch.no_grad():
             ended = network.unroll(rows.observation, history_of(rows), num_steps=unroll_starts).state
         assert ended is not None
         is_held = (rows.weight > 0)[:, None, None]
-        rows = rows_of(batch, slice(k * size, (k + 1) * size))
+        rows = unroll_rows(batch, slice(k * size, (k + 1) * size), FIRST_EXTRAS)
         rows = with_state(rows, torch.where(is_held, ended, rows.extras[STATE]))
     return rows

@@ -27,14 +27,6 @@ def joined(batches: Sequence[Batch]) -> UnrollBatch:
     return UnrollBatch(observation, action, reward, discount, start, together, torch.cat(weights))
 
 
-def rows_of(batch: UnrollBatch, rows: slice) -> UnrollBatch:
-    """Returns some rows of a batch; views of it."""
-    *steps, extras, weight = batch
-    observation, action, reward, discount, start = (tensor[:, rows] for tensor in steps)
-    own = {name: values[rows] if name in FIRST_EXTRAS else values[:, rows] for name, values in extras.items()}
-    return UnrollBatch(observation, action, reward, discount, start, own, weight[rows])
-
-
 def history_of(batch: UnrollBatch) -> History | None:
     """Returns the past of each observation, for an LSTM; None where the log holds no state of one."""
     if STATE not in batch.extras:

@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from apexrl.agents.contract import Unrolls
+from apexrl.agents.engine.minibatches import unroll_rows
 from apexrl.agents.impala_config import ImpalaUpdate, replay_view, stream, wants
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates, burned_in
-from apexrl.agents.replaying.unroll_batches import history_of, rows_of
+from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS, history_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from tests.agents.impala_parts import VECTORS
@@ -144,7 +145,7 @@ def test_burn_in_goes_to_the_beginning_of_the_next_unroll_where_unrolls_overlap(
     batch, network = world.gathered(uniform=[0, 1])["uniform"], world.network
     with torch.no_grad():
         found = burned_in(batch, 1, network, unroll_starts=T - 1).extras["core_state"]
-        before = rows_of(batch, slice(0, 1))
+        before = unroll_rows(batch, slice(0, 1), FIRST_EXTRAS)
         expected = network.unroll(before.observation, history_of(before), num_steps=T - 1).state
     assert torch.equal(found, expected)
 
