@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from apexrl.config.help import HELP
+from apexrl.config.words import program
 from apexrl.errors import ConfigError
-from apexrl.help import HELP
 from apexrl.lifecycle import run_program
 from apexrl.lines import say
 from apexrl.runs import RUNS, newest_run
-from apexrl.words import program
 
 PROGRAM_VARIABLE = "APEXRL_PROGRAM"  # the name of run.sh, by which it was called
 

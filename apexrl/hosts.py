@@ -3,7 +3,7 @@
 import ipaddress
 import re
 
-from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ConfigError
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.atari import FRAMES_PER_STEP, SCREEN
 from apexrl.environments.vector import make_environment, take_step
 from benchmarks.peers.measuring import WARM_UP_SECONDS, parse_arguments, repeat, report

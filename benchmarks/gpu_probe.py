@@ -24,10 +24,10 @@ import torch
 
 from apexrl.agents.contract import Learner, Observation
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import EnvConfig, LearnerCommand
+from apexrl.config.flags import default_command, wants_of, with_preset
+from apexrl.config.sections import EnvConfig, LearnerCommand
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.files import write_json
-from apexrl.flags import default_command, wants_of, with_preset
 from apexrl.learning.experience.draw import Draw, SampledKeys
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, ReplayConfig
-from apexrl.flags import default_command, wants_of, with_preset, with_sections
+from apexrl.config.flags import default_command, wants_of, with_preset, with_sections
+from apexrl.config.sections import LearnerCommand, ReplayConfig
+from apexrl.config.tables import TableConfig
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
 from apexrl.networks.device import prepare_for_updates
 from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.replay.kinds import make_table
-from apexrl.tables import TableConfig
 from apexrl.types import EnvironmentSpec, Sample, StreamSpec, Unroll
 from benchmarks.learner_plain import EagerLearner, PlainActorCritic
 from benchmarks.replay_work import unrolls_of

@@ -46,7 +46,7 @@ def make(directory: Path, game: str, num_steps: int, seed: int = 0) -> Path:
 
 def play(game: str, num_steps: int, seed: int) -> Frames:
     """Returns the steps of a random policy."""
-    from apexrl.config import EnvConfig
+    from apexrl.config.sections import EnvConfig
     from apexrl.environments.vector import make_environment, take_step
 
     rng = np.random.default_rng(seed)

@@ -8,8 +8,8 @@ import numpy as np
 
 def scaling(batch: int) -> list[dict[str, float]]:
     """Returns the costs of one sample and one update, by the number of transitions held, measured in this process."""
+    from apexrl.config.tables import TableConfig
     from apexrl.replay.kinds import make_table
-    from apexrl.tables import TableConfig
     from apexrl.types import StreamSpec
 
     rng = np.random.default_rng(0)

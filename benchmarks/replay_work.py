@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from apexrl.config import LearningConfig
+from apexrl.config.sections import LearningConfig
 from apexrl.net import InsertClient, LogAppend, LogBatch, LogClient, LogStart, ReplayClient
 from apexrl.types import StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec

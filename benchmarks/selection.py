@@ -14,9 +14,9 @@ import numpy as np
 
 from apexrl.agents.replaying.mix import Distance, Selection, SelectionRule
 from apexrl.agents.replaying.selection import Selector
+from apexrl.config.tables import TableConfig
 from apexrl.losses.relevance import PROJECTED
 from apexrl.replay.kinds import make_table
-from apexrl.tables import TableConfig
 from apexrl.types import StreamSpec
 
 RING_UNROLLS = 10_000

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import psutil
 
-from apexrl.config import RunCommand
-from apexrl.flags import explicit_replay, wants_of
+from apexrl.config.flags import explicit_replay, wants_of
+from apexrl.config.sections import RunCommand
+from apexrl.config.tables import tables_of
 from apexrl.learning.record.status_file import Status, read_status
 from apexrl.running.run_directory import CONFIG_FILE, read_config
-from apexrl.tables import tables_of
 from benchmarks.replay import ROOT, free_ports
 
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")

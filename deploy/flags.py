@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.agents.families import FAMILIES
-from apexrl.config import (
+from apexrl.config.flags import parse, range_of
+from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActingConfig,
     ActorCommand,
@@ -26,7 +27,6 @@ from apexrl.config import (
     ReplayCommand,
     ReplayConfig,
 )
-from apexrl.flags import parse, range_of
 from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
 
 FLAGS_FILE = Path(__file__).resolve().parent / "terraform" / "cluster" / "flags.json"

@@ -16,9 +16,9 @@ from apexrl.agents.engine.plain import Acting, Learning, Losses, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.families import FAMILIES
-from apexrl.config import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.networks.torsos import FrameNetwork, make_torso
-from apexrl.tables import TableSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from apexrl.agents.contract import Family, Unrolls, Want
 from apexrl.agents.families import FAMILIES
-from apexrl.config import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
-from apexrl.tables import TableSpec
 from apexrl.types import StreamSpec
 
 if TYPE_CHECKING:

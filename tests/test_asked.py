@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from apexrl.config import RunCommand
-from apexrl.flags import Asked, default_command, parse_onto, with_preset
-from apexrl.words import Basis
+from apexrl.config.flags import Asked, default_command, parse_onto, with_preset
+from apexrl.config.sections import RunCommand
+from apexrl.config.words import Basis
 
 
 def test_the_words_that_decide_the_defaults_are_found_before_they_are_parsed():

@@ -5,7 +5,16 @@ import pytest
 
 from apexrl.agents.contract import Section
 from apexrl.agents.families import FAMILIES, family_of
-from apexrl.config import (
+from apexrl.config.flags import (
+    check_together,
+    default_command,
+    explicit_replay,
+    parse,
+    to_flags,
+    with_preset,
+    with_sections,
+)
+from apexrl.config.sections import (
     ActorCommand,
     LearnerCommand,
     OfflineCommand,
@@ -15,7 +24,6 @@ from apexrl.config import (
     WorkerCommand,
 )
 from apexrl.errors import ConfigError
-from apexrl.flags import check_together, default_command, explicit_replay, parse, to_flags, with_preset, with_sections
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from apexrl.config import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
+from apexrl.config.flags import default_command, flag_of, parse, parse_onto, whole_number, with_preset
+from apexrl.config.help import DAILY, HIDDEN
+from apexrl.config.sections import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
+from apexrl.config.words import program, sister
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, flag_of, parse, parse_onto, whole_number, with_preset
-from apexrl.help import DAILY, HIDDEN
-from apexrl.words import program, sister
 
 COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, OfflineCommand, RunCommand]
 
@@ -81,7 +81,7 @@ def test_a_mistake_is_answered_with_the_defaults_of_the_preset(capsys):
         ("apexrl resume", "apexrl resume", "apexrl watch"),
         ("bash run.sh", "bash run.sh", "bash run.sh watch"),
         ("bash run.sh resume", "bash run.sh resume", "bash run.sh watch"),
-        (sys.modules["apexrl.flags"].__file__, "python -m apexrl.flags", "python -m apexrl watch"),
+        (sys.modules["apexrl.config.flags"].__file__, "python -m apexrl.config.flags", "python -m apexrl watch"),
     ],
 )
 def test_a_command_is_named_as_it_was_typed(monkeypatch, capsys, typed, named, other):

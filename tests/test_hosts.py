@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand, RunCommand, WireConfig
+from apexrl.config.flags import default_command, parse
+from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand, RunCommand, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, parse
 from apexrl.hosts import check_hosts, is_host, is_loopback
 
 HOSTS = ("localhost", "replay", "replay.example.com", "replay.example.", "actor_1", "ip-10-0-0-1",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from apexrl import library
-from apexrl.config import ActorCommand
+from apexrl.config.flags import parse
+from apexrl.config.sections import ActorCommand
 from apexrl.environments.vector import make_environment, make_spec, take_step
 from apexrl.errors import ConfigError
-from apexrl.flags import parse
 
 OWN = "tests.environments.own_wrappers"
 PAINTED = ["--env", "tests.environments.odd_envs:Painted-v0"]

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import apexrl
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.errors import ApexError, ConfigError, WireError
 from apexrl.files import MOST_BYTES, name_aside, open_regular, read_json, read_whole, write_json
 from apexrl.learning.record.latest import latest_checkpoint

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from apexrl.agents.families import FAMILIES
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.streams import StreamCutter, why_not_cut
 from apexrl.types import Field

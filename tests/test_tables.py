@@ -4,10 +4,10 @@ import pytest
 
 from apexrl.agents.contract import Unrolls, Want
 from apexrl.agents.families import FAMILIES
-from apexrl.config import ReplayConfig, RunCommand
+from apexrl.config.flags import parse
+from apexrl.config.sections import ReplayConfig, RunCommand
+from apexrl.config.tables import TableConfig, TableSpec, table_spec, tables_of
 from apexrl.errors import ConfigError
-from apexrl.flags import parse
-from apexrl.tables import TableConfig, TableSpec, table_spec, tables_of
 from tests.own_agent import OWN
 
 

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 import apexrl
-from apexrl.config import RunCommand
+from apexrl.config.flags import Asked, default_command
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ApexError, ConfigError
-from apexrl.flags import Asked, default_command
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, CheckpointHeader, Counters, latest_path

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.apart import Apart
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment
 from apexrl.errors import reason_of
 from apexrl.types import TimeSteps

@@ -5,9 +5,9 @@ import math
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
-from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.networks.config import DeterministicConfig
-from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 

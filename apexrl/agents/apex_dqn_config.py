@@ -5,10 +5,10 @@ import math
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
-from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import DuelingConfig
-from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 

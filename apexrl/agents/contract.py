@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from apexrl.config import AlgorithmConfig, NetworkConfig, PresetName, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, NetworkConfig, PresetName, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
-from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 
 if TYPE_CHECKING:  # replay.py loads families, and no torch

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import recurrent_fields
 from apexrl.agents.replaying.mix import Distance, Selection, batch_sizes, parts_of, tables_for
-from apexrl.config import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
-from apexrl.tables import TableSpec
 from apexrl.types import EnvironmentSpec, Field, StreamSpec
 
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented

@@ -7,7 +7,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import FlattenObservation, GrayscaleObservation, NormalizeObservation, NormalizeReward
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.fitting import checked
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import own

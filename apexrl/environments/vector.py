@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import gymnasium
 import numpy as np
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.atari import AtariEnvironment, AtariGame, is_atari
 from apexrl.environments.copies import GymnasiumEnvironment
 from apexrl.environments.registry import registered

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.registry import registered
 from apexrl.environments.single import make_bare, wrapped
 from apexrl.environments.watchdog import Watchdog

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from apexrl.config import WireConfig
+from apexrl.config.sections import WireConfig
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring

@@ -1,6 +1,6 @@
 """The devices of the learners of a host. Loads no torch."""
 
-from apexrl.config import LearningConfig
+from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 """The distance of a run from its totals."""
 
-from apexrl.config import LearningConfig
+from apexrl.config.sections import LearningConfig
 from apexrl.types import StreamSpec
 
 

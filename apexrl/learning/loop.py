@@ -12,9 +12,10 @@ import msgspec
 import torch
 
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand, OfflineCommand
+from apexrl.config.flags import explicit_replay, wants_of
+from apexrl.config.sections import LearnerCommand, OfflineCommand
+from apexrl.config.tables import part_of
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay, wants_of
 from apexrl.learning.connections import Connections, OtherConnections
 from apexrl.learning.experience.draw import Draw, DrawQueue
 from apexrl.learning.experience.guest_client import GuestClient
@@ -42,7 +43,6 @@ from apexrl.networks.device_stream import Arrivals, DeviceStream
 from apexrl.networks.headers import Identity, ParametersHeader
 from apexrl.replay.journal import identity_of
 from apexrl.streams import difference
-from apexrl.tables import part_of
 from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)

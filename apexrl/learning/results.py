@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import psutil
 
+from apexrl.config.tables import TableSpec
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.replicas import Replicas
@@ -13,7 +14,6 @@ from apexrl.learning.record.metrics import RejectedShares, UpdateMetrics, Versio
 from apexrl.learning.updates.soundness import Soundness
 from apexrl.learning.updates.updater import Pending, Updater
 from apexrl.lifecycle import CpuMeter, measured, resident_bytes
-from apexrl.tables import TableSpec
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from apexrl.agents.families import family_of
-from apexrl.config import LearnerCommand, UpdateConfig, WireConfig
+from apexrl.config.flags import flag_of, wants_of
+from apexrl.config.sections import LearnerCommand, UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.flags import flag_of, wants_of
 from apexrl.types import LogPosition
 
 if TYPE_CHECKING:  # a plan divides a run, too, and loads no torch

@@ -10,7 +10,8 @@ from typing import Any
 
 import zmq
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
+from apexrl.config.tables import tables_of
 from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
 from apexrl.net.keyring import Keyring
@@ -21,7 +22,6 @@ from apexrl.net.sockets import COPIED_BYTES, make_socket, send
 from apexrl.net.statistics import summary
 from apexrl.replay.journal import SNAPSHOT_FILE, sync
 from apexrl.replay.snapshot import write_snapshot
-from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
+from apexrl.config.tables import tables_of
 from apexrl.errors import ConfigError, JournalError, WireError
 from apexrl.net import wire
 from apexrl.net.insert_checks import checked_arrays, why_impossible
@@ -22,7 +23,6 @@ from apexrl.replay.log import LogEntry
 from apexrl.replay.recovery import recover
 from apexrl.replay.replay import RecoveredUnroll, Replay
 from apexrl.streams import difference
-from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from apexrl.config import NetworkConfig, Range
+from apexrl.config.sections import NetworkConfig, Range
 from apexrl.errors import MALFORMED, WireError
 
 T = TypeVar("T", bound=NetworkConfig)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import safetensors
 
-from apexrl.config import NetworkConfig
+from apexrl.config.sections import NetworkConfig
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import open_regular, replacing
 from apexrl.networks.config import to_text

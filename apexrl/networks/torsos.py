@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apexrl.config import NetworkConfig
+from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import TorsoKind
 from apexrl.networks.frame_layout import SMALLEST_SCREEN, FrameLayout

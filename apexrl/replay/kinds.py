@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from apexrl.config.tables import TableConfig
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_table import PriorityTable
 from apexrl.replay.table import Table
 from apexrl.replay.unroll_tables import EliteTable, FifoTable, UniformTable
-from apexrl.tables import TableConfig
 from apexrl.types import Granularity, StreamSpec
 
 

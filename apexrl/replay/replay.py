@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
+from apexrl.config.tables import DISTINCT, TableConfig, tables_of
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
 from apexrl.replay.kinds import make_table
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
 from apexrl.replay.table import Table
-from apexrl.tables import DISTINCT, TableConfig, tables_of
 from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)

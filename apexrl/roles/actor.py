@@ -3,10 +3,10 @@
 import os
 import sys
 
-from apexrl.config import ActorCommand, WorkerCommand
-from apexrl.flags import parse
+from apexrl.config.flags import parse
+from apexrl.config.sections import ActorCommand, WorkerCommand
+from apexrl.config.words import value_given
 from apexrl.lifecycle import Stop, make_way, num_cores, run_role
-from apexrl.words import value_given
 
 
 def main(stop: Stop) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from apexrl.config.words import program
 from apexrl.errors import PIP_INSTALL, ConfigError
 from apexrl.lifecycle import Stop, run_role
 from apexrl.lines import say
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
-from apexrl.words import program
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,12 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from apexrl.config import LearnerCommand, OfflineCommand
+from apexrl.config.flags import parse
+from apexrl.config.sections import LearnerCommand, OfflineCommand
+from apexrl.config.words import value_given
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
-from apexrl.flags import parse
 from apexrl.lifecycle import Stop, process_name, run_role
-from apexrl.words import value_given
 
 OWN_SIGNAL_SECONDS = 1.0  # after the learners have agreed to stop, in which each of this host has got its signal
 

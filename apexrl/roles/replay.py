@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.config import ReplayCommand
+from apexrl.config.flags import of_own_shard, parse
+from apexrl.config.sections import ReplayCommand
 from apexrl.errors import MALFORMED, ConfigError
-from apexrl.flags import of_own_shard, parse
 from apexrl.lifecycle import CpuMeter, Stop, measured, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient

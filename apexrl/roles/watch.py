@@ -9,13 +9,13 @@ from typing import Annotated
 
 import tyro
 
-from apexrl.config import Range
-from apexrl.flags import REGISTRY, check_ranges
+from apexrl.config.flags import REGISTRY, check_ranges
+from apexrl.config.sections import Range
+from apexrl.config.words import program
 from apexrl.lifecycle import Stop, run_role
 from apexrl.lines import say
 from apexrl.own_modules import Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
-from apexrl.words import program
 
 
 @dataclasses.dataclass(frozen=True)

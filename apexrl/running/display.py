@@ -16,14 +16,14 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.table import Table
 
-from apexrl.config import RunCommand
-from apexrl.flags import explicit_replay, wants_of
+from apexrl.config.flags import explicit_replay, wants_of
+from apexrl.config.sections import RunCommand
+from apexrl.config.tables import tables_of
 from apexrl.learning.record.metrics import PROBABILITY
 from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
 from apexrl.lines import printable
 from apexrl.networks.headers import Counters
 from apexrl.running.supervise import Supervisor
-from apexrl.tables import tables_of
 from apexrl.types import StreamSpec
 
 LINE_PERIOD_SECONDS = 10.0

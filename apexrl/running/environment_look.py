@@ -16,7 +16,7 @@ from typing import IO
 
 import msgspec
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.errors import ConfigError
 from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_marked, new_mark
 from apexrl.lifecycle import PARENT_VARIABLE, child_environment

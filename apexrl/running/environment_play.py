@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
 from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ApexError, reason_of

@@ -13,10 +13,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from apexrl.config import Command, OfflineCommand, RunCommand
+from apexrl.config.flags import actor_command, learner_command, replay_command, to_flags
+from apexrl.config.sections import Command, OfflineCommand, RunCommand
+from apexrl.config.words import sister
 from apexrl.errors import ApexError
 from apexrl.files import write_json
-from apexrl.flags import actor_command, learner_command, replay_command, to_flags
 from apexrl.guard import check_not_imported
 from apexrl.learning.record.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
@@ -30,7 +31,6 @@ from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.running.trackers import KINDS as TRACKERS
 from apexrl.types import StreamSpec
-from apexrl.words import sister
 
 logger = logging.getLogger("run")
 

@@ -10,9 +10,9 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from apexrl.config import LearnerCommand
+from apexrl.config.flags import to_flags
+from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
-from apexrl.flags import to_flags
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark
 from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, end_at_once, role_script

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from apexrl.agents.contract import Want
-from apexrl.config import RunCommand
+from apexrl.config.flags import wants_of
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import wants_of
 from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.lifecycle import num_cores

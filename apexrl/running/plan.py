@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from apexrl.agents.contract import Family
 from apexrl.agents.families import family_of
-from apexrl.config import ActingConfig, AlgorithmConfig, ReplayConfig, RunCommand, UpdateConfig, WireConfig
-from apexrl.errors import ConfigError
-from apexrl.flags import (
+from apexrl.config.flags import (
     Asked,
     check_together,
     default_command,
@@ -26,6 +24,11 @@ from apexrl.flags import (
     with_preset,
     with_sections,
 )
+from apexrl.config.presets import flags_for
+from apexrl.config.sections import ActingConfig, AlgorithmConfig, ReplayConfig, RunCommand, UpdateConfig, WireConfig
+from apexrl.config.tables import TableConfig, part_of, tables_of
+from apexrl.config.words import sister
+from apexrl.errors import ConfigError
 from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.journal_client import check_usable, journal_transitions
@@ -33,7 +36,6 @@ from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.sharing import divided_sizes, share_of
 from apexrl.net.insert_checks import why_impossible, why_too_large
 from apexrl.networks.headers import Identity
-from apexrl.presets import flags_for
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.environment_look import look_at
@@ -41,9 +43,7 @@ from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
 from apexrl.running.run_directory import saved_environment
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, new_run
-from apexrl.tables import TableConfig, part_of, tables_of
 from apexrl.types import EnvironmentSpec, StreamSpec
-from apexrl.words import sister
 
 logger = logging.getLogger("run")
 

@@ -5,7 +5,7 @@ import itertools
 import random
 import socket
 
-from apexrl.config import RunCommand
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.hosts import is_ipv6
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import Asked, default_command, whole_number
+from apexrl.config.sections import RunCommand
+from apexrl.config.words import Basis
 from apexrl.errors import PIP_INSTALL, ConfigError
-from apexrl.flags import Asked, default_command, whole_number
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
@@ -36,7 +37,6 @@ from apexrl.running.run_directory import (
 )
 from apexrl.running.torch_look import Ask, asking
 from apexrl.runs import made_run
-from apexrl.words import Basis
 
 
 def prepare(

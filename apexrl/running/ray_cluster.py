@@ -22,9 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rich.console import Console
 from rich.text import Text
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import Asked, default_command
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
-from apexrl.flags import Asked, default_command
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from apexrl.config.words import value_given
 from apexrl.errors import ConfigError
-from apexrl.words import value_given
 
 PATH_FLAGS = ("--run-dir", "--resume", "--fork", "--journal-dir", "--record-dir", "--keys")
 WORDS = ("", "auto", "off")  # values of path flags that are no paths

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 
 from apexrl import __version__
-from apexrl.config import ActorCommand, EnvConfig, LearningConfig, RunCommand
+from apexrl.config.flags import Asked, actor_command, check_ranges, default_command
+from apexrl.config.sections import ActorCommand, EnvConfig, LearningConfig, RunCommand
+from apexrl.config.words import Basis, program
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json
-from apexrl.flags import Asked, actor_command, check_ranges, default_command
 from apexrl.learning.record.status_file import STATUS_FILE
 from apexrl.lifecycle import num_cores
 from apexrl.networks.headers import (
@@ -37,7 +38,6 @@ from apexrl.running.ports import free_ports
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section
 from apexrl.types import EnvironmentSpec, LogPosition
-from apexrl.words import Basis, program
 
 logger = logging.getLogger(__name__)
 

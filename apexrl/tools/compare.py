@@ -8,10 +8,10 @@ from pathlib import Path
 
 import tyro
 
+from apexrl.config.words import program
 from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
-from apexrl.words import program
 
 
 def compare(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import tyro
 
+from apexrl.config.words import program
 from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
 from apexrl.net.keyring import ROLES, make_keys
-from apexrl.words import program
 
 
 def main(directory: tyro.conf.Positional[Path], names: tyro.conf.Positional[tuple[str, ...]] = ROLES) -> int:

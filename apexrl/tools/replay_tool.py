@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import tyro
 
+from apexrl.config.words import program
 from apexrl.errors import ApexError, ConfigError, WireError, fault_of
 from apexrl.files import read_whole, replacing
 from apexrl.lifecycle import exit_status, run_program
@@ -27,7 +28,6 @@ from apexrl.replay.segment_files import MAX_SEGMENT_BYTES, first_number_of, stra
 from apexrl.replay.snapshot import Snapshot, load_snapshot
 from apexrl.types import Field, StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec
-from apexrl.words import program
 
 RECORD_BYTES = 24  # bytes of a record before its message
 QUANTILES = (0, 10, 50, 90, 100)

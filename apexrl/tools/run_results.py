@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apexrl.config.flags import flag_of
 from apexrl.errors import ConfigError
-from apexrl.flags import flag_of
 from apexrl.learning.record.status_file import read_status
 from apexrl.running.run_directory import saved_values
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, flat, read_evaluations

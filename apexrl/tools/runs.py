@@ -6,10 +6,10 @@ from pathlib import Path
 
 import tyro
 
+from apexrl.config.words import program
 from apexrl.lifecycle import run_program
 from apexrl.lines import say
 from apexrl.runs import RUNS, FoundRun, found_runs
-from apexrl.words import program
 
 HEAD = ("run", "environment", "agent", "frames", "best", "last", "when")
 NUMBERS = ("frames", "best", "last")

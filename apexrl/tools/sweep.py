@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from apexrl.config import LearningConfig
+from apexrl.config.sections import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, read_json, write_json
 from apexrl.guard import check_not_imported

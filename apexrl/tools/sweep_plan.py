@@ -9,14 +9,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import Asked, default_command, flag_of
+from apexrl.config.sections import RunCommand
+from apexrl.config.words import Basis
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_whole
-from apexrl.flags import Asked, default_command, flag_of
 from apexrl.running.plan import check_asked, make_plan
 from apexrl.running.run_directory import CONFIG_FILE
 from apexrl.running.torch_look import Ask, asking
-from apexrl.words import Basis
 
 # The sweep gives them, or they fit none of its runs.
 OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--guest",

@@ -8,7 +8,7 @@ import pytest
 from apexrl.acting.evaluation import Progress, play_games
 from apexrl.acting.loop import EnvironmentGroup
 from apexrl.acting.video import VideoWriter
-from apexrl.config import EnvConfig, EvaluationConfig
+from apexrl.config.sections import EnvConfig, EvaluationConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ApexError
 from apexrl.lifecycle import Stop

@@ -13,11 +13,11 @@ import pytest
 
 from apexrl.acting import evaluation
 from apexrl.acting.evaluation import Progress, newest_when_due, play_games
-from apexrl.config import ActorCommand, EnvConfig, EvaluationConfig
+from apexrl.config.flags import parse
+from apexrl.config.sections import ActorCommand, EnvConfig, EvaluationConfig
 from apexrl.environments import renewal
 from apexrl.environments.vector import make_environment
 from apexrl.errors import ApexError, PeerError
-from apexrl.flags import parse
 from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.headers import ParametersHeader

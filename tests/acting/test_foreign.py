@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from apexrl.acting.foreign import FIRST_STEPS, LOOKED_STEPS, ForeignEnvironment
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 
 
 class Late(gymnasium.Env):

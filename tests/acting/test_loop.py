@@ -8,7 +8,7 @@ import pytest
 
 from apexrl.acting.loop import ActorLoop, EnvironmentGroup
 from apexrl.agents.apex_dqn_config import FAMILY
-from apexrl.config import ActingConfig, ActorCommand, EnvConfig, WireConfig
+from apexrl.config.sections import ActingConfig, ActorCommand, EnvConfig, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop

@@ -11,7 +11,7 @@ from apexrl.agents import impala
 from apexrl.agents.contract import Observation
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate
-from apexrl.config import EnvConfig, ReplayConfig
+from apexrl.config.sections import EnvConfig, ReplayConfig
 from apexrl.environments.vector import make_environment, make_spec, take_step
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.unroll_store import UnrollStore

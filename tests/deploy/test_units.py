@@ -12,9 +12,9 @@ import urllib.request
 
 import pytest
 
-from apexrl.config import ActorCommand, LearnerCommand, ReplayCommand
+from apexrl.config.flags import parse
+from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.errors import PeerError
-from apexrl.flags import parse
 from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net.keyring import ROLES, load_keyring, make_keys
 from apexrl.net.replay_client import ReplayClient

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.atari_modes import ModeGames
 from apexrl.environments.vector import make_environment, make_spec, take_step
 

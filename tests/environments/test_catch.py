@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.catch import SWITCH_PERIOD_STEPS, Catch, MemoryCatch, SwitchingCatch
 from apexrl.environments.vector import make_environment, make_spec, take_step
 

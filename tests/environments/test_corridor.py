@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.corridor import LEFT, MAX_EPISODE_STEPS, RIGHT, Corridor
 from apexrl.environments.vector import make_environment, make_spec, take_step
 from tests.environments.corridor_exact import (

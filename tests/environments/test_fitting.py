@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ApexError
 from tests.environments.unfit_envs import FIT, UNFIT

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec, take_step
 from apexrl.errors import ApexError, ConfigError
 

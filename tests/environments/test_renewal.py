@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments import renewal
 from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import make_environment, make_spec, take_step

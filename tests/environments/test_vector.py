@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec, take_step
 from apexrl.errors import ConfigError
 from tests.streams import slow_stack

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.environments.watchdog import Watchdog
 from apexrl.errors import ApexError
@@ -20,7 +20,7 @@ from tests.system.processes import ROOT, is_gone, wait_for
 HANG = """
 import subprocess
 import numpy as np
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.lifecycle import run_role
 

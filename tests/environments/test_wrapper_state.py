@@ -2,11 +2,11 @@
 
 import pytest
 
-from apexrl.config import EnvConfig, RunCommand
+from apexrl.config.flags import Asked, default_command
+from apexrl.config.sections import EnvConfig, RunCommand
 from apexrl.environments.vector import make_environment
 from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ConfigError
-from apexrl.flags import Asked, default_command
 from apexrl.running.plan import make_plan
 
 OWN = "tests.environments.own_wrappers"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apexrl.config import LearningConfig
+from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.devices import devices_of
 

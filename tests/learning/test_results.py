@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from apexrl.config.tables import TableSpec
 from apexrl.learning.results import Results
-from apexrl.tables import TableSpec
 from tests.own_agent import OWN
 
 

@@ -10,12 +10,12 @@ import pytest
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.families import FAMILIES
-from apexrl.config import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig
+from apexrl.config.flags import explicit_replay, of_own_shard, parse, wants_of
+from apexrl.config.sections import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig
+from apexrl.config.tables import part_of
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay, of_own_shard, parse, wants_of
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
 from apexrl.learning.updates.team import Standing, Team, may_update, scale_of, who_is_late
-from apexrl.tables import part_of
 from apexrl.types import LogPosition
 
 COMMAND = LearnerCommand(algorithm=FAMILY.algorithm, update=FAMILY.update, network=FAMILY.network)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.net.metrics_channel import MetricsServer
 from apexrl.net.replay_server import ReplayServer
 from apexrl.types import UnrollHeader

@@ -4,7 +4,7 @@ import numpy as np
 import zmq
 import zstandard
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.net import wire
 from apexrl.net.identity import marked
 from apexrl.net.log_client import LogClient

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, PeerRefused, PeerTimeout
 from apexrl.net import wire
 from apexrl.net.insert_client import InsertClient

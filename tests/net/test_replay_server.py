@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.net.open_log import Advanced
 from apexrl.net.replay_server import (
     BUSY_MESSAGES,

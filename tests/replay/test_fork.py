@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.net import wire
 from apexrl.net.service import ReplayService

@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, JournalError
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity
 from apexrl.replay.log import LogEntry

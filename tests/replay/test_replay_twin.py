@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.recovery import Recovered, recover

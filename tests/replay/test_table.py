@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
+from apexrl.config.tables import TableConfig
 from apexrl.replay.kinds import make_table
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_table import importance_weights
 from apexrl.replay.unroll_tables import UniformTable
-from apexrl.tables import TableConfig
 from apexrl.types import StreamSpec
 from tests.replay.records import powers_of
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 import zmq
 
-from apexrl.config import ReplayCommand, RunCommand
+from apexrl.config.flags import default_command, parse, to_flags, with_preset
+from apexrl.config.sections import ReplayCommand, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, parse, to_flags, with_preset
 from apexrl.lines import ALIKE
 from apexrl.net import wire
 from apexrl.net.sockets import address, connect, make_socket

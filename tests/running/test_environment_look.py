@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.running.environment_look import CLOSING, Line, Look, look_at

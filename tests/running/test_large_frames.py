@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import Asked, default_command
+from apexrl.config.sections import RunCommand
+from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
-from apexrl.flags import Asked, default_command
 from apexrl.net.insert_checks import why_impossible
 from apexrl.running.plan import make_plan
 from apexrl.types import EnvironmentSpec
-from apexrl.words import Basis
 
 CAMERA = EnvironmentSpec("Camera-v0", (480, 640, 3), "uint8", 1, 2, 1)
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from apexrl.config import EnvConfig, LearnerCommand, RunCommand, WireConfig
+from apexrl.config.flags import default_command, parse, with_preset
+from apexrl.config.sections import EnvConfig, LearnerCommand, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
-from apexrl.flags import default_command, parse, with_preset
 from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import CheckpointHeader, Counters, latest_path

@@ -2,9 +2,9 @@
 
 import pytest
 
-from apexrl.config import LearnerCommand, RunCommand
+from apexrl.config.flags import default_command, wants_of, with_sections
+from apexrl.config.sections import LearnerCommand, RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command, wants_of, with_sections
 from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.machine import Machine, fitted, fitting_preset, largest_capacity, sizes

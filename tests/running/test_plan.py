@@ -5,9 +5,10 @@ import msgspec
 import pytest
 import torch
 
-from apexrl.config import EnvConfig, OfflineCommand, ReplayConfig, RunCommand
+from apexrl.config.flags import Asked, default_command, parse, to_flags, with_preset
+from apexrl.config.sections import EnvConfig, OfflineCommand, ReplayConfig, RunCommand
+from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
-from apexrl.flags import Asked, default_command, parse, to_flags, with_preset
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
@@ -15,7 +16,6 @@ from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.running.torch_look import Answer, here
 from apexrl.types import StreamSpec
-from apexrl.words import Basis
 from tests.tools.run_directories import write_run
 
 GB = 10**9

@@ -2,9 +2,9 @@
 
 import pytest
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import Asked, default_command, with_preset
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import Asked, default_command, with_preset
 from apexrl.running.plan import make_plan
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import parse
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import parse
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import latest_path
 from apexrl.running.run_directory import save_config

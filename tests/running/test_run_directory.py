@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from apexrl.config import EnvConfig, RunCommand, WireConfig
+from apexrl.config.flags import Asked, default_command, with_preset, with_sections
+from apexrl.config.sections import EnvConfig, RunCommand, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
-from apexrl.flags import Asked, default_command, with_preset, with_sections
 from apexrl.learning.record.latest import result_in
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path

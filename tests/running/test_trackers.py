@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import default_command
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import default_command
 from apexrl.learning.record.status_file import STATUS_FILE, Status
 from apexrl.networks.headers import Counters
 from apexrl.running import prepare, trackers

@@ -13,8 +13,8 @@ import torch
 
 from apexrl.agents.contract import Family, Observation, Outcome, UnrollBatch, Unrolls, Want
 from apexrl.agents.families import FAMILIES
-from apexrl.config import AlgorithmConfig, NetworkConfig, UpdateConfig
-from apexrl.tables import TableSpec
+from apexrl.config.sections import AlgorithmConfig, NetworkConfig, UpdateConfig
+from apexrl.config.tables import TableSpec
 from apexrl.types import Field
 
 STARTS, OVERLAP = 6, 2

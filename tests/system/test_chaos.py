@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import default_command
+from apexrl.config.sections import RunCommand
 from apexrl.files import write_json
-from apexrl.flags import default_command
 from apexrl.learning.record.run_record import CURVE_COLUMNS
 from apexrl.learning.record.status_file import Status
 from apexrl.net import wire

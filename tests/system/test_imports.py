@@ -25,7 +25,7 @@ NEVER = {
     "acting": {"learning", "running", "tools"},
     "learning": {"acting", "environments", "running", "tools"},
     "running": {"acting", "tools"},
-    "flags": {*ROOMS} - {"agents"},
+    "config.flags": {*ROOMS} - {"agents"},
     "tools": {"acting", "agents"},
     "lockstep": {"running", "tools"},
     "roles": {"environments", "replay", "lockstep", "tools"},

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.config import RunCommand
+from apexrl.config.flags import parse
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import parse
 from apexrl.lifecycle import PERMANENT_STATUS, Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.checkpoint import load_checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from minari import MinariDataset
 
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.net import wire

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apexrl.agents.engine.gradient import PartGradient
 from apexrl.agents.engine.plain import RMSPropForm
-from apexrl.config import UpdateConfig
+from apexrl.config.sections import UpdateConfig
 
 PIECE = 65_536  # numbers: a processor's cache holds this much of a gradient, its averages and parameters
 

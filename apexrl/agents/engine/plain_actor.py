@@ -10,7 +10,7 @@ import torch
 from apexrl.agents.contract import Exploration, Extras, Observation
 from apexrl.agents.engine.plain import Acting
 from apexrl.agents.recurrence import lstm_size_of
-from apexrl.config import NetworkConfig
+from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ApexError
 from apexrl.networks.actor_critic import History, memory_of
 from apexrl.networks.config import from_text

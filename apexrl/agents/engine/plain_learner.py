@@ -14,7 +14,7 @@ from apexrl.agents.engine.cast_copy import CastCopies
 from apexrl.agents.engine.gradient import Gradient
 from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
 from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer
-from apexrl.config import UpdateConfig
+from apexrl.config.sections import UpdateConfig
 from apexrl.errors import ApexError
 from apexrl.networks.device import autocast_for, copied_dtype
 

@@ -4,8 +4,8 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple, cast, get_args
 
+from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
-from apexrl.tables import TableSpec
 
 SelectionRule = Literal["attentive", "elite-1", "elite-2", "elite-3", "elite-4"]
 FeatureDistance = Literal["l2", "cosine"]

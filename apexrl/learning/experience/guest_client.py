@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.own_log import OwnLog
 from apexrl.learning.experience.recutter import Recutter

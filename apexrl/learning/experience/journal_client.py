@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
+from apexrl.config.tables import TableConfig, tables_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.own_log import OwnLog
 from apexrl.learning.experience.recutter import Recutter
@@ -21,7 +22,6 @@ from apexrl.replay.journal import held_numbers, identity_of, read_entries
 from apexrl.replay.kinds import make_table
 from apexrl.replay.replay import ring_unrolls
 from apexrl.streams import why_not_cut
-from apexrl.tables import TableConfig, tables_of
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)

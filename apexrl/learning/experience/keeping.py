@@ -11,9 +11,9 @@ import torch
 
 from apexrl.agents.contract import RowStrategy, Want
 from apexrl.agents.families import family_of, implementation
-from apexrl.config import LearnerCommand
+from apexrl.config.flags import wants_of
+from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
-from apexrl.flags import wants_of
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.memory import free_memory_bytes

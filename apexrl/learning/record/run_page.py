@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from apexrl.config import LearnerCommand
+from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
 from apexrl.runs import CONFIG_FILE, Section, flat

@@ -7,10 +7,10 @@ import pytest
 
 from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate, selections_of, wants
 from apexrl.agents.replaying.mix import Part, Selection, batch_sizes, parts_of, tables_for
-from apexrl.config import LearnerCommand, ReplayConfig, RunCommand
+from apexrl.config.flags import explicit_replay, parse, wants_of
+from apexrl.config.sections import LearnerCommand, ReplayConfig, RunCommand
+from apexrl.config.tables import TableConfig, TableSpec, tables_of
 from apexrl.errors import ConfigError
-from apexrl.flags import explicit_replay, parse, wants_of
-from apexrl.tables import TableConfig, TableSpec, tables_of
 
 LASER = ("queue=1/8", "uniform=7/8")
 THREE = ("queue=1/4", "uniform=1/2", "uniform@300=1/4")

@@ -14,8 +14,8 @@ from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.agents.replaying.walks import Walks
+from apexrl.config.flags import kinds_for
 from apexrl.errors import ConfigError
-from apexrl.flags import kinds_for
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import Stop

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.guest_client import BACKLOG_BATCHES, GuestClient
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.journal_client import JournalClient
 from apexrl.net import wire

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from apexrl.agents.contract import Transitions
-from apexrl.config import EnvConfig
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.learning.experience.draw import SampledKeys
 from apexrl.learning.experience.sizes import bytes_needed

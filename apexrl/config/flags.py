@@ -18,7 +18,8 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import FAMILIES, family_of, records
-from apexrl.config import (
+from apexrl.config.help import HELP, show_help
+from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActorCommand,
     Command,
@@ -30,12 +31,11 @@ from apexrl.config import (
     ReplayConfig,
     RunCommand,
 )
+from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
+from apexrl.config.words import Basis, gathered, program
 from apexrl.errors import ConfigError
-from apexrl.help import HELP, show_help
 from apexrl.hosts import check_hosts
-from apexrl.tables import DISTINCT, TableSpec, part_of, tables_of
 from apexrl.types import StreamSpec
-from apexrl.words import Basis, gathered, program
 
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from apexrl.config import ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError
 
 TableKind = Literal["priority", "uniform", "elite", "fifo"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from apexrl.presets import usual_agent
+from apexrl.config.presets import usual_agent
 
 
 class Basis(NamedTuple):
@@ -38,7 +38,7 @@ class Basis(NamedTuple):
 
 def program() -> str:
     """Returns the command that this program was started with, as a person types it."""
-    path, package = Path(sys.argv[0]), Path(__file__).parent
+    path, package = Path(sys.argv[0]), Path(__file__).parents[1]
     if not path.is_relative_to(package):
         return sys.argv[0]
     module = path.relative_to(package.parent).with_suffix("")

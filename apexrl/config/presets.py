@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from apexrl.config import DEFAULT_AGENT
+from apexrl.config.sections import DEFAULT_AGENT
 
 FILE = Path(__file__).with_suffix(".toml")
 
