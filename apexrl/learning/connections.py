@@ -41,6 +41,9 @@ class Logs:
         replay = address(self._wires.replay_host, self._wires.of_shard(shard).batch_port)
         return LogClient(replay, name, batch_sizes, prefetch_batches, keyring=self._keyring)
 
+    def start(self, stop: Stop) -> None:
+        """Starts the threads of the servers, where there are any."""
+
     def close(self) -> None:
         """Frees the keys."""
         if self._keyring is not None:

@@ -77,12 +77,20 @@ class LearnerLoop:
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         bound = command.learning.publish_megabytes_per_second
-        self._connections = Connections(command.wires, bound) if self._team.is_first else None
-        self._others = None if self._team.is_first else OtherConnections(command.wires, name)
+        self._logs: Connections | OtherConnections
+        if self._team.is_first:
+            self._logs = Connections(command.wires, bound)
+        else:
+            self._logs = OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
         self._waits_for, self._said_late = "", 0.0
         self._bands = self._family.exploration_bands
         self._games = episode_sums([], self._bands)  # since the last report, of all learners
+
+    @property
+    def _connections(self) -> Connections:
+        assert isinstance(self._logs, Connections), "of the first learner alone"
+        return self._logs
 
     def run(self, stop: Stop) -> bool:
         """Learns until stopped, or until the totals of the configuration are reached; returns whether they are.
@@ -94,8 +102,7 @@ class LearnerLoop:
         begun = self._team.share({}, msgspec.json.encode(beginning(checkpoint, self._command.wires.shards)))
         replicas = self._follow(msgspec.json.decode(begun, type=Beginning).logs, stop)
         threads = [stop.thread(replica.run, f"replica {replica.shard}") for replica in replicas]
-        if self._connections is not None:
-            self._connections.start(stop)
+        self._logs.start(stop)
         try:
             spec = self._wait_for_spec(replicas, stop)
             return spec is not None and self._learn(replicas, spec, checkpoint, stop)
@@ -103,7 +110,7 @@ class LearnerLoop:
             stop.set()
             for following in threads:
                 following.join(MAX_JOIN_SECONDS)
-            (self._connections or self._others).close()  # type: ignore[union-attr]
+            self._logs.close()
             self._team.close()
 
     def _follow(self, counted: Sequence[LogPosition], stop: Stop) -> Replicas:
@@ -116,12 +123,10 @@ class LearnerLoop:
         """Returns the log to follow: a replay server's, that of another run, or that of a journal."""
         command, prefetch = self._command, self._command.learning.prefetch_batches
         batch_sizes = {want.table: want.batch_size for want in self._wants}
-        logs = self._connections or self._others
-        assert logs is not None
         if not isinstance(command, OfflineCommand):
-            return logs.log(self._name, batch_sizes, prefetch, shard)
+            return self._logs.log(self._name, batch_sizes, prefetch, shard)
         if command.guest:
-            client = logs.log(self._name, {}, prefetch, shard)
+            client = self._logs.log(self._name, {}, prefetch, shard)
             replay = part_of(explicit_replay(command), command.wires.shards)
             return GuestClient(client, self._stream, replay, batch_sizes, prefetch, command.seed + shard)
         if command.learning.total_frames:
@@ -172,7 +177,7 @@ class LearnerLoop:
                 self._run = record.run
             self._begin_together(updater)
             logs, _ = totals(self._team, replicas, episode_sums([], self._bands))
-            if record is not None and self._connections is not None:
+            if record is not None:
                 self._connections.accept(self._run, *(log.log for log in logs))
                 self._publish_soon(updater, record)
             self._arrivals.collect(0)
@@ -298,7 +303,6 @@ class LearnerLoop:
 
     def _publish_soon(self, updater: Updater, record: RunRecord, *frames: int, is_last: bool = False) -> None:
         """Publishes the parameters as they are after the last update, at `frames` if more than the record counted."""
-        assert self._connections is not None
         header = ParametersHeader(updater.num_updates, *self._identity, self._run, is_last)
         publish, (tensors, event) = self._connections.publish, updater.parameters()
         self._arrivals.expect(event, lambda: publish(header, tensors))
@@ -345,7 +349,6 @@ class LearnerLoop:
     def report(self, updater: Updater, replicas: Replicas, record: RunRecord, games: dict[str, float],
                 logs: Sequence[LogPosition], rate: float) -> None:  # fmt: skip
         """Writes all that is known, of all roles."""
-        assert self._connections is not None
         self._take_evaluations(record)
         self._connections.accept(self._run, *(log.log for log in logs))
         scalars = self._connections.latest() | self._own_metrics(updater, replicas, rate)
@@ -355,15 +358,14 @@ class LearnerLoop:
         record.report(scalars, games, self._waits_for)
 
     def _take_evaluations(self, record: RunRecord) -> None:
-        assert self._connections is not None
         for evaluation in self._connections.evaluations():
             record.evaluated(evaluation)
 
     def _report_to_first(self, updater: Updater, replicas: Replicas, rate: float) -> None:
-        assert self._others is not None
+        assert isinstance(self._logs, OtherConnections)
         own = self._own_metrics(updater, replicas, rate)
         prefix = f"learner_{self._team.rank}/"
-        self._others.report(self._run, {prefix + tag.removeprefix("learner/"): value for tag, value in own.items()})
+        self._logs.report(self._run, {prefix + tag.removeprefix("learner/"): value for tag, value in own.items()})
 
     def _own_metrics(self, updater: Updater, replicas: Replicas, rate: float) -> dict[str, float]:
         metrics = self._stopwatch.shares("learner/waits_for/") | learner_metrics(updater, replicas, self.results, rate)
