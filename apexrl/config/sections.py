@@ -373,6 +373,9 @@ class RunCommand(Command):
     """Serve TensorBoard."""
     tensorboard_port: Annotated[int, Range(1, 65535)] = 6006
     """Port of TensorBoard."""
+    port_base: Annotated[int, Range(0, 65000)] = 0
+    """All ports in a row from here on: TensorBoard, parameters, metrics, meeting, and two a shard; 0: the usual ones,
+    or free ones where those are taken."""
     tensorboard_host: str = "127.0.0.1"
     """Address that TensorBoard listens on."""
     wandb: bool = False

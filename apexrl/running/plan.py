@@ -134,7 +134,7 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
         )
     if asked.guest:  # `as_guest` has put these there
         command = with_sections(command, {"replay": {"capacity": asked.replay.capacity}})
-        command = dataclasses.replace(command, wires=asked.wires, tensorboard_port=asked.tensorboard_port)
+        command = dataclasses.replace(command, wires=asked.wires)
     if not asked.smoke:
         return command
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)

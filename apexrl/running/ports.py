@@ -1,10 +1,14 @@
 """The ports of a run on this machine."""
 
+import dataclasses
 import errno
 import itertools
 import random
 import socket
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+from apexrl.config.flags import Asked, flag_of
 from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.hosts import is_ipv6
@@ -12,35 +16,82 @@ from apexrl.hosts import is_ipv6
 # Below the ports that Linux gives to connections that go out (32,768 and up): one of those may be taken between the
 # look at it and its use. Above those of Ray's workers (10,002 to 19,999).
 SEARCHED_PORTS = range(20_000, 28_000)
+# As --port-base gives them. Those of the replay's shards are the last: each has two more.
+IN_ORDER = ("tensorboard_port", "parameter_port", "metrics_port", "meeting_port", "actor_port", "batch_port")
 
 
-def check_ports(command: RunCommand) -> None:
-    """Raises ConfigError when a port that the run needs is taken."""
-    wires = command.wires
-    learner = () if command.reproducible else ("parameter_port", "metrics_port")
-    needed = {name: (wires.bind_host, getattr(wires, name)) for name in learner}
+def from_base(asked: Asked[RunCommand]) -> Asked[RunCommand]:
+    """Returns a command line to which --port-base gives the ports that it does not give itself."""
+    base = asked.command.port_base
+    found = {name: base + i for i, name in enumerate(IN_ORDER) if name not in asked.given} if base else {}
+    return asked._replace(command=_with_ports(asked.command, found), given=asked.given.union(found))
+
+
+def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCommand, str]:
+    """Returns a run with free ports in place of those that are taken, and a line about it, else an empty one.
+
+    Args:
+      given: names of the ports that stay, since somebody asked for them.
+    Raises: ConfigError, which names all of them, when given ports are taken or are the same.
+    """
+    needed = _needed(command)
+    faults = {name: _fault(name, host, ports) for name, (host, ports) in needed.items()}
+    if wrong := [name for name, fault in faults.items() if fault and name in given]:
+        flags, found = " and ".join(map(flag_of, wrong)), " and ".join(faults[name] for name in wrong)
+        raise ConfigError(f"{found}: stop who uses it, give another {flags}, or leave that out")
+    kept = [port for name, (_, ports) in needed.items() if name in given for port in ports]
+    if len(set(kept)) < len(kept):
+        raise ConfigError(f"ports {sorted(kept)}: each has to be another one")
+    others = dict[str, int]()
+    for name, (host, ports) in needed.items():
+        if name not in given:
+            if faults[name] or not set(kept).isdisjoint(ports):
+                others[name] = free_row(host, 2 * len(ports), kept)
+            kept += range(others[name], others[name] + 2 * len(ports)) if name in others else ports
+    taken = " ".join(str(needed[name][1][0]) for name in others)
+    said = f"ports {taken} are taken: this run has {' '.join(map(str, others.values()))}" if others else ""
+    return _with_ports(command, others), said
+
+
+def _with_ports(command: RunCommand, ports: Mapping[str, int]) -> RunCommand:
+    wires: dict[str, Any] = {name: port for name, port in ports.items() if name != "tensorboard_port"}
+    board = ports.get("tensorboard_port", command.tensorboard_port)
+    return dataclasses.replace(command, wires=dataclasses.replace(command.wires, **wires), tensorboard_port=board)
+
+
+def _needed(command: RunCommand) -> dict[str, tuple[str, range]]:
+    """Returns where a run listens, by the names of its flags: a host, and a port or one of each shard."""
+    wires, names, needed = command.wires, list[str](), dict[str, tuple[str, range]]()
+    if not command.reproducible:
+        names += ["parameter_port", "metrics_port", *(["actor_port", "batch_port"] if command.has_actors else [])]
+    for name in names:
+        first, shards = getattr(wires, name), wires.shards if name in ("actor_port", "batch_port") else 1
+        needed[name] = wires.bind_host, range(first, first + 2 * shards, 2)
     if command.learning.num_learners > 1:
-        needed["meeting_port"] = ("127.0.0.1", wires.meeting_port)
-    for shard in range(wires.shards if command.has_actors and not command.reproducible else 0):
-        own, which = wires.of_shard(shard), f" (of shard {shard})" if shard else ""
-        needed |= {f"{name}{which}": (wires.bind_host, getattr(own, name)) for name in ("actor_port", "batch_port")}
+        needed["meeting_port"] = "127.0.0.1", range(wires.meeting_port, wires.meeting_port + 1)
     if command.tensorboard:
-        needed["tensorboard_port"] = (command.tensorboard_host, command.tensorboard_port)
-    ports = [port for _, port in needed.values()]
-    if len(set(ports)) < len(ports):
-        raise ConfigError(f"ports {sorted(ports)}: each has to be another one")
-    for name, (host, port) in needed.items():
+        board = command.tensorboard_port
+        needed["tensorboard_port"] = command.tensorboard_host, range(board, board + 1)
+    return needed
+
+
+def _fault(name: str, host: str, ports: Iterable[int]) -> str:
+    """Returns what is wrong with the first port that is taken, an empty string when all are free.
+
+    Raises: ConfigError when the host is none of this machine's.
+    """
+    for port in ports:
         with _socket_for(host) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError as error:
                 fault = f"port {port} on {host} cannot be used ({error.strerror})"
-                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                    flag = "--tensorboard-host" if name == "tensorboard_port" else "--bind-host"
-                    raise ConfigError(f"{fault}: give an address of this machine as {flag}") from None
-                flag = "--" + name.replace("_port", "-port")
-                raise ConfigError(f"{fault}: stop who uses it or give another {flag}") from error
+                if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+                    return fault
+                flag = "--tensorboard-host" if name == "tensorboard_port" else "--bind-host"
+                raise ConfigError(f"{fault}: give an address of this machine as {flag}") from None
+    return ""
 
 
 def free_ports(host: str, count: int, searched: range = SEARCHED_PORTS) -> list[int]:
@@ -54,6 +105,18 @@ def free_ports(host: str, count: int, searched: range = SEARCHED_PORTS) -> list[
         first, last = searched[0], searched[-1]
         raise ConfigError(f"{host} has no {count} free ports from {first} to {last}: end programs that listen there")
     return ports
+
+
+def free_row(host: str, count: int, avoided: Collection[int] = ()) -> int:
+    """Returns the first of some ports in a row on which nobody listens now, and of which none is avoided.
+
+    Raises: OSError when the host is none of this machine's, ConfigError when there are none.
+    """
+    for first in random.sample(SEARCHED_PORTS[:-count], len(SEARCHED_PORTS) - count):
+        row = range(first, first + count)
+        if not any(port in avoided for port in row) and all(_is_free(host, port) for port in row):
+            return first
+    raise ConfigError(f"there are no {count} free ports in a row on {host}: end programs that listen there")
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -17,7 +17,7 @@ from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
 from apexrl.running.plan import Plan, check_asked, describe, make_plan
-from apexrl.running.ports import check_ports
+from apexrl.running.ports import from_base, with_free_ports
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     as_fork,
@@ -49,14 +49,14 @@ def prepare(
     """Returns the plan of a run whose directory is locked, until `held` is closed, and ready.
 
     Args:
-      fixed_ports: the ports of the plan have to be free on this machine.
+      fixed_ports: the run listens on this machine, on ports of the plan that are free.
       begin: called before anything is changed; an interrupt after it would leave half of a run.
     Raises: ConfigError when the run cannot work; nothing was changed then.
     """
     basis, trust = Basis.of(arguments), trust_of(arguments)
     found = saved_command(Path(basis.run), update_of(basis.at), trust) if basis.run else (None, [])
     saved, not_given = found
-    asked = Asked.of(_first_default(basis, saved, trust), arguments)
+    asked = from_base(Asked.of(_first_default(basis, saved, trust), arguments))
     check_asked(asked)
     trackers_of(asked.command)
     from_scratch = asked.command.from_scratch
@@ -72,7 +72,10 @@ def prepare(
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
         plan = make_plan(asked, before, ask)
         if fixed_ports:
-            check_ports(plan.command)
+            command, taken = with_free_ports(plan.command, asked.given)
+            plan = plan._replace(command=command)
+            if taken:
+                console.print(taken, soft_wrap=True)
         begin()
         if not basis.resume:
             plan = plan._replace(command=_make_directory(asked.command, saved, plan.command, held, ask))

@@ -9,7 +9,6 @@ import dataclasses
 import io
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ from apexrl.running.launch import (
     waits_in_vain,
 )
 from apexrl.running.plan import Plan
-from apexrl.running.ports import free_ports
+from apexrl.running.ports import free_ports, free_row
 from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import CONFIG_FILE, journals_of, lock_run
 from apexrl.running.supervise import Supervisor
@@ -196,7 +195,7 @@ class Group:
     def _own_addresses(self) -> dict[str, Any]:
         wires, node = self._command.wires, self._node
         if self._name == REPLAY:
-            first = consecutive_ports(node, 2 * wires.shards)
+            first = free_row(node, 2 * wires.shards)
             return {"replay_host": node, "actor_port": first, "batch_port": first + 1}
         if self._name == LEARNER:
             parameters, metrics, meeting = free_ports(node, 3)
@@ -342,20 +341,6 @@ class _Lines(logging.Handler):
         self._count += 1
         self._lines.append(f"{self._group} {self._count}: {record.getMessage()}")
         del self._lines[: -self.MOST]
-
-
-def consecutive_ports(host: str, count: int) -> int:
-    """Returns the first of some ports in a row on which nobody listens now.
-
-    Raises: ConfigError when there are none.
-    """
-    for _ in range(100):
-        (first,) = free_ports(host, 1)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                held.enter_context(socket.socket()).bind((host, port))
-            return first
-    raise ConfigError(f"there are no {count} free ports in a row on {host}")
 
 
 def own_code(root: Path) -> dict[str, Any]:

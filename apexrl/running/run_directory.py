@@ -34,7 +34,6 @@ from apexrl.networks.headers import (
 )
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.replay.fork import fork_log
-from apexrl.running.ports import free_ports
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section
 from apexrl.types import EnvironmentSpec, LogPosition
@@ -253,11 +252,9 @@ def host_of(directory: Path, trust: Trust = NOBODY) -> RunCommand:
 
 
 def as_guest(default: RunCommand, run: RunCommand) -> RunCommand:
-    """Returns the default of a guest on a run: its environment, its replay servers and its capacity, and free ports."""
-    parameters, metrics, meeting, board = free_ports(run.wires.bind_host, 4)
-    wires = dataclasses.replace(run.wires, parameter_port=parameters, metrics_port=metrics, meeting_port=meeting)
+    """Returns the default of a guest on a run: its environment, its replay servers and its capacity."""
     replay = dataclasses.replace(default.replay, capacity=run.replay.capacity)
-    return dataclasses.replace(default, env=run.env, wires=wires, replay=replay, tensorboard_port=board)
+    return dataclasses.replace(default, env=run.env, wires=run.wires, replay=replay)
 
 
 def _restored(given: dict[str, Any], default: Any, not_given: list[str]) -> Any:

@@ -25,7 +25,6 @@ from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
 from apexrl.lines import log_to, say
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
-from apexrl.running.ports import check_ports
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status
 from apexrl.running.torch_look import asking
@@ -117,14 +116,13 @@ class Sweep:
         self._note(run, is_complete=True)
 
     def _wait_until_free(self, run: SweepRun) -> None:
-        """Waits while another run has the ports or the directory: when its sweep was killed it ends by itself.
+        """Waits while another launcher has the directory: when its sweep was killed it ends by itself.
 
-        Raises: ConfigError when it still has them after the time in which a run ends.
+        Raises: ConfigError when it still has it after the time in which a run ends.
         """
         deadline, said = time.monotonic() + ENDING_SECONDS, ""
         while not self._stop.is_set():
             try:
-                check_ports(run.command)
                 with lock_run(str(run.directory)):
                     return
             except ConfigError as error:

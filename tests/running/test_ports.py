@@ -1,11 +1,15 @@
 """Ports that nobody listens on."""
 
+import contextlib
+import dataclasses
 import socket
 
 import pytest
 
+from apexrl.config.flags import Asked, default_command
+from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
-from apexrl.running.ports import free_ports
+from apexrl.running.ports import free_ports, free_row, from_base, with_free_ports
 
 HOST = "127.0.0.1"
 
@@ -31,3 +35,70 @@ def test_ports_of_an_ipv6_address_are_looked_at_too():
         except OSError as error:
             pytest.skip(f"needs IPv6 on the loopback interface ({error.strerror})")
         assert 27_995 not in free_ports("::1", 9, range(27_990, 28_000))
+
+
+def test_ports_in_a_row_are_free():
+    first = free_row(HOST, 6)
+    with contextlib.ExitStack() as held:
+        for port in range(first, first + 6):
+            held.enter_context(socket.socket()).bind((HOST, port))
+
+
+def asked(*arguments: object) -> Asked[RunCommand]:
+    return from_base(Asked.of(default_command(RunCommand), [str(word) for word in arguments]))
+
+
+def listening(held: contextlib.ExitStack, *ports: int) -> None:
+    for port in ports:
+        held.enter_context(socket.create_server((HOST, port)))
+
+
+def all_ports(command: RunCommand) -> set[int]:
+    shards = [command.wires.of_shard(shard) for shard in range(command.wires.shards)]
+    wires = command.wires
+    return {port for shard in shards for port in (shard.actor_port, shard.batch_port)} | {
+        wires.parameter_port, wires.metrics_port, command.tensorboard_port
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_run_takes_free_ports_where_nobody_asked_for_taken_ones(shards):
+    base = free_row(HOST, 5 + 2 * shards)
+    command = asked("--port-base", base, "--shards", shards).command
+    assert with_free_ports(command, ()) == (command, "")
+    with contextlib.ExitStack() as held:
+        listening(held, base, base + 1, base + 3 + 2 * shards)  # the board's, the parameters', the last shard's
+        found, said = with_free_ports(command, ())
+        listening(held, *all_ports(found))
+    assert found.wires.metrics_port == command.wires.metrics_port and len(all_ports(found)) == 3 + 2 * shards
+    assert said.startswith("ports ") and f"{base} " in said and f"has {found.wires.parameter_port}" in said
+
+
+def test_taken_ports_that_were_asked_for_are_named_at_once():
+    base = free_row(HOST, 7)
+    line = asked("--port-base", base)
+    with contextlib.ExitStack() as held:
+        listening(held, base, base + 4)
+        with pytest.raises(
+            ConfigError, match=f"port {base + 4} .* and port {base} .*--actor-port and --tensorboard-port"
+        ):
+            with_free_ports(line.command, line.given)
+
+
+def test_ports_that_are_the_same_are_refused_or_told_apart():
+    port, other = free_row(HOST, 1), free_row(HOST, 1)
+    line = asked("--parameter-port", port, "--actor-port", port)
+    with pytest.raises(ConfigError, match="each has to be another one"):
+        with_free_ports(line.command, line.given)
+    line = asked("--parameter-port", other)
+    wires = dataclasses.replace(line.command.wires, metrics_port=other)
+    found, said = with_free_ports(dataclasses.replace(line.command, wires=wires), line.given)
+    assert found.wires.parameter_port == other != found.wires.metrics_port and str(other) in said
+
+
+def test_a_base_gives_a_row_but_for_the_ports_that_are_given():
+    line = asked("--port-base", "30000", "--batch-port", "40000")
+    wires = line.command.wires
+    assert (line.command.tensorboard_port, wires.parameter_port, wires.metrics_port) == (30000, 30001, 30002)
+    assert (wires.meeting_port, wires.actor_port, wires.batch_port) == (30003, 30004, 40000)
+    assert {"actor_port", "tensorboard_port"} <= line.given

@@ -1,11 +1,9 @@
 """The registry of a run on Ray: who begins when, and in which order all end. Without Ray: it is a plain class."""
 
-import socket
-
 import pytest
 
 from apexrl.running import ray_groups
-from apexrl.running.ray_groups import NUM_STAGES, Registry, Report, consecutive_ports, own_code
+from apexrl.running.ray_groups import NUM_STAGES, Registry, Report, own_code
 
 PATIENCE_SECONDS = 20.0
 REPLAY = Report("replay", "10.0.0.1", {"replay_host": "10.0.0.1", "actor_port": 1, "batch_port": 2})
@@ -99,10 +97,3 @@ def test_a_registry_that_is_started_again_learns_all_from_the_reports(clock):
     assert registry.tell(LEARNER._replace(stages_ended=2)).stage == 0  # until the driver says it again
     registry.ask(True)
     assert registry.tell(LEARNER._replace(stages_ended=2)).stage == NUM_STAGES
-
-
-def test_ports_in_a_row_are_free():
-    first = consecutive_ports("127.0.0.1", 6)
-    for port in range(first, first + 6):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
