@@ -3,7 +3,8 @@
 # `bash run.sh test --all` the long ones, too, and `bash run.sh COMMAND`, such as watch, is a command of apexrl.
 set -euo pipefail
 checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-venv="$checkout/.venv"
+venv="${APEXRL_VENV:-$checkout/.venv}" # another place for a checkout that is read-only, or for several of them
+case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
 
 requirements="requirements.txt"
 if [ "${1:-}" = test ]; then
@@ -20,6 +21,7 @@ make_environment() {
     fi
   done
   [ -n "$python" ] || { echo "run.sh: Python 3.11 or newer is needed" >&2; exit 1; }
+  { mkdir -p "$venv" && [ -w "$venv" ]; } || { echo "run.sh: $venv cannot be written: give APEXRL_VENV=DIR, another directory" >&2; exit 1; }
   "$python" -m venv --clear "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; rm -rf "$venv"; exit 1; }
 }
 [ -x "$venv/bin/python" ] || make_environment
@@ -50,6 +52,10 @@ if ! cmp -s <(wanted) "$stamp"; then
   [ "$requirements" = requirements.txt ] || (cd "$checkout" && "$venv/bin/python" -m tests.deploy.tools)
   wanted >"$stamp"
 fi
+# The environment's Python, a notebook's too, finds the package. One that is shared may be read-only.
+for packages in "$venv"/lib/python3.*/site-packages; do
+  if [ -w "$packages" ] && ! [ -e "$packages/apexrl.pth" ]; then echo "$checkout" >"$packages/apexrl.pth"; fi
+done
 
 case "${1:-}" in
   test)

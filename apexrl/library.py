@@ -32,6 +32,7 @@ from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.networks.device import usual_defaults
 from apexrl.own_modules import Trust
+from apexrl.running.callbacks import LOOK_SECONDS, Callback, News, is_end
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, played
 from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, made_run, new_run, read_evaluations
@@ -70,16 +71,19 @@ class Run(NamedTuple):
         return found_checkpoint(self.directory)[1]
 
 
-def train(env: str, **flags: Any) -> Run:
+def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callback | None = None, **flags: Any) -> Run:
     """Trains on this machine until the run ends, as `run.sh` does; returns the run.
 
     An interrupt (Ctrl-C) ends the run with a checkpoint, a second one kills it. The run ends with this process, too.
 
     Args:
       env: a Gymnasium id.
+      on_status: called here with each new `Status` of the run, every few seconds.
+      on_evaluation: called here with each new evaluation, a `CurvePoint`. When one of the two returns True, the run
+        ends as after an interrupt, and is returned.
       flags: those of `run.sh` with underscores, as in total_frames=200_000, env_kwargs={...}, tensorboard=False.
     Raises: ApexError when the run fails; its own output says why. ConfigError inside of a run, which imports a module
-      that trains. KeyboardInterrupt after an interrupt.
+      that trains. KeyboardInterrupt after an interrupt. What one of the functions raises, when the run has ended.
     """
     check_not_imported()
     if PARENT_VARIABLE in os.environ:
@@ -96,8 +100,8 @@ def train(env: str, **flags: Any) -> Run:
         start_new_session=True,  # a terminal's Ctrl-C reaches us alone: two would kill the run
     )
     try:
-        status = process.wait()
-    except KeyboardInterrupt:
+        status = _followed(process, News(Path(directory)), on_status, on_evaluation)
+    except BaseException:
         _interrupt(process)
         raise
     finally:
@@ -107,6 +111,20 @@ def train(env: str, **flags: Any) -> Run:
     if status:
         raise ApexError(f"the run ended with exit status {status}: its output says why, and {directory}/logs")
     return Run(Path(directory).resolve())
+
+
+def _followed(process: subprocess.Popen, news: News, on_status: Callback | None, on_evaluation: Callback | None) -> int:
+    """Returns the exit status of a run that has ended, 0 after the end that one of two functions has asked for."""
+    if on_status is None and on_evaluation is None:
+        return process.wait()
+    while not (is_over := process.poll() is not None) and not is_end(news, on_status, on_evaluation):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_SECONDS)
+    if is_over:
+        is_end(news, on_status, on_evaluation)
+        return process.wait()
+    _interrupt(process)
+    return 0
 
 
 def _interrupt(process: subprocess.Popen) -> None:

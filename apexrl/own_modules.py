@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from apexrl.errors import ConfigError, reason_of
 from apexrl.guard import importing
 
-NAMING = ("--env", "--wrapper", "--agent")  # the flags whose values may be module:name
+NAMING = ("--env", "--wrapper", "--agent", "--callback")  # the flags whose values may be module:name
 
 
 class Trust(NamedTuple):

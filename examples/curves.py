@@ -1,4 +1,4 @@
-"""Draws the curves of runs: `python examples/curves.py runs/a runs/b`. It needs matplotlib."""
+"""Draws the curves of runs: `.venv/bin/python examples/curves.py RUN RUN`. It needs matplotlib."""
 
 import sys
 from pathlib import Path

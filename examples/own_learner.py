@@ -2,8 +2,8 @@
 
 Start a server, then this program with the server's two ports:
 
-    python replay.py --min-size-to-sample 500 --samples-per-insert 0 --actor-port 51001 --batch-port 51002
-    PYTHONPATH=. python examples/own_learner.py 51001 51002
+    .venv/bin/python replay.py --min-size-to-sample 500 --samples-per-insert 0 --actor-port 51001 --batch-port 51002
+    .venv/bin/python examples/own_learner.py 51001 51002
 
 Places 0..6, from 3 on one step left (0) or right (1); the episode ends at 0 with nothing and at 6 with reward 1.
 It walks at random, so it may look one step ahead only: a longer return would tell of what it did, not of what is best.

@@ -118,3 +118,23 @@ def test_an_environment_whose_making_was_interrupted_is_made_anew(tmp_path):
     assert (tmp_path / ".venv/bin/python").exists() and not (tmp_path / ".venv/pip").exists()
     subprocess.run(["bash", "run.sh", "--help"], check=True, **call)
     assert (tmp_path / ".venv/pip").exists()
+
+
+def test_an_environment_that_cannot_be_written_is_named_with_the_cure(tmp_path):
+    shutil.copy(ROOT / "run.sh", tmp_path)
+    (tmp_path / "file").touch()
+    environment = {**os.environ, "APEXRL_VENV": str(tmp_path / "file/venv")}
+    done = subprocess.run(["bash", tmp_path / "run.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and f"{tmp_path}/file/venv cannot be written: give APEXRL_VENV=DIR" in done.stderr
+
+
+def test_the_environments_python_finds_the_package_of_this_checkout(tmp_path):
+    """The stand-in is in a place of its own, and so is what it would install."""
+    venv, packages = tmp_path / "venv", tmp_path / "venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / "bin/python").write_text("#!/bin/sh\n")
+    (venv / "bin/python").chmod(0o755)
+    environment = {**os.environ, "APEXRL_VENV": str(venv)}
+    subprocess.run(["bash", ROOT / "run.sh", "--help"], env=environment, capture_output=True, check=True, timeout=60)
+    assert (packages / "apexrl.pth").read_text() == f"{ROOT}\n"

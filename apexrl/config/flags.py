@@ -39,7 +39,7 @@ from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
 FAMILY_SECTIONS = ("algorithm", "network", "update")
-REPEATABLE = "--wrapper"
+REPEATABLE = ("--wrapper", "--callback")
 _SWAPPED = str.maketrans("-_", "_-")
 OF_RUNS = ("resume", "fork", "from_journal", "guest")  # flags that begin with another run
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -131,7 +131,9 @@ class Asked(NamedTuple, Generic[C]):
 
         Raises: ConfigError when a number is outside its range, or a flag is one of another command.
         """
-        words = gathered([word for word in arguments if word not in HELP], REPEATABLE)
+        words = [word for word in arguments if word not in HELP]
+        for flag in REPEATABLE:
+            words = gathered(words, flag)
         check_names(default, words)
         command = tyro.cli(type(default), args=words, default=default, prog=program(), **PARSING)
         check_ranges(command)

@@ -369,13 +369,16 @@ class RunCommand(Command):
     """Learn without actors from the experience of the run in this directory, while it goes on; nobody there waits."""
     max_seconds: Annotated[float, Range(0)] = 0.0
     """End after so many seconds; 0: never."""
+    stop_at_return: Annotated[float | None, Range(-math.inf)] = None
+    """End as soon as the mean return of an evaluation is so high."""
+    callback: tuple[str, ...] = ()
+    """Classes `module:name` that hear of each status and evaluation, and may end the run; may be repeated."""
     tensorboard: bool = True
     """Serve TensorBoard."""
     tensorboard_port: Annotated[int, Range(1, 65535)] = 6006
     """Port of TensorBoard."""
     port_base: Annotated[int, Range(0, 65000)] = 0
-    """All ports in a row from here on: TensorBoard, parameters, metrics, meeting, and two a shard; 0: the usual ones,
-    or free ones where those are taken."""
+    """The run's ports are those from here on; 0: the usual ones, or free ones where those are taken."""
     tensorboard_host: str = "127.0.0.1"
     """Address that TensorBoard listens on."""
     wandb: bool = False

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from apexrl.learning.record.status_file import LAST_EVALUATION, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters, latest_path, load_header
+from apexrl.running.callbacks import News, is_end
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
 from apexrl.running.plan import Plan
@@ -107,6 +108,14 @@ def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: s
     supervisor.start(name, arguments, is_needed, name in FINISHING, Path(command.run_dir) / "logs" / f"{name}.log")
 
 
+def start_callbacks(supervisor: Supervisor, command: RunCommand) -> None:
+    """Starts the roles that call code of the user's own. Each ends the run when it finishes."""
+    for called in command.callback:
+        arguments = ["-m", "apexrl.running.callbacks", command.run_dir, called]
+        log = Path(command.run_dir) / "logs" / f"callback-{called.replace(':', '-')}.log"
+        supervisor.start(f"callback {called}", arguments, may_finish=True, log=log)
+
+
 def start_board(supervisor: Supervisor, command: RunCommand) -> None:
     """Starts TensorBoard on a run, and on those beside it."""
     directory = Path(command.run_dir)
@@ -163,6 +172,7 @@ class Run:
         self._supervisor = Supervisor(0 if command.reproducible else command.max_restarts)
         self._clock = Clock(command)
         self._checkpointed = checkpoint_time(self._directory)
+        self._news = News(self._directory)
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
@@ -176,6 +186,9 @@ class Run:
                     display.update()
                     in_vain = waits_in_vain(self._supervisor, self._directory)
                     if has_finished := in_vain or bool(FINISHING.intersection(finished)):
+                        break
+                    if why := self._why_over(finished):
+                        self._console.print(why, soft_wrap=True)
                         break
                     if self._clock.is_over(self._counters()):
                         break
@@ -198,6 +211,14 @@ class Run:
             )
         return status
 
+    def _why_over(self, finished: Collection[str]) -> str:
+        """Returns why the run ends before its time, empty where it does not."""
+        goal = self._command.stop_at_return
+        if goal is not None and is_end(self._news, None, lambda evaluation: evaluation.mean >= goal):
+            return f"the run ends: an evaluation's mean return is at least {goal:g}"
+        asking = [name for name in finished if name not in FINISHING]
+        return f"the run ends: {asking[0]} asks for it" if asking else ""
+
     def _counters(self) -> Counters:
         status = read_status(self._directory)
         return status.counters if status is not None else Counters()
@@ -205,6 +226,7 @@ class Run:
     def _start(self) -> None:
         """Starts all roles."""
         self._logs.mkdir(parents=True, exist_ok=True)
+        start_callbacks(self._supervisor, self._command)  # first: they miss no evaluation
         for name, (script, config) in roles_of(self._command, self._stream).items():
             start_role(self._supervisor, self._command, name, script, config)
         if self._command.tensorboard:

@@ -268,6 +268,7 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
     if asked.at and not asked.fork:
         raise ConfigError("--at says where --fork DIR begins: give that, too")
     begins = [flag for flag, given in _beginnings(asked).items() if given]
+    _check_watched(asked)
     if asked.reproducible:
         _check_reproducible(command_line, begins)
     elif useless := flags(PERIODS):
@@ -284,6 +285,14 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
         given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), "total_frames"])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
+
+
+def _check_watched(asked: RunCommand) -> None:
+    if asked.stop_at_return is not None and (asked.reproducible or not asked.evaluator):
+        raise ConfigError("--stop-at-return needs an evaluator beside it: leave out --reproducible and --no-evaluator")
+    for name in asked.callback:
+        if not all(name.rpartition(":")):
+            raise ConfigError(f"--callback {name}: give module:name")
 
 
 def _beginnings(asked: RunCommand) -> Mapping[str, str]:

@@ -116,7 +116,7 @@ def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[
     learning = _with_open_totals(command.learning, directory, at)
     command = dataclasses.replace(  # without the flags that hold for one start only
         command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False,
-        trust=False,
+        trust=False, callback=(), stop_at_return=None, port_base=0,
     )  # fmt: skip
     return command, not_given
 
