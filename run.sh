@@ -63,6 +63,7 @@ case "${1:-}" in
     cd "$checkout"
     exec "$venv/bin/python" -m pytest "$@"
     ;;
+  --version) ;;
   "" | -*) set -- train "$@" ;;
 esac
 # The run works in the directory of its caller. -P: no file there takes the place of one of ours.

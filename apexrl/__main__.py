@@ -41,6 +41,7 @@ COMMANDS = {
     "actor": Entry("apexrl.roles.actor:run", "actors alone, or an evaluator"),
     "keys": Entry("apexrl.tools.keys:run", "makes keys, for encryption between hosts"),
     "export": Entry("apexrl.roles.export:run", "writes the network of a checkpoint as ONNX"),
+    "version": Entry("apexrl.tools.version:main", "its version, torch's, and the device; --version is the same"),
     "inspect": Entry("apexrl.tools.replay_tool:main", "reads, checks and exports the experience of a run"),
 }
 
@@ -58,7 +59,7 @@ def _run() -> int:
     if not words or words[0] in (*HELP, "help"):
         say(listing(typed))
         return 0 if words else 2
-    name, *rest = words
+    name, *rest = ["version" if words[0] == "--version" else words[0], *words[1:]]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {near[0]}? " if near else ""

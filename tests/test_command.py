@@ -116,3 +116,10 @@ def test_resume_takes_the_newest_run_or_the_named_one(monkeypatch, tmp_path, cap
     assert resuming(["runs/a", "--seed", "3"]) == ["--resume", "runs/a", "--seed", "3"]
     assert started(monkeypatch, "resume", "--help") == 0
     assert "usage: apexrl resume [RUN] [FLAGS]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_names_torch_and_the_device(monkeypatch, capsys, word):
+    assert started(monkeypatch, word) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"apexrl {__version__}, Python 3.") and "torch 2" in said and " on " in said

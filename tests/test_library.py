@@ -159,3 +159,31 @@ def test_a_training_ends_with_the_program_that_began_it(program, tmp_path):
     program.kill()
     wait_for(lambda: not any(process.is_running() for process in run), 60, "the end of the run")
     assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").exists()
+
+
+def test_functions_hear_of_a_run_and_end_it(tmp_path, free_ports):
+    means, frames = [], []
+    names = ("actor_port", "batch_port", "parameter_port", "metrics_port")
+
+    def heard(evaluation):
+        means.append(evaluation.mean)
+        return len(means) == 2
+
+    flags = {"preset": "small", "tensorboard": False, "evaluation_period_seconds": 1.0, "run_dir": tmp_path / "run"}
+    ports = dict(zip(names, free_ports(4), strict=True))
+    ended = apexrl.train("Catch-v0", on_evaluation=heard, on_status=lambda s: frames.append(s.frames), **flags, **ports)
+    assert means == [evaluation.mean for evaluation in ended.evaluations[:2]] and ended.summary["updates"] >= 0
+    assert frames == sorted(frames) and ended.checkpoint.exists()
+
+
+def test_what_a_function_raises_comes_out_when_the_run_has_ended(tmp_path, free_ports):
+    def heard(evaluation):
+        raise KeyError("not mine")
+
+    names = ("actor_port", "batch_port", "parameter_port", "metrics_port")
+    with pytest.raises(KeyError, match="not mine"):
+        apexrl.train(
+            "Catch-v0", on_evaluation=heard, preset="small", tensorboard=False, run_dir=tmp_path / "run",
+            **dict(zip(names, free_ports(4), strict=True)),
+        )  # fmt: skip
+    assert (tmp_path / "run" / "summary.json").exists()

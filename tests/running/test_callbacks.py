@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -52,7 +53,7 @@ def test_a_function_that_returns_true_ends_and_others_do_not(tmp_path):
 class Told:
     """Hears of evaluations until one is good enough."""
 
-    heard: list = []
+    heard: ClassVar = []
 
     def __init__(self, directory):
         self.directory = directory
@@ -67,6 +68,13 @@ class Told:
 class Deaf:
     def __init__(self, directory):
         pass
+
+
+class Once(Deaf):
+    """Ends a run after its first update."""
+
+    def on_status(self, status):
+        return status.counters.updates > 0
 
 
 class Waits:
@@ -88,7 +96,7 @@ def role(monkeypatch, directory, name, *means):
 
 
 def test_a_role_hears_all_to_the_last_and_ends_by_itself_when_it_wants(tmp_path, monkeypatch):
-    from tests.running.test_callbacks import Told  # noqa: PLC0415 - as the role imports it
+    from tests.running.test_callbacks import Told  # as the role imports it
 
     role(monkeypatch, tmp_path, "Told", 1.0, 2.0, 5.0, 6.0)
     assert Told.heard == [1.0, 2.0, 5.0]

@@ -188,7 +188,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
         (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam"),
         (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
         (("--learning-rate", "-1"), "--learning-rate -1.0 makes no sense"),
-        (("--actor-port", "6006"), "each has to be another one"),
+        (("--actor-port", "6006", "--batch-port", "6006"), "each has to be another one"),
         (
             ("--resume", "/nonexistent[box2d]"),
             "/nonexistent[box2d] has no config.json: --resume and --fork take the directory",
@@ -343,3 +343,16 @@ def test_a_run_ends_in_order_when_the_reader_of_its_output_goes_first(tmp_path, 
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0
     assert read_json(tmp_path / "run" / "summary.json")["updates"]
+
+
+CALLBACK = "tests.running.test_callbacks:Once"
+
+
+def test_a_run_ends_at_a_return_or_where_a_callback_asks(tmp_path, free_ports):
+    catch = ("--env", "Catch-v0", "--preset", "small", "--no-tensorboard")
+    with launch(tmp_path, free_ports(4), *catch, "--stop-at-return", "-1") as run:
+        assert run.popen.wait(300) == 0
+        assert "an evaluation's mean return is at least -1" in run.text()
+    with launch(tmp_path, free_ports(4), *catch, "--callback", CALLBACK, name="again") as run:
+        assert run.popen.wait(300) == 0
+        assert f"callback {CALLBACK} asks for it" in run.text()
