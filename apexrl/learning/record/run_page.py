@@ -7,12 +7,15 @@ from typing import Any
 
 import msgspec
 
-from apexrl.config.sections import LearnerCommand
+from apexrl.config.flags import default_command, with_preset
+from apexrl.config.sections import LearnerCommand, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
 from apexrl.runs import CONFIG_FILE, Section, flat
 
-LEFT_OUT = ("wires", "tensorboard")  # sections and flags that begin so: they change nothing about the learning
+# Sections and flags that begin so: they change nothing about the learning.
+LEFT_OUT = ("wires", "tensorboard", "run_dir", "max_seconds", "port_base", "callback")
+NAMING = ("env", "agent", "preset", "seed")
 
 
 class _Config(msgspec.Struct):
@@ -28,17 +31,19 @@ def flags_of(directory: Path) -> dict[str, bool | float | str]:
 
 
 def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
-    """Returns the flags of the run that a learner belongs to, and its page in Markdown.
+    """Returns the flags by which the run of a learner differs from others, and its page in Markdown, with all flags.
 
     A learner that was started by hand knows its own flags only.
     """
     config = _config_in(Path(command.run_dir)) or _Config(dataclasses.asdict(command))
     flags = _flags(config.command)
+    usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, command.agent), command.preset)))
+    telling = {name: value for name, value in flags.items() if name in NAMING or value != usual.get(name)}
     tables: dict[str, Mapping[str, Any]] = {
         "Flags": flags,
         "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
     }
-    return flags, "\n\n".join(f"### {title}\n{_table(rows)}" for title, rows in tables.items())
+    return telling, "\n\n".join(f"### {title}\n{_table(rows)}" for title, rows in tables.items())
 
 
 def _config_in(directory: Path) -> _Config | None:

@@ -11,7 +11,8 @@ from apexrl.runs import CONFIG_FILE
 def test_the_page_holds_the_flags_the_revision_and_the_machine(tmp_path):
     config = {
         "command": {
-            "env": {"env": "Catch|v0"},
+            "env": {"env": "Catch|v0", "noop_max": 5, "life_loss_terminal": True},
+            "run_dir": "runs/x",
             "update": {"learning_rate": 0.5, "mix": ["queue=1/2", "uniform=1/2"]},
             "wires": {"actor_port": 1},
             "tensorboard_port": 2,
@@ -23,7 +24,9 @@ def test_the_page_holds_the_flags_the_revision_and_the_machine(tmp_path):
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
     command = with_preset(default_command(LearnerCommand), "small")
     flags, page = about(command.__class__(**{**vars(command), "run_dir": str(tmp_path)}))
-    assert flags == {"env": "Catch|v0", "learning-rate": 0.5, "mix": "queue=1/2 uniform=1/2", "smoke": True}
+    told = {"env": "Catch|v0", "noop-max": 5, "learning-rate": 0.5, "mix": "queue=1/2 uniform=1/2", "smoke": True}
+    assert flags == told
+    assert "| noop-max | 5 |" in page
     for line in ("| learning-rate | 0.5 |", "| revision | abc |", "| cores | 2 |", "| env | Catch v0 |"):
         assert line in page.splitlines()
 
@@ -34,5 +37,8 @@ def test_a_learner_by_hand_knows_its_own_flags(tmp_path):
         if written:
             (tmp_path / CONFIG_FILE).write_text(written)
         flags, page = about(command.__class__(**{**vars(command), "run_dir": str(tmp_path)}))
-        assert flags["batch-size"] == command.update.batch_size and "actor-port" not in flags
+        assert (
+            flags.items() >= {"agent": "apex-dqn", "preset": "small", "seed": 0}.items() and "batch-size" not in flags
+        )
+        assert f"| batch-size | {command.update.batch_size} |" in page and "| actor-port" not in page
         assert "| revision | unknown |" in page
