@@ -134,6 +134,26 @@ def test_the_example_of_play_plays(tmp_path, monkeypatch, capsys, run):
     assert f"{run.evaluations[0].frames:8,} frames" in said and said.count("game ") == 5
 
 
+def test_the_example_of_a_search_reports_evaluations_and_prunes(monkeypatch, run):
+    """With the run that is there, whose evaluations it hears."""
+    optuna, heard = pytest.importorskip("optuna"), []
+
+    def train(env, on_evaluation, **flags):
+        heard.extend(on_evaluation(evaluation) for evaluation in run.evaluations)
+        assert flags["batch_size"] in (32, 64, 128) and 1e-4 <= flags["learning_rate"] <= 3e-3
+        return run
+
+    monkeypatch.setattr(apexrl.library, "train", train)
+    monkeypatch.setattr(apexrl, "train", train, raising=False)
+    objective = runpy.run_path(str(ROOT / "examples" / "optuna_search.py"))["objective"]
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.ThresholdPruner(upper=-2.0))
+    study.optimize(objective, n_trials=1)
+    assert all(heard) and study.trials[0].state == optuna.trial.TrialState.PRUNED
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.NopPruner())
+    study.optimize(objective, n_trials=1)
+    assert study.best_value == run.evaluations[-1].mean
+
+
 @pytest.fixture
 def program(tmp_path, free_ports):
     """A program of somebody's own that trains, and whose run has begun to learn."""
