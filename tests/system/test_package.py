@@ -38,7 +38,7 @@ def apexrl(installed, cwd, *words):
 
 def test_a_wheel_has_the_command_and_its_types(installed):
     files = {str(path.relative_to(installed)) for path in installed.rglob("*")}
-    assert {"apexrl/py.typed", "apexrl/roles/actor.py", "apexrl/__main__.py"} <= files
+    assert {"apexrl/py.typed", "apexrl/roles/actor.py", "apexrl/__main__.py", "apexrl/config/presets.toml"} <= files
     assert not any(name.startswith(("tests", "deploy", "benchmarks", "actor.py")) for name in files)
     (points,) = installed.glob("apexrl-*.dist-info/entry_points.txt")
     assert "apexrl = apexrl.__main__:main" in points.read_text()
