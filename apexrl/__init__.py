@@ -15,4 +15,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "apexrl.net" if name.endswith("Client") else "apexrl.library"
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        from apexrl.extras import why_missing  # noqa: PLC0415 - seldom needed
+
+        raise ModuleNotFoundError(why_missing(error) or str(error), name=error.name) from error

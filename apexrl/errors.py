@@ -11,14 +11,12 @@ ApexError
 """
 
 import re
-import shlex
-import sys
 
 import msgspec
 
+from apexrl.extras import PIP_INSTALL, why_missing
 from apexrl.lines import printable
 
-PIP_INSTALL = f"{shlex.quote(sys.executable)} -m pip install"  # for the Python that runs this
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors of msgspec for bytes of a stranger."""
 UNREADABLE = (OSError, *MALFORMED)
@@ -68,5 +66,7 @@ def fault_of(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Returns an error of foreign code as one line. A command that installs packages is one for our Python."""
+    if cure := why_missing(error):
+        return cure
     line = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return re.sub(r"(?<!-m )\bpip install", lambda _: PIP_INSTALL, line)

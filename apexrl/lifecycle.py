@@ -24,6 +24,7 @@ import psutil
 
 from apexrl.control_groups import SELF, cpu_quotas
 from apexrl.errors import ApexError, ConfigError, KilledError
+from apexrl.extras import why_missing
 from apexrl.guard import check_not_imported
 from apexrl.leftovers import kill_descendants
 from apexrl.lines import TIME_FORM, log_to, printable
@@ -160,6 +161,9 @@ def _status_of(role: str, main: Callable[[Stop], None], stop: Stop, log: TextIO)
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _unread_streams():
             raise
+        if isinstance(error, ModuleNotFoundError) and (cure := why_missing(error)):
+            say(cure)
+            return PERMANENT_STATUS
         say("".join([f"{role} failed\n", *traceback.format_exception(error)]).rstrip())
         return TEMPORARY_STATUS if getattr(error, "errno", None) in PASSING_ERRNOS else 1
     return 0
@@ -189,6 +193,11 @@ def run_program(main: Callable[[], int]) -> int:
         finally:
             if not getattr(sys.stdout, "closed", True):  # foreign code may have closed it; daemons have none
                 sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if not (cure := why_missing(error)):
+            raise
+        print(cure, file=sys.stderr)
+        return PERMANENT_STATUS
     except OSError as error:
         is_full = error.errno == errno.ENOSPC
         lost = [1] if is_full else _unread_streams() if isinstance(error, BrokenPipeError) else []

@@ -42,7 +42,8 @@ def lowest_of(requirement: str) -> str:
 def requirements_at(end: str) -> list[str]:
     """Returns what pip has to install at one end."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [lowest_of(text) if end == "lowest" else text for text in project["dependencies"]]
+    wanted = project["dependencies"] + project["optional-dependencies"]["train"]
+    return [lowest_of(text) if end == "lowest" else text for text in wanted]
 
 
 def run(*command: object, cwd: Path) -> None:

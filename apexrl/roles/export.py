@@ -1,7 +1,6 @@
 """Writes the network of a checkpoint as ONNX: `apexrl export [CHECKPOINT] --output FILE`."""
 
 import dataclasses
-import importlib.util
 import json
 import logging
 import shlex
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from apexrl.config.words import program
-from apexrl.errors import PIP_INSTALL, ConfigError
+from apexrl.errors import ConfigError
+from apexrl.extras import missing
 from apexrl.lifecycle import Stop, run_role
 from apexrl.lines import say
 from apexrl.own_modules import NOBODY, Trust
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from apexrl.networks.checkpoint import Checkpoint
-
-
-NEEDED = ("onnx", "onnxscript")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +42,8 @@ def main(stop: Stop) -> None:
     Raises: ConfigError when a package is missing, or there is no such checkpoint or graph.
     """
     asked = tyro.cli(ExportCommand, prog=program())
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"export needs packages: say `{PIP_INSTALL} {' '.join(missing)}`")
+    if lack := missing("export", "export"):
+        raise ConfigError(lack)
     _, path = found_checkpoint(Path(asked.checkpoint) if asked.checkpoint else newest_run(RUNS, CHECKPOINTS))
     output = Path(asked.output) if asked.output else path.with_suffix(".onnx")
     typed = shlex.join([*sys.argv[1:], *([] if asked.checkpoint else [str(path)]), "--trust"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from rich.table import Table
 from apexrl.config.flags import Asked, default_command, whole_number
 from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
-from apexrl.errors import PIP_INSTALL, ConfigError
+from apexrl.errors import ConfigError
+from apexrl.extras import missing
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
@@ -153,6 +153,6 @@ def trackers_of(command: RunCommand) -> list[str]:
     """
     wanted = [name for name, asked in (("wandb", command.wandb), ("mlflow", command.mlflow)) if asked]
     for name in wanted:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--{name} needs a package: say `{PIP_INSTALL} {name}`")
+        if lack := missing(name, f"--{name}"):
+            raise ConfigError(lack)
     return wanted

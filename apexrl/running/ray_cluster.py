@@ -1,7 +1,7 @@
 """A run on a Ray cluster that exists already: `python -m apexrl.running.ray_cluster FLAGS`, with the flags of run.sh.
 
 The driver places the groups of the run's processes (`ray_groups`), follows them, and ends them. When it is gone, they
-end by themselves, with a last checkpoint. It needs `pip install "ray[default]>=2.60"`.
+end by themselves, with a last checkpoint. It needs the extra `ray`.
 """
 
 import contextlib
@@ -15,6 +15,12 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from apexrl.extras import missing
+
+if __name__ == "__main__" and (lack := missing("ray", "this program") or missing("train", "this program")):
+    print(lack, file=sys.stderr)
+    sys.exit(2)
 
 import ray
 from ray._private.state import available_resources_per_node

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apexrl.errors import PIP_INSTALL, ConfigError
+from apexrl.errors import ConfigError
+from apexrl.extras import why_missing
 from apexrl.files import write_durably
 from apexrl.lines import say
 from apexrl.tools.intervals import MeanCurve, bootstrap_interval, interquartile_mean, mean, mean_curve
@@ -166,7 +167,7 @@ def _picture_of(lines: Sequence[Line], curves: Mapping[tuple[str, str, str], Mea
     try:
         from apexrl.tools import picture  # noqa: PLC0415 - the only part that needs matplotlib
     except ModuleNotFoundError as error:
-        say(f"no picture ({error}): {PIP_INSTALL} matplotlib", file=sys.stderr)
+        say(f"no picture: {why_missing(error) or error}", file=sys.stderr)
         return b""
     rows = []
     for env in dict.fromkeys(line.env for line in lines):

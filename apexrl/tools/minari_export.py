@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from apexrl.errors import PIP_INSTALL, ConfigError, WireError
+from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
 from apexrl.replay.segment import Entry
 from apexrl.streams import SeenSteps, Stream
@@ -93,14 +93,11 @@ def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path) -> str:
 
     Args:
       out: the new directory of the dataset; its name is the dataset's id. It is there when the dataset is whole.
-    Raises: ConfigError when Minari is not installed, does not take that name, or there is no whole game; OSError when
-      the disk does not take the dataset.
+    Raises: ConfigError when Minari does not take that name, or there is no whole game; OSError when the disk does not
+      take the dataset.
     """
-    try:
-        import h5py  # noqa: F401, PLC0415 - optional; Minari loads it late
-        from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(f"--format minari needs the package ({error}): {PIP_INSTALL} 'minari[hdf5]'") from error
+    from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415 - optional
+
     try:
         parse_dataset_id(out.name)
     except (ValueError, TypeError) as error:  # TypeError: a name without -vN

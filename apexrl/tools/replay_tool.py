@@ -17,6 +17,7 @@ import tyro
 
 from apexrl.config.words import program
 from apexrl.errors import ApexError, ConfigError, WireError, fault_of
+from apexrl.extras import missing
 from apexrl.files import read_whole, replacing
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
@@ -220,6 +221,8 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
     spec = identity_of(directory).spec
     entries = (entry for entry in read_entries(directory) if entry.number in chosen)
     if format == "minari":
+        if lack := missing("minari", "--format minari"):
+            raise ConfigError(lack)
         from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
 
         say(write_dataset(entries, spec, out))

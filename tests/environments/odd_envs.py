@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 import typing
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -201,11 +202,9 @@ def no_environment(env):
     return env.observation_space
 
 
-def make_without_box2d():
-    raise gymnasium.error.DependencyNotInstalled(
-        "Box2D is not installed, you can install it by run `pip install swig` followed by "
-        '`pip install "gymnasium[box2d]"`'
-    )
+def make_without(module, extra):
+    message = f'{module} is not installed, run `pip install "gymnasium[{extra}]"`'
+    raise gymnasium.error.DependencyNotInstalled(message) from ModuleNotFoundError(name=module)
 
 
 def make_failing():
@@ -244,7 +243,8 @@ ACTIONS = {
 ENTRY_POINTS = {
     "Mission-v0": make_mission,
     "Fails-v0": make_failing,
-    "Without-box2d-v0": make_without_box2d,
+    "Without-box2d-v0": partial(make_without, "Box2D", "box2d"),
+    "Without-jax-v0": partial(make_without, "jax", "jax"),
     "Given-v0": Given,
     "Slow-v0": Slow,
     "Dying-v0": Dying,

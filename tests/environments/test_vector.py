@@ -196,7 +196,11 @@ def test_ids_that_users_type(env):
         ("tests.environments.odd_envs:Nowhere-v0", "cannot be made: .*no_such_module"),
         ("tests.environments.odd_envs:Words-v0", "observations.*cannot be flattened: give a --wrapper module:name"),
         ("tests.environments.odd_envs:Words-in-dict-v0", "observations.*cannot be flattened: give a --wrapper"),
-        ("tests.environments.odd_envs:Without-box2d-v0", r'/bin/python\S* -m pip install "gymnasium\[box2d\]"`$'),
+        (
+            "tests.environments.odd_envs:Without-box2d-v0",
+            r"made: Box2D is not installed: say `\S*/bin/python\S* -m pip install 'gymnasium\[box2d\]>=1.1,<2'`$",
+        ),
+        ("tests.environments.odd_envs:Without-jax-v0", r'/bin/python\S* -m pip install "gymnasium\[jax\]"`$'),
         ("no_such_module:Env-v0", "no_such_module cannot be imported: .*searched in .*, too"),
     ],
 )

@@ -1,5 +1,7 @@
 """Trackers of experiments, with their real packages: offline, or in files."""
 
+import importlib.util
+
 import msgspec
 import pytest
 
@@ -122,8 +124,10 @@ def test_a_run_is_told_to_the_real_package(run, tmp_path, kind):
 
 
 def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch):
-    monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     command = default_command(RunCommand)
     assert prepare.trackers_of(command) == []
-    with pytest.raises(ConfigError, match=r"--wandb needs a package: say `.*python\S* -m pip install wandb`"):
+    with pytest.raises(
+        ConfigError, match=r"--wandb needs .*: wandb is not installed: say `.*python\S* -m pip install wandb`"
+    ):
         prepare.trackers_of(command.__class__(**{**vars(command), "wandb": True}))
