@@ -1,4 +1,8 @@
+"""The examples over the replay service, where only the packages of the base installation are found."""
+
+import contextlib
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +15,29 @@ TOLERANCE = 0.02
 GAMMA, END = 0.9, 6
 
 
+def in_base(*words):
+    """Runs a program of the repository to its end; returns what it prints."""
+    command = [sys.executable, "-m", "tests.base_only", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def serve(tmp_path, free_ports):
+    """Starts a server with flags, and returns its two ports."""
+    with contextlib.ExitStack() as started:
+
+        def begin(*flags):
+            ports = free_ports(2)
+            words = ["-m", "tests.base_only", "replay.py", "--actor-port", ports[0], "--batch-port", ports[1], *flags]
+            started.enter_context(Process(words, tmp_path / "replay.txt"))
+            return ports
+
+        yield begin
+
+
 def true_values():
     """Action values of the corridor by value iteration: 0 at both ends, 1 for the step into the right one."""
     values = np.zeros((END + 1, 2))
@@ -21,16 +48,31 @@ def true_values():
 
 
 @pytest.mark.timeout(600)
-def test_the_example_learns_the_values_of_its_world(tmp_path, free_ports):
-    ports = free_ports(2)
-    flags = ("--min-size-to-sample", 500, "--samples-per-insert", 0, "--actor-port", ports[0], "--batch-port", ports[1])
-    with Process(["replay.py", *flags], tmp_path / "replay.txt") as replay:
-        command = [sys.executable, "examples/own_learner.py", *map(str, ports)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
-        )
-        assert done.returncode == 0, done.stderr + replay.text()
-    learned = np.array([[float(text) for text in line.split()] for line in done.stdout.splitlines()])
+def test_the_example_learns_the_values_of_its_world(serve):
+    ports = serve("--min-size-to-sample", 500, "--samples-per-insert", 0)
+    printed = in_base("examples/own_learner.py", *ports)
+    learned = np.array([[float(text) for text in line.split()] for line in printed.splitlines()])
     assert learned[:, 0].tolist() == list(range(END + 1))
-    assert np.abs(learned[:, 1:] - true_values()).max() <= TOLERANCE, done.stdout
+    assert np.abs(learned[:, 1:] - true_values()).max() <= TOLERANCE, printed
+
+
+@pytest.mark.timeout(600)
+def test_hard_examples_are_drawn_more_often_and_learned_better(serve, tmp_path):
+    docstring = (ROOT / "examples/hard_examples.py").read_text()
+    (flags,) = re.findall(r"python replay\.py (.*)", docstring)
+    ports = serve(*flags.split(), "--journal-dir", tmp_path / "journal")
+    plain, hard = in_base("examples/hard_examples.py", *ports).splitlines()
+    form = r"(\w+): 4800 tickets seen, (0\.\d+) rare, right (0\.\d+) of rare, (0\.\d+) of others"
+    numbers = [[float(text) for text in re.fullmatch(form, line).groups()[1:]] for line in (plain, hard)]
+    (rare, of_rare, _), (more_rare, more_of_rare, of_others) = numbers
+    assert rare < 0.03 < more_rare and of_rare + 0.1 < more_of_rare and of_others > 0.95, (plain, hard)
+    assert "4800 transitions" in in_base("apexrl/__main__.py", "inspect", "summary", tmp_path / "journal")
+    in_base("apexrl/__main__.py", "keys", tmp_path / "keys")
+
+
+def test_the_asynchronous_learner_stays_near_its_actors_and_learns():
+    first, *lags = in_base("examples/async_learner.py").splitlines()
+    reward, best = re.fullmatch(r"reward 0\.[34]\d+ at first, (0\.\d+) at last; (0\.\d+) is the best", first).groups()
+    assert float(reward) > 0.9 * float(best)
+    counts = dict(map(int, re.fullmatch(r"lag (\d+): (\d+) unrolls", line).groups()) for line in lags)
+    assert sum(counts.values()) == 300 * 8 and max(counts) <= 10, lags
