@@ -76,3 +76,16 @@ def test_the_asynchronous_learner_stays_near_its_actors_and_learns():
     assert float(reward) > 0.9 * float(best)
     counts = dict(map(int, re.fullmatch(r"lag (\d+): (\d+) unrolls", line).groups()) for line in lags)
     assert sum(counts.values()) == 300 * 8 and max(counts) <= 10, lags
+
+
+def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
+    page = (ROOT / "docs/service.md").read_text()
+    (flags,) = re.findall(r"\napexrl replay (--tables .*) --journal-dir service\n", page)
+    actor_port, batch_port = serve(*flags.split())
+    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    assert len(program.splitlines()) <= 32
+    for port, free in (("51001", actor_port), ("51002", batch_port)):
+        assert program.count(port) == 1
+        program = program.replace(port, str(free))
+    (tmp_path / "client.py").write_text(program)
+    assert in_base(tmp_path / "client.py") == "stored: True\n(32, 64) 1600.0\n"
