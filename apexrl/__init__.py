@@ -20,4 +20,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         from apexrl.extras import why_missing  # noqa: PLC0415 - seldom needed
 
-        raise ModuleNotFoundError(why_missing(error) or str(error), name=error.name) from error
+        raise ModuleNotFoundError(why_missing(error) or str(error), name=error.name) from None
