@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import socket
 
 from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ConfigError
@@ -57,3 +58,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def knock(address: str, timeout_seconds: float) -> None:
+    """Raises OSError when nobody listens at HOST:PORT; other texts are no addresses, and not tried."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()

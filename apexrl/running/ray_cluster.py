@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from rich.text import Text
 from apexrl.config.flags import Asked, default_command
 from apexrl.config.sections import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.hosts import knock
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters
@@ -58,7 +58,7 @@ from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
 END_SECONDS = 15.0  # for each step of the end; groups that need longer are killed
-SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0
+SAY_SECONDS, NODES_SECONDS, POLL_SECONDS, KNOCK_SECONDS = 10.0, 3.0, 0.5, 10.0  # Ray would knock for minutes
 
 
 def main() -> int:
@@ -128,7 +128,7 @@ class Driver:
         # A job that was submitted with its working directory has its code already.
         sent = None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else own_code(ROOT)
         try:
-            _knock(address)
+            knock(address, KNOCK_SECONDS)
             ray.init(
                 address=address, namespace=self._run, runtime_env=sent, log_to_driver=False,
                 logging_level=logging.ERROR, configure_logging=True,
@@ -367,13 +367,6 @@ class Driver:
 def counters_of(reports: list[Report]) -> Counters:
     """Returns how far the run is, as its learner says."""
     return next((report.status.counters for report in reports if report.status is not None), Counters())
-
-
-def _knock(address: str) -> None:
-    """Raises OSError when nobody listens at HOST:PORT: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _driver_silence() -> float | None:
