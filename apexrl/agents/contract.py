@@ -322,7 +322,7 @@ class Implementation(Protocol):
         ...
 
 
-Section = Literal["algorithm", "network", "update", "acting", "learning", "replay", "evaluation"]
+Section = Literal["env", "algorithm", "network", "update", "acting", "learning", "replay", "evaluation"]
 Preset = Mapping[Section, Mapping[str, Any]]
 
 

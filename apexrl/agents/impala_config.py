@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
-from apexrl.agents.recurrence import recurrent_fields
+from apexrl.agents.recurrence import burn_in_unrolls, recurrent_fields
 from apexrl.agents.replaying.mix import Distance, Selection, batch_sizes, parts_of, tables_for
 from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
@@ -188,16 +188,8 @@ def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
 
     Raises: ConfigError when --replay-state is none that is known, or the log holds no state so many steps earlier.
     """
-    kind, _, steps_text = update.replay_state.partition(":")
-    steps = int(steps_text) if kind == "burn-in" and steps_text.isdecimal() else 0
-    if update.replay_state not in ("walk", "stored", "zero") and (not steps or steps % algorithm.unroll_starts):
-        raise ConfigError(
-            f"--replay-state {update.replay_state}: give walk, stored, zero, or burn-in:N with a multiple of "
-            f"--unroll-starts {algorithm.unroll_starts}, at whose ends the log holds states"
-        )
-    if not algorithm.lstm:
-        return Unrolls()
-    return Unrolls(burn_in_unrolls=steps // algorithm.unroll_starts)
+    burn_in = burn_in_unrolls(update.replay_state, algorithm.unroll_starts, ("walk", "stored", "zero"))
+    return Unrolls(burn_in_unrolls=burn_in if algorithm.lstm else 0)
 
 
 def tables(update: ImpalaUpdate) -> tuple[TableSpec, ...]:

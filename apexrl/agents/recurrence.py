@@ -1,5 +1,11 @@
-"""The fields of the log that an LSTM needs: the state, the action and the reward before each unroll. Loads no torch."""
+"""The fields of the log that an LSTM needs: the state, the action and the reward before each unroll. Loads no torch.
 
+`burn_in_unrolls` reads the --replay-state of those who replay them.
+"""
+
+from collections.abc import Sequence
+
+from apexrl.errors import ConfigError
 from apexrl.types import Field, StreamSpec
 
 STATE, LAST_ACTION, LAST_REWARD = "core_state", "last_action", "last_reward"
@@ -17,3 +23,18 @@ def recurrent_fields(lstm_size: int) -> list[Field]:
 def lstm_size_of(spec: StreamSpec) -> int:
     """Returns the units of the LSTM whose states a stream holds; 0 where there is none."""
     return next((field.shape[1] for field in spec.extras if field.name == STATE), 0)
+
+
+def burn_in_unrolls(replay_state: str, unroll_starts: int, kinds: Sequence[str]) -> int:
+    """Returns the unrolls before each one that a --replay-state asks for; 0 for one of the other kinds.
+
+    Raises: ConfigError when it is none that is known, or the log holds no state so many steps earlier.
+    """
+    kind, _, steps_text = replay_state.partition(":")
+    steps = int(steps_text) if kind == "burn-in" and steps_text.isdecimal() else 0
+    if replay_state not in kinds and (not steps or steps % unroll_starts):
+        raise ConfigError(
+            f"--replay-state {replay_state}: give {', '.join(kinds)}, or burn-in:N with a multiple of "
+            f"--unroll-starts {unroll_starts}, at whose ends the log holds states"
+        )
+    return steps // unroll_starts

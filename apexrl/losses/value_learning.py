@@ -88,6 +88,19 @@ def huber_gradient(q_tm1: Tensor, action_tm1: Tensor, errors: Tensor, weight: Te
     return torch.zeros_like(q_tm1).scatter_(1, action_tm1.unsqueeze(1), slopes.unsqueeze(1))
 
 
+def sequence_priorities(errors: Tensor, valid: Tensor, max_share: float) -> Tensor:
+    """Returns [B]: a mix of the greatest and the mean absolute error of each sequence.
+
+    Args:
+      errors: [T, B], absolute; valid: [T, B] bool, which of them count.
+      max_share: of the greatest (R2D2's eta).
+    Source: R2D2 (ICLR 2019), section 2.3.
+    """
+    counted = errors.masked_fill(~valid, 0)
+    mean = counted.sum(dim=0) / valid.sum(dim=0).clamp(min=1)
+    return max_share * counted.amax(dim=0) + (1 - max_share) * mean
+
+
 def munchausen_bonus(q_target_tm1: Tensor, action_tm1: Tensor, temperature: float, least: float = -1.0) -> Tensor:
     """Returns [B]: temperature * log pi(action taken), not below `least`, where pi = softmax(q / temperature).
 

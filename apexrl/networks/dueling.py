@@ -1,10 +1,14 @@
 """Dueling Q-networks: a torso, then a value and an advantage of each action."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apexrl.networks.config import DuelingConfig
+from apexrl.networks.actor_critic import initialize, torso_layers
+from apexrl.networks.config import ActorCriticConfig, DuelingConfig
+from apexrl.networks.recurrent import History, RecurrentNetwork
 from apexrl.networks.torsos import FrameNetwork, Torso, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
 
@@ -73,3 +77,47 @@ class QuantileNetwork(DuelingNetwork):
             value, advantage = features.float().chunk(2, dim=1)
             advantage = self.advantage(advantage).unflatten(1, (-1, self.num_quantiles))
             return self.value(value).unsqueeze(1) + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+class RecurrentDuelingNetwork(RecurrentNetwork):
+    """Q = V + A - mean(A) of what an LSTM has seen, each from a hidden layer of its own.
+
+    Source: R2D2 (ICLR 2019).
+    """
+
+    def __init__(self, torso: Torso, hidden_size: int, num_actions: int, lstm_size: int):
+        super().__init__(torso, hidden_size, num_actions, lstm_size)
+        self.streams = nn.Linear(self.core_size, 2 * hidden_size)
+        self.value = nn.Linear(hidden_size, 1)
+        self.advantage = nn.Linear(hidden_size, num_actions)
+        initialize(self.hidden, *torso_layers(torso))
+
+    def outputs(self, core: Tensor) -> Tensor:
+        """Returns [.., A] action values."""
+        value, advantage = F.relu(self.streams(core)).chunk(2, dim=-1)
+        advantage = self.advantage(advantage)
+        return self.value(value) + advantage - advantage.mean(dim=-1, keepdim=True)
+
+    def unroll(self, observation: Tensor, history: History | None, num_steps: int | None = None) -> "UnrolledValues":
+        """Returns values [T + 1, B, A] of whole unrolls; arguments as `core` has them. The state has a gradient."""
+        core, state = self.core(observation, history, num_steps)
+        assert state is not None
+        with torch.autocast(core.device.type, enabled=False):
+            return UnrolledValues(self.outputs(core), state)
+
+
+class UnrolledValues(NamedTuple):
+    """The results for whole unrolls, float32."""
+
+    values: Tensor  # [T + 1, B, A]
+    state: Tensor  # [B, 2, lstm_size]
+
+
+def make_recurrent_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int) -> RecurrentDuelingNetwork:
+    """Returns the dueling network with an LSTM for the observations of a spec.
+
+    Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
+    """
+    check_sizes(config, *config.channels, config.hidden_size, lstm_size)
+    torso = make_torso(spec, config.channels, config.hidden_size, config.torso)
+    return RecurrentDuelingNetwork(torso, config.hidden_size, spec.num_actions, lstm_size)

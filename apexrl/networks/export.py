@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from apexrl.errors import ConfigError
 from apexrl.files import replacing
-from apexrl.networks.actor_critic import ActorCriticNetwork, History, memory_of, split
-from apexrl.networks.dueling import DuelingNetwork
+from apexrl.networks.actor_critic import ActorCriticNetwork, split
+from apexrl.networks.dueling import DuelingNetwork, RecurrentDuelingNetwork
+from apexrl.networks.recurrent import History, RecurrentNetwork, memory_of
 from apexrl.networks.torsos import FrameNetwork
 from apexrl.types import EnvironmentSpec
 
@@ -54,19 +55,25 @@ class _PolicyAndValue(nn.Module):
         return output.logits, output.values
 
 
-class _RecurrentPolicyAndValue(_PolicyAndValue):
-    """[B, A] logits, [B] values and the state [B, 2, lstm_size] for the next step."""
+class _Recurrent(nn.Module):
+    """[B, ..] outputs of the last layers, and the state [B, 2, lstm_size] for the next step."""
 
-    def forward(  # type: ignore[override]
+    def __init__(self, network: RecurrentNetwork):
+        super().__init__()
+        self.network = network
+
+    def forward(
         self, observation: Tensor, start: Tensor, last_action: Tensor, last_reward: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         network = self.network
         prepared = network.prepare(observation)
         features = network.torso.features(prepared, network.torso.kernel())
         memory = memory_of(History(start, last_action, last_reward, state), network.num_actions)
-        output = split(network.step(features, memory), network.num_actions)
-        assert output.state is not None
-        return output.logits, output.values, output.state
+        values, after = network.step(features, memory).tensor_split([-state[0].numel()], dim=1)
+        after = after.unflatten(1, state.shape[1:])
+        if isinstance(network, ActorCriticNetwork):
+            return values[:, : network.num_actions], values[:, network.num_actions], after
+        return values, after
 
 
 def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
@@ -74,7 +81,7 @@ def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
 
     Raises: ConfigError when it is not of a kind that has a graph.
     """
-    if not isinstance(network, FrameNetwork) or (network.memory_size and not isinstance(network, ActorCriticNetwork)):
+    if not isinstance(network, FrameNetwork) or (network.memory_size and not isinstance(network, RecurrentNetwork)):
         raise ConfigError(
             f"{type(network).__name__} has no ONNX graph: it is no FrameNetwork, or has a memory of its own"
         )
@@ -82,17 +89,18 @@ def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
     network.torso.layout = dataclasses.replace(network.torso.layout, in_blocks=False)
     dtype = getattr(torch, spec.frame_dtype)
     inputs = {"observation": torch.zeros(EXAMPLES, *spec.observation_shape, dtype=dtype)}
-    if not isinstance(network, ActorCriticNetwork):
-        return Graph(_Values(network), inputs, ("q_values" if isinstance(network, DuelingNetwork) else "values",))
-    if network.lstm is None:
-        return Graph(_PolicyAndValue(network), inputs, ("logits", "value"))
+    has_policy = isinstance(network, ActorCriticNetwork)
+    is_greedy = isinstance(network, DuelingNetwork | RecurrentDuelingNetwork)
+    outputs = ("logits", "value") if has_policy else ("q_values" if is_greedy else "values",)
+    if not isinstance(network, RecurrentNetwork) or network.lstm is None:
+        return Graph(_PolicyAndValue(network) if has_policy else _Values(network), inputs, outputs)
     inputs |= {
         "start": torch.ones(EXAMPLES, dtype=torch.bool),
         "last_action": torch.zeros(EXAMPLES, dtype=torch.int64),
         "last_reward": torch.zeros(EXAMPLES),
         "state": torch.zeros(EXAMPLES, 2, network.lstm.size),
     }
-    return Graph(_RecurrentPolicyAndValue(network), inputs, ("logits", "value", "next_state"))
+    return Graph(_Recurrent(network), inputs, (*outputs, "next_state"))
 
 
 def write_onnx(graph: Graph, path: Path, notes: dict[str, str]) -> None:

@@ -35,7 +35,7 @@ class EpisodicLSTM(nn.Module):
     def unroll(
         self, inputs: Tensor, starts: Tensor, state: Tensor, num_steps: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the outputs [T, B, size] of steps in order, and the state after some of them, without gradient.
+        """Returns the outputs [T, B, size] of steps in order, and the state after some of them.
 
         The loop has no branch that depends on data, so a CUDA graph can hold it.
 
@@ -53,7 +53,7 @@ class EpisodicLSTM(nn.Module):
             outputs.append(output)
             states.append((output, cell))
         after = states[-1 if num_steps is None else num_steps]
-        return torch.stack(outputs), torch.stack(after, dim=1).detach()
+        return torch.stack(outputs), torch.stack(after, dim=1)
 
     def _next(self, gates: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         gates = torch.addmm(gates, output, self.from_output.weight.t())

@@ -10,8 +10,8 @@ from apexrl.agents import impala
 from apexrl.agents.contract import Observation
 from apexrl.agents.impala import LEAST_LOG_PROB, MOST_VALUE, sampled
 from apexrl.errors import WireError
-from apexrl.networks.actor_critic import History
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.recurrent import History
 from apexrl.types import EnvironmentSpec, Unroll
 from apexrl.unroll import UnrollCodec
 from tests.agents.impala_parts import (

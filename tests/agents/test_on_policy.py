@@ -18,8 +18,8 @@ from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
 from apexrl.losses.windows import valid_starts
 from apexrl.networks import device, policy
-from apexrl.networks.actor_critic import History
 from apexrl.networks.device_stream import DeviceStream
+from apexrl.networks.recurrent import History
 from apexrl.replay.journal import new_identity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from apexrl.agents.impala_config import ImpalaAlgorithm, stream
-from apexrl.networks.actor_critic import History, make_network
+from apexrl.networks.actor_critic import make_network
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.recurrent import History
 from apexrl.types import EnvironmentSpec, Unroll
 
 T, LSTM_SIZE = 4, 5

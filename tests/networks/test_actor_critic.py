@@ -7,10 +7,11 @@ import torch
 
 from apexrl.errors import ConfigError, WireError
 from apexrl.networks import actor_critic
-from apexrl.networks.actor_critic import History, last_step, memory_of, split
+from apexrl.networks.actor_critic import split
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.policy import Policy
+from apexrl.networks.recurrent import History, last_step, memory_of
 from apexrl.types import EnvironmentSpec
 from tests.devices import CPU, DEVICES
 from tests.networks.test_frame_stack import slow_stacks

@@ -66,7 +66,7 @@ def test_a_start_in_an_unroll_is_a_new_unroll(lstm, sequence):
 def test_a_state_continues_exactly(lstm, sequence, num_steps):
     inputs, starts, state = sequence
     outputs, after = lstm.unroll(inputs, starts, state, num_steps)
-    assert not after.requires_grad
+    assert after.requires_grad == (num_steps > 0)
     if num_steps < STEPS:
         continued, _ = lstm.unroll(inputs[num_steps:], starts[num_steps:], after)
         assert torch.allclose(continued, outputs[num_steps:], atol=1e-6)

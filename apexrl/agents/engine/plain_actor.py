@@ -12,11 +12,11 @@ from apexrl.agents.engine.plain import Acting
 from apexrl.agents.recurrence import lstm_size_of
 from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ApexError
-from apexrl.networks.actor_critic import History, memory_of
 from apexrl.networks.config import from_text
 from apexrl.networks.frame_stack import FrameStack
 from apexrl.networks.parameters import Parameters
 from apexrl.networks.policy import Policy
+from apexrl.networks.recurrent import History, memory_of
 from apexrl.networks.torsos import FrameNetwork
 from apexrl.types import StreamSpec, StreamUnrolls
 

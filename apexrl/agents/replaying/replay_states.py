@@ -11,6 +11,7 @@ Sources: LASER (arXiv:1909.11583, appendix) walks, R2D2 (ICLR 2019) compares the
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from apexrl.agents.engine.minibatches import unroll_rows
 from apexrl.agents.recurrence import STATE, lstm_size_of
 from apexrl.agents.replaying.mix import Part
 from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS, history_of
-from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.types import StreamSpec
 
 NOBODY = -2  # the number of no unroll; -1 says that there is none before another
@@ -47,7 +47,7 @@ class ReplayStates:
             return {}
         return {f"{LAST_BATCH}numbers": self._numbers, f"{LAST_BATCH}states": self._ended}
 
-    def begin(self, batches: Batches, network: ActorCriticNetwork) -> dict[str, UnrollBatch]:
+    def begin(self, batches: Batches, network: Any) -> dict[str, UnrollBatch]:
         """Returns the batches to learn from by table: B rows each, with the states that they begin with."""
         begun = {}
         for table, view in self._views.items():
@@ -89,11 +89,12 @@ def with_state(batch: UnrollBatch, state: Tensor) -> UnrollBatch:
     return batch._replace(extras=batch.extras | {STATE: state})
 
 
-def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork, unroll_starts: int) -> UnrollBatch:
+def burned_in(batch: UnrollBatch, num_before: int, network: Any, unroll_starts: int) -> UnrollBatch:
     """Returns the last B of (num_before + 1) B rows, with the states to which the network comes through the others.
 
     Args:
       batch: the unrolls furthest before in front; weight 0 where one is not held, and states begin after it.
+      network: whose `unroll` gives the state after some steps, too.
       unroll_starts: steps from the beginning of an unroll to that of the next one; the further ones overlap.
     """
     size = len(batch.weight) // (num_before + 1)
@@ -101,8 +102,10 @@ def burned_in(batch: UnrollBatch, num_before: int, network: ActorCriticNetwork, 
     for k in range(1, num_before + 1):
         with torch.no_grad():
             ended = network.unroll(rows.observation, history_of(rows), num_steps=unroll_starts).state
-        assert ended is not None
-        is_held = (rows.weight > 0)[:, None, None]
-        rows = unroll_rows(batch, slice(k * size, (k + 1) * size), FIRST_EXTRAS)
-        rows = with_state(rows, torch.where(is_held, ended, rows.extras[STATE]))
+        rows = continued(rows, ended, unroll_rows(batch, slice(k * size, (k + 1) * size), FIRST_EXTRAS))
     return rows
+
+
+def continued(before: UnrollBatch, ended: Tensor, rows: UnrollBatch) -> UnrollBatch:
+    """Returns rows with the states [B, 2, size] in which those before them ended, where these are held."""
+    return with_state(rows, torch.where((before.weight > 0)[:, None, None], ended, rows.extras[STATE]))

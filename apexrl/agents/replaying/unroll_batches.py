@@ -10,7 +10,8 @@ from apexrl.agents.contract import Batch, Batches, UnrollBatch
 from apexrl.agents.recurrence import LAST_ACTION, LAST_REWARD, STATE
 from apexrl.agents.replaying.mix import Part, Selection
 from apexrl.losses.relevance import random_projection, unroll_divergence, unroll_features
-from apexrl.networks.actor_critic import ActorCriticOutput, History
+from apexrl.networks.actor_critic import ActorCriticOutput
+from apexrl.networks.recurrent import History
 
 FIRST_EXTRAS = (LAST_ACTION, LAST_REWARD, STATE)  # of an unroll's first observation
 

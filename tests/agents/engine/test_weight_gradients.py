@@ -9,8 +9,9 @@ from torch import nn
 
 from apexrl.agents.engine.gradient import Gradient
 from apexrl.learning.updates.side_thread import SideThread
-from apexrl.networks.actor_critic import History, make_network
+from apexrl.networks.actor_critic import make_network
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.recurrent import History
 from apexrl.types import EnvironmentSpec
 
 ROWS = 8
