@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -102,31 +102,49 @@ class ImpalaLearning(Learning):
     def tensors(self) -> dict[str, Tensor]:
         return {"entropy_cost": self._entropy_cost} | self._replay_states.tensors
 
-    def losses(self, online: Networks, batches: Batches, known: Callable[[], None]) -> Losses:
+    def losses(self, online: Networks, batches: Batches, known: Callable[[], Any]) -> Losses:
         """Returns the losses of policy, value and entropy, and of cloning where it is asked for."""
-        network = online["network"]
+        rows = self.unrolled(online["network"], batches)
+        self._replay_states.keep(batches, rows.output.state)
+        with exactly(self.device):
+            return self._losses_of(rows, known)
+
+    def unrolled(self, network: ActorCriticNetwork, batches: Batches) -> "Rows":
+        """Returns the rows of all parts with the results of a network."""
         begun = self._replay_states.begin(batches, network)
         with exactly(self.device):  # autocast refuses to join float16
             batch, is_new = self._joined(begun)
         output = network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
-        self._replay_states.keep(batches, output.state)
-        with exactly(self.device):
-            return self._losses_of(output, batch, is_new, begun)
+        return Rows(begun, batch, is_new, output)
 
-    def _losses_of(self, output: ActorCriticOutput, batch: UnrollBatch, is_new: Tensor, begun: Batches) -> Losses:
-        update, logits, values = self.update, output.logits[:-1], output.values[:-1]
+    def traced(self, rows: "Rows") -> "Traced":
+        """Returns the targets of a network's own policy."""
+        update, batch, logits, values = self.update, rows.batch, rows.output.logits[:-1], rows.output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
-        log_rhos = action_log_probs(logits, batch.action) - action_log_probs(behavior, batch.action)
+        log_probs = action_log_probs(logits, batch.action)
+        log_rhos = log_probs - action_log_probs(behavior, batch.action)
         accept = None
         if self._online_share < 1 and update.trust_region:
             accept = accepted_states(behavior, logits, update.trust_region, update.rho_bar)
         rewards = soft_asymmetric(batch.reward) if update.reward_transform == "soft-asymmetric" else batch.reward
         targets = vtrace(
-            log_rhos, self.algorithm.gamma * batch.discount, rewards, values, output.values[-1],
+            log_rhos, self.algorithm.gamma * batch.discount, rewards, values, rows.output.values[-1],
             valid=valid, accept=accept,
             lambda_=update.trace_lambda, rho_bar=update.rho_bar, c_bar=update.c_bar, pg_rho_bar=update.pg_rho_bar,
         )  # fmt: skip
-        losses = policy_gradient_loss(logits, batch.action, targets.pg_advantages)
+        return Traced(targets, log_rhos, log_probs, accept)
+
+    def policy_loss(self, rows: "Rows", known: Callable[[], Any]) -> tuple[Tensor, "Traced"]:
+        """Returns the loss of the policy [T, B], and the targets that it is made of."""
+        traced = self.traced(rows)
+        loss = policy_gradient_loss(rows.output.logits[:-1], rows.batch.action, traced.targets.pg_advantages)
+        return loss, traced
+
+    def _losses_of(self, rows: "Rows", known: Callable[[], Any]) -> Losses:
+        update, (begun, batch, is_new, output) = self.update, rows
+        logits, values = output.logits[:-1], output.values[:-1]
+        behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]
+        losses, (targets, log_rhos, _, accept) = self.policy_loss(rows, known)
         losses = losses + update.value_cost * value_loss(values, targets.vs)
         losses = losses + self._entropy_cost * self._entropy_weight(is_new) * entropy_loss(logits)
         losses = losses.masked_fill(~targets.learned, 0)
@@ -154,6 +172,30 @@ class ImpalaLearning(Learning):
     def _entropy_weight(self, is_new: Tensor) -> Tensor | float:
         """Returns weights [B]: new unrolls alone keep the entropy up (LASER), with the weight that all would have."""
         return is_new / self._online_share if self._online_share else 1.0
+
+
+class Rows(NamedTuple):
+    """The rows of all parts of a mix, with the results of a network."""
+
+    begun: Batches  # by table, with the states that they begin with
+    batch: UnrollBatch  # all of them
+    is_new: Tensor  # [B] bool
+    output: ActorCriticOutput  # [T + 1, B]
+
+
+class Traced(NamedTuple):
+    """The targets of T steps of B rows, by the policy of one network."""
+
+    targets: VTrace
+    log_rhos: Tensor  # [T, B] of its probabilities of the actions taken to the behaviour's
+    log_probs: Tensor  # [T, B] of the actions taken
+    accept: Tensor | None  # [T, B] bool: the states inside the trust region; None: there is none
+
+    def at(self, rows: Tensor) -> "Traced":
+        """Returns those of some rows [b]."""
+        targets = VTrace(*(numbers[:, rows] for numbers in self.targets))
+        accept = None if self.accept is None else self.accept[:, rows]
+        return Traced(targets, self.log_rhos[:, rows], self.log_probs[:, rows], accept)
 
 
 @torch.no_grad()

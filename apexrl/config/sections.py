@@ -264,7 +264,8 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, impala, r2d2, or module:name of your own. With --env Corridor-v0 the default is impala."""
+    """apex-dqn, apex-dpg, impala, impact, r2d2, or module:name of your own. With --env Corridor-v0 the default is
+    impala."""
     preset: PresetName = "auto"
     """Defaults of flags that are not given: the paper's, those for a GPU, two CPU cores, or small environments."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0

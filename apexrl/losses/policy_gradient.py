@@ -16,6 +16,17 @@ def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor) ->
     return -action_log_probs(logits, actions) * advantages.detach()
 
 
+def clipped_surrogate_loss(ratios: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """Returns -min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) [T, B]; no gradient flows through the advantages A.
+
+    Args:
+      ratios: [T, B] of the policy's probabilities of the actions to those of an older policy.
+    Source: arXiv:1707.06347, equation 7.
+    """
+    advantages = advantages.detach()
+    return -torch.minimum(ratios * advantages, ratios.clamp(1 - clip, 1 + clip) * advantages)
+
+
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:
     """Returns half the squared error [T, B]; no gradient flows through the targets."""
     if values.shape != targets.shape:

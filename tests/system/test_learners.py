@@ -20,6 +20,7 @@ LONG = pytest.mark.long("learners and guests")
 FAMILIES = {
     "apex-dqn": ("--env", "CartPole-v1", "--agent", "apex-dqn", "--preset", "small"),
     "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
+    "r2d2": ("--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "8"),
 }
 
 
@@ -67,7 +68,7 @@ def test_two_learners_of_one_host_listen_for_this_host_alone(tmp_path, free_port
     assert {ports[0], ports[2], meeting[1]} <= {port for _, port in found}
 
 
-@pytest.mark.parametrize("family", ["apex-dqn", pytest.param("impala", marks=LONG)])
+@pytest.mark.parametrize("family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in ("impala", "r2d2"))])
 def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
     (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
     flags = (*FAMILIES[family], "--num-learners", 2, *meeting, "--total-frames", 12_000, "--capacity", 50_000)
@@ -150,19 +151,20 @@ def test_learners_that_cannot_share_are_refused_at_once(tmp_path, flags, said):
 
 
 @LONG
-def test_guests_of_both_families_learn_from_a_run_that_does_not_wait_for_them(tmp_path, free_ports):
+@pytest.mark.parametrize(("family", "own"), [("impala", ("--mix", "uniform=1")), ("r2d2", ("--batch-size", "4"))])
+def test_guests_of_both_families_learn_from_a_run_that_does_not_wait_for_them(tmp_path, free_ports, family, own):
     """One has the run's unrolls, the other one cuts them anew."""
     host = tmp_path / "run"
-    with launch(tmp_path, free_ports(4), *FAMILIES["impala"], "--capacity", "40000") as run:
+    with launch(tmp_path, free_ports(4), *FAMILIES[family], "--capacity", "40000") as run:
         wait_for(lambda: updates_of(host) > 100, 100, "updates")
-        for name, flags in {"same": ("--mix", "uniform=1"), "other": ("--agent", "apex-dqn")}.items():
+        for name, flags in {"same": own, "other": ("--agent", "apex-dqn")}.items():
             directory = tmp_path / name
             guest = ("-m", "apexrl.running.launch", "--guest", host, "--run-dir", directory, "--no-tensorboard")
             limits = ("--total-updates", 150, "--evaluation-period-seconds", 1, "--episodes", 2)
             with Process([*guest, *limits, *flags], tmp_path / f"{name}.txt") as process:
                 assert process.popen.wait(600) == 0, process.text()
             summary = read_json(directory / "summary.json")
-            assert (summary["updates"], summary["env"]) == (150, "Catch-v0") and summary["frames"] > 1000
+            assert (summary["updates"], summary["env"]) == (150, FAMILIES[family][1]) and summary["frames"] > 1000
             assert not (directory / "journal").exists()
         status = msgspec.json.decode((host / "status.json").read_bytes())
         before = status["counters"]["updates"]

@@ -83,6 +83,15 @@ def test_catch_is_solved_from_pixels(tmp_path, free_ports, flags, most_steps):
 
 @pytest.mark.long("trainings")
 @pytest.mark.timeout(3200)
+def test_a_ball_that_was_seen_once_is_caught_within_80000_agent_steps(tmp_path, free_ports):
+    """Without memory the mean return is -0.14 at best."""
+    flags = ("--agent", "r2d2", "--env", "MemoryCatch-v0", "--total-frames", "80000", "--episodes", "50")
+    summary = learn(tmp_path, free_ports(4), *flags, "--reproducible", "--evaluation-period-updates", "50", enough=0.9)
+    assert summary["evaluation_best_return"] >= 0.9
+
+
+@pytest.mark.long("trainings")
+@pytest.mark.timeout(3200)
 def test_a_pendulum_is_swung_up_within_40000_agent_steps(tmp_path, free_ports):
     """By a policy over vectors of actions: the RL Zoo's TD3 has -158, and what chooses at random -1,200."""
     flags = ("--agent", "apex-dpg", "--env", "Pendulum-v1", "--total-frames", "40000", "--min-size-to-sample", "1000")

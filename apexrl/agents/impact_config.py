@@ -1,0 +1,114 @@
+"""IMPACT, which is APPO, as a family: IMPALA's numbers with others of its own. Loads no torch."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from apexrl.agents import impala_config
+from apexrl.agents.contract import Family, Preset, Want
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate
+from apexrl.agents.replaying.mix import parts_of
+from apexrl.config.sections import Range
+from apexrl.errors import ConfigError
+from apexrl.networks.config import ActorCriticConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpactAlgorithm(ImpalaAlgorithm):
+    """The numbers that actors and the learner must agree on."""
+
+    unroll_starts: int = 50
+    """Transitions in one unroll (APPO)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpactUpdate(ImpalaUpdate):
+    """The learner's numbers for its updates."""
+
+    batch_size: int = 10
+    """Unrolls in a batch (APPO: 500 steps)."""
+    mix: tuple[str, ...] = ("uniform@40=1",)
+    """Shares of a batch by kind of replay, as IMPALA has them. uniform@40=1 is IMPACT's circular buffer of 4 batches of
+    10 unrolls; --samples-per-insert says how often each of the newest is used (IMPACT: 2)."""
+    minibatches: Annotated[int, Range(1, 1024)] = 1
+    """Steps of the optimizer that an update takes, each from its part of a batch; targets are computed once."""
+    surrogate_clip: Annotated[float, Range(0, 1)] = 0.4
+    """The policy gains nothing where its ratio leaves 1 by more (IMPACT; PPO: 0.2)."""
+    target_rho_bar: float = 2.0
+    """Greatest ratio of the actor's policy to the target policy, in the surrogate's ratio (IMPACT)."""
+    target_period_updates: int = 8
+    """Updates between copies into the target network: about batches in the buffer times uses of each (IMPACT)."""
+    learning_rate: float = 5e-4
+    """Step size (APPO)."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Adam (APPO), or RMSProp with decay 0.99, which is not centered."""
+    optimizer_epsilon: float = 1e-8
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """constant (APPO), or linear: it falls to 0 over --total-frames, where they are given."""
+    reduction: Literal["sum", "mean"] = "mean"
+    """Whether losses of a batch are added, or averaged (APPO)."""
+    trust_region: Annotated[float, Range(0)] = 0.0
+    """Where a mix replays: states are rejected whose KL from the target policy to the one implied by V-trace is not
+    below it (LASER); 0: none is rejected."""
+    replay_state: str = "stored"
+    """The state with which an LSTM begins a replayed unroll: stored, burn-in:N or zero, as IMPALA has them."""
+
+
+TWO_CORES: Preset = {
+    **impala_config.TWO_CORES,
+    "algorithm": {"unroll_starts": 20},
+    "update": {**impala_config.TWO_CORES["update"], "mix": ("uniform@16=1",)},
+    "replay": {**impala_config.TWO_CORES["replay"], "samples_per_insert": 2.0},
+}
+"""For games of Atari on two CPU cores: IMPALA's numbers there, and a buffer of 4 batches."""
+
+SMALL: Preset = {
+    **impala_config.SMALL,
+    "algorithm": {"unroll_starts": 20},
+    "update": {**impala_config.SMALL["update"], "batch_size": 16, "mix": ("uniform@64=1",), "learning_rate": 1e-3,
+               "minibatches": 2},
+    "replay": {**impala_config.SMALL["replay"], "samples_per_insert": 4.0},
+}  # fmt: skip
+"""For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
+
+
+def wants(algorithm: ImpactAlgorithm, update: ImpactUpdate) -> tuple[Want, ...]:
+    """Returns the wants of the learner.
+
+    Raises: ConfigError when flags contradict each other, as IMPALA's do, or walks or minibatches are not possible.
+    """
+    found = impala_config.wants(algorithm, update)
+    if any(want.is_replaced for want in found):
+        raise ConfigError(
+            "--replay-state walk knows the state of the newest policy alone, and impact has a target policy: give "
+            "stored, burn-in:N or zero"
+        )
+    if update.minibatches > 1:
+        for want, part in zip(found, parts_of(update.mix), strict=True):
+            if want.num_rows % update.minibatches:
+                raise ConfigError(
+                    f"--minibatches {update.minibatches} does not divide the {want.num_rows} unrolls of {want.table}: "
+                    "give another --batch-size"
+                )
+            if part.rule is not None or part.overwrites_worst:
+                raise ConfigError(f"--mix {part.name} learns from a whole batch: give --minibatches 1")
+    return found
+
+
+FAMILY = Family(
+    ImpactAlgorithm(),
+    ActorCriticConfig("shallow", (32, 64, 64), 512),
+    ImpactUpdate(),
+    impala_config.stream,
+    wants,
+    impala_config.tables,
+    "apexrl.agents.impact",
+    {
+        "paper": {"replay": {"min_size_to_sample": 2_000, "samples_per_insert": 2.0},
+                  "learning": {"publish_period_updates": 1}},
+        "gpu": TWO_CORES,
+        "two-cores": TWO_CORES,
+        "small": SMALL,
+    },
+    raw_rewards_flag=impala_config.FAMILY.raw_rewards_flag,
+)  # fmt: skip

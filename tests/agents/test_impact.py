@@ -1,0 +1,148 @@
+"""IMPACT: its loss once more state by state, minibatches and their targets, a graph's replays, refusals."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from apexrl.agents import impact
+from apexrl.agents.impact_config import FAMILY, ImpactAlgorithm, ImpactUpdate
+from apexrl.agents.replaying.unroll_batches import history_of
+from apexrl.errors import ConfigError
+from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.updates.updater import Updater
+from apexrl.networks.device_stream import DeviceStream
+from tests.agents.impala_parts import LSTM_SIZE, NETWORK, VECTORS, random_batches, slow_column
+from tests.devices import CPU
+from tests.fake_graph import FakeDeviceStream
+from tests.fields import random_unroll
+from tests.learning.twins import update_both
+from tests.learning.updates.test_updater import World
+from tests.losses.unrolls import T
+
+SIZE, TABLE = 12, "uniform@40"
+ALGORITHM = ImpactAlgorithm(gamma=0.9, unroll_starts=T)
+UPDATE = ImpactUpdate(SIZE, learning_rate=1e-3, entropy_cost=0.3, target_period_updates=3, surrogate_clip=0.2)
+
+
+def make_learner(update=UPDATE, lstm=False):
+    """Returns a learner whose target network is another one, and both of whose policies are not nearly uniform."""
+    torch.manual_seed(7)
+    algorithm = dataclasses.replace(ALGORITHM, lstm=lstm, lstm_size=LSTM_SIZE)
+    learner = impact.make_learner(algorithm, NETWORK, update, FAMILY.stream(algorithm, VECTORS), CPU)
+    with torch.no_grad():
+        for parameter in learner.target.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        for network in (learner.online["network"], learner.target["network"]):
+            network.policy.weight.mul_(4)
+    return learner
+
+
+def slow_gradients(learner, update, batch):
+    """Returns the mean loss's gradient by the paper's definitions, in float64, behind the learner's own networks."""
+    (pi_logits, values, *_), (target_logits, target_values, *_) = (
+        networks["network"].unroll(batch.observation, history_of(batch))
+        for networks in (learner.online, learner.target)
+    )
+    total, count, clipped = torch.zeros((), dtype=torch.float64), 0.0, 0
+    for b in range(len(batch.weight)):
+        mu = batch.extras["behavior_log_probs"][:, b].double().softmax(-1)
+        own = target_logits[:-1, b].double(), target_values[:, b].double(), mu
+        column = slow_column(*own, batch, b, update, 0.9, has_region=False)
+        for t in range(T):
+            if batch.start[t + 1, b]:
+                continue  # a reset
+            weight, action = batch.weight[b].item(), batch.action[t, b]
+            pi, old = pi_logits[t, b].double().softmax(-1), target_logits[t, b].detach().double().softmax(-1)
+            aim, advantage, _ = column[t]
+            ratio = min(mu[t, action] / old[action], update.target_rho_bar) * pi[action] / mu[t, action]
+            bounded = min(max(ratio, 1 - update.surrogate_clip), 1 + update.surrogate_clip)
+            clipped += bool(bounded * advantage < ratio * advantage)
+            count += weight
+            total = total - weight * min(ratio * advantage, bounded * advantage)
+            total = total + weight * update.value_cost * 0.5 * (aim - values[t, b].double()) ** 2
+            total = total + weight * update.entropy_cost * (pi * pi.log()).sum()
+    gradients = torch.autograd.grad(total / count, list(learner.online["network"].parameters()))
+    return torch.cat([gradient.flatten() for gradient in gradients]), (total / count).item(), clipped
+
+
+@pytest.mark.parametrize("lstm", [False, True], ids=["feed-forward", "lstm"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"target_rho_bar": 1.0, "trace_lambda": 0.8}, {"rho_bar": 2.0, "pg_rho_bar": 1.5}], ids=str
+)
+def test_gradients_are_those_of_the_papers_definitions(lstm, changes):
+    update = dataclasses.replace(UPDATE, **changes)
+    learner = make_learner(update, lstm)
+    batches = random_batches(1, {TABLE: SIZE}, lstm, weights=(0.0, 0.5, 1.0))
+    expected, loss, clipped = slow_gradients(learner, update, batches[TABLE])
+    known = learner.from_online(batches, learner.from_target(batches))
+    metrics = learner.gradients(batches, lambda: known).metrics
+    found = torch.cat([parameter.grad.flatten() for parameter in learner.online["network"].parameters()])
+    assert metrics["loss"].item() == pytest.approx(loss, rel=1e-4) and clipped > 3
+    assert (found / learner.gradient[-1] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("mix", [("uniform@40=1",), ("queue=1/3", "uniform@40=2/3")], ids=str)
+def test_minibatches_divide_the_rows_of_all_tables_with_their_targets(mix):
+    update = dataclasses.replace(UPDATE, mix=mix, minibatches=2)
+    learner = make_learner(update)
+    sizes = {TABLE: SIZE} if len(mix) == 1 else {"queue": SIZE // 3, TABLE: 2 * SIZE // 3}
+    batches = random_batches(1, sizes)
+    known = learner.from_target(batches)
+    parts = list(learner.minibatches(batches, lambda: known))
+    assert learner.num_steps == len(parts) == 2
+    for table, size in sizes.items():
+        rewards = torch.cat([batch[table].reward for batch, _ in parts], 1)
+        assert [len(batch[table].weight) for batch, _ in parts] == [size // 2] * 2
+        assert rewards.sum(0).sort().values.tolist() == batches[table].reward.sum(0).sort().values.tolist()
+    for batch, known_of_it in parts:
+        anew = learner.learning.from_target(learner.target, batch)
+        for found, expected in zip(known_of_it().targets, anew.targets, strict=True):
+            assert torch.allclose(found.float(), expected.float(), atol=1e-5)
+        assert torch.allclose(known_of_it().log_rhos, anew.log_rhos, atol=1e-5)
+
+
+class ImpactWorld(World):
+    """The world of Ape-X's tests with this family's learner and experience."""
+
+    def __init__(self, update, device_stream=None):
+        self.spec, self.device = FAMILY.stream(ALGORITHM, VECTORS), CPU
+        self.device_stream = device_stream or DeviceStream(CPU)
+        self.updater = Updater(make_learner(update), self.device_stream)
+        self.store = UnrollStore(self.spec, 16, FAMILY.wants(ALGORITHM, update), CPU, 8, self.device_stream)
+        self.rng = np.random.default_rng(3)
+        for number in range(16):
+            self.store.commit(self.store.begin(number), random_unroll(self.spec, number))
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_a_graph_makes_the_same_updates(monkeypatch, minibatches):
+    """In one order of rows: the warm-ups of a graph draw others."""
+    monkeypatch.setattr(impact, "shuffled", lambda size, parts, *_: torch.arange(size).flip(0).chunk(parts))
+    update = dataclasses.replace(UPDATE, minibatches=minibatches, mix=("uniform=1",))
+
+    def updated(world, keys):
+        draw = world.keys(keys, np.ones(SIZE, np.float32))
+        draw = draw._replace(samples={"uniform": draw.samples["transitions"]._replace(table="uniform")})
+        pending = world.updater.update(draw)
+        return (), pending.result()[1] | pending.row_metrics()
+
+    graph, plain = (ImpactWorld(update, on) for on in (FakeDeviceStream(), None))
+    for _ in range(4):
+        keys = graph.rng.integers(0, 16, SIZE)
+        update_both(graph, plain, lambda keys=keys: updated(graph, keys), lambda keys=keys: updated(plain, keys))
+    assert graph.device_stream.num_captures == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"minibatches": 5}, r"--minibatches 5 does not divide the 12 unrolls of uniform@40"),
+        ({"minibatches": 2, "mix": ("elite-1@40=1",)}, "--mix elite-1@40 learns from a whole batch"),
+        ({"replay_state": "walk", "mix": ("uniform=1",)}, "--replay-state walk knows the state of the newest policy"),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        FAMILY.wants(dataclasses.replace(ALGORITHM, lstm=True), dataclasses.replace(UPDATE, **changes))
