@@ -60,6 +60,9 @@ class EnvConfig:
     """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
     fire_at_reset: bool = True
     """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
+    repeat_action_probability: Annotated[float, Range(0, 0.99)] = 0.0
+    """Probability that the environment takes its last action again instead of the new one (sticky actions, 0.25 in
+    arXiv:1709.06009), in evaluations, too; 0: as its id has it."""
     step_deadline_seconds: Annotated[float, Range(0)] = 120.0
     """Seconds after which a step that has not returned is named and ends its process, which starts again; 0: never."""
 
@@ -81,7 +84,7 @@ class EnvConfig:
         Raises: ConfigError when the arguments of the environment are no JSON object.
         """
         settings = {"env_kwargs": self.kwargs, "wrapper": self.wrapper, "grayscale": self.grayscale,
-                    "resize": self.resize}  # fmt: skip
+                    "resize": self.resize, "repeat_action_probability": self.repeat_action_probability}  # fmt: skip
         changed = {name: value for name, value in settings.items() if value}
         return json.dumps(changed, sort_keys=True) if changed else ""
 
@@ -97,6 +100,7 @@ class EnvConfig:
             return cls(
                 env=env, env_kwargs=json.dumps(kwargs) if kwargs else "", wrapper=tuple(map(str, wrapper)),
                 resize=tuple(map(int, resize)), grayscale=bool(settings.get("grayscale")), frame_stack=frame_stack,
+                repeat_action_probability=float(settings.get("repeat_action_probability", 0)),
             )  # fmt: skip
         except (*MALFORMED, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(f"{variant[:200]} are no settings of {env}: {error}") from error

@@ -180,7 +180,12 @@ def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
         same = [spec.id for spec in gymnasium.registry.values() if spec.kwargs.get("game") == kwargs["game"]]
         raise ConfigError(f"environment {env!r} has frameskip {frameskip}, games are played with 4: "
                           f"say {' or '.join(sorted(filter(has_usual_frameskip, same)))}")  # fmt: skip
-    return kwargs | config.kwargs
+    kwargs = kwargs | config.kwargs
+    if config.repeat_action_probability:
+        if "repeat_action_probability" in config.kwargs:
+            raise ConfigError("--repeat-action-probability and --env-kwargs both say it: leave it out of one")
+        kwargs["repeat_action_probability"] = config.repeat_action_probability
+    return kwargs
 
 
 def is_atari(registered: EnvSpec) -> bool:

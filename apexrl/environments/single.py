@@ -5,7 +5,13 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import FlattenObservation, GrayscaleObservation, NormalizeObservation, NormalizeReward
+from gymnasium.wrappers import (
+    FlattenObservation,
+    GrayscaleObservation,
+    NormalizeObservation,
+    NormalizeReward,
+    StickyAction,
+)
 
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.fitting import checked
@@ -46,7 +52,9 @@ def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = 
     kwargs: dict[str, Any] = numbered(config.kwargs, copy) | {"max_episode_steps": longest_episode(config, registered)}
     if render_mode:
         kwargs["render_mode"] = render_mode
-    return gymnasium.make(registered.id, **kwargs)
+    env = gymnasium.make(registered.id, **kwargs)
+    probability = config.repeat_action_probability
+    return StickyAction(env, probability) if probability else env
 
 
 def own_render_mode(config: EnvConfig) -> str | None:

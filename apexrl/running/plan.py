@@ -52,6 +52,7 @@ PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a 
 
 STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
+    "repeat_action_probability",
 )  # fmt: skip
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
