@@ -8,6 +8,7 @@ import numpy as np
 import rlax
 
 TRACE = ("v_tm1", "v_t", "r_t", "discount_t", "rho_tm1")
+SEQUENCE = ("q", "q_target", "action", "best", "reward", "discount")
 POLICY = ("logits", "actions", "advantages", "weights")
 
 
@@ -38,6 +39,11 @@ def main(source, target):
 
     results["quantiles"] = regression(quantiles)
     results["quantiles gradient"] = jax.grad(lambda values: regression(values).sum())(quantiles)
+    q, q_target, action, best, reward, discount = (given[f"sequence {name}"] for name in SEQUENCE)
+    ours = q[:-1], action, q_target[1:], best[1:], reward, discount
+    results["n-step errors"] = rlax.transformed_n_step_q_learning(*ours, n=5, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR)
+    ratios = np.exp(logits[..., 0])
+    results["surrogate"] = jax.vmap(lambda r, a: rlax.clipped_surrogate_pg_loss(r, a, 0.4), 1)(ratios, advantages)
     np.savez(target, **results)
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss
+from apexrl.losses.policy_gradient import clipped_surrogate_loss, entropy_loss, policy_gradient_loss
 from apexrl.losses.quantiles import quantile_huber, quantile_huber_gradient
+from apexrl.losses.value_learning import n_step_targets
 from apexrl.losses.vtrace import vtrace
+from apexrl.losses.windows import n_step_windows
 from tests.losses.unrolls import T, random_unrolls
 from tests.system.processes import ROOT
 
@@ -69,6 +71,16 @@ def returns():
     }
 
 
+def sequence():
+    """Values of 20 steps, whose discounts are 0 at some, in the order of rlax's arguments."""
+    rng = np.random.default_rng(3)
+    q, q_target = rng.normal(0, 3, (2, 21, NUM_ACTIONS)).astype(np.float32)
+    numbers = {"q": q, "q_target": q_target, "action": rng.integers(NUM_ACTIONS, size=20), "best": q.argmax(axis=1)}
+    numbers["reward"] = rng.normal(0, 10, 20).astype(np.float32)
+    numbers["discount"] = np.where(rng.random(20) < 0.1, 0, 0.97).astype(np.float32)
+    return {f"sequence {name}": array for name, array in numbers.items()}
+
+
 @pytest.fixture(scope="module")
 def unrolls():
     return random_unrolls(np.random.default_rng(0), accepted=0.9)
@@ -77,7 +89,8 @@ def unrolls():
 @pytest.fixture(scope="module")
 def by_rlax(unrolls, tmp_path_factory):
     source, target = (tmp_path_factory.mktemp("rlax") / f"{name}.npz" for name in ("arguments", "results"))
-    np.savez(source, settings=np.array(SETTINGS), **columns_of(unrolls)[1], **policies(), **returns())
+    arrays = columns_of(unrolls)[1] | policies() | returns() | sequence()
+    np.savez(source, settings=np.array(SETTINGS), **arrays)
     command = [sys.executable, "-m", "tests.losses.rlax_losses", source, target]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     return np.load(target)
@@ -116,3 +129,19 @@ def test_the_loss_of_quantiles_is_that_of_rlax(by_rlax):
     action, weight = torch.zeros(len(quantiles), dtype=torch.int64), torch.ones(len(quantiles))
     gradient = quantile_huber_gradient(quantiles.unsqueeze(1), action, targets, weight).squeeze(1)
     np.testing.assert_allclose(gradient, by_rlax["quantiles gradient"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_rescaled_errors_of_n_steps_are_those_of_rlax(by_rlax):
+    q, q_target, action, best, reward, discount = map(torch.from_numpy, sequence().values())
+    column = (numbers.unsqueeze(1) for numbers in (reward, (discount > 0).float(), torch.zeros(21, dtype=torch.bool)))
+    found, discounts, offsets = (numbers.squeeze(1) for numbers in n_step_windows(*column, 0.97, 5))
+    ends = torch.arange(15) + offsets
+    targets = n_step_targets(found, discounts, q_target[ends, best[ends]], rescaling=True)
+    errors = targets - q[torch.arange(15), action[:15]]
+    np.testing.assert_allclose(errors, by_rlax["n-step errors"][:15], rtol=1e-3, atol=1e-3)
+
+
+def test_the_clipped_surrogate_is_that_of_rlax(by_rlax):
+    given = {key: torch.from_numpy(array) for key, array in policies().items()}
+    losses = clipped_surrogate_loss(given["logits"][..., 0].exp(), given["advantages"], 0.4)
+    np.testing.assert_allclose(losses.mean(dim=0), by_rlax["surrogate"], rtol=1e-5, atol=1e-6)

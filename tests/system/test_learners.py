@@ -20,6 +20,7 @@ LONG = pytest.mark.long("learners and guests")
 FAMILIES = {
     "apex-dqn": ("--env", "CartPole-v1", "--agent", "apex-dqn", "--preset", "small"),
     "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
+    "impact": ("--env", "Catch-v0", "--agent", "impact"),
     "r2d2": ("--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "8"),
 }
 
@@ -68,7 +69,9 @@ def test_two_learners_of_one_host_listen_for_this_host_alone(tmp_path, free_port
     assert {ports[0], ports[2], meeting[1]} <= {port for _, port in found}
 
 
-@pytest.mark.parametrize("family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in ("impala", "r2d2"))])
+@pytest.mark.parametrize(
+    "family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in ("impala", "impact", "r2d2"))]
+)
 def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
     (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
     flags = (*FAMILIES[family], "--num-learners", 2, *meeting, "--total-frames", 12_000, "--capacity", 50_000)

@@ -22,6 +22,7 @@ from tests.system.processes import launch, refuse, updates_of, wait_for
 CATCH = ["--env", "Catch-v0"]
 LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--batch-size", "8", "--lstm"]
 R2D2 = ["--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "4", "--sequence-unrolls", "2"]
+IMPACT = [*CATCH, "--agent", "impact", "--batch-size", "8", "--minibatches", "4"]
 COUNTING = ["--agent", "tests.system.counting_agent:counting", "--env", "tests.system.counting_env:Counting-v0",
             "--environments-per-worker", "3"]  # fmt: skip
 
@@ -49,7 +50,7 @@ def run(tmp_path, ports, name, *flags):
     return tmp_path / name
 
 
-@pytest.mark.parametrize("family", [CATCH, LASER, R2D2, COUNTING])
+@pytest.mark.parametrize("family", [CATCH, LASER, R2D2, IMPACT, COUNTING])
 def test_one_seed_gives_one_network_bit_for_bit(tmp_path, free_ports, family):
     flags = [*family, "--total-updates", 60, "--evaluation-period-updates", 20]
     first, again, other = (
