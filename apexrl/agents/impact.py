@@ -17,7 +17,7 @@ from apexrl.agents.engine.minibatches import shuffled, unroll_rows
 from apexrl.agents.engine.plain import Networks, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.impact_config import ImpactUpdate, wants
+from apexrl.agents.impact_config import ImpactAlgorithm, ImpactUpdate, wants
 from apexrl.agents.impala import ImpalaActing, ImpalaLearning, Rows, Traced, make_network, make_rows
 from apexrl.agents.replaying.replay_states import unrolls_of
 from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS
@@ -32,6 +32,7 @@ __all__ = ["make_actor", "make_learner", "make_network", "make_rows"]
 class ImpactLearning(ImpalaLearning):
     """The losses of IMPALA, but for the policy's."""
 
+    algorithm: ImpactAlgorithm
     update: ImpactUpdate
 
     def __init__(self, *sections: Any):

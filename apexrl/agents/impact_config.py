@@ -90,8 +90,9 @@ def wants(algorithm: ImpactAlgorithm, update: ImpactUpdate) -> tuple[Want, ...]:
                     f"--minibatches {update.minibatches} does not divide the {want.num_rows} unrolls of {want.table}: "
                     "give another --batch-size"
                 )
-            if part.rule is not None or part.overwrites_worst:
-                raise ConfigError(f"--mix {part.name} learns from a whole batch: give --minibatches 1")
+            if part.rule is not None or part.overwrites_worst or update.trust_region:
+                asked = "--trust-region" if update.trust_region else f"--mix {part.name}"
+                raise ConfigError(f"{asked} tells of the rows of a whole batch: give --minibatches 1")
     return found
 
 

@@ -156,11 +156,11 @@ class ImpalaLearning(Learning):
         real = valid & (batch.weight > 0)
         metrics = metrics_of(real, logits, values, log_rhos, targets, self._action_names)
         rejected = None if accept is None else ~accept
-        rows = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
+        results = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
         overwriting = [part.name for part in self._parts if part.overwrites_worst]
-        priorities = {name: relevance(rows[name]["distance"]) for name in overwriting}
+        priorities = {name: relevance(results[name]["distance"]) for name in overwriting}
         mean = loss.detach() / count.masked_fill(count == 0, 1)
-        return Losses({"network": loss}, count, priorities, {"loss": mean} | metrics, rows)
+        return Losses({"network": loss}, count, priorities, {"loss": mean} | metrics, results)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""

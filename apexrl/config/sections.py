@@ -61,8 +61,7 @@ class EnvConfig:
     fire_at_reset: bool = True
     """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
     repeat_action_probability: Annotated[float, Range(0, 0.99)] = 0.0
-    """Probability that the environment takes its last action again instead of the new one (sticky actions, 0.25 in
-    arXiv:1709.06009), in evaluations, too; 0: as its id has it."""
+    """Probability that the last action is taken again (sticky actions, arXiv:1709.06009: 0.25); 0: as the id has it."""
     step_deadline_seconds: Annotated[float, Range(0)] = 120.0
     """Seconds after which a step that has not returned is named and ends its process, which starts again; 0: never."""
 
@@ -97,11 +96,9 @@ class EnvConfig:
         try:
             settings = json.loads(variant or "{}")
             kwargs, wrapper, resize = (settings.get(name, ()) for name in ("env_kwargs", "wrapper", "resize"))
-            return cls(
-                env=env, env_kwargs=json.dumps(kwargs) if kwargs else "", wrapper=tuple(map(str, wrapper)),
-                resize=tuple(map(int, resize)), grayscale=bool(settings.get("grayscale")), frame_stack=frame_stack,
-                repeat_action_probability=float(settings.get("repeat_action_probability", 0)),
-            )  # fmt: skip
+            text, size = json.dumps(kwargs) if kwargs else "", tuple(map(int, resize))
+            repeats, gray = float(settings.get("repeat_action_probability", 0)), bool(settings.get("grayscale"))
+            return cls(env, text, tuple(map(str, wrapper)), gray, size, frame_stack, repeat_action_probability=repeats)
         except (*MALFORMED, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(f"{variant[:200]} are no settings of {env}: {error}") from error
 
@@ -268,8 +265,7 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, impala, impact, r2d2, or module:name of your own. With --env Corridor-v0 the default is
-    impala."""
+    """apex-dqn, apex-dpg, impala, impact, r2d2, or your module:name. With --env Corridor-v0 the default is impala."""
     preset: PresetName = "auto"
     """Defaults of flags that are not given: the paper's, those for a GPU, two CPU cores, or small environments."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0

@@ -89,11 +89,14 @@ def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
     network.torso.layout = dataclasses.replace(network.torso.layout, in_blocks=False)
     dtype = getattr(torch, spec.frame_dtype)
     inputs = {"observation": torch.zeros(EXAMPLES, *spec.observation_shape, dtype=dtype)}
-    has_policy = isinstance(network, ActorCriticNetwork)
-    is_greedy = isinstance(network, DuelingNetwork | RecurrentDuelingNetwork)
-    outputs = ("logits", "value") if has_policy else ("q_values" if is_greedy else "values",)
+    outputs: tuple[str, ...] = (
+        "q_values" if isinstance(network, DuelingNetwork | RecurrentDuelingNetwork) else "values",
+    )
+    wrapped: nn.Module = _Values(network)
+    if isinstance(network, ActorCriticNetwork):
+        outputs, wrapped = ("logits", "value"), _PolicyAndValue(network)
     if not isinstance(network, RecurrentNetwork) or network.lstm is None:
-        return Graph(_PolicyAndValue(network) if has_policy else _Values(network), inputs, outputs)
+        return Graph(wrapped, inputs, outputs)
     inputs |= {
         "start": torch.ones(EXAMPLES, dtype=torch.bool),
         "last_action": torch.zeros(EXAMPLES, dtype=torch.int64),

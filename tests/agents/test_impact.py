@@ -139,7 +139,8 @@ def test_a_graph_makes_the_same_updates(monkeypatch, minibatches):
     ("changes", "complaint"),
     [
         ({"minibatches": 5}, r"--minibatches 5 does not divide the 12 unrolls of uniform@40"),
-        ({"minibatches": 2, "mix": ("elite-1@40=1",)}, "--mix elite-1@40 learns from a whole batch"),
+        ({"minibatches": 2, "mix": ("elite-1@40=1",)}, "--mix elite-1@40 tells of the rows of a whole"),
+        ({"minibatches": 2, "trust_region": 0.1}, "--trust-region tells of the rows of a whole batch"),
         ({"replay_state": "walk", "mix": ("uniform=1",)}, "--replay-state walk knows the state of the newest policy"),
     ],
 )
