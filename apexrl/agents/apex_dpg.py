@@ -17,7 +17,8 @@ from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.exploration import noise_ladder
 from apexrl.networks.config import DeterministicConfig
-from apexrl.networks.deterministic import Critics, make_policy
+from apexrl.networks.critics import Critics
+from apexrl.networks.deterministic import make_policy
 
 SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn
 
@@ -55,7 +56,8 @@ class DpgLearning(Learning):
         return {"policy": PartOptimizer(period_updates=self.update.policy_period_updates)}
 
     def parts(self) -> dict[str, nn.Module]:
-        return {"policy": make_policy(self.spec, self.network), "critics": Critics(self.spec, self.network)}
+        critics = Critics(self.spec, self.network, "layer" if self.network.layer_norm else "none")
+        return {"policy": make_policy(self.spec, self.network), "critics": critics}
 
     def from_target(self, target: Networks, batches: Batches) -> Tensor:
         """Returns the least of the target critics' values [B] of the target policy's next actions."""

@@ -29,8 +29,11 @@ class Beginning(msgspec.Struct, frozen=True):
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
     """Returns the command of one of several learners: its part of the batch, and of the sizes that go with it.
 
-    Raises: ConfigError when a size cannot be divided, or one learner would walk through several shards.
+    Raises: ConfigError when a size cannot be divided, one learner would walk through several shards, or networks have
+      statistics of batches.
     """
+    if num_learners > 1 and getattr(command.network, "critic_norm", "") == "batch":
+        raise ConfigError("--critic-norm batch has the statistics of one learner's batches: leave out --num-learners")
     sizes = divided_sizes(command.agent, command.update)
     for name, size in sizes.items():
         if size % num_learners:

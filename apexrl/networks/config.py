@@ -10,6 +10,7 @@ from apexrl.errors import MALFORMED, WireError
 
 T = TypeVar("T", bound=NetworkConfig)
 TorsoKind = Literal["shallow", "deep"]
+CriticNorm = Literal["none", "layer", "batch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +26,32 @@ class DuelingConfig(NetworkConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class DeterministicConfig(NetworkConfig):
+class VectorConfig(NetworkConfig):
     """Sizes of a policy that chooses a vector, and of critics that value it."""
 
     channels: tuple[int, int, int] = (32, 64, 64)
     """Channels of the three convolutions (DQN), where observations are pictures."""
     hidden_size: int = 256
-    """Units of each layer of the policy and of each critic (TD3)."""
+    """Units of each layer of the policy and of each critic (TD3, SAC)."""
     critics: Annotated[int, Range(1, 16)] = 2
-    """Critics that learn apart; targets take the least of their values (TD3: 2, Ape-X DPG: 1)."""
+    """Critics that learn apart; targets take the least of their values (TD3, SAC: 2, Ape-X DPG: 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterministicConfig(VectorConfig):
+    """Sizes of a deterministic policy and of its critics."""
+
     layer_norm: bool = True
     """Normalize the layers of critics (Ape-X DPG)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianConfig(VectorConfig):
+    """Sizes of a squashed Gaussian policy and of its critics."""
+
+    critic_norm: CriticNorm = "none"
+    """Normalization of the layers of critics. batch: CrossQ's, over this and the next step together; then there are no
+    target networks."""
 
 
 @dataclasses.dataclass(frozen=True)

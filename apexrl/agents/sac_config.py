@@ -1,0 +1,93 @@
+"""SAC and CrossQ as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
+from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.tables import TableSpec
+from apexrl.networks.config import GaussianConfig
+from apexrl.types import EnvironmentSpec, StreamSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class SacAlgorithm(AlgorithmConfig):
+    """The numbers that actors and the learner must agree on."""
+
+    gamma: Annotated[float, Range(0, 1)] = 0.99
+    """Discount a step (SAC)."""
+    n_steps: int = 1
+    """Rewards in a return before it bootstraps (SAC: 1). The entropy of the steps between does not count."""
+    unroll_starts: int = 20
+    """Transitions that begin in one unroll."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SacUpdate(UpdateConfig):
+    """The learner's numbers for its updates."""
+
+    batch_size: int = 256
+    """Transitions in a batch (SAC)."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Adam (SAC), or centered RMSProp with decay 0.95."""
+    learning_rate: float = 3e-4
+    """Step size of policy, critics and temperature (SAC)."""
+    optimizer_epsilon: float = 1e-8
+    """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
+    target_rate: Annotated[float, Range(1e-6, 1)] = 0.005
+    """Share of the way that target critics go at each update (SAC)."""
+    policy_period_updates: Annotated[int, Range(1)] = 1
+    """Updates of the critics for each of the policy and the temperature (SAC: 1, CrossQ: 3)."""
+    entropy_target: Annotated[float, Range(-100, 100)] = -1.0
+    """Entropy that the temperature aims at, for each number of an action, where those are -1 to 1 (SAC)."""
+    first_temperature: Annotated[float, Range(1e-6)] = 1.0
+    """Price of entropy at the beginning (SAC)."""
+    table: str = "transitions"
+    """Table of the replay that batches come from. Its kind is priority."""
+
+
+PAPER: Preset = {
+    "replay": {"capacity": 1_000_000, "min_size_to_sample": 10_000, "samples_per_insert": 256.0,
+               "priority_exponent": 0.0, "importance_exponent": 0.0},
+}  # fmt: skip
+"""SAC: an update of 256 for each step."""
+
+FAST: Preset = {
+    "replay": {"capacity": 400_000, "min_size_to_sample": 5_000, "samples_per_insert": 64.0, "priority_exponent": 0.0,
+               "importance_exponent": 0.0},
+    "learning": {"publish_period_updates": 10, "publish_period_seconds": 0.2},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
+    "evaluation": {"evaluation_period_seconds": 15.0},
+}  # fmt: skip
+"""SAC with a quarter of its updates, as simulators are faster than updates."""
+
+
+def stream(algorithm: SacAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment: unrolls overlap so that each start finds its n-step window inside.
+
+    Raises: ConfigError when an action is one of several.
+    """
+    check_continuous(environment)
+    return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
+
+
+def wants(algorithm: SacAlgorithm, update: SacUpdate) -> tuple[Want, ...]:
+    """Returns the wants of the learner: transitions, all alike where the exponents of priorities are 0."""
+    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
+
+
+def tables(update: SacUpdate) -> tuple[TableSpec, ...]:
+    """Returns the tables of the replay."""
+    return (TableSpec(update.table, "priority"),)
+
+
+FAMILY = Family(
+    SacAlgorithm(),
+    GaussianConfig(),
+    SacUpdate(),
+    stream,
+    wants,
+    tables,
+    "apexrl.agents.sac",
+    {"paper": PAPER, "gpu": FAST, "two-cores": FAST, "small": FAST},
+)

@@ -1,0 +1,77 @@
+"""Critics: the values of actions that are vectors."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.networks.config import CriticNorm, VectorConfig
+from apexrl.networks.frame_layout import FrameLayout
+from apexrl.networks.torsos import make_torso
+from apexrl.types import EnvironmentSpec
+
+BATCH_SHARE = 0.01  # of a batch in the running statistics of batch normalization (CrossQ: 1 - 0.99)
+NORMS: dict[CriticNorm, Callable[[int], nn.Module]] = {
+    "none": lambda size: nn.Identity(),
+    "layer": nn.LayerNorm,
+    "batch": lambda size: nn.BatchNorm1d(size, momentum=BATCH_SHARE),
+}
+
+
+class Critics(nn.Module):
+    """One value of each action, or more of them by networks of their own.
+
+    Batch normalization takes its running statistics, but in `joint`, which learns them.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm):
+        super().__init__()
+        self.each = nn.ModuleList(Critic(spec, config, norm) for _ in range(config.critics))
+        self.eval()
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Returns the values [C, B] of actions [B, size] at stacks [B, H, *stored]."""
+        return torch.stack([critic(observations, actions) for critic in self.each])
+
+    def joint(self, steps: tuple[Tensor, Tensor], next_steps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the values [C, B] of stacks and actions, and of the next ones, normalized as one batch of 2 B.
+
+        Source: CrossQ (arXiv:1902.05605).
+        """
+        self.train()
+        values, next_values = self(*map(torch.cat, zip(steps, next_steps, strict=True))).chunk(2, dim=1)
+        self.eval()
+        return values, next_values
+
+
+class Critic(nn.Module):
+    """The value of an action, which joins the observation where it is a vector, or else the features of pictures."""
+
+    center: Tensor
+    reach: Tensor
+
+    def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm):
+        super().__init__()
+        self.layout, size = FrameLayout.of(spec), config.hidden_size
+        is_vector, num_numbers = len(spec.frame_shape) <= 1, spec.stacked_frames * spec.frame_size
+        self.torso = None if is_vector else make_torso(spec, config.channels, size)
+        num_features = num_numbers if self.torso is None else self.torso.num_features
+        low, high = torch.tensor(spec.action_bounds).T
+        self.register_buffer("center", (low + high) / 2, persistent=False)
+        self.register_buffer("reach", (high - low) / 2, persistent=False)
+        num_inputs = num_features + len(low)
+        layers: list[nn.Module] = [NORMS[norm](num_inputs)] if norm == "batch" else []
+        for inputs in (num_inputs, size):
+            normed = [NORMS[norm](size), nn.ReLU()]  # CrossQ normalizes what the next layer takes
+            layers += [nn.Linear(inputs, size), *(reversed(normed) if norm == "batch" else normed)]
+        self.layers = nn.Sequential(*layers, nn.Linear(size, 1))
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Returns the values [B] of actions [B, size] at stacks [B, H, *stored]."""
+        features = self.layout.prepare(observations, torch.float32)
+        if self.torso is not None:
+            features = self.torso.features(features, self.torso.kernel())
+        scaled = (actions - self.center) / self.reach  # its layers see -1 to 1
+        with torch.autocast(features.device.type, enabled=False):
+            values: Tensor = self.layers(torch.cat([features.float(), scaled], dim=1))
+        return values.squeeze(1)

@@ -1,0 +1,40 @@
+"""The network of a Gaussian policy over vectors of actions, which a tanh squashes into their bounds."""
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.networks.config import GaussianConfig
+from apexrl.networks.torsos import FrameNetwork, check_sizes, make_torso
+from apexrl.types import EnvironmentSpec
+
+
+def make_policy(spec: EnvironmentSpec, config: GaussianConfig) -> "GaussianPolicy":
+    """Returns the policy for the observations and actions of a spec.
+
+    Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
+    """
+    check_sizes(config, *config.channels, config.hidden_size, config.critics)
+    return GaussianPolicy(spec, config)
+
+
+class GaussianPolicy(FrameNetwork):
+    """The means of an action's numbers and the logarithms of their deviations, before the tanh.
+
+    Source: SAC, arXiv:1812.05905.
+    """
+
+    center: Tensor
+    reach: Tensor
+
+    def __init__(self, spec: EnvironmentSpec, config: GaussianConfig):
+        super().__init__(make_torso(spec, config.channels, config.hidden_size))
+        low, high = torch.tensor(spec.action_bounds).T
+        self.moments = nn.Linear(self.torso.num_features, 2 * len(low))
+        self.register_buffer("center", (low + high) / 2, persistent=False)
+        self.register_buffer("reach", (high - low) / 2, persistent=False)
+
+    def heads(self, features: Tensor) -> Tensor:
+        """Returns [B, 2 size] float32 of the torso's features: means, then logarithms of deviations."""
+        with torch.autocast(features.device.type, enabled=False):
+            moments: Tensor = self.moments(features.float())
+        return moments
