@@ -1,7 +1,8 @@
 """Ape-X DPG: a deterministic policy climbs critics of n-step returns (arXiv:1803.00933, appendix D).
 
 By its flags also TD3 (arXiv:1802.09477): twin critics, a policy that learns at every second update, noise on the target
-policy's actions. There targets follow at each update, and not at each of the policy alone.
+policy's actions. There targets follow at each update, and not at each of the policy alone. And D4PG
+(arXiv:1804.08617): critics of the distribution of returns over fixed atoms.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartO
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.exploration import noise_ladder
+from apexrl.losses.categorical_returns import cross_entropy, projected
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.critics import Critics
 from apexrl.networks.deterministic import make_policy
@@ -56,40 +58,60 @@ class DpgLearning(Learning):
         return {"policy": PartOptimizer(period_updates=self.update.policy_period_updates)}
 
     def parts(self) -> dict[str, nn.Module]:
-        critics = Critics(self.spec, self.network, "layer" if self.network.layer_norm else "none")
-        return {"policy": make_policy(self.spec, self.network), "critics": critics}
+        network = self.network
+        support = torch.linspace(network.least_return, network.most_return, network.atoms) if network.atoms else None
+        critics = Critics(self.spec, network, "layer" if network.layer_norm else "none", support)
+        return {"policy": make_policy(self.spec, network), "critics": critics}
 
     def from_target(self, target: Networks, batches: Batches) -> Tensor:
-        """Returns the least of the target critics' values [B] of the target policy's next actions."""
-        after, policy = batches[self.update.table].next_observation, target["policy"]
+        """Returns the least of the target critics' values [B] of the target policy's next actions.
+
+        With atoms: their probabilities [B, N] by the critic with the least value.
+        """
+        after, policy, critics = batches[self.update.table].next_observation, target["policy"], target["critics"]
         actions = policy(after)
         if self.update.target_noise:
             most, deviation = self.update.target_noise_clip, self.update.target_noise
             noise = (deviation * torch.randn_like(actions)).clamp(-most, most) * policy.reach
             actions = torch.minimum(torch.maximum(actions + noise, policy.center - policy.reach),
                                     policy.center + policy.reach)  # fmt: skip
-        return target["critics"](after, actions).min(dim=0).values
+        outputs = critics.outputs(after, actions)
+        least = critics.values_of(outputs).min(dim=0)
+        if critics.support is None:
+            return least.values
+        index = least.indices[None, :, None].expand(1, -1, outputs.shape[2])
+        return outputs.softmax(dim=2).gather(0, index).squeeze(0)
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], Tensor]) -> Losses:
-        """Returns half the squared errors of the critics, the policy's way up the first one, and the errors."""
-        batch = batches[self.update.table]
-        values = online["critics"](batch.observation, batch.action)
+        """Returns half the squared errors of the critics, the policy's way up the first one, and the errors.
+
+        With atoms: the cross-entropy of the critics, and the errors of their means.
+        """
+        batch, critics = batches[self.update.table], online["critics"]
+        outputs = critics.outputs(batch.observation, batch.action)
+        values = critics.values_of(outputs)
         chosen = online["policy"](batch.observation)
-        targets = batch.n_step_return + batch.discount * known()
-        errors = targets - values  # [C, B]
+        if critics.support is None:
+            errors = batch.n_step_return + batch.discount * known() - values  # [C, B]
+            of_critics = 0.5 * errors.square()
+        else:
+            targets = projected(critics.support, batch.n_step_return, batch.discount, known())
+            errors, of_critics = targets @ critics.support - values, cross_entropy(outputs, targets)
         surprise = errors.detach().abs().mean(dim=0)
         metrics = {"td_error": surprise, "q_mean": values.detach().mean(dim=0), "q_max": values.detach().amax(dim=0),
                    "action_size": (chosen.detach() / online["policy"].reach).abs().mean(dim=1)}  # fmt: skip
         losses = {
             "policy": Slope(chosen, -batch.weight.unsqueeze(1) * self._slopes(online, batch.observation, chosen)),
-            "critics": 0.5 * (batch.weight * errors.square()).sum(),
+            "critics": (batch.weight * of_critics).sum(),
         }
         return Losses(losses, len(surprise), {self.update.table: surprise + SMALLEST_PRIORITY}, metrics)
 
     def _slopes(self, online: Networks, observations: Tensor, chosen: Tensor) -> Tensor:
         """Returns the slopes [B, size] of the first critic's values by the actions that the policy chooses."""
         actions = chosen.detach().requires_grad_()
-        (slopes,) = torch.autograd.grad(online["critics"].each[0](observations, actions).sum(), actions)
+        critics = online["critics"]
+        values = critics.values_of(critics.each[0](observations, actions))
+        (slopes,) = torch.autograd.grad(values.sum(), actions)
         most = self.update.action_gradient_clip
         return slopes.clamp(-most, most) if most else slopes
 

@@ -1,4 +1,4 @@
-"""Ape-X DPG and TD3 as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
+"""Ape-X DPG, TD3 and D4PG as a family: numbers with their sources, presets, use of the log. Loads no torch."""
 
 import dataclasses
 import math
@@ -55,7 +55,7 @@ class DpgUpdate(UpdateConfig):
     """Table of the replay that batches come from. Its kind is priority."""
 
 
-TD3: Preset = {
+SWIFT: Preset = {
     "algorithm": {"n_steps": 3, "noise_least": 0.05, "noise_most": 0.4},
     "update": {
         "batch_size": 256,
@@ -71,7 +71,24 @@ TD3: Preset = {
     "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 15.0},
 }  # fmt: skip
-"""TD3 (arXiv:1802.09477) with LayerNorm, a ladder of noise over the environments, and returns of three steps."""
+"""TD3 with LayerNorm, a ladder of noise over the environments, returns of three steps, and a quarter of its updates."""
+
+TD3: Preset = {
+    "algorithm": {"n_steps": 1, "noise_least": 0.1, "noise_most": 0.1},
+    "network": {"hidden_size": 256, "critics": 2, "layer_norm": False},
+    "update": {**SWIFT["update"], "max_gradient_norm": 1e9, "target_noise_clip": 0.5},
+    "replay": {"capacity": 1_000_000, "min_size_to_sample": 25_000, "samples_per_insert": 256.0,
+               "priority_exponent": 0.0, "importance_exponent": 0.0},
+}  # fmt: skip
+"""TD3 (arXiv:1802.09477) with the numbers of its authors' code: the paper's batch is 100, its rate 1e-3."""
+
+D4PG: Preset = {
+    "algorithm": {"n_steps": 5, "noise_least": 0.3, "noise_most": 0.3},
+    "network": {"critics": 1, "layer_norm": False, "atoms": 101},
+    "update": {"batch_size": 256, "learning_rate": 1e-4, "target_period_updates": 100, "action_gradient_clip": 0.0},
+    "replay": {"capacity": 1_000_000, "samples_per_insert": 1.0, "priority_exponent": 0.6},
+}  # fmt: skip
+"""D4PG (arXiv:1804.08617): a categorical critic of 101 atoms from -150 to 150, as on dm_control (arXiv:1801.00690)."""
 
 PAPER: Preset = {"network": {"critics": 1}, "replay": {"capacity": 1_000_000, "samples_per_insert": 1.0}}
 """Ape-X DPG. The sizes of its layers are ours: the paper states them for its own tasks."""
@@ -104,7 +121,7 @@ FAMILY = Family(
     wants,
     tables,
     "apexrl.agents.apex_dpg",
-    {"paper": PAPER, "gpu": TD3, "two-cores": TD3, "small": TD3},
+    {"paper": PAPER, "gpu": SWIFT, "two-cores": SWIFT, "small": SWIFT, "td3": TD3, "d4pg": D4PG},
     is_greedy=True,
     exploration_bands=((0.2, "above_0.2"), (0.1, "0.1_to_0.2"), (-math.inf, "below_0.1")),
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from apexrl.config.sections import AlgorithmConfig, NetworkConfig, PresetName, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, NetworkConfig, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
@@ -336,7 +336,9 @@ class Family(NamedTuple):
     wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
     tables: Callable[[Any], tuple[TableSpec, ...]]  # from the update's: what replay.py serves unless told otherwise
     module: str  # its Implementation; loaded by actors and learners only
-    presets: Mapping[PresetName, Preset] = MappingProxyType({})  # where one is missing, it is the defaults
+    presets: Mapping[str, Preset] = MappingProxyType(
+        {}
+    )  # those of all, where one is missing it is the defaults; own ones
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
     exploration_bands: Bands = ()  # by which returns of training games are told apart; () where all explore alike

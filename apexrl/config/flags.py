@@ -63,9 +63,15 @@ def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
 
 
 def with_preset(command: C, preset: str) -> C:
-    """Returns the command on top of a preset, which it names then: its algorithm's defaults where that has none."""
-    sections = family_of(command.agent).presets.get(preset, {})  # type: ignore[call-overload]
-    return dataclasses.replace(with_sections(command, sections), preset=preset)  # type: ignore[arg-type]
+    """Returns the command on top of a preset, which it names then: its algorithm's defaults where that lacks one of all.
+
+    Raises: ConfigError when there is none of that name.
+    """
+    presets = family_of(command.agent).presets
+    known = dict.fromkeys([*typing.get_args(PresetName), *presets])
+    if preset not in known:
+        raise ConfigError(f"--preset {preset}: --agent {command.agent} has {', '.join(known)}")
+    return dataclasses.replace(with_sections(command, presets.get(preset, {})), preset=preset)
 
 
 def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:
@@ -85,7 +91,7 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
 
     The preset auto is that for a GPU where there is an NVIDIA one, else that for two cores.
 
-    Raises: ConfigError when a number is outside its range, or two contradict each other.
+    Raises: ConfigError when a number is outside its range, two contradict each other, or there is no such preset.
     """
     given = sys.argv[1:] if arguments is None else arguments
     basis = Basis.of(given)
@@ -93,8 +99,7 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     preset = basis.preset or "auto"
     if preset == "auto":
         preset = machine_preset()
-    if preset in typing.get_args(PresetName):  # any other is refused as a value of its flag
-        default = with_preset(default, preset)
+    default = with_preset(default, preset)
     parsed = dataclasses.replace(parse_onto(default, given), preset=default.preset)
     check_together(parsed)
     return parsed

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from apexrl.errors import MALFORMED, ConfigError
 
-PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]
+PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]  # of all algorithms; a family may have others
 DEFAULT_AGENT = "apex-dqn"
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
@@ -265,9 +265,10 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, impala, impact, r2d2, or your module:name. With --env Corridor-v0 the default is impala."""
-    preset: PresetName = "auto"
-    """Defaults of flags that are not given: the paper's, those for a GPU, two CPU cores, or small environments."""
+    """apex-dqn, apex-dpg, sac, impala, impact, r2d2, or your module:name. For Corridor-v0 the default is impala."""
+    preset: str = "auto"
+    """Defaults of flags that are not given: paper, gpu, two-cores (CPU cores), small (environments); of apex-dpg also td3
+    and d4pg."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of everything random."""
 

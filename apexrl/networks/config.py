@@ -43,6 +43,12 @@ class DeterministicConfig(VectorConfig):
 
     layer_norm: bool = True
     """Normalize the layers of critics (Ape-X DPG)."""
+    atoms: Annotated[int, Range(0, 512)] = 0
+    """Atoms of the distribution of returns that critics learn (D4PG: 51 or 101); 0: its mean alone (Ape-X DPG)."""
+    least_return: Annotated[float, Range(-1e9)] = -150.0
+    """Return of the first atom (D4PG on dm_control)."""
+    most_return: Annotated[float, Range(-1e9)] = 150.0
+    """Return of the last atom (D4PG on dm_control)."""
 
 
 @dataclasses.dataclass(frozen=True)

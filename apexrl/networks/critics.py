@@ -21,17 +21,30 @@ NORMS: dict[CriticNorm, Callable[[int], nn.Module]] = {
 class Critics(nn.Module):
     """One value of each action, or more of them by networks of their own.
 
-    Batch normalization takes its running statistics, but in `joint`, which learns them.
+    Of a distribution of returns over the atoms [N] of a `support` the value is the mean. Batch normalization takes its
+    running statistics, but in `joint`, which learns them.
     """
 
-    def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm):
+    support: Tensor | None
+
+    def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm, support: Tensor | None = None):
         super().__init__()
-        self.each = nn.ModuleList(Critic(spec, config, norm) for _ in range(config.critics))
+        num_outputs = 1 if support is None else len(support)
+        self.each = nn.ModuleList(Critic(spec, config, norm, num_outputs) for _ in range(config.critics))
+        self.register_buffer("support", support, persistent=False)
         self.eval()
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Returns the values [C, B] of actions [B, size] at stacks [B, H, *stored]."""
+        return self.values_of(self.outputs(observations, actions))
+
+    def outputs(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Returns [C, B, 1], or the logits of atoms [C, B, N], as `forward` takes its arguments."""
         return torch.stack([critic(observations, actions) for critic in self.each])
+
+    def values_of(self, outputs: Tensor) -> Tensor:
+        """Returns the values [...] of outputs [..., N]."""
+        return outputs.squeeze(-1) if self.support is None else outputs.softmax(dim=-1) @ self.support
 
     def joint(self, steps: tuple[Tensor, Tensor], next_steps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the values [C, B] of stacks and actions, and of the next ones, normalized as one batch of 2 B.
@@ -50,7 +63,7 @@ class Critic(nn.Module):
     center: Tensor
     reach: Tensor
 
-    def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm):
+    def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm, num_outputs: int):
         super().__init__()
         self.layout, size = FrameLayout.of(spec), config.hidden_size
         is_vector, num_numbers = len(spec.frame_shape) <= 1, spec.stacked_frames * spec.frame_size
@@ -64,14 +77,14 @@ class Critic(nn.Module):
         for inputs in (num_inputs, size):
             normed = [NORMS[norm](size), nn.ReLU()]  # CrossQ normalizes what the next layer takes
             layers += [nn.Linear(inputs, size), *(reversed(normed) if norm == "batch" else normed)]
-        self.layers = nn.Sequential(*layers, nn.Linear(size, 1))
+        self.layers = nn.Sequential(*layers, nn.Linear(size, num_outputs))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Returns the values [B] of actions [B, size] at stacks [B, H, *stored]."""
+        """Returns the outputs [B, N] for actions [B, size] at stacks [B, H, *stored]."""
         features = self.layout.prepare(observations, torch.float32)
         if self.torso is not None:
             features = self.torso.features(features, self.torso.kernel())
         scaled = (actions - self.center) / self.reach  # its layers see -1 to 1
         with torch.autocast(features.device.type, enabled=False):
-            values: Tensor = self.layers(torch.cat([features.float(), scaled], dim=1))
-        return values.squeeze(1)
+            outputs: Tensor = self.layers(torch.cat([features.float(), scaled], dim=1))
+        return outputs

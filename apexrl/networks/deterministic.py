@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from apexrl.errors import ConfigError
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.torsos import FrameNetwork, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
@@ -14,6 +15,8 @@ def make_policy(spec: EnvironmentSpec, config: DeterministicConfig) -> "Determin
     Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
     """
     check_sizes(config, *config.channels, config.hidden_size, config.critics)
+    if config.atoms and (config.atoms < 2 or config.least_return >= config.most_return):
+        raise ConfigError("--atoms have to be 2 at least, from --least-return to a greater --most-return; or give 0")
     return DeterministicPolicy(spec, config)
 
 

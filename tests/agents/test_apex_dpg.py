@@ -1,15 +1,18 @@
-"""Ape-X DPG and TD3: losses once more without closed forms, a graph's replays, noise and its ladder, refusals."""
+"""Ape-X DPG, TD3 and D4PG: losses once more without closed forms, a graph's replays, noise and its ladder, refusals."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.apex_dpg import DpgActing, make_learner
-from apexrl.agents.apex_dpg_config import FAMILY, PAPER, TD3, DpgAlgorithm, DpgUpdate
+from apexrl.agents.apex_dpg import DpgActing, make_learner, make_network
+from apexrl.agents.apex_dpg_config import D4PG, FAMILY, PAPER, SWIFT, TD3, DpgAlgorithm, DpgUpdate
 from apexrl.agents.apex_dqn_config import FAMILY as APEX_DQN
 from apexrl.agents.exploration import noise_ladder
+from apexrl.config.flags import parse
+from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
@@ -21,12 +24,14 @@ from tests.fake_graph import FakeDeviceStream
 from tests.learning.twins import update_both
 from tests.learning.updates.test_updater import World
 from tests.lockstep import TABLE, hold
+from tests.losses.test_categorical_returns import by_loops
 
 ALGORITHM = DpgAlgorithm(n_steps=3, unroll_starts=8)
 BOUNDS = ((-2.0, 2.0), (0.0, 1.0))
 VECTORS = FAMILY.stream(ALGORITHM, EnvironmentSpec("Arm-v0", (5,), "float32", 1, 0, 1, action_bounds=BOUNDS))
 SCREENS = FAMILY.stream(ALGORITHM, EnvironmentSpec("Arm-v1", (36, 36), "uint8", 2, 0, 1, action_bounds=BOUNDS))
 NETWORK = DeterministicConfig((4, 4, 4), 16)
+ATOMS = dataclasses.replace(NETWORK, atoms=7, least_return=-3.0, most_return=3.0)
 RING, SIZE = 6, 12
 PAPERS = DpgUpdate(SIZE, target_period_updates=7)
 TD3S = dataclasses.replace(
@@ -37,11 +42,11 @@ TD3S = dataclasses.replace(
 class DpgWorld(World):
     """The world of Ape-X's tests with this family's learner and experience."""
 
-    def __init__(self, make_unroll, spec, update, device_stream=None):
+    def __init__(self, make_unroll, spec, update, device_stream=None, network=NETWORK):
         torch.manual_seed(7)
         self.make_unroll, self.spec, self.device = make_unroll, spec, CPU
         self.device_stream = device_stream or DeviceStream(CPU)
-        self.updater = Updater(make_learner(ALGORITHM, NETWORK, update, spec, CPU), self.device_stream)
+        self.updater = Updater(make_learner(ALGORITHM, network, update, spec, CPU), self.device_stream)
         self.store = UnrollStore(spec, RING, FAMILY.wants(ALGORITHM, update), CPU, 8, self.device_stream)
         self.rng = np.random.default_rng(3)
         for number in range(RING):
@@ -80,10 +85,50 @@ def test_the_gradients_are_those_of_the_papers(make_unroll, update, steepness):
     torch.testing.assert_close(outcome.priorities[TABLE], surprise.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("critics", [1, 2])
+def test_critics_of_atoms_learn_the_projected_distribution_of_the_least(make_unroll, critics):
+    world = DpgWorld(make_unroll, VECTORS, PAPERS, network=dataclasses.replace(ATOMS, critics=critics))
+    learner, batches = world.updater.learner, world.batches()
+    (policy, online), batch = learner.online.values(), batches[TABLE]
+    with torch.no_grad():
+        for parameter in learner.target["critics"].parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    after, support = batch.next_observation, torch.linspace(-3, 3, 7)
+    logits = learner.target["critics"].outputs(after, learner.target["policy"](after)).detach()
+    means = (logits.softmax(dim=2) * support).sum(dim=2)
+    of_least = torch.stack([logits[means[:, row].argmin(), row].softmax(dim=0) for row in range(SIZE)])
+    targets = by_loops(support, batch.n_step_return, batch.discount, of_least)
+    outputs = online.outputs(batch.observation, batch.action)
+    loss = sum(
+        -batch.weight[row] * (targets[row] * outputs[critic, row].softmax(dim=0).log()).sum()
+        for row in range(SIZE) for critic in range(critics)
+    )  # fmt: skip
+    expected = torch.autograd.grad(loss, list(online.parameters()), retain_graph=True)
+    actions = policy(batch.observation)
+    value = (online.each[0](batch.observation, actions).softmax(dim=1) * support).sum()
+    (slopes,) = torch.autograd.grad(value, actions, retain_graph=True)
+    of_policy = torch.autograd.grad(actions, policy.parameters(), -batch.weight.unsqueeze(1) * slopes.clamp(-1, 1))
+    outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
+    for parameter, gradient in zip([*online.parameters(), *policy.parameters()], [*expected, *of_policy], strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+    surprise = ((targets - outputs.softmax(dim=2)) @ support).abs().mean(dim=0) + 1e-6
+    torch.testing.assert_close(outcome.priorities[TABLE], surprise.detach(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("atoms", "most"), [(1, 3.0), (7, -3.0)])
+def test_atoms_that_make_no_sense_are_refused(atoms, most):
+    with pytest.raises(ConfigError, match="--atoms have to be 2 at least"):
+        make_network(VECTORS, dataclasses.replace(ATOMS, atoms=atoms, most_return=most))
+
+
 @pytest.mark.parametrize("spec", [VECTORS, SCREENS], ids=["vectors", "screens"])
-@pytest.mark.parametrize("update", [PAPERS, dataclasses.replace(TD3S, target_noise=0.0)], ids=["paper", "td3"])
-def test_a_graph_makes_the_same_updates(make_unroll, spec, update):
-    graph, plain = (DpgWorld(make_unroll, spec, update, stream) for stream in (FakeDeviceStream(), None))
+@pytest.mark.parametrize(
+    ("update", "network"),
+    [(PAPERS, NETWORK), (dataclasses.replace(TD3S, target_noise=0.0), NETWORK), (PAPERS, ATOMS)],
+    ids=["paper", "td3", "d4pg"],
+)
+def test_a_graph_makes_the_same_updates(make_unroll, spec, update, network):
+    graph, plain = (DpgWorld(make_unroll, spec, update, stream, network) for stream in (FakeDeviceStream(), None))
     for _ in range(4):
         keys = graph.sample()
         update_both(graph, plain, lambda keys=keys: graph.by_keys(*keys), lambda keys=keys: plain.by_keys(*keys))
@@ -96,8 +141,12 @@ def test_the_target_policys_noise_stays_within_clip_and_bounds(make_unroll):
     learner, batches = noisy.updater.learner, noisy.batches()
     policy = learner.target["policy"]
     exact = policy(batches[TABLE].next_observation)
-    critics = {"policy": policy, "critics": lambda after, actions: seen.append(actions) or torch.zeros(2, SIZE)}
-    learner.learning.from_target(critics, batches)
+    critics = learner.target["critics"]
+    spy = SimpleNamespace(
+        outputs=lambda after, actions: seen.append(actions) or critics.outputs(after, actions),
+        values_of=critics.values_of, support=None,
+    )  # fmt: skip
+    learner.learning.from_target({"policy": policy, "critics": spy}, batches)
     moved = (seen[0] - exact) / policy.reach
     low, high = torch.tensor(BOUNDS).T
     assert 0.4 < moved.abs().max() <= 0.5 + 1e-6
@@ -135,8 +184,16 @@ def test_each_kind_of_action_has_its_algorithms():
         APEX_DQN.stream(APEX_DQN.algorithm, EnvironmentSpec("Arm-v0", (5,), "float32", 1, 0, 1, action_bounds=BOUNDS))
 
 
-@pytest.mark.parametrize("preset", [PAPER, TD3], ids=["paper", "td3"])
+@pytest.mark.parametrize("preset", [PAPER, SWIFT, TD3, D4PG], ids=["paper", "swift", "td3", "d4pg"])
 def test_presets_have_fields_that_exist(preset):
     for section, fields in preset.items():
         if section in ("algorithm", "network", "update"):
             assert fields.keys() <= vars(getattr(FAMILY, section)).keys()
+
+
+def test_td3_and_d4pg_are_presets_of_this_family_alone():
+    td3, d4pg = (parse(LearnerCommand, ["--agent", "apex-dpg", "--preset", name]) for name in ("td3", "d4pg"))
+    assert (td3.preset, td3.algorithm.n_steps, td3.update.policy_period_updates) == ("td3", 1, 2)
+    assert (d4pg.preset, d4pg.network.atoms, d4pg.network.critics) == ("d4pg", 101, 1)
+    with pytest.raises(ConfigError, match=r"--preset td3: --agent apex-dqn has auto, paper, gpu, two-cores, small$"):
+        parse(LearnerCommand, ["--preset", "td3"])
