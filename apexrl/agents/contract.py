@@ -336,9 +336,7 @@ class Family(NamedTuple):
     wants: Callable[[Any, Any], tuple[Want, ...]]  # from the configurations of algorithm and update
     tables: Callable[[Any], tuple[TableSpec, ...]]  # from the update's: what replay.py serves unless told otherwise
     module: str  # its Implementation; loaded by actors and learners only
-    presets: Mapping[str, Preset] = MappingProxyType(
-        {}
-    )  # those of all, where one is missing it is the defaults; own ones
+    presets: Mapping[str, Preset] = MappingProxyType({})  # a `PresetName` that is missing is the defaults
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
     exploration_bands: Bands = ()  # by which returns of training games are told apart; () where all explore alike

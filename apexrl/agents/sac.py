@@ -85,7 +85,7 @@ class SacLearning(Learning):
         return target["critics"]
 
     def from_online(self, online: Networks, batches: Batches, from_target: Any) -> tuple[Tensor, ...]:
-        """Returns the policy's next actions [B, size], their log-probabilities and soft values [B], and noise [B, size].
+        """Returns the policy's next actions [B, size], their log-probabilities and soft values [B], and noise.
 
         All random numbers of an update are drawn here, in this order. CrossQ's values are 0: `losses` computes them.
         """

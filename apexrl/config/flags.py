@@ -63,7 +63,7 @@ def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
 
 
 def with_preset(command: C, preset: str) -> C:
-    """Returns the command on top of a preset, which it names then: its algorithm's defaults where that lacks one of all.
+    """Returns the command on top of a preset, which it names then: its algorithm's defaults for a missing PresetName.
 
     Raises: ConfigError when there is none of that name.
     """

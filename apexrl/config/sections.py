@@ -265,10 +265,11 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, sac, impala, impact, r2d2, or your module:name. For Corridor-v0 the default is impala."""
+    """apex-dqn, apex-dpg, sac, impala, impact, r2d2, or your own module:name. The default is sac where an action is a
+    vector of numbers, impala with --env Corridor-v0, and else apex-dqn."""
     preset: str = "auto"
-    """Defaults of flags that are not given: paper, gpu, two-cores (CPU cores), small (environments); of apex-dpg also td3
-    and d4pg."""
+    """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments); of apex-dpg also td3,
+    d4pg."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of everything random."""
 

@@ -24,5 +24,5 @@ def projected(support: Tensor, return_t: Tensor, discount_t: Tensor, probabiliti
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns [...]: the loss of distributions by their logits [..., N] next to targets [..., N], which have no gradient."""
+    """Returns [...]: the loss of distributions by their logits [..., N] next to targets [..., N]."""
     return -(targets.detach() * logits.log_softmax(dim=-1)).sum(dim=-1)
