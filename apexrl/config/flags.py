@@ -129,6 +129,7 @@ class Asked(NamedTuple, Generic[C]):
     command: C
     given: frozenset[str]  # the names of the fields that it gives, whatever their values
     wants_help: bool
+    words: Sequence[str]  # as they were given
 
     @classmethod
     def of(cls, default: C, arguments: Sequence[str]) -> "Asked[C]":
@@ -143,7 +144,7 @@ class Asked(NamedTuple, Generic[C]):
         command = tyro.cli(type(default), args=words, default=default, prog=program(), **PARSING)
         check_ranges(command)
         given = frozenset(name_of(word) for word in words if word.startswith("--"))
-        return cls(command, given, bool(HELP.intersection(arguments)))
+        return cls(command, given, bool(HELP.intersection(arguments)), arguments)
 
     def onto(self, default: C) -> C:
         """Returns other defaults of the same algorithm with the values that were given.

@@ -12,6 +12,7 @@ from apexrl.errors import MALFORMED, ConfigError
 
 PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]  # of all algorithms; a family may have others
 DEFAULT_AGENT = "apex-dqn"
+VECTOR_AGENT = "sac"  # where an action is a vector of numbers
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
@@ -268,8 +269,8 @@ class Command:
     """apex-dqn, apex-dpg, sac, impala, impact, r2d2, or your own module:name. The default is sac where an action is a
     vector of numbers, impala with --env Corridor-v0, and else apex-dqn."""
     preset: str = "auto"
-    """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments); of apex-dpg also td3,
-    d4pg."""
+    """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). apex-dpg has
+    td3 and d4pg, too."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of everything random."""
 

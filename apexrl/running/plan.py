@@ -25,7 +25,16 @@ from apexrl.config.flags import (
     with_sections,
 )
 from apexrl.config.presets import flags_for
-from apexrl.config.sections import ActingConfig, AlgorithmConfig, ReplayConfig, RunCommand, UpdateConfig, WireConfig
+from apexrl.config.sections import (
+    DEFAULT_AGENT,
+    VECTOR_AGENT,
+    ActingConfig,
+    AlgorithmConfig,
+    ReplayConfig,
+    RunCommand,
+    UpdateConfig,
+    WireConfig,
+)
 from apexrl.config.tables import TableConfig, part_of, tables_of
 from apexrl.config.words import sister
 from apexrl.errors import ConfigError
@@ -84,6 +93,8 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
       asked: the arguments on top of the papers' defaults. A wish for help shows those of the plan, and ends here.
       saved: the configuration of the run that is continued.
       ask: asks for what only torch can tell.
+    Where no --agent is given, the actions of the environment may need another one than `asked` was parsed for.
+
     Raises: ConfigError when the environment cannot be made, or does not fit this machine.
     """
     command = asked.command
@@ -93,13 +104,18 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
         command = asked.onto(saved)
     device, actor_device = ("cpu", "cpu") if command.reproducible else (command.learning.device, command.actor_device)
     environment = look_at(command.env, command.wires.patience_seconds)  # another process loads torch meanwhile
+    is_free = saved is None and not command.guest and "agent" not in asked.given
+    if is_free and command.agent == DEFAULT_AGENT and environment.action_bounds:
+        default = dataclasses.replace(default_command(RunCommand, VECTOR_AGENT), env=command.env)
+        asked = Asked.of(default, asked.words)
+        command = asked.command
     machine = Machine.here(ask, device, command.learning.memory_gb, actor_device)
     if saved is not None:
         _check_kept(command, saved, environment, verb)
     known = _known_flags(command) if saved is None else []
-    default = saved if saved is not None else _defaults(command, machine, environment, known)
-    command = asked.onto(default)
-    command = dataclasses.replace(command, preset=default.preset, wires=_reachable(command.wires))
+    basis = saved if saved is not None else _defaults(command, machine, environment, known)
+    command = asked.onto(basis)
+    command = dataclasses.replace(command, preset=basis.preset, wires=_reachable(command.wires))
     if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
         command = with_sections(command, {"replay": {"journal_dir": str(Path(command.replay.journal_dir).resolve())}})
     family = family_of(command.agent)

@@ -43,9 +43,12 @@ def four_gpus(monkeypatch):
     return ask
 
 
-def plan_of_pong(ask, *flags):
-    arguments = ["--run-dir", "runs/x", "--memory-gb", "64", *flags]
+def planned(*arguments, ask=here):
     return make_plan(Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments), None, ask)
+
+
+def plan_of_pong(ask, *flags):
+    return planned("--run-dir", "runs/x", "--memory-gb", "64", *flags, ask=ask)
 
 
 @pytest.mark.parametrize("agent", ["apex-dqn", "impala"])
@@ -171,9 +174,23 @@ def test_the_flags_of_a_smoke_run_win_over_its_sizes():
 
 
 def test_actions_that_an_algorithm_does_not_take_are_refused():
-    asked = Asked.of(default_command(RunCommand), ["--env", "Pendulum-v1"])
-    with pytest.raises(ConfigError, match=r"'Pendulum-v1' has actions of 1 numbers, .* give --agent apex-dpg"):
-        make_plan(asked, None)
+    for agent in ("apex-dqn", "impala"):
+        with pytest.raises(
+            ConfigError, match=r"'Pendulum-v1' has actions of 1 numbers, .* give --agent sac or apex-dpg"
+        ):
+            planned("--env", "Pendulum-v1", "--agent", agent)
+    for agent in ("sac", "apex-dpg"):
+        with pytest.raises(ConfigError, match=r"'CartPole-v1' has 2 actions .* give --agent apex-dqn or impala"):
+            planned("--env", "CartPole-v1", "--agent", agent)
+
+
+def test_the_actions_choose_the_algorithm_where_nobody_does():
+    words = ["--env", "LunarLander-v3", "--env-kwargs", '{"continuous": true}', "--batch-size", "64"]
+    made = planned(*words)
+    assert (made.command.agent, made.command.update.batch_size, made.known) == ("sac", 64, [])
+    assert planned("--env", "LunarLander-v3", "--batch-size", "64").command.agent == "apex-dqn"
+    with pytest.raises(ConfigError, match="--munchausen is a flag of --agent apex-dqn, this is --agent sac"):
+        planned(*words, "--munchausen", "0.9")
 
 
 @pytest.mark.parametrize(
