@@ -13,6 +13,7 @@ from apexrl.config.sections import EnvConfig
 from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented
+from apexrl.environments.off_screen import why_no_pictures
 from apexrl.environments.renewal import Copy, Failures
 from apexrl.environments.single import longest_episode, make_single, own_render_mode
 from apexrl.environments.watchdog import Watchdog
@@ -221,8 +222,10 @@ def _can_be_filmed(config: EnvConfig, registered: EnvSpec) -> bool:
         return mode == "rgb_array"
     entry = registered.entry_point
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    if "rgb_array" in ((getattr(creator, "metadata", None) or {}).get("render_modes") or []):
-        return True
-    logger.warning("%s: no pictures; its class, or the function that makes it, needs %s", config.env,
-                   'metadata = {"render_modes": ["rgb_array"]}')  # fmt: skip
-    return False
+    if "rgb_array" not in ((getattr(creator, "metadata", None) or {}).get("render_modes") or []):
+        needed = 'its class, or the function that makes it, needs metadata = {"render_modes": ["rgb_array"]}'
+    else:
+        needed = why_no_pictures(creator)
+    if needed:
+        logger.warning("%s: no pictures; %s", config.env, needed)
+    return not needed

@@ -7,7 +7,7 @@ from types import ModuleType
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from apexrl.environments import catch, corridor
+from apexrl.environments import catch, corridor, dm_suite
 from apexrl.environments.atari import has_usual_frameskip
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import import_own
@@ -25,6 +25,7 @@ def registered(env: str) -> EnvSpec:
     """
     module, _, name = env.rpartition(":")
     imported = import_own(module, f"environment {env!r}") if module else None
+    dm_suite.register(name)
     try:
         return gymnasium.spec(name)
     except Exception as error:

@@ -169,10 +169,11 @@ def _preset_tables() -> Iterator[str]:
         own = default_command(RunCommand, agent)
         sections = [section for preset in family.presets.values() for section in preset.items()]
         changed = dict.fromkeys((section, name) for section, values in sections for name in values)
-        yield f"\n**{agent}**\n\n| flag | " + " | ".join(PRESETS) + " |\n" + "| --- " * (len(PRESETS) + 1) + "|"
+        names = dict.fromkeys([*PRESETS, *family.presets])
+        yield f"\n**{agent}**\n\n| flag | " + " | ".join(names) + " |\n" + "| --- " * (len(names) + 1) + "|"
         for section, name in changed:
             usual = getattr(getattr(own, section), name)
-            values = [family.presets.get(preset, {}).get(section, {}).get(name, usual) for preset in PRESETS]
+            values = [family.presets.get(preset, {}).get(section, {}).get(name, usual) for preset in names]
             yield f"| `{flag_of(name)}` | " + " | ".join(default_of(v).removeprefix("default ") for v in values) + " |"
 
 
