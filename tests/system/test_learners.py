@@ -22,6 +22,12 @@ FAMILIES = {
     "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
     "impact": ("--env", "Catch-v0", "--agent", "impact"),
     "r2d2": ("--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "8"),
+    "sac": ("--env", "Pendulum-v1", "--agent", "sac", "--batch-size", "32", "--min-size-to-sample", "1000"),
+}
+GUESTS = {  # of each host: one that has the run's unrolls, and one that cuts them anew
+    "impala": {"same": ("--mix", "uniform=1"), "other": ("--agent", "apex-dqn")},
+    "r2d2": {"same": ("--batch-size", "4"), "other": ("--agent", "apex-dqn")},
+    "sac": {"same": (), "other": ("--agent", "apex-dpg")},
 }
 
 
@@ -70,7 +76,7 @@ def test_two_learners_of_one_host_listen_for_this_host_alone(tmp_path, free_port
 
 
 @pytest.mark.parametrize(
-    "family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in ("impala", "impact", "r2d2"))]
+    "family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in ("impala", "impact", "r2d2", "sac"))]
 )
 def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
     (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"
@@ -154,13 +160,12 @@ def test_learners_that_cannot_share_are_refused_at_once(tmp_path, flags, said):
 
 
 @LONG
-@pytest.mark.parametrize(("family", "own"), [("impala", ("--mix", "uniform=1")), ("r2d2", ("--batch-size", "4"))])
-def test_guests_of_both_families_learn_from_a_run_that_does_not_wait_for_them(tmp_path, free_ports, family, own):
-    """One has the run's unrolls, the other one cuts them anew."""
+@pytest.mark.parametrize("family", GUESTS)
+def test_guests_of_both_families_learn_from_a_run_that_does_not_wait_for_them(tmp_path, free_ports, family):
     host = tmp_path / "run"
     with launch(tmp_path, free_ports(4), *FAMILIES[family], "--capacity", "40000") as run:
         wait_for(lambda: updates_of(host) > 100, 100, "updates")
-        for name, flags in {"same": own, "other": ("--agent", "apex-dqn")}.items():
+        for name, flags in GUESTS[family].items():
             directory = tmp_path / name
             guest = ("-m", "apexrl.running.launch", "--guest", host, "--run-dir", directory, "--no-tensorboard")
             limits = ("--total-updates", 150, "--evaluation-period-seconds", 1, "--episodes", 2)

@@ -1,4 +1,4 @@
-"""One journal teaches each algorithm: unrolls of IMPALA, read for Ape-X, for IMPALA and for selected replay."""
+"""One journal teaches each algorithm of its kind of actions: unrolls of IMPALA, and of SAC, read for the others too."""
 
 import numpy as np
 import pytest
@@ -20,22 +20,23 @@ from tests.devices import CPU
 from tests.fields import random_unroll
 
 VECTORS = EnvironmentSpec("Vectors-v0", (4,), "float32", 1, 3, 1)
+ARMS = EnvironmentSpec("Arm-v0", (4,), "float32", 1, 0, 1, action_bounds=((-2.0, 2.0), (0.0, 1.0)))
 NUM_UNROLLS, NUM_UPDATES = 60, 5
 
 
-@pytest.fixture
-def journal(tmp_path):
-    """A journal of two streams, as IMPALA's actors record it."""
-    command = parse(OfflineCommand, ["--agent", "impala", "--mix", "uniform=1", "--from-journal", str(tmp_path)])
-    spec = family_of("impala").stream(command.algorithm, VECTORS)
+def journal_of(tmp_path, environment, *flags):
+    """A journal of two streams, as the actors of an algorithm record it."""
+    command = parse(OfflineCommand, [*flags, "--from-journal", str(tmp_path)])
+    spec = family_of(command.agent).stream(command.algorithm, environment)
     made = Journal(tmp_path, new_identity(spec))
     ones = np.ones(spec.unroll_starts)
     valid, priorities = np.packbits(ones.astype(bool)).tobytes(), ones.astype(np.float32).tobytes()
     for i in range(NUM_UNROLLS):
         unroll = random_unroll(spec, i)
-        actions = np.random.default_rng(i).integers(0, 3, spec.unroll_steps).astype(np.int32)
-        log_probs = np.full((spec.unroll_steps, 3), -np.log(3), np.float16)
-        unroll = unroll._replace(actions=actions, extras={**unroll.extras, "behavior_log_probs": log_probs})
+        if environment is VECTORS:
+            actions = np.random.default_rng(i).integers(0, 3, spec.unroll_steps).astype(np.int32)
+            log_probs = np.full((spec.unroll_steps, 3), -np.log(3), np.float16)
+            unroll = unroll._replace(actions=actions, extras={**unroll.extras, "behavior_log_probs": log_probs})
         insert = wire.Insert(i, "actor", i % 2, (i // 2) * spec.unroll_starts, 7, 0.4, valid, priorities, ())
         made.append(i, [(wire.encode(insert), UnrollCodec(spec).encode(unroll))])
     made.close()
@@ -52,10 +53,28 @@ def journal(tmp_path):
     ],
     ids=["apex", "apex-of-other-lengths", "impala", "selected"],
 )
-def test_an_algorithm_learns_from_the_journal_of_impala(journal, flags):
+def test_an_algorithm_learns_from_the_journal_of_impala(tmp_path, flags):
+    learn(journal_of(tmp_path, VECTORS, "--agent", "impala", "--mix", "uniform=1"), VECTORS, flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--agent", "sac"),
+        ("--agent", "sac", "--critic-norm", "batch", "--n-steps", "3"),
+        ("--agent", "apex-dpg"),
+        ("--agent", "apex-dpg", "--atoms", "11", "--unroll-starts", "33"),
+    ],
+    ids=["sac", "crossq", "apex-dpg", "atoms"],
+)
+def test_an_algorithm_for_vectors_learns_from_the_journal_of_sac(tmp_path, flags):
+    learn(journal_of(tmp_path, ARMS, "--agent", "sac"), ARMS, flags)
+
+
+def learn(journal, environment, flags):
     sizes = ("--batch-size", "8", "--capacity", "1000", "--min-size-to-sample", "200")
     command = parse(OfflineCommand, [*flags, "--preset", "small", *sizes, "--from-journal", str(journal)])
-    spec, wants = family_of(command.agent).stream(command.algorithm, VECTORS), wants_of(command)
+    spec, wants = family_of(command.agent).stream(command.algorithm, environment), wants_of(command)
     batch_sizes = {want.table: want.batch_size for want in wants}
     client = JournalClient(journal, spec, explicit_replay(command), batch_sizes, 2, seed=0)
     stream = DeviceStream(CPU)
