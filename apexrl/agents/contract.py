@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from apexrl.config.sections import AlgorithmConfig, NetworkConfig, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, LearningConfig, NetworkConfig, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
@@ -155,7 +155,7 @@ ResultsByTable = Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]]
 
 
 class TransitionBatch(NamedTuple):
-    """B transitions on the learner's device."""
+    """B transitions on the learner's device; observations and rewards in the measure of the run, where it has one."""
 
     observation: "Tensor"  # [B, H, *frame], frames as `networks.frame_layout` stores them
     action: "Tensor"  # [B] int64, or [B, action size] float32
@@ -166,7 +166,7 @@ class TransitionBatch(NamedTuple):
 
 
 class UnrollBatch(NamedTuple):
-    """B whole unrolls on the learner's device, time first."""
+    """B whole unrolls on the learner's device, time first; normalized as those are."""
 
     observation: "Tensor"  # [T + 1, B, H, *frame]
     action: "Tensor"  # [T, B] int64, or [T, B, action size] float32
@@ -358,4 +358,14 @@ def check_continuous(environment: EnvironmentSpec) -> None:
         raise ConfigError(
             f"environment {environment.env!r} has {environment.num_actions} actions to choose from, and this algorithm "
             "chooses numbers: give --agent apex-dqn or impala"
+        )
+
+
+def check_normalizable(environment: EnvironmentSpec, learning: LearningConfig) -> None:
+    """Raises ConfigError when observations are to be normalized that are no vectors of floats."""
+    shape, dtype = environment.frame_shape, environment.frame_dtype
+    if learning.normalize_observations and (dtype != "float32" or len(shape) > 1):
+        raise ConfigError(
+            f"--normalize-observations: this is for vectors of floats, and environment {environment.env!r} has "
+            f"observations {shape} of {dtype}"
         )

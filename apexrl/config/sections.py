@@ -39,8 +39,7 @@ class EnvConfig:
     """Which environment, and how it is presented to the agent."""
 
     env: str = "PongNoFrameskip-v4"
-    """A Gymnasium id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, Catch-v0, Corridor-v0. Where actions are
-    vectors, give --agent apex-dpg. `module:Id` first imports a module that registers it, also one from here."""
+    """A Gymnasium id, as ALE/Breakout-v5, CartPole-v1, Catch-v0; `module:Id` imports a module first, also from here."""
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as {"continuous": false}; "{copy}" is a copy's number."""
     wrapper: tuple[str, ...] = ()
@@ -83,8 +82,8 @@ class EnvConfig:
 
         Raises: ConfigError when the arguments of the environment are no JSON object.
         """
-        settings = {"env_kwargs": self.kwargs, "wrapper": self.wrapper, "grayscale": self.grayscale,
-                    "resize": self.resize, "repeat_action_probability": self.repeat_action_probability}  # fmt: skip
+        names = ("wrapper", "grayscale", "resize", "repeat_action_probability")
+        settings = {"env_kwargs": self.kwargs} | {name: getattr(self, name) for name in names}
         changed = {name: value for name, value in settings.items() if value}
         return json.dumps(changed, sort_keys=True) if changed else ""
 
@@ -229,6 +228,10 @@ class LearningConfig:
     """Gigabytes that experience may take on this host; 0: the free memory of the machine and of its control group."""
     prefetch_batches: Annotated[int, Range(1, 64)] = 8
     """Batches gathered ahead of the update."""
+    normalize_observations: bool = False
+    """Show networks vectors of floats less the run's mean, in its deviations; both go with the parameters."""
+    scale_rewards: bool = False
+    """Learn from rewards in deviations of their discounted sum over the run. Reported returns are never scaled."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""
     publish_period_seconds: Annotated[float, Range(0)] = 1.0

@@ -121,9 +121,11 @@ def _check_learned(env: gymnasium.Env, config: EnvConfig) -> None:
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, NormalizeObservation | NormalizeReward) and env.update_running_mean:
             name = type(env).__name__
+            flag = "--scale-rewards" if "Reward" in name else "--normalize-observations"
             raise ConfigError(
                 f"environment {config.env!r} has a {name}, whose running statistics are in no checkpoint: every "
-                "process would have others. Give a --wrapper module:name with numbers of your own, such as a "
+                f"process would have others. Give {flag} instead, whose statistics are the run's, or a --wrapper "
+                "module:name with numbers of your own, such as a "
                 f"gymnasium.wrappers.{'TransformReward' if 'Reward' in name else 'TransformObservation'}, "
                 f"or one that sets the statistics of {name} and its update_running_mean = False"
             )

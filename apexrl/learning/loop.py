@@ -23,6 +23,7 @@ from apexrl.learning.experience.journal_client import JournalClient
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.replicas import Replicas
+from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.goal import is_complete, progress
 from apexrl.learning.record.latest import latest_checkpoint
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
@@ -74,6 +75,7 @@ class LearnerLoop:
         self._device_stream = DeviceStream(self._device)
         self._arrivals = Arrivals()
         self.results = Results(self._family.tables(command.update), isinstance(command, OfflineCommand))
+        self._moments: RunMoments | None = None  # of what is normalized
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         bound = command.learning.publish_megabytes_per_second
@@ -116,6 +118,7 @@ class LearnerLoop:
     def _follow(self, counted: Sequence[LogPosition], stop: Stop) -> Replicas:
         """Returns replicas of our shards' logs, which nobody runs yet."""
         draws, keeping = DrawQueue(), Keeping.of(self._command, self._device_stream, len(self._shards))
+        self._moments = keeping.moments
         replicas = [Replica(self._log(shard), keeping, counted[shard], stop, shard, draws) for shard in self._shards]
         return Replicas(replicas, draws)
 
@@ -163,7 +166,7 @@ class LearnerLoop:
         command = self._command
         if spec.has_small_frames:
             switch_threads_often()
-        updater = make_updater(command, spec, self._device_stream, self._team)
+        updater = make_updater(command, spec, self._device_stream, self._team, self._moments)
         self._identity = Identity.of(spec, command.agent, command.network)
         record = None
         if self._team.is_first:
@@ -331,6 +334,7 @@ class LearnerLoop:
         self, updater: Updater, replicas: Replicas, record: RunRecord | None, asked: Standing, rate: float
     ) -> bool:
         """Adds up what all learners know; the first one writes what was asked for. Returns whether the disk took it."""
+        updater.follow_moments()
         logs, sums = totals(self._team, replicas, episode_sums(replicas.drain_episodes(), self._bands))
         self._games += sums
         if asked.writes_checkpoint:
@@ -375,11 +379,14 @@ class LearnerLoop:
 
 
 def make_updater(
-    command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream, team: Team | None = None
-) -> Updater:
+    command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream, team: Team | None = None,
+    moments: RunMoments | None = None,
+) -> Updater:  # fmt: skip
     """Returns an updater with new networks, which follow from the seed."""
+    if moments is not None:
+        moments.begin(spec)
     torch.manual_seed(command.seed)
     make = implementation(family_of(command.agent)).make_learner
     with device_stream.exclusive():
         learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
-    return Updater(learner, device_stream, team)
+    return Updater(learner, device_stream, team, moments)

@@ -37,8 +37,9 @@ class LockstepLearner:
         self._spec = spec
         self._log = log
         device_stream = DeviceStream(torch.device("cpu"))
-        self._replica = Replica(log, Keeping.of(command, device_stream), LogPosition(), stop)
-        self.updater = make_updater(command, spec, device_stream)
+        keeping = Keeping.of(command, device_stream)
+        self._replica = Replica(log, keeping, LogPosition(), stop)
+        self.updater = make_updater(command, spec, device_stream, moments=keeping.moments)
         identity = Identity.of(spec, command.agent, command.network)
         self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
         self.record.about(*about(command))
@@ -90,6 +91,7 @@ class LockstepLearner:
 
     def checkpoint(self) -> None:
         """Writes a checkpoint; a disk that takes none is said."""
+        self.updater.follow_moments()
         self._count(0)
         self.record.checkpoint(self.updater)
 

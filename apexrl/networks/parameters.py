@@ -1,4 +1,7 @@
-"""One version of the network as a record, and as bytes: versioned raw tensors in half precision, never a pickle."""
+"""One version of the network as a record, and as bytes: versioned raw tensors in half precision, never a pickle.
+
+Means and deviations of observations keep float32: those of numbers far from 0 would lose all that differs.
+"""
 
 import struct
 from typing import NamedTuple
@@ -9,6 +12,7 @@ import torch
 
 from apexrl.errors import ApexError, WireError
 from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.normalizer import PREFIX
 
 _LENGTH = struct.Struct("<I")
 
@@ -21,8 +25,8 @@ class Parameters(NamedTuple):
 
 
 def halved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns copies in the host's memory, in half precision."""
-    return {name: t.detach().to("cpu", torch.float16, copy=True).contiguous() for name, t in tensors.items()}
+    """Returns copies in the host's memory, in the precision in which they travel."""
+    return {name: t.detach().to("cpu", _dtype_of(name), copy=True).contiguous() for name, t in tensors.items()}
 
 
 def encode_parameters(header: ParametersHeader, tensors: dict[str, torch.Tensor]) -> bytes:
@@ -55,8 +59,8 @@ def decode_parameters(data: bytes) -> Parameters:
         tensors = safetensors.torch.load(data[end:])
     except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
         raise WireError(f"malformed parameters: {error}") from error
-    if any(tensor.dtype != torch.float16 for tensor in tensors.values()):
-        raise WireError("malformed parameters: every tensor has to be float16")
+    if any(tensor.dtype != _dtype_of(name) for name, tensor in tensors.items()):
+        raise WireError("malformed parameters: every tensor has to be float16, and those of a normalizer float32")
     return Parameters(header, {name: tensor.float() for name, tensor in tensors.items()})
 
 
@@ -66,6 +70,10 @@ def decode_header(data: bytes) -> ParametersHeader:
     Raises: WireError when the bytes are something else.
     """
     return _split(data)[0]
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    return torch.float32 if name.startswith(PREFIX) else torch.float16
 
 
 def _split(data: bytes) -> tuple[ParametersHeader, int]:

@@ -18,6 +18,7 @@ from apexrl.networks.device import fastest_dtype
 from apexrl.networks.device_stream import wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import FrameStack
+from apexrl.networks.normalizer import with_normalizer
 from apexrl.networks.torsos import FrameNetwork
 from apexrl.types import EnvironmentSpec
 
@@ -48,6 +49,7 @@ class Policy:
           captures: whether a call is a captured graph; by default on a GPU.
         Raises: WireError when the tensors are not those of the network, or not finite.
         """
+        make = with_normalizer(make, spec.frame_shape, tensors)
         check_tensors(make, tensors)
         self.spec = spec
         self.device = device
@@ -105,8 +107,14 @@ class Policy:
         """Returns [E, ..] float32 values of the stack; without a memory those of an episode's first step."""
         network = self._fast
         kernel = self._kernels[stack.newest]
-        features = network.torso.features(stack.network_input(self.dtype), kernel)
+        features = network.torso.features(network.normalized(stack.network_input(self.dtype)), kernel)
         return network.heads(features) if memory is None else network.step(features, memory)
+
+    @property
+    def reward_scale(self) -> float:
+        """The scale of the rewards that the values were learned from."""
+        normalizer = self._exact.normalizer
+        return 1.0 if normalizer is None or normalizer.reward_scale is None else float(normalizer.reward_scale)
 
     def new_memory(self, num_envs: int) -> Tensor | None:
         """Returns zeros [E, memory_size] in this machine's memory, pinned for a GPU; None for a network without."""

@@ -15,6 +15,7 @@ from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import TorsoKind
 from apexrl.networks.frame_layout import SMALLEST_SCREEN, FrameLayout
+from apexrl.networks.normalizer import Normalizer
 from apexrl.types import EnvironmentSpec
 
 LARGEST_LAYER = 65_536  # channels or units
@@ -195,6 +196,7 @@ class FrameNetwork(nn.Module, abc.ABC):
     def __init__(self, torso: Torso):
         super().__init__()
         self.torso = torso
+        self.normalizer: Normalizer | None = None  # an actor's, where its parameters have one
 
     def forward(self, stacks: Tensor) -> Tensor:
         """Returns the values [B, ..] of stacks [B, H, *stored]: see `FrameLayout`."""
@@ -203,7 +205,11 @@ class FrameNetwork(nn.Module, abc.ABC):
     def prepare(self, stacks: Tensor) -> Tensor:
         """Returns stacks [B, H, *stored] as the first layer takes them; two networks may share the result."""
         first = next(self.parameters())  # the torso's
-        return self.torso.layout.prepare(stacks, _compute_dtype(first))
+        return self.normalized(self.torso.layout.prepare(stacks, _compute_dtype(first)))
+
+    def normalized(self, prepared: Tensor) -> Tensor:
+        """Returns prepared stacks in the measure of the run, where the network has it."""
+        return prepared if self.normalizer is None else self.normalizer.prepared(prepared)
 
     def values(self, prepared: Tensor) -> Tensor:
         """Returns the values [B, ..] of prepared stacks."""

@@ -90,13 +90,15 @@ def network_of(checkpoint: "Checkpoint") -> "nn.Module":
     """
     from apexrl.agents.families import family_of, implementation
     from apexrl.networks.config import from_text
+    from apexrl.networks.normalizer import with_normalizer
     from apexrl.networks.policy import check_tensors
 
     header, tensors = checkpoint.parameters()
     family = family_of(header.agent)
-    config, make = from_text(header.network, type(family.network)), implementation(family).make_network
-    check_tensors(lambda: make(header.spec, config), tensors)
-    network = make(header.spec, config)
+    config, make_network = from_text(header.network, type(family.network)), implementation(family).make_network
+    make = with_normalizer(lambda: make_network(header.spec, config), header.spec.frame_shape, tensors)
+    check_tensors(make, tensors)
+    network = make()
     network.load_state_dict(tensors)
     return network
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apexrl.agents.contract import Family
+from apexrl.agents.contract import Family, check_normalizable
 from apexrl.agents.families import family_of
 from apexrl.config.flags import (
     Asked,
@@ -126,6 +126,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
         check_usable(journal, identity_of(journal).spec, stream)
         command = dataclasses.replace(command, from_journal=str(journal))
     check_together(command, stream)
+    check_normalizable(environment, command.learning)
     command = _with_shards(command, asked.given, saved is None, machine.num_gpus)
     command = fitted(command, machine, stream, is_asked_for="capacity" in asked.given or command.reproducible)
     ask(Question(network=Identity.of(stream, command.agent, command.network)))

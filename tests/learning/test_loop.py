@@ -83,6 +83,9 @@ class Updater:
     def schedule(self, frames, share):
         assert share == 0
 
+    def follow_moments(self):
+        pass
+
     def update(self, draw, upcoming, scale):
         assert scale == 1
         assert upcoming.samples == draw.samples - 1

@@ -35,13 +35,16 @@ VECTORS = EnvironmentSpec("Vectors-v0", (4,), "float32", 2, 3, 1, action_names=(
 def checkpoint(tmp_path):
     """Writes a checkpoint of a new learner's network; its biases are not zero, nor its policy nearly uniform."""
 
-    def write(agent, environment, network, lstm=False):
+    def write(agent, environment, network, lstm=False, is_normalized=False):
         family = family_of(agent)
         algorithm = algorithm_of(lstm) if agent == "impala" else family.algorithm
         spec = family.stream(algorithm, environment)
         torch.manual_seed(3)
         learner = implementation(family).make_learner(algorithm, network, family.update, spec, CPU)
         tensors = {f"acting.{name}": t + 0.05 * torch.randn_like(t) for name, t in learner.acting_tensors().items()}
+        if is_normalized:
+            measure = {"mean": torch.rand(environment.frame_shape), "scale": torch.full(environment.frame_shape, 3.0)}
+            tensors |= {f"acting.normalizer.{name}": tensor for name, tensor in measure.items()}
         header = CheckpointHeader(spec, agent, to_text(network), Counters(updates=1234))
         save_checkpoint(tmp_path / "c.safetensors", header, tensors)
         return tmp_path / "c.safetensors"
@@ -84,12 +87,13 @@ def check_notes(said, session, environment, lstm):
         ("impala", COLOURS, ActorCriticConfig("shallow", (4, 4, 4), 16), False),
         ("impala", VECTORS, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
         ("r2d2", VECTORS, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
+        ("apex-dqn", VECTORS, DuelingConfig((4, 4, 4), 16), False),
     ],
-    ids=["apex-dqn", "impala", "impala-lstm", "r2d2"],
+    ids=["apex-dqn", "impala", "impala-lstm-normalized", "r2d2-normalized", "apex-dqn-normalized"],
 )
 def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, agent, environment, network, lstm):
     monkeypatch.setattr("apexrl.networks.policy.fastest_dtype", lambda device, spec: torch.float32)
-    path = checkpoint(agent, environment, network, lstm)
+    path = checkpoint(agent, environment, network, lstm, is_normalized=environment is VECTORS)
     said = export(path, tmp_path / "out" / "c.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "out" / "c.onnx")
     check_notes(said, session, environment, lstm)

@@ -87,6 +87,8 @@ class PlainActor:
         return actions, extras | own, ActorState(state.stack, after.reshape(state.core_state.shape), actions)
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
+        if (scale := self._policy.reward_scale) != 1:
+            unrolls = unrolls._replace(rewards=unrolls.rewards * np.float32(scale))
         return self._acting.priorities(unrolls, extras)
 
     def _chosen(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[Any, Extras]:

@@ -14,6 +14,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config.flags import wants_of
 from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
+from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.memory import free_memory_bytes
@@ -36,14 +37,17 @@ class Keeping(NamedTuple):
     prefetch_batches: int
     memory_gb: float = 0.0  # gigabytes that a store may take; 0: the memory that is free
     make_rows: Callable[[StreamOrder], RowStrategy | None] = no_rows
+    moments: RunMoments | None = None  # where something is normalized
 
     @classmethod
     def of(cls, command: LearnerCommand, device_stream: DeviceStream, num_shards: int = 1) -> "Keeping":
         """Returns the settings of a learner that follows so many logs."""
         learning, make_rows = command.learning, getattr(implementation(family_of(command.agent)), "make_rows", no_rows)
+        is_normalized = learning.normalize_observations or learning.scale_rewards
         return cls(
             wants_of(command), device_stream, learning.prefetch_batches, learning.memory_gb / num_shards,
             functools.partial(make_rows, command.algorithm, command.update),
+            RunMoments(learning, command.algorithm.gamma, device_stream) if is_normalized else None,
         )  # fmt: skip
 
     def make_store(self, spec: StreamSpec, ring_unrolls: int) -> UnrollStore:
@@ -89,4 +93,8 @@ class Keeping(NamedTuple):
 
     def _store_on(self, device: torch.device, spec: StreamSpec, ring_unrolls: int) -> UnrollStore:
         num_batches = self.prefetch_batches + 2 + self.device_stream.depth
-        return UnrollStore(spec, ring_unrolls, self.wants, device, num_batches, self.device_stream)
+        normalizer = None
+        if self.moments is not None:
+            self.moments.begin(spec)
+            normalizer = self.moments.normalizer_on(device)
+        return UnrollStore(spec, ring_unrolls, self.wants, device, num_batches, self.device_stream, normalizer)

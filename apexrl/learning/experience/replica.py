@@ -195,7 +195,7 @@ class Replica:
             self._generation += 1
             self._sampler.forget()
         if self.store is None or self.store.ring_unrolls != start.ring_unrolls or not start.continues:
-            self._decoder = Decoder(self._empty_store(start))
+            self._decoder = Decoder(self._empty_store(start), self._keeping.moments)
             self._rows = self._keeping.make_rows(self._decoder.order)
         self.spec = start.spec
         if start.log != self.counted.log:
@@ -228,13 +228,14 @@ class Replica:
         assert self._decoder is not None
         starts = self._decoder.store.spec.unroll_starts
         header = append.insert.header(starts)
-        if append.number >= self.counted.next_number:
+        is_new = append.number >= self.counted.next_number
+        if is_new:
             transitions = self.counted.transitions + int(header.valid.sum())
             self.counted = LogPosition(self.counted.log, append.number + 1, transitions)
             self.params_versions.append(header.params_version)
             self._episodes.extend(header.episodes)
         try:
-            self._decoder.add(append, header)
+            self._decoder.add(append, header, is_new)
         except WireError as error:  # one actor's fault must not end the run: its unroll is never sampled again
             self.num_undecodable += 1
             logger.warning("unroll %d of %s is dropped: %s", append.number, append.insert.actor, error)

@@ -24,6 +24,7 @@ from apexrl.learning.experience.transition_records import TransitionRecords
 from apexrl.networks.device_stream import DeviceStream, Staging, wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import frame_ages, gather_stacks
+from apexrl.networks.normalizer import Normalizer
 from apexrl.types import StreamSpec, Unroll
 
 STAGED_UNROLLS = 8  # on their way to a GPU
@@ -53,6 +54,7 @@ class UnrollStore:
         device: torch.device,
         num_batches: int,
         device_stream: DeviceStream | None = None,
+        normalizer: Normalizer | None = None,
     ):
         """Allocates the ring.
 
@@ -62,6 +64,7 @@ class UnrollStore:
           num_batches: a gathered batch is good until so many more of its table are gathered; then its memory is used
             again.
           device_stream: the stream of the device that learns, which may be another one; that of `device` when None.
+          normalizer: on `device`: batches have its observations and rewards.
         Raises: torch.OutOfMemoryError or RuntimeError when the device cannot hold it; ConfigError when the wants
           contradict each other, or the ring has more frames than MOST_FRAMES.
         """
@@ -72,6 +75,7 @@ class UnrollStore:
         self._device_stream = device_stream or DeviceStream(device)
         self._wants = {want.table: want for want in wants}
         self._frame_layout = FrameLayout.of(spec)
+        self._normalizer = normalizer or Normalizer((), ())
         self._row_layout = row_layout(spec, wants)
         view = transition_view(spec, wants)
         self._transition_records = None if view is None else TransitionRecords(spec, view)
@@ -241,9 +245,10 @@ class UnrollStore:
         memory = self._buffer(table, OBSERVATIONS * len(key)) if reuses_memory else None
         frames = torch.index_select(self._frames, 0, columns.frame_numbers, out=memory)
         stacks = frames.view(OBSERVATIONS, len(key), spec.stacked_frames, -1)
-        observation, next_observation = self._frame_layout.as_frames(stacks)
+        observation, next_observation = self._normalizer(self._frame_layout.as_frames(stacks))
         action = columns.action.long() if spec.num_actions else columns.action
-        return TransitionBatch(observation, action, columns.n_step_return, columns.discount, next_observation, weight)
+        n_step_return = self._normalizer.rewards(columns.n_step_return)
+        return TransitionBatch(observation, action, n_step_return, columns.discount, next_observation, weight)
 
     def _unrolls(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> UnrollBatch:
         """Returns whole unrolls, time first."""
@@ -265,9 +270,9 @@ class UnrollStore:
             extras |= {name: columns[name][0] for name in NUMBERS}
         action = columns["action"]
         return UnrollBatch(
-            self._frame_layout.as_frames(stacks),
+            self._normalizer(self._frame_layout.as_frames(stacks)),
             action.long() if spec.num_actions else action,
-            columns["reward"],
+            self._normalizer.rewards(columns["reward"]),
             columns["discount"],
             columns["start"] != 0,
             extras,

@@ -12,12 +12,15 @@ from torch import Tensor
 from apexrl.agents.contract import LAST_BATCH, Batches, Learner, Outcome
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.experience.draw import Draw, SampledKeys
+from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.side_thread import SideThread
 from apexrl.learning.updates.team import LEARNING, Team
 from apexrl.learning.updates.update_graph import Inputs, Parts, UpdateGraph, Work, advanced, inputs_for, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
+
+FOLLOWED_UPDATES = 100  # from one update at which the normalizer follows what was seen to the next
 
 RowShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # [B, ...] by table and name
 
@@ -92,9 +95,16 @@ class Pending(NamedTuple):
 class Updater:
     """Owns a learner's updates: warm-up, graph, second thread, and the number of updates. Used from one thread."""
 
-    def __init__(self, learner: Learner, device_stream: DeviceStream, team: Team | None = None):
-        """Takes over a learner whose tensors lie on the stream's device; alone, unless a team is given."""
+    def __init__(
+        self, learner: Learner, device_stream: DeviceStream, team: Team | None = None, moments: RunMoments | None = None
+    ):
+        """Takes over a learner whose tensors lie on the stream's device; alone, unless a team is given.
+
+        Args:
+          moments: of the run, where its batches are normalized.
+        """
         self.num_updates = 0
+        self._moments = moments
         self._team = team or Team()
         self.learner = learner
         self._device_stream = device_stream
@@ -139,6 +149,9 @@ class Updater:
           scale: of our gradients beside those of the others.
         """
         self._scale = scale
+        is_first = self._moments is not None and not self._moments.has_followed
+        if is_first or self.num_updates % FOLLOWED_UPDATES == 0:
+            self.follow_moments()
         pending: Pending | None = None
         if draw is not None and self._is_eager and draw.is_gathered:
             pending = self._update_eagerly(draw, upcoming)
@@ -159,9 +172,17 @@ class Updater:
                 self.learner.copy_target()
         return pending
 
+    def follow_moments(self) -> None:
+        """Normalizes from now on by all that the learners of a team have seen; all of them call it at once.
+
+        Raises: PeerError when a learner is gone or says nothing in time.
+        """
+        if self._moments is not None:
+            self._moments.follow(self._team)
+
     def parameters(self) -> tuple[dict[str, Tensor], Event]:
         """Returns the tensors that actors need, good after the event; on a CPU they are not copies."""
-        return self._device_stream.fetch(self.learner.acting_tensors())
+        return self._device_stream.fetch(self._acting_tensors())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns all tensors of the learner under flat names; on a CPU they are not copies."""
@@ -186,6 +207,8 @@ class Updater:
         with self._device_stream.exclusive(), torch.no_grad():
             for name in own.keys() - set(others):
                 own[name].copy_(state[name])
+        if self._moments is not None:
+            self._moments.restored()
         self.num_updates = num_updates
         self._frames = -1  # the tensors of schedules were replaced too
 
@@ -264,8 +287,15 @@ class Updater:
             self._side.forget()
 
     def _tensors(self) -> dict[str, Tensor]:
-        acting = {ACTING + name: tensor for name, tensor in self.learner.acting_tensors().items()}
-        return acting | {LEARNING + name: tensor for name, tensor in self.learner.learning_tensors().items()}
+        acting = {ACTING + name: tensor for name, tensor in self._acting_tensors().items()}
+        learning = self.learner.learning_tensors()
+        if self._moments is not None:
+            learning = learning | self._moments.learning_tensors
+        return acting | {LEARNING + name: tensor for name, tensor in learning.items()}
+
+    def _acting_tensors(self) -> dict[str, Tensor]:
+        tensors = self.learner.acting_tensors()
+        return tensors if self._moments is None else tensors | self._moments.acting_tensors
 
 
 def _check_sizes(outcome: Outcome, batches: Batches) -> None:

@@ -190,7 +190,7 @@ def test_frames_that_do_not_fit_the_gpu_go_to_host_memory(monkeypatch, spec, mis
     needed = bytes_needed(spec, 8, WANTS) + int(DEVICE_RESERVE_BYTES)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (needed - missing, 10 * needed))
 
-    def make(spec, ring_unrolls, wants, device, num_batches, device_stream):
+    def make(spec, ring_unrolls, wants, device, num_batches, device_stream, normalizer):
         if is_taken and device.type == "cuda":
             raise torch.OutOfMemoryError("CUDA out of memory")
         return SimpleNamespace(device=device, device_stream=device_stream, num_bytes=needed)
