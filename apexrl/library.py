@@ -22,7 +22,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.apart import Apart
 from apexrl.casts import exactly
 from apexrl.config.sections import ActorCommand
-from apexrl.environments.actions import clipped
+from apexrl.environments.actions import Actions, clipped
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
@@ -171,8 +171,8 @@ class Agent:
         with Apart(), contextlib.closing(self.make_environment()) as env:
             self.observation_space, self.action_space = env.observation_space, env.action_space
             frames, self._present = presenter(env, command.env)
-        _check_same(frames, self.action_space, self.spec)
-        self._first_action = int(getattr(self.action_space, "start", 0))
+        self._actions = Actions(command.env.env, self.action_space)
+        _check_same(frames, self._actions, self.spec)
         self._boundless = _boundless(self.observation_space)
         behind = f" behind --wrapper {' and '.join(command.env.wrapper)}" if command.env.wrapper else ""
         self._needed = f"those of {command.env.env}{behind} are needed, as make_environment() of the agent makes it"
@@ -225,7 +225,7 @@ class Agent:
         seen = Observation(frames, first, np.sign(last) if self._clips_rewards else last)
         actions, _, self._state = self._actor.act(seen, np.full(len(frames), exploration), self._state, self._rng)
         bounds = self.spec.action_bounds
-        actions = clipped(actions, bounds) if bounds else actions + self._first_action
+        actions = self._actions.taken(clipped(actions, bounds) if bounds else actions)
         return actions[0] if is_one else actions
 
     def _batch(self, observations: Any) -> list[Any]:
@@ -282,15 +282,14 @@ def _in_dtypes(space: gymnasium.Space, observation: Any) -> Any:
     return cast if np.can_cast(array.dtype, cast.dtype, "same_kind") or np.array_equal(cast, array) else observation
 
 
-def _check_same(frames: Box, actions: Any, spec: EnvironmentSpec) -> None:
+def _check_same(frames: Box, actions: Actions, spec: EnvironmentSpec) -> None:
     """Raises ConfigError when the frames or the actions of an environment are not those of a checkpoint."""
-    bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True)) if isinstance(actions, Box) else ()
     dtype = "uint8" if frames.dtype == np.uint8 else "float32"
-    found = frames.shape, dtype, getattr(actions, "n", 0), bounds
+    found = frames.shape, dtype, actions.num, actions.bounds
     if found != (spec.frame_shape, spec.frame_dtype, spec.num_actions, spec.action_bounds):
         learned = spec.action_bounds or f"{spec.num_actions} numbers"
         raise ConfigError(
-            f"environment {spec.env!r} has frames {frames.shape} of {dtype} and actions {actions}; the agent learned "
-            f"with frames {spec.frame_shape} of {spec.frame_dtype} and actions {learned}: give it the environment that "
-            "it was trained on"
+            f"environment {spec.env!r} has frames {frames.shape} of {dtype} and actions {actions.space}; the agent "
+            f"learned with frames {spec.frame_shape} of {spec.frame_dtype} and actions {learned}: give it the "
+            "environment that it was trained on"
         )

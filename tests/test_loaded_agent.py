@@ -96,8 +96,11 @@ NAMES = ("time_aware", "share_of_time", "stacked", "delayed", "skipping", "stick
         own("FromOne-v0"),
         own("FromOne-v0", "from_zero"),
         own("Many-v0", "one_number"),
+        own("Many-v0"),
+        own("Buttons-v0"),
         own("Doubles-v0"),
         own("Vector-v0"),
+        own("Matrix-v0"),
         ["--env", "FrozenLake-v1", "--env-kwargs", '{"map_name": "8x8"}'],
         ["--env", "Catch-v0"],
         ["--env", "tests.environments.odd_envs:Painted-v0", "--env-kwargs", '{"is_first": true}', "--grayscale",
@@ -109,7 +112,7 @@ def test_a_loaded_agent_plays_as_in_training(loaded, flags):
     """Its observations are those of the evaluator's games with the same seed and actions, and so are the returns."""
     config = parse(ActorCommand, flags).env
     rng = np.random.default_rng(1)
-    is_vector = "Vector-v0" in flags[1]
+    is_vector = flags[1].endswith(("Vector-v0", "Matrix-v0"))
     actions = list(rng.uniform(-3, 4, (500, 2)).astype(np.float32) if is_vector else rng.integers(0, 2, 500))
     frames, returns = games_of_training(config, actions, 3)
     agent, actor = loaded(flags, actions)

@@ -1,10 +1,92 @@
 """The actions of an agent, as environments take them and the log holds them."""
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-from apexrl.errors import ApexError
+from apexrl.errors import ApexError, ConfigError
+from apexrl.types import MAX_ACTION_SIZE
+
+MAX_JOINT_ACTIONS = 128  # of several discrete numbers
+
+
+class Actions:
+    """The actions of one environment as agents have them: a number each, or a vector of floats within bounds.
+
+    Several discrete numbers are one, the place of their combination in a table of all: the last number changes first.
+    """
+
+    def __init__(self, env: str, space: gymnasium.Space, names: Iterable[Any] = ()):
+        """Takes the space of an environment's actions.
+
+        Args:
+          names: of discrete actions; those of other actions than these are left out.
+        Raises: ConfigError when the space is not supported.
+        """
+        if refusal := _why_others(space):
+            raise ConfigError(f"environment {env!r} has actions {space}; {refusal}")
+        self.space = space
+        self.bounds: tuple[tuple[float, float], ...] = ()  # of each number of a vector
+        self.num = 0  # of discrete ones
+        match space:
+            case Box():
+                self.bounds = tuple(zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True))
+            case Discrete():
+                self.num = int(space.n)
+            case MultiDiscrete() | MultiBinary():
+                choices, first = _choices(space), getattr(space, "start", 0)
+                self.num = math.prod(choices.ravel().tolist())
+                places = np.unravel_index(np.arange(self.num), choices.ravel())
+                self._table = (np.stack(places, axis=1).reshape(-1, *choices.shape) + first).astype(space.dtype)
+        given = tuple(map(str, names))
+        self.names = given if len(given) == self.num else ()
+
+    def taken(self, actions: np.ndarray) -> np.ndarray:
+        """Returns actions [E] or [E, action size] as the environment's own step takes them; a copy."""
+        match self.space:
+            case Box():
+                return actions.reshape(len(actions), *self.space.shape).copy()
+            case Discrete():
+                return actions + int(self.space.start)
+        return self._table[actions]
+
+
+def _choices(space: MultiDiscrete | MultiBinary) -> np.ndarray:
+    """Returns how many values each of several discrete numbers has."""
+    return space.nvec if isinstance(space, MultiDiscrete) else np.full(space.shape, 2)
+
+
+def _why_others(space: gymnasium.Space) -> str:
+    """Returns why an action space is not supported, or an empty string."""
+    if isinstance(space, Discrete):
+        return ""
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        if (num := math.prod(_choices(space).ravel().tolist())) <= MAX_JOINT_ACTIONS:
+            return ""
+        return (
+            f"these have {num:,} combinations, and {MAX_JOINT_ACTIONS} are the most that become one number: "
+            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that offers fewer"
+        )
+    if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
+        return (
+            "supported are Discrete, MultiDiscrete, MultiBinary, and Box of floats: give a --wrapper module:name that "
+            "makes it one of these"
+        )
+    if not 1 <= math.prod(space.shape) <= MAX_ACTION_SIZE:
+        return (
+            f"a Box needs 1 to {MAX_ACTION_SIZE} numbers: "
+            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has fewer"
+        )
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all() and (space.low < space.high).all()):
+        return (
+            "a Box needs finite bounds, the least below the greatest: "
+            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has a bounded action_space"
+        )
+    return ""
 
 
 def taken(actions: Any, steps: np.ndarray, num_actions: int, bounds: tuple[tuple[float, float], ...]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 from typing import Any, Literal
 
 import gymnasium
@@ -10,7 +9,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.actions import taken
+from apexrl.environments.actions import Actions, taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import presented
 from apexrl.environments.off_screen import why_no_pictures
@@ -18,7 +17,7 @@ from apexrl.environments.renewal import Copy, Failures
 from apexrl.environments.single import longest_episode, make_single, own_render_mode
 from apexrl.environments.watchdog import Watchdog
 from apexrl.errors import ApexError, ConfigError, reason_of
-from apexrl.types import MAX_ACTION_SIZE, TimeSteps
+from apexrl.types import TimeSteps
 from apexrl.unroll import LARGEST_VALUE
 
 FINITE = f"a finite number up to {LARGEST_VALUE:g} is needed"  # NaN is not
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class GymnasiumEnvironment:
-    """Any other Gymnasium environment with discrete or vector actions. This process steps its copies one by one.
+    """Any other Gymnasium environment whose `Actions` there are. This process steps its copies one by one.
 
     A class that names its discrete actions does so in its `metadata`, as "action_names". Its
     "render_fps" is the speed of videos.
@@ -52,23 +51,17 @@ class GymnasiumEnvironment:
                 raise
             self._give_up_pictures(error)
             self._envs = self._make(config, registered, num_envs, first_copy)
-        actions = self._envs.single_action_space
-        if refusal := _why_other_actions(actions):
+        try:
+            names = self._envs.metadata.get("action_names", ())
+            self._own_actions = Actions(config.env, self._envs.single_action_space, names)
+        except ConfigError:
             self._envs.close()
-            raise ConfigError(f"environment {config.env!r} has actions {actions}; {refusal}")
+            raise
+        self.num_actions, self.action_bounds = self._own_actions.num, self._own_actions.bounds
+        self.action_names = self._own_actions.names
         box = self._envs.single_observation_space
         self.frame_shape = tuple(box.shape or ())
         self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"
-        self.num_actions, self._first_action = 0, 0
-        self.action_bounds: tuple[tuple[float, float], ...] = ()
-        self.action_names: tuple[str, ...] = ()
-        if isinstance(actions, gymnasium.spaces.Discrete):
-            self.num_actions, self._first_action = int(actions.n), int(actions.start)
-            names = tuple(map(str, self._envs.metadata.get("action_names", ())))
-            if len(names) == self.num_actions:  # else a wrapper has other actions than the environment that it wraps
-                self.action_names = names
-        elif isinstance(actions, gymnasium.spaces.Box):
-            self.action_bounds = tuple(zip(actions.low.tolist(), actions.high.tolist(), strict=True))
         self.stacked_frames = config.frame_stack or 1
         speed: Any = self._envs.metadata.get("render_fps")
         is_speed = isinstance(speed, int | float) and 0 < speed <= MAX_PICTURES_PER_SECOND
@@ -86,7 +79,7 @@ class GymnasiumEnvironment:
     def send(self, actions: np.ndarray) -> np.ndarray:
         """Stores the actions [E] or [E, action size] with which `receive` steps; returns them as they are taken."""
         own = taken(actions, self._games.steps, self.num_actions, self.action_bounds)
-        self._actions = own + self._first_action  # a copy, which an environment may change
+        self._actions = self._own_actions.taken(own)  # which an environment may change
         return own
 
     def receive(self) -> TimeSteps:
@@ -187,31 +180,6 @@ def _as_picture(picture: Any) -> np.ndarray:
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
         raise ValueError(f"render() gave {array.shape} of {array.dtype}: [height, width, 3] of uint8 is needed")
     return array
-
-
-def _why_other_actions(actions: gymnasium.Space) -> str:
-    """Returns why an action space is not supported, or an empty string."""
-    if isinstance(actions, gymnasium.spaces.Discrete):
-        return ""
-    if isinstance(actions, gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary):
-        choices = actions.nvec if isinstance(actions, gymnasium.spaces.MultiDiscrete) else np.full(actions.shape, 2)
-        return (
-            f"give a --wrapper module:name that makes its {math.prod(choices.ravel().tolist()):,} combinations one "
-            "Discrete, by gymnasium.wrappers.TransformAction and numpy.unravel_index"
-        )
-    if not isinstance(actions, gymnasium.spaces.Box) or not np.issubdtype(actions.dtype, np.floating):
-        return "supported are Discrete, and Box of floats: give a --wrapper module:name that makes it one of these"
-    if len(actions.shape) != 1 or not 1 <= actions.shape[0] <= MAX_ACTION_SIZE:
-        return (
-            f"a Box needs one dimension of 1 to {MAX_ACTION_SIZE} numbers: "
-            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that reshapes them"
-        )
-    if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all() and (actions.low < actions.high).all()):
-        return (
-            "a Box needs finite bounds, the least below the greatest: "
-            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has a bounded action_space"
-        )
-    return ""
 
 
 def _can_be_filmed(config: EnvConfig, registered: EnvSpec) -> bool:

@@ -6,7 +6,7 @@ As `--env tests.environments.own_wrappers:Drift-v0 --wrapper tests.environments.
 import gymnasium
 import numpy as np
 from gymnasium import wrappers
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 
 class Drift(gymnasium.Env):
@@ -46,6 +46,18 @@ class Vector(Drift):
     action_space = Box(np.array([-1, 2], np.float32), np.array([1, 3], np.float32))
 
 
+class Matrix(Drift):
+    """Its action is a matrix of one column."""
+
+    action_space = Box(np.array([[-1], [2]], np.float32), np.array([[1], [3]], np.float32))
+
+
+class Buttons(Drift):
+    """Its action is four buttons."""
+
+    action_space = MultiBinary((2, 2))
+
+
 class Doubles(Drift):
     """Gives other floats than it says, as many do."""
 
@@ -81,7 +93,7 @@ class Failing(Drift):
         return super().step(action)
 
 
-for environment in (Drift, FromOne, Many, Vector, Doubles, Remembering, Random, Failing):
+for environment in (Drift, FromOne, Many, Vector, Matrix, Buttons, Doubles, Remembering, Random, Failing):
     gymnasium.register(f"{environment.__name__}-v0", environment, disable_env_checker=True)
 
 
