@@ -1,7 +1,7 @@
 """Networks as ONNX graphs, for programs without torch. A graph takes observations as an environment's spec shows them.
 
 An observation is a stack of whole frames in the type in which they are stored, the oldest first. The scaling of its
-pixels is inside the graph. Frames from before the episode are zeros.
+pixels, or its normalizer, is inside the graph. Frames from before the episode are zeros.
 """
 
 import dataclasses

@@ -193,6 +193,12 @@ def test_the_actions_choose_the_algorithm_where_nobody_does():
         planned(*words, "--munchausen", "0.9")
 
 
+def test_only_vectors_of_floats_are_normalized():
+    asked = Asked.of(default_command(RunCommand), ["--env", "PongNoFrameskip-v4", "--normalize-observations"])
+    with pytest.raises(ConfigError, match=r"--normalize-observations: this is for vectors .* \(84, 84\) of uint8"):
+        make_plan(asked, None)
+
+
 @pytest.mark.parametrize(
     ("flags", "sampling"),
     [

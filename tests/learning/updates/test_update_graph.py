@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.config.sections import LearningConfig
 from apexrl.learning.experience.draw import Draw
+from apexrl.learning.experience.run_moments import RunMoments
+from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.team import Team
 from apexrl.learning.updates.updater import Updater
 from tests.agents.impala_parts import LASER, updates
@@ -15,8 +18,8 @@ from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream, FakeGraph
 from tests.learning.twins import state_of, update_both
 from tests.learning.updates import test_impala_updates as impala
-from tests.learning.updates.test_updater import RING, SCREENS, VECTORS, World
-from tests.lockstep import TABLE, hold, results
+from tests.learning.updates.test_updater import RING, SCREENS, SIZE, VECTORS, World
+from tests.lockstep import TABLE, hold, results, want
 
 
 class Doubling(Team):
@@ -40,6 +43,26 @@ def test_a_replayed_update_is_the_one_that_python_makes(make_unroll, spec, optim
         update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
         for world in (graph, plain):  # other frames come to a place that the graph reads
             hold(world.store, number % RING, make_unroll(spec, 100 + number))
+    assert graph.device_stream.num_captures == 1
+
+
+def test_a_graph_normalizes_by_the_numbers_of_the_moment(make_unroll):
+    worlds = [World(make_unroll, VECTORS, CPU, device_stream=stream) for stream in (FakeDeviceStream(), None)]
+    learning = LearningConfig(normalize_observations=True, scale_rewards=True)
+    followed = [RunMoments(learning, 0.9, world.device_stream) for world in worlds]
+    for world, moments in zip(worlds, followed, strict=True):
+        moments.begin(VECTORS)
+        normalizer = moments.normalizer_on(CPU)
+        world.store = UnrollStore(VECTORS, RING, [want(SIZE)], CPU, 8, world.device_stream, normalizer)
+        world.updater = Updater(world.updater.learner, world.device_stream, moments=moments)
+        for number in range(RING):
+            world.apply(number)
+    graph, plain = worlds
+    for number in range(5):
+        for moments in followed:
+            moments.add(make_unroll(VECTORS, 10 * number), VECTORS.unroll_starts, 0.0, is_new=True)
+            moments.follow(Team())
+        update_both(graph, plain, lambda: graph.by_keys(*graph.sample()), lambda: plain.plainly(*plain.sample()))
     assert graph.device_stream.num_captures == 1
 
 
