@@ -1,0 +1,33 @@
+"""The actions of an environment as an agent has them, and on their way back."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+from apexrl.environments.actions import Actions, clipped
+
+
+@pytest.mark.parametrize(
+    ("space", "bounds", "own", "taken"),
+    [
+        (Box(-1, 1, (2, 2), np.float32), ((-1.0, 1.0),) * 4, [[0, 9, -9, 0.5]], [[[0, 1], [-1, 0.5]]]),
+        (Box(-2.0, 2.0, (), np.float64), ((-2.0, 2.0),), [[3.0], [-1.0]], [2, -1]),
+        (MultiDiscrete([2, 3], start=[1, 0]), (), [0, 1, 3, 5], [[1, 0], [1, 1], [2, 0], [2, 2]]),
+        (MultiDiscrete([[2], [2]]), (), [2], [[[1], [0]]]),
+        (MultiBinary(3), (), [0, 6, 7], [[0, 0, 0], [1, 1, 0], [1, 1, 1]]),
+        (Discrete(3, start=-1), (), [0, 2], [-1, 1]),
+    ],
+)
+def test_actions_of_every_shape_are_given_back(space, bounds, own, taken):
+    actions, own = Actions("Any-v0", space), np.array(own)
+    own = clipped(own, bounds) if bounds else own
+    assert actions.bounds == bounds and actions.taken(own).tolist() == taken
+    assert all(space.contains(np.asarray(action)) for action in gymnasium.vector.utils.iterate(
+        gymnasium.vector.utils.batch_space(space, len(own)), actions.taken(own)))  # fmt: skip
+
+
+def test_several_discrete_numbers_are_one_with_each_combination_once():
+    actions = Actions("Any-v0", MultiDiscrete([2, 3, 4]), ["a", "b"])
+    assert actions.num == 24 == len({tuple(action) for action in actions.taken(np.arange(24)).tolist()})
+    assert actions.names == () and Actions("Any-v0", MultiBinary(1), ["off", "on"]).names == ("off", "on")
