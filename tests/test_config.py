@@ -37,6 +37,7 @@ CHOICES = {
     "resize": (84, 96),
     "optimizer": "adam",
     "learning_rate_schedule": "linear",
+    "learning_rate_end": 1e-9,
     "channels": (7, 8, 9),
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
     "table": "c",

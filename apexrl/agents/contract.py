@@ -236,7 +236,8 @@ class Learner(Protocol):
 
         Args:
           frames: environment frames of the run so far, those before a resume included.
-          share: of --total-frames, 0 to 1; always 0 where no total was given.
+          share: of the way to the run's end, 0 to 1: of --total-frames, --max-seconds or --learning-rate-frames, of
+            which the first ends it; always 0 without any. It never falls where a run goes on with a later end.
         """
         ...
 

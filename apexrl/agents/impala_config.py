@@ -52,8 +52,9 @@ class ImpalaUpdate(UpdateConfig):
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
     learning_rate: float = 0.0006
     """Step size (IMPALA)."""
-    learning_rate_schedule: Literal["constant", "linear"] = "linear"
-    """constant, or linear: it falls to 0 over --total-frames, where they are given (IMPALA)."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """constant, or the shape of its fall over --total-frames, --max-seconds or --learning-rate-frames: the first;
+    linear to 0 in IMPALA."""
     optimizer_epsilon: float = 0.01
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root (IMPALA)."""
     reduction: Literal["sum", "mean"] = "sum"

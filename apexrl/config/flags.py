@@ -19,6 +19,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import FAMILIES, family_of, records
 from apexrl.config.help import HELP, show_help
+from apexrl.config.rates import why_senseless
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActorCommand,
@@ -304,6 +305,8 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     if isinstance(command, ActorCommand | LearnerCommand | ReplayCommand | RunCommand):
         check_hosts(command)
         check_ranges(command.wires.of_shard(command.wires.shards - 1))
+    if isinstance(command, LearnerCommand | RunCommand) and (fault := why_senseless(command.update)):
+        raise ConfigError(fault)
     if not isinstance(command, ReplayCommand | RunCommand | OfflineCommand):
         return
     replay = explicit_replay(command)

@@ -72,16 +72,13 @@ class EnvConfig:
             given = json.loads(self.env_kwargs or "{}")
         except MALFORMED as error:
             raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON ({error}); {KWARGS_EXAMPLE}") from error
-        if not isinstance(given, dict):
-            raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON object; {KWARGS_EXAMPLE}")
-        return given
+        if isinstance(given, dict):
+            return given
+        raise ConfigError(f"--env-kwargs {self.env_kwargs}: this is no JSON object; {KWARGS_EXAMPLE}")
 
     @property
     def variant(self) -> str:
-        """The settings that make it another environment than its id alone, as JSON; an empty string without any.
-
-        Raises: ConfigError when the arguments of the environment are no JSON object.
-        """
+        """The settings that make it another environment than its id alone, as JSON, or "". Raises as `kwargs` does."""
         names = ("wrapper", "grayscale", "resize", "repeat_action_probability")
         settings = {"env_kwargs": self.kwargs} | {name: getattr(self, name) for name in names}
         changed = {name: value for name, value in settings.items() if value}
@@ -128,8 +125,12 @@ class UpdateConfig:
     """Adam, or RMSProp."""
     learning_rate: float = 0.00025
     """Step size."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear: it falls to 0 over --total-frames, where they are given."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """constant, or the shape of its fall over --total-frames, --max-seconds or --learning-rate-frames: the first."""
+    learning_rate_end: Annotated[float, Range(0)] = 0.0
+    """Step size to which it falls."""
+    learning_rate_frames: Annotated[int, Range(0)] = 0
+    """Environment frames over which it falls in a run without an end, or with a later one; 0: until the run ends."""
     optimizer_epsilon: float = 1e-5
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
     max_gradient_norm: float = 40.0
@@ -328,6 +329,8 @@ class LearnerCommand(Command):
     """Hosts with --num-learners each, which meet at the --learner-host and its --meeting-port."""
     learner_host_rank: Annotated[int, Range(0, 63)] = 0
     """Which of the --learner-hosts this is; host 0 publishes, evaluates, and writes the run."""
+    ends_at: Annotated[float, Range(0)] = 0.0
+    """Seconds since 1970 at which a falling rate reaches its end; `apexrl train` gives that of its --max-seconds."""
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
 

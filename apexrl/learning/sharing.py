@@ -10,6 +10,7 @@ from apexrl.agents.families import family_of
 from apexrl.config.flags import flag_of, wants_of
 from apexrl.config.sections import LearnerCommand, UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
+from apexrl.networks.headers import Counters, Fall
 from apexrl.types import LogPosition
 
 if TYPE_CHECKING:  # a plan divides a run, too, and loads no torch
@@ -24,6 +25,7 @@ class Beginning(msgspec.Struct, frozen=True):
     updates: int = 0
     logs: tuple[LogPosition, ...] = ()
     run: str = ""
+    fall: Fall | None = None  # of the learning rate
 
 
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
@@ -86,10 +88,11 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
 
     Raises: ConfigError when its experience lies in another number of shards.
     """
-    logs = checkpoint.header.counters.logs if checkpoint is not None else ()
+    counters = checkpoint.header.counters if checkpoint is not None else Counters()
+    logs = counters.logs
     if len(logs) not in (0, num_shards):
         raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
-    return Beginning(logs=logs or (LogPosition(),) * num_shards)
+    return Beginning(logs=logs or (LogPosition(),) * num_shards, fall=counters.fall)
 
 
 def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:

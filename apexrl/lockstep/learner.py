@@ -8,7 +8,7 @@ from apexrl.agents.families import family_of
 from apexrl.config.sections import LearnerCommand
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
-from apexrl.learning.goal import is_complete, progress
+from apexrl.learning.goal import Schedule, is_complete
 from apexrl.learning.loop import make_updater
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.record.run_page import about
@@ -43,12 +43,13 @@ class LockstepLearner:
         identity = Identity.of(spec, command.agent, command.network)
         self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
         self.record.about(*about(command))
+        self._schedule = Schedule(command)
         self._results = Results(family_of(command.agent).tables(command.update))
 
     @property
     def is_complete(self) -> bool:
         """Whether the run has reached one of its totals."""
-        return is_complete(self._command.learning, self.updater.num_updates, self._progress()[1])
+        return is_complete(self._command.learning, self.updater.num_updates, self._frames)
 
     def follow(self) -> None:
         """Takes everything that is new in the log."""
@@ -66,7 +67,7 @@ class LockstepLearner:
             if draw is None:  # nothing of it could be decoded
                 continue
             self._replica.num_updates = self.updater.num_updates
-            self.updater.schedule(*self._progress())
+            self.updater.schedule(self._frames, self._schedule.advance(self._frames))
             pending = self.updater.update(draw)
             assert pending is not None
             self._results.take(pending, draw, self.updater.num_updates - 1, self.updater, self._replica)
@@ -100,12 +101,15 @@ class LockstepLearner:
         episodes = self._replica.drain_episodes()
         self._count(len(episodes))
         metrics = others | learner_metrics(self.updater, self._replica, self._results, updates_per_second)
+        metrics["learner/learning_rate"] = self._schedule.rate
         bands = family_of(self._command.agent).exploration_bands
         self.record.report(metrics, returns_by_exploration(episode_sums(episodes, bands), bands), "")
 
-    def _progress(self) -> tuple[int, float]:
-        return progress(self._command.learning, self._replica.counted.transitions, self._spec)
+    @property
+    def _frames(self) -> int:
+        return self._replica.counted.transitions * self._spec.frames_per_step
 
     def _count(self, num_episodes: int) -> None:
         sampled = sum(want.num_transitions(self._spec) for want in self._log.wants)
-        self.record.count(self.updater.num_updates, sampled, (self._replica.counted,), num_episodes)
+        counted = (self._replica.counted,)
+        self.record.count(self.updater.num_updates, sampled, counted, num_episodes, self._schedule.fall)

@@ -51,6 +51,25 @@ class ParametersHeader(msgspec.Struct, frozen=True):
     is_last: bool = False  # the learner has reached its total, and waits for the evaluation
 
 
+class Fall(msgspec.Struct, frozen=True):
+    """The fall of a learning rate over a run, see `learning.goal`: the wish, where it began, and how far it is."""
+
+    rate: Finite  # --learning-rate
+    total_frames: Count
+    over_frames: Count  # --learning-rate-frames
+    ends_at: Finite  # seconds since 1970; 0: not by time
+    end_frames: Count = 0  # of the run, at which --learning-rate-frames have passed
+    begun_frames: Count = 0
+    begun_share: Finite = 0.0
+    began_at: Finite = 0.0
+    share: Finite = 0.0  # of the way from --learning-rate to --learning-rate-end
+
+    @property
+    def asked(self) -> tuple[float, int, int, float]:
+        """The wish, by which a restart is known from a run that goes on otherwise."""
+        return self.rate, self.total_frames, self.over_frames, self.ends_at
+
+
 class Counters(msgspec.Struct, frozen=True):
     """The progress of a run, in totals over all its starts."""
 
@@ -62,6 +81,7 @@ class Counters(msgspec.Struct, frozen=True):
     best_evaluation_return: Finite | None = None
     last_evaluation_return: Finite | None = None
     seconds: Finite = 0.0
+    fall: Fall | None = None  # of the learning rate
 
     @property
     def transitions_inserted(self) -> int:

@@ -307,9 +307,10 @@ def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[s
     probabilities = probabilities_of(status)
     shown = ", ".join(f"{name.removeprefix(PROBABILITY)} {p:.3f}" for name, p in probabilities.items())
     policy = [("policy", shown)] if 0 < len(probabilities) <= MOST_SHOWN_ACTIONS else []
+    rate = "" if "learner/learning_rate" not in metrics else f", rate {metrics['learner/learning_rate']:.3g}"
     return [
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
-        ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s)"),
+        ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s){rate}"),
         ("replay", f"{_fullness(fill)}, {_number(per_insert, '.2f')} samples an insert"),
         ("return", f"{last} (best {best}), training {_number(metrics.get('actor/return_mean'))}"),
         *policy,

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def roles_of(command: RunCommand, stream: StreamSpec | None = None) -> dict[str,
     if command.reproducible:
         return {"lockstep": ("apexrl.lockstep", dataclasses.replace(command, evaluation=evaluation))}
     actors, learner = actor_command(command), learner_command(command)
+    if command.max_seconds and not command.smoke:  # whose time begins with its first frame
+        learner = dataclasses.replace(learner, ends_at=time.time() + command.max_seconds)
     if not command.evaluator:
         learner = dataclasses.replace(
             learner, learning=dataclasses.replace(learner.learning, final_evaluation_seconds=0.0)

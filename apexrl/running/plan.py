@@ -25,6 +25,7 @@ from apexrl.config.flags import (
     with_sections,
 )
 from apexrl.config.presets import flags_for
+from apexrl.config.rates import describe_fall
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     VECTOR_AGENT,
@@ -300,7 +301,8 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
     if asked.guest and (useless := flags(names_in(ActingConfig()))):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
     if asked.from_journal:
-        given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), "total_frames"])
+        frames = "total_frames", "learning_rate_frames"  # a journal has brought all of its own at once
+        given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), *frames])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
 
@@ -369,8 +371,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
     preset = command.preset + PRESET_NOTES.get(command.preset, "")
-    is_falling = update.learning_rate_schedule == "linear" and command.learning.total_frames
-    falling = f" falling to 0 over {command.learning.total_frames:,} frames" if is_falling else ""
+    falling = describe_fall(update, command.learning, 0.0 if command.reproducible else command.max_seconds)
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", environment),

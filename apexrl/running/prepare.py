@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from apexrl.config.flags import Asked, default_command, whole_number
+from apexrl.config.flags import Asked, default_command, learner_command, whole_number
 from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
+from apexrl.learning.goal import Schedule
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
@@ -29,7 +30,6 @@ from apexrl.running.run_directory import (
     fork_run,
     host_of,
     lock_run,
-    rate_that_stays,
     save_config,
     saved_command,
     set_aside,
@@ -83,8 +83,6 @@ def prepare(
         going_on = None if saved is None or from_scratch else continued(directory, ask)
     if basis.resume and from_scratch:
         console.print(f"the earlier results are in {set_aside(directory)}", soft_wrap=True)
-    if basis.run and (rate := rate_that_stays(Path(basis.run), plan.command, trust)):
-        console.print(f"the learning rate stays {rate:g}; with more --total-frames it falls to 0", soft_wrap=True)
     save_config(plan.command)
     _show_plan(console, plan, going_on)
     return plan
@@ -141,7 +139,11 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
     if going_on is not None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
-        console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames", soft_wrap=True)
+        schedule = Schedule(learner_command(plan.command))
+        schedule.begin(frames, going_on.fall)
+        schedule.advance(frames)
+        rate = f", learning rate {schedule.rate:g}" if going_on.fall is not None else ""
+        console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames{rate}", soft_wrap=True)
     elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")
 

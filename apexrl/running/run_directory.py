@@ -154,14 +154,6 @@ def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> Lea
     )
 
 
-def rate_that_stays(directory: Path, command: RunCommand, trust: Trust = NOBODY) -> float:
-    """Returns the learning rate with which a run goes on that was to end at rate 0, and has ended; else 0."""
-    update = command.update
-    is_over = update.learning_rate_schedule == "linear" and not command.learning.total_frames
-    had_end = is_over and read_config(directory / CONFIG_FILE, trust)[0].learning.total_frames
-    return update.learning_rate if had_end else 0.0
-
-
 def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str]]:
     """Returns the command that a file holds, and the names that it does not give; these have their defaults.
 

@@ -12,7 +12,7 @@ from apexrl.config.sections import LearnerCommand, LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import loop as learning_loop
 from apexrl.learning.experience.draw import Draw, Gathered
-from apexrl.learning.loop import LearnerLoop, progress
+from apexrl.learning.loop import LearnerLoop
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.updates import updater as updaters
 from apexrl.learning.updates.soundness import MOST_UNUSABLE_UPDATES
@@ -214,10 +214,6 @@ def test_the_record_knows_the_frames_at_published_parameters(loop, spec):
     updater = updaters.Updater(ScheduledLearner(), DeviceStream(CPU))
     loop.update(updater, GrowingReplica(stop, 10), record, spec, stop)
     assert [call.args for call in record.published.call_args_list] == [(4, 400), (8, 800)]
-
-
-def test_a_share_is_never_above_one(spec):
-    assert progress(LearningConfig(total_frames=100), 101, spec) == (101 * spec.frames_per_step, 1.0)
 
 
 @pytest.mark.parametrize(("least_seconds", "versions"), [(0.0, [25, 50]), (1000.0, [])])

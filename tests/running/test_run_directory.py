@@ -27,7 +27,6 @@ from apexrl.running.run_directory import (
     journals_of,
     lock_run,
     on_saved,
-    rate_that_stays,
     save_config,
     saved_command,
     set_aside,
@@ -135,15 +134,6 @@ def test_a_fork_of_an_earlier_update_has_the_totals_that_its_run_reached_later(t
 
 def kept_path(directory, updates):
     return latest_path(directory).with_name(NUMBERED.format(updates))
-
-
-def test_a_run_that_ended_at_rate_0_goes_on_with_its_first_rate(tmp_path):
-    begun = with_sections(default_command(RunCommand), {"learning": {"total_frames": 400}})
-    ended = with_sections(begun, {"learning": {"total_frames": 0}})
-    for schedule, command, rate in (("linear", ended, 0.5), ("linear", begun, 0.0), ("constant", ended, 0.0)):
-        update = {"update": {"learning_rate": 0.5, "learning_rate_schedule": schedule}}
-        save_config(with_sections(dataclasses.replace(begun, run_dir=str(tmp_path)), update))
-        assert rate_that_stays(tmp_path, with_sections(command, update)) == rate
 
 
 def test_arguments_go_on_top_of_the_run_that_they_continue(tmp_path):

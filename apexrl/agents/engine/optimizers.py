@@ -12,6 +12,7 @@ from torch import Tensor
 
 from apexrl.agents.engine.gradient import PartGradient
 from apexrl.agents.engine.plain import RMSPropForm
+from apexrl.config.rates import rate_at
 from apexrl.config.sections import UpdateConfig
 
 PIECE = 65_536  # numbers: a processor's cache holds this much of a gradient, its averages and parameters
@@ -91,10 +92,10 @@ def make_optimizer(config: UpdateConfig, parameters: Tensor, form: RMSPropForm) 
 
 
 def schedule_rate(optimizer: torch.optim.Optimizer, config: UpdateConfig, share: float) -> None:
-    """Sets the learning rate for a share 0 to 1 of a run, where it follows a schedule."""
+    """Sets the learning rate after a share 0 to 1 of its fall, where it falls."""
     rate = optimizer.param_groups[0]["lr"]
     if isinstance(rate, Tensor):
-        rate.fill_(config.learning_rate * (1 - share))
+        rate.fill_(rate_at(config, share))
 
 
 def step_where_finite(

@@ -37,7 +37,7 @@ class Target(NamedTuple):
 class PartOptimizer(NamedTuple):
     """The training of a part, where it differs from what the flags say of all."""
 
-    learning_rate: float | None = None  # None: --learning-rate; either follows --learning-rate-schedule
+    learning_rate: float | None = None  # None: --learning-rate; either falls by the same share of itself
     max_gradient_norm: float | None = None  # of this part's gradient; None: --max-gradient-norm
     period_updates: int = 1  # it takes a step in each of so many updates (TD3: 2 for the policy, arXiv:1802.09477)
 

@@ -204,9 +204,11 @@ def _copies_of(online: nn.ModuleDict, learning: Learning) -> nn.ModuleDict:
 def _config_of(update: UpdateConfig, setting: PartOptimizer) -> UpdateConfig:
     """Returns the numbers of a part's optimizer."""
     rate, most = setting.learning_rate, setting.max_gradient_norm
+    rate = update.learning_rate if rate is None else rate
     return dataclasses.replace(
         update,
-        learning_rate=update.learning_rate if rate is None else rate,
+        learning_rate=rate,
+        learning_rate_end=update.learning_rate_end * (rate / update.learning_rate),
         max_gradient_norm=update.max_gradient_norm if most is None else most,
     )
 

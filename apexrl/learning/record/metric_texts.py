@@ -79,6 +79,7 @@ TEXTS = tuple(
         ("learner/version_lag_*", "updates", "Age of the experience of queues: p50, p95 and max."),
         ("learner/version_lag/*", "updates", "Age of the experience of another table: p50, p95 and max."),
         ("learner/selection/*", "", "Attentive and elite replay: distances and uses of candidates."),
+        ("learner/learning_rate", "", "Learning rate, which may fall: of --learning-rate."),
         ("learner/updates_per_second", "updates/s", "Updates of the network."),
         ("learner/updates_total", "updates", "Updates since the run began."),
         ("learner/waits_for/*", "share", "Share of the time in which the learner waits for a batch, by reason."),

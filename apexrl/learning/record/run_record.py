@@ -37,6 +37,7 @@ from apexrl.networks.headers import (
     NUMBERED,
     CheckpointHeader,
     Counters,
+    Fall,
     Identity,
     load_header,
     numbered_checkpoints,
@@ -146,8 +147,13 @@ class RunRecord:
         set_random_state(checkpoint.tensors)
         logger.info("continuing from update %d, %d frames", self.counters.updates, self.frames)
 
-    def count(self, updates: int, transitions_per_update: int, logs: tuple[LogPosition, ...], episodes: int) -> None:
-        """Takes the updates so far, the positions up to which the logs of all shards were counted, and new episodes."""
+    def count(self, updates: int, transitions_per_update: int, logs: tuple[LogPosition, ...], episodes: int,
+              fall: Fall | None = None) -> None:  # fmt: skip
+        """Takes the updates so far, the positions up to which the logs of all shards were counted, and new episodes.
+
+        Args:
+          fall: how far the learning rate has fallen.
+        """
         self.counters = msgspec.structs.replace(
             self.counters,
             updates=updates,
@@ -156,6 +162,7 @@ class RunRecord:
             + (updates - self.counters.updates) * transitions_per_update,
             episodes=self.counters.episodes + episodes,
             seconds=self._seconds,
+            fall=fall,
         )
 
     def report(self, living: dict[str, float], games: dict[str, float], waits_for: str) -> None:

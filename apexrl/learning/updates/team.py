@@ -46,6 +46,7 @@ class Standing(NamedTuple):
     waits_for: str = ""
     transitions: int = 0  # that the logs of its shards have brought
     largest_weight: float = 1.0  # by which the importance weights of its draw were divided
+    late: float = 0.0  # by rank 0's clock: `Schedule.late`
 
 
 class Team:
@@ -88,14 +89,14 @@ class Team:
         """
         if self.size == 1:
             return [standing]
-        *flags, waits_for, transitions, largest_weight = standing
+        *flags, waits_for, transitions, largest_weight, late = standing
         reason = waits_for.split(" ")[0]
         code = REASONS.index(reason if reason in REASONS else REASONS[-1])
-        row = [*map(float, flags), float(code), float(transitions), largest_weight]
+        row = [*map(float, flags), float(code), float(transitions), largest_weight, late]
         standings = []
-        for *truths, code, total, largest in self.gather(row).tolist():
+        for *truths, code, total, largest, their_late in self.gather(row).tolist():
             has_draw, is_skipped, stops, reports, writes = map(bool, truths)
-            numbers = REASONS[int(code)], int(total), largest
+            numbers = REASONS[int(code)], int(total), largest, their_late
             standings.append(Standing(has_draw, is_skipped, stops, reports, writes, *numbers))
         return standings
 

@@ -115,14 +115,14 @@ class Updater:
         self._sizes: dict[str, int] = {}  # as the last update gave its priorities
         self._row_shapes: RowShapes = {}  # and its results of rows
         self._metric_shapes: dict[str, tuple[int, ...]] = {}  # and its metrics
-        self._frames = -1  # that the learner was told last
+        self._told: tuple[int, float] | None = None  # what the learner was told last of frames and share
         self._scale = 1.0  # of our gradients beside those of the others
         self._work = Work(self._steps, None if self._team.size == 1 else self._add_up)
 
     def schedule(self, frames: int, share: float) -> None:
-        """Tells the learner how far the run is, in frames and as a share of its total, where that has changed."""
-        if frames != self._frames:
-            self._frames = frames
+        """Tells the learner how far the run is, in frames and as a share of its way, where that has changed."""
+        if (frames, share) != self._told:
+            self._told = frames, share
             with self._device_stream.exclusive():
                 self.learner.schedule(frames, share)
 
@@ -210,7 +210,7 @@ class Updater:
         if self._moments is not None:
             self._moments.restored()
         self.num_updates = num_updates
-        self._frames = -1  # the tensors of schedules were replaced too
+        self._told = None  # the tensors of schedules were replaced too
 
     def _update_eagerly(self, draw: Draw, upcoming: Draw | None) -> Pending:
         parts = self._steps(draw.batches(), None if self._side is None else self._side.begin(draw))

@@ -191,7 +191,7 @@ def test_pieces_are_moved_as_the_whole(name, monkeypatch):
         assert all(map(torch.equal, tensors_of(*whole), tensors_of(*pieces)))
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_needs_nothing_of_the_host(name, schedule):
     meta = torch.device("meta")
@@ -204,7 +204,8 @@ def test_a_step_needs_nothing_of_the_host(name, schedule):
 @pytest.mark.parametrize("name", KINDS)
 def test_each_step_reads_the_rate_anew(name):
     """A step is proportional to its rate; the averages do not depend on it."""
-    config, (parameters, twins) = dataclasses.replace(KINDS[name][0], learning_rate=1.0), (flat(), flat())
+    config = dataclasses.replace(KINDS[name][0], learning_rate=1.0, learning_rate_schedule="linear")
+    parameters, twins = flat(), flat()
     changing = make_named(name, parameters, learning_rate=1.0, learning_rate_schedule="linear")
     still = make_named(name, twins, learning_rate=1.0)
     for t, value in enumerate((0.5, 0.0, 0.25)):
