@@ -68,9 +68,10 @@ class CurvePoint(NamedTuple):
     median: float
     min: float
     max: float
+    exploration: float = math.nan  # in the agent's own measure; unknown in files of earlier versions
 
 
-MOST = (*[2.0**53] * 4, *[1e300] * 4)  # of each number
+MOST = (*[2.0**53] * 4, *[1e300] * 5)  # of each number
 
 
 def new_run(env: str) -> str:
@@ -124,8 +125,9 @@ def read_evaluations(path: Path) -> list[CurvePoint]:
         raise ConfigError(f"{path} cannot be read: {fault_of(error)}") from error
     try:
         for row in reader:
-            numbers = {name: float(row[name]) for name in CurvePoint._fields}
-            if not all(abs(number) <= most for number, most in zip(numbers.values(), MOST, strict=True)):
+            is_old = row.get("exploration") is None
+            numbers = {name: float(row[name]) for name in CurvePoint._fields[: -1 if is_old else None]}
+            if not all(abs(number) <= most for number, most in zip(numbers.values(), MOST, strict=False)):
                 raise ValueError("too large, or no number")
             rows.append(CurvePoint(**{name: kinds[name](number) for name, number in numbers.items()}))
     except (ValueError, KeyError, TypeError, csv.Error) as error:

@@ -23,7 +23,7 @@ from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.lines import say
 from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
+from apexrl.net.metrics_channel import MAX_GAMES, REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
@@ -42,6 +42,11 @@ class Games(NamedTuple):
 
     returns: list[float]
     steps: list[int]
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return math.fsum(self.returns) / len(self.returns)
 
 
 class Progress:
@@ -150,6 +155,7 @@ class Evaluator:
             ForeignEnvironment(command.env, 1, render=i == 0, first_copy=first_copy + i, **options)
             for i in range(num_envs)
         ]
+        self._best: float | None = None  # the greatest mean so far
         self._family = family_of(command.agent)
         self.environment = make_spec(command.env, self._envs[0])
         self.spec: StreamSpec = self._family.stream(command.algorithm, self.environment)
@@ -157,28 +163,44 @@ class Evaluator:
     def evaluate(
         self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Stop
     ) -> Evaluation | None:
-        """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile."""
-        config = self._command.evaluation
+        """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile.
+
+        A mean that no earlier one exceeds may be luck: as many other games are played then, and all of them count.
+        """
         started = time.monotonic()
         version = parameters.header.params_version
         agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
-        # Neighbouring seeds of runs share no games, as they would if the environments' seeds were counted on from them.
-        seeds = np.random.SeedSequence(self._command.seed, spawn_key=(version,))
-        seed = int(seeds.generate_state(1)[0] >> 1)
         video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
         recorder = VideoWriter(video, self._envs[0].pictures_per_second)
-        progress = Progress(config.episodes, version, report)
-        games = play_games(agent, self._envs, config, seed, recorder, progress, stop)
+        games = self._play(agent, (version,), recorder, report, stop)
         picture = recorder.close()
         if self.videos:
             self.videos.take(recorder.video)
+        if games is not None and self._may_be_best(games, version):
+            logger.info("update %d: mean %.2f may be the best, other games decide", version, games.mean)
+            others = self._play(agent, (version, 1), VideoWriter(None, 1.0), report, stop)
+            games = others and Games(games.returns + others.returns, games.steps + others.steps)
         if games is None:
             return None
+        self._best = games.mean if self._best is None else max(self._best, games.mean)
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
         path = str(recorder.video.resolve()) if recorder.video else ""
         exploration = agent.evaluation_exploration
         return Evaluation(version, exploration, returns, steps, seconds, picture=picture, video=path)
+
+    def _play(self, agent: Actor, key: tuple[int, ...], recorder: VideoWriter,
+              report: Callable[[dict[str, float]], None], stop: Stop) -> Games | None:  # fmt: skip
+        """Plays the configured number of games, whose seeds follow from the run's seed and a key, the update first."""
+        # Neighbouring seeds of runs share no games, as they would if the environments' seeds were counted on from them.
+        seeds = np.random.SeedSequence(self._command.seed, spawn_key=key)
+        seed, config = int(seeds.generate_state(1)[0] >> 1), self._command.evaluation
+        return play_games(agent, self._envs, config, seed, recorder, Progress(config.episodes, key[0], report), stop)
+
+    def _may_be_best(self, games: Games, version: int) -> bool:
+        """Returns whether parameters may replace the best ones; those of update 0 replace none."""
+        is_candidate = bool(version) if self._best is None else games.mean >= self._best
+        return is_candidate and not self._command.evaluation.checkpoint and 2 * len(games.returns) <= MAX_GAMES
 
     def close(self) -> None:
         """Closes the environments."""
@@ -227,7 +249,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 )
                 metrics.evaluation(told)
                 report({})  # no evaluation goes on
-                logger.info("update %d: %s", outcome.params_version, describe(outcome))
+                logger.info("update %d: %s", outcome.params_version, outcome.words)
     finally:
         evaluator.close()
         subscriber.close()
@@ -300,15 +322,8 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
         check_fits(parameters, evaluator.environment.streamed(*cut), command.agent)
         outcome = evaluator.evaluate(parameters, lambda metrics: None, stop)
         if outcome is not None:
-            say(f"{command.env.env}, update {outcome.params_version}: {describe(outcome)}")
+            say(f"{command.env.env}, update {outcome.params_version}: {outcome.words}")
             if evaluator.videos:
                 say(f"video: {evaluator.videos.newest or 'none was written'}")
     finally:
         evaluator.close()
-
-
-def describe(outcome: Evaluation) -> str:
-    """Returns one line about an evaluation."""
-    metrics = outcome.metrics()
-    mean, median, low, high = (metrics[f"evaluation/return_{name}"] for name in ("mean", "median", "min", "max"))
-    return f"{len(outcome.returns)} games, mean {mean:.2f}, median {median:.2f}, min {low:.2f}, max {high:.2f}"

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from apexrl.acting.evaluation import Evaluator, describe
+from apexrl.acting.evaluation import Evaluator
 from apexrl.config.flags import actor_command, explicit_replay, learner_command, wants_of
 from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
@@ -128,7 +128,7 @@ class LockstepLoop:
         if outcome is not None:
             self.learner.record.evaluated(msgspec.structs.replace(outcome, parameters=encoded))
             self._report({})  # so the training's metrics come at the same updates in each run, too
-            logger.info("update %d: %s", num_updates, describe(outcome))
+            logger.info("update %d: %s", num_updates, outcome.words)
 
     def _report_when_due(self) -> None:
         if time.monotonic() - self._reported_at >= REPORT_PERIOD_SECONDS:

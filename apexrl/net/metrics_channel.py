@@ -77,12 +77,20 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
         returns = np.array(self.returns)
         mean = math.fsum(self.returns) / len(returns)  # the same games give the same mean in any order
         values = (mean, np.median(returns), returns.min(), returns.max(), np.mean(self.steps))
-        return dict(zip(EVALUATION_TAGS, map(float, (*values, self.seconds, self.params_version)), strict=True))
+        others = self.seconds, self.params_version, self.exploration
+        return dict(zip(EVALUATION_TAGS, map(float, (*values, *others)), strict=True))
+
+    @property
+    def words(self) -> str:
+        """One line about the games."""
+        mean, median, low, high, *_, exploration = self.metrics().values()
+        returns = f"mean {mean:.2f}, median {median:.2f}, min {low:.2f}, max {high:.2f}"
+        return f"{len(self.returns)} games, {returns}, exploration {exploration:g}"
 
 
 EVALUATION_TAGS = (
     *(f"evaluation/return_{name}" for name in ("mean", "median", "min", "max")),
-    *("evaluation/game_steps", "evaluation/seconds", "evaluation/params_version"),
+    *("evaluation/game_steps", "evaluation/seconds", "evaluation/params_version", "evaluation/exploration"),
 )
 EVALUATED_FRAMES = "evaluation/frames"  # at which the run was when the parameters were published
 LEARNER_TAGS = frozenset((*EVALUATION_TAGS, EVALUATED_FRAMES))

@@ -122,6 +122,7 @@ class Summary(msgspec.Struct, frozen=True):
     evaluation_mean_return: float | None
     evaluation_best_return: float | None
     roles_restarted: int
+    evaluation_median_return: float | None = None
 
 
 def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -> Summary:
@@ -141,6 +142,7 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
         counters.last_evaluation_return,
         counters.best_evaluation_return,
         restarts,
+        status.metrics.get("evaluation/return_median") if status is not None else None,
     )
 
 
@@ -295,6 +297,7 @@ def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[s
     last, best = _number(counters.last_evaluation_return), _number(counters.best_evaluation_return)
     per_second, updates_per_second = metrics.get("actor/frames_per_second"), metrics.get("learner/updates_per_second")
     fill, per_insert = metrics.get("replay/fill"), metrics.get("replay/samples_per_insert")
+    median = _number(metrics.get("evaluation/return_median"))
     waits = [
         f"{role} for {reason} {min(share, 1):.0%}"
         for role, _, reason, share in ((*tag.partition("/waits_for/"), share) for tag, share in metrics.items())
@@ -312,7 +315,7 @@ def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[s
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
         ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s){rate}"),
         ("replay", f"{_fullness(fill)}, {_number(per_insert, '.2f')} samples an insert"),
-        ("return", f"{last} (best {best}), training {_number(metrics.get('actor/return_mean'))}"),
+        ("return", f"{last} (median {median}, best {best}), training {_number(metrics.get('actor/return_mean'))}"),
         *policy,
         *playing,
         ("waits", printable(", ".join(waits)) or ("nobody" if metrics else "-")),

@@ -79,7 +79,7 @@ def _by_game(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:
 def _table_of(lines: Sequence[Line], threshold: float | None) -> str:
     """Returns a line for each group and game, of means over its seeds: `best` is that of their best evaluations."""
     names = ["group", "env", "seeds", "frames", "minutes", "samples an insert"]
-    names += ["final return", "best"]
+    names += ["final return", "final median", "best"]
     names += [] if threshold is None else [f"frames to {threshold:g}", f"minutes to {threshold:g}"]
     return markdown(names, [_cells(line, threshold) for line in lines])
 
@@ -89,7 +89,8 @@ def _cells(line: Line, threshold: float | None) -> list[str]:
     ratios = [run.samples_per_insert for run in runs if run.samples_per_insert is not None]
     cells = [line.group, line.env, str(len(runs)), f"{np.mean([run.frames for run in runs]):,.0f}"]
     cells += [f"{np.mean([run.seconds for run in runs]) / 60:.1f}", f"{np.mean(ratios):.2f}" if ratios else "unknown"]
-    cells += [_estimate([_finals(runs)], mean), f"{np.mean([run.curve.returns.max() for run in runs]):.2f}"]
+    cells += [_estimate([_finals(runs)], mean), f"{np.mean([run.final_median for run in runs]):.2f}"]
+    cells += [f"{np.mean([run.curve.returns.max() for run in runs]):.2f}"]
     return cells if threshold is None else cells + _reached(runs, threshold)
 
 

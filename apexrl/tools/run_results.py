@@ -17,7 +17,7 @@ from apexrl.running.run_directory import saved_values
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, flat, read_evaluations
 
 FINAL_EVALUATIONS = 3
-CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max")  # the fields of a Curve in CURVE_FILE
+CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max", "median")  # the fields of a Curve in CURVE_FILE
 ELSEWHERE = {"wires"}  # a section of hosts and ports
 # Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
 OF_ONE_RUN = {
@@ -36,6 +36,7 @@ class Curve(NamedTuple):
     returns: np.ndarray  # the mean of an evaluation's games
     worst: np.ndarray  # its worst game
     best: np.ndarray
+    medians: np.ndarray  # of an evaluation's games
 
 
 class RunResult(NamedTuple):
@@ -53,6 +54,11 @@ class RunResult(NamedTuple):
     def final_return(self) -> float:
         """The mean of the last FINAL_EVALUATIONS evaluations, or of all when there are fewer."""
         return float(self.curve.returns[-FINAL_EVALUATIONS:].mean())
+
+    @property
+    def final_median(self) -> float:
+        """The mean of the medians of the same evaluations."""
+        return float(self.curve.medians[-FINAL_EVALUATIONS:].mean())
 
     def first_reaching(self, threshold: float) -> tuple[float, float]:
         """Returns frames and seconds of the first evaluation of at least the threshold; infinite when none is."""

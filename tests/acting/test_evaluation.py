@@ -170,11 +170,48 @@ def test_neighbouring_seeds_and_updates_play_other_games():
             for repetition in range(2):
                 Seeded.seeds.clear()
                 assert evaluator.evaluate(parameters._replace(header=header), lambda metrics: None, Stop())
-                played[seed, version, repetition] = set(Seeded.seeds)
+                played[seed, version, repetition] = set(Seeded.seeds[:10])
+                if version:  # an equal one may be the best, and as many other games say so
+                    played[seed, version, repetition, "again"] = set(Seeded.seeds[10:])
         evaluator.close()
-    first = {key: seeds for key, seeds in played.items() if not key[-1]}
-    assert all(len(seeds) == 10 and seeds == played[*key[:-1], 1] for key, seeds in first.items())
+    first = {key: seeds for key, seeds in played.items() if not key[2]}
+    assert all(len(seeds) == 10 and seeds == played[*key[:2], 1, *key[3:]] for key, seeds in first.items())
     assert len(set().union(*first.values())) == 10 * len(first)
+
+
+class Told(Seeded):
+    """Each game has the next of some returns."""
+
+    returns: typing.ClassVar[list[float]] = []
+
+    def step(self, action):
+        return np.zeros(2, np.float32), self.returns.pop(0), True, False, {}
+
+
+def test_a_candidate_for_the_best_is_played_again_and_all_its_games_count():
+    gymnasium.register("Told-v0", Told)
+    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Told-v0", "--episodes", "2"]))
+    parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
+
+    def evaluated(version, *returns, stop=None):
+        Told.returns[:] = returns
+        header = msgspec.structs.replace(parameters.header, params_version=version)
+        outcome = evaluator.evaluate(parameters._replace(header=header), lambda metrics: None, stop or Stop())
+        assert not Told.returns
+        return outcome and outcome.returns
+
+    assert evaluated(0, 1.0, 3.0) == (1, 3), "it replaces nothing"
+    assert evaluated(5, 1.0, 2.0) == (1, 2), "it is worse"
+    assert evaluated(6, 9.0, 9.0, 1.0, 1.0) == (9, 9, 1, 1), "luck"
+    assert evaluated(7, 4.0, 4.0) == (4, 4), "the best has 5"
+    assert evaluated(8, 5.0, 5.0, 7.0, 7.0) == (5, 5, 7, 7), "an equal one may be the best"
+    evaluator.close()
+    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Told-v0", "--episodes", "2"]))
+    assert evaluated(9, 0.0, 0.0, 1.0, 1.0) == (0, 0, 1, 1), "an evaluator that starts again knows no best"
+    evaluator.close()
+    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Told-v0", "--episodes", "2", "--checkpoint", "a"]))
+    assert evaluated(9, 3.0, 1.0) == (3, 1), "a checkpoint is played once"
+    evaluator.close()
 
 
 def test_the_agent_is_shown_the_newest_frames_and_where_games_begin(recorder, silent):

@@ -25,6 +25,8 @@ TEXTS = tuple(
         ("evaluation/games_finished", "games", "Finished games of the evaluation that goes on; in status.json only."),
         ("evaluation/seconds", "s", "Duration of an evaluation."),
         ("evaluation/params_version", "updates", "Update whose parameters were evaluated."),
+        ("evaluation/exploration", "", "Exploration in an evaluation's games: epsilon with Ape-X and IMPALA."),
+        ("evaluation/games", "", "The games of an evaluation in words: number, returns, exploration."),
         ("evaluation/game", "", "Six pictures of an evaluation's first game."),
         ("evaluation/video", "", "File with the video of the newest evaluation's first game."),
         ("actor/return_mean", "", "Mean return of training games that ended since the last report, unclipped."),

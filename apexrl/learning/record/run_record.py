@@ -91,7 +91,8 @@ class RunRecord:
         try:
             _tidy(directory)
             curve = directory / CURVE_FILE
-            self._curve = read_whole(curve).decode() if os.path.lexists(curve) else f"{CURVE_COLUMNS}\n"
+            rows = read_whole(curve).decode().partition("\n")[2] if os.path.lexists(curve) else ""
+            self._curve = f"{CURVE_COLUMNS}\n{rows}"  # an earlier version has fewer columns
         except UNREADABLE as error:
             raise ConfigError(f"the run directory {directory} cannot be used: {error}") from error
         self._is_curve_written = True
@@ -196,6 +197,7 @@ class RunRecord:
         seconds, frames = self._published.get(evaluation.params_version, (self._seconds, self.frames))
         self._results |= metrics | {EVALUATED_FRAMES: float(frames)}
         self._events.scalars(metrics, frames)
+        self._events.text("evaluation/games", evaluation.words, frames)
         if evaluation.picture:
             self._events.png("evaluation/game", evaluation.picture, frames)
         if evaluation.video:
@@ -293,7 +295,7 @@ class RunRecord:
 def _curve_values(evaluation: Evaluation, metrics: dict[str, float]) -> str:
     """Returns a line of the curve behind its seconds and frames."""
     values = ",".join(f"{metrics[f'evaluation/return_{name}']:.8g}" for name in ("mean", "median", "min", "max"))
-    return f"{evaluation.params_version},{len(evaluation.returns)},{values}"
+    return f"{evaluation.params_version},{len(evaluation.returns)},{values},{evaluation.exploration:g}"
 
 
 def _tidy(directory: Path) -> None:

@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.headers import BEST, LATEST, NUMBERED, ParametersHeader, numbered_checkpoints
 from apexrl.networks.parameters import encode_parameters
-from apexrl.runs import CURVE_FILE
+from apexrl.runs import CURVE_FILE, read_evaluations
 from apexrl.types import LogPosition, StreamSpec
 from tests.full_disk import full_disk
 from tests.lockstep import identity_of, make_updater
@@ -262,7 +263,7 @@ def test_an_evaluation_that_is_told_twice_counts_once(tmp_path, agent, record):
 
 def test_small_returns_are_not_rounded_away(tmp_path, agent, record):
     record.evaluated(evaluation(agent, 0.004, 0.003))
-    assert curve(tmp_path)[-1][4:] == ["0.0035", "0.0035", "0.003", "0.004"]
+    assert curve(tmp_path)[-1][4:] == ["0.0035", "0.0035", "0.003", "0.004", "0"]
 
 
 def test_no_other_checkpoint_is_kept_unless_asked_for(tmp_path, agent, record):
@@ -311,3 +312,15 @@ def test_the_newest_evaluation_and_its_video_are_told(tmp_path, agent, record):
     assert record.evaluated_updates == 30
     (video,) = events(tmp_path).Tensors("evaluation/video/text_summary")
     assert video.tensor_proto.string_val[0] == b"`/videos/game-30.webm`"
+    (games,) = events(tmp_path).Tensors("evaluation/games/text_summary")
+    told = b"1 games, mean 1.00, median 1.00, min 1.00, max 1.00, exploration 0"
+    assert games.tensor_proto.string_val[0] == told
+
+
+def test_the_curve_tells_the_exploration_also_behind_lines_of_an_earlier_version(tmp_path, spec, agent):
+    (tmp_path / CURVE_FILE).write_text("seconds,frames,updates,episodes,mean,median,min,max\n0,0,0,4,5,6,7,8\n")
+    record = RunRecord(tmp_path, identity_of(spec))
+    agent.num_updates = 9
+    record.evaluated(msgspec.structs.replace(evaluation(agent, 1.0), exploration=0.001))
+    old, new = read_evaluations(tmp_path / CURVE_FILE)
+    assert (old.max, new.mean, new.exploration) == (8, 1, 0.001) and math.isnan(old.exploration)
