@@ -16,6 +16,7 @@ from apexrl.agents import impala, impala_config
 from apexrl.agents.engine import plain_learner
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.config.flags import default_command, parse, wants_of
+from apexrl.config.rates import rate_at
 from apexrl.config.sections import LearnerCommand, RunCommand
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.record.status_file import Status
@@ -232,7 +233,11 @@ def test_each_kind_of_selection_has_a_cost():
     assert len(found) == 1 + 3 + 4 + 5 + 5 and all(np.isfinite(list(found.values())))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/experiments").glob("*.toml")), ids=lambda path: path.stem)
+NIGHT = ROOT / "benchmarks/experiments/atari-night.toml"
+OF_IMPALA = sorted({*NIGHT.parent.glob("*.toml")} - {NIGHT})
+
+
+@pytest.mark.parametrize("path", OF_IMPALA, ids=lambda path: path.stem)
 def test_all_runs_of_an_experiment_make_an_update_after_as_many_new_unrolls(path):
     file = read_file(path)
     runs = runs_of(file, [])
@@ -245,3 +250,17 @@ def test_all_runs_of_an_experiment_make_an_update_after_as_many_new_unrolls(path
         online = sum(part.share for part in parts_of(command.update.mix) if part.is_online)
         new_unrolls.add(command.update.batch_size * (online or 1 / command.replay.samples_per_insert))
     assert new_unrolls == {{"corridor": 4, "laser-breakout": 4, "laser-pong": 1, "replay-states": 4}.get(path.stem, 8)}
+
+
+def test_the_atari_row_is_planned_with_one_set_of_flags():
+    """Its rate falls to the end of each game, and the last network plays 30 games with an epsilon of 0.001."""
+    file = read_file(NIGHT)
+    runs = runs_of(file, [])
+    assert [run.variant for run in runs] == list(file.variants) and len(runs) == 8
+    assert all(list(own) == ["env"] for own in file.variants.values()), "no flag for a single game"
+    for run in runs:
+        command, row = run.command, run.command.update
+        assert command.env.env.endswith("NoFrameskip-v4") and not command.reproducible
+        assert (command.learning.total_frames, command.evaluation.episodes) == (40_000_000, 30)
+        assert command.algorithm.evaluation_epsilon == 0.001
+        assert [rate_at(row, share) for share in (0, 1)] == [row.learning_rate, 1e-5]
