@@ -267,7 +267,7 @@ def test_a_flag_of_another_command_is_refused_in_one_line(command, flag, command
         (RunCommand, ["--learning-rat=3"], "there is no flag --learning-rat, did you mean --learning-rate? All of "),
         (RunCommand, ["--num_workers", "3"], "there is no flag --num_workers, did you mean --num-workers? All of "),
         (ActorCommand, ["--xyz"], "there is no flag --xyz: "),
-        (RunCommand, ["--mix", "queue=1"], "--mix is a flag of --agent impala or impact, this is --agent "),
+        (RunCommand, ["--mix", "queue=1"], "--mix is a flag of --agent impala or impact or pqn, this is --agent "),
         (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn or "),
         *((RunCommand, flags, f"{flags[0].strip('=')} is empty: give the directory of a run")
           for flags in (["--resume", ""], ["--fork="], ["--guest", ""], ["--from-journal", ""])),

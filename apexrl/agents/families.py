@@ -4,7 +4,7 @@ import contextlib
 import importlib
 from typing import Any, TypeVar, cast
 
-from apexrl.agents import apex_dpg_config, apex_dqn_config, impact_config, impala_config, r2d2_config, sac_config
+from apexrl.agents import apex_dpg_config, apex_dqn_config, impact_config, impala_config, pqn_config, r2d2_config, sac_config
 from apexrl.agents.contract import Family, Implementation
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Family] = {
     "impact": impact_config.FAMILY,
     "r2d2": r2d2_config.FAMILY,
     "sac": sac_config.FAMILY,
+    "pqn": pqn_config.FAMILY,
 }
 """By the name that --agent takes. A module of your own may add to it: --agent module:name imports it first."""
 

@@ -270,8 +270,8 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, sac, impala, impact, r2d2, or your own module:name. The default is sac where an action is a
-    vector of numbers, impala with --env Corridor-v0, and else apex-dqn."""
+    """apex-dqn, apex-dpg, sac, impala, impact, pqn, r2d2, or your own module:name. The default is sac where an action
+    is a vector of numbers, impala with --env Corridor-v0, and else apex-dqn."""
     preset: str = "auto"
     """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). apex-dpg has
     td3 and d4pg, too."""

@@ -26,6 +26,16 @@ class DuelingConfig(NetworkConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class NormalizedConfig(NetworkConfig):
+    """Sizes of a dueling network with normalized layers."""
+
+    channels: tuple[int, int, int] = (32, 64, 64)
+    """Channels of the three convolutions (DQN)."""
+    hidden_size: int = 512
+    """Units of each dueling stream (DQN), and of the layers of a perceptron."""
+
+
+@dataclasses.dataclass(frozen=True)
 class VectorConfig(NetworkConfig):
     """Sizes of a policy that chooses a vector, and of critics that value it."""
 

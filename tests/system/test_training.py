@@ -72,8 +72,9 @@ def test_cartpole_is_balanced_within_120000_agent_steps(tmp_path, free_ports):
             60_000,
         ),
         pytest.param(("--agent", "impact"), 60_000, marks=pytest.mark.long("trainings")),
+        pytest.param(("--agent", "pqn"), 60_000, marks=pytest.mark.long("trainings")),
     ],
-    ids=["apex-dqn", "impala", "laser", "impact"],
+    ids=["apex-dqn", "impala", "laser", "impact", "pqn"],
 )
 def test_catch_is_solved_from_pixels(tmp_path, free_ports, flags, most_steps):
     """Actor and learner take turns, so that a seed decides what is learned, and no machine is too slow for it."""
