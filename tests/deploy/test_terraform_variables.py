@@ -210,6 +210,7 @@ def another(name: str, kind: Any, value: Any) -> Any:
         "wrapper": ("module:one", "module:two"),
         "resize": (84, 96),
         "mix": ("uniform=1/4", "uniform@500=3/4"),
+        "learning_rate_schedule": "cosine",
     }
     if name in chosen:
         return chosen[name]
