@@ -1,14 +1,14 @@
-"""Distributed replay: Ape-X, IMPALA and LASER on one durable log. Five names are the library, loaded when asked for."""
+"""Distributed replay: Ape-X, IMPALA and LASER on one durable log. Six names are the library, loaded when asked for."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apexrl.library import Run, load, train
-    from apexrl.net import InsertClient, ReplayClient
+    from apexrl.net import InsertClient, RecordClient, ReplayClient
 
 __version__ = "0.2.0"
-__all__ = ["InsertClient", "ReplayClient", "Run", "load", "train"]
+__all__ = ["InsertClient", "RecordClient", "ReplayClient", "Run", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

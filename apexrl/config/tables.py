@@ -7,9 +7,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError
 
-TableKind = Literal["priority", "uniform", "elite", "fifo"]
+TableKind = Literal["priority", "uniform", "elite", "fifo", "lifo"]
 NAME = re.compile(r"\w[\w.@-]*")
 DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
+QUEUES = ("fifo", "lifo")  # kinds that hand out each unroll once
+FORM = "NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY:MAX_TIMES_SAMPLED"
 
 
 class TableSpec(NamedTuple):
@@ -20,6 +22,7 @@ class TableSpec(NamedTuple):
     samples_per_insert: float | None = None
     min_size_to_sample: int | None = None
     capacity: int | None = None
+    max_times_sampled: int | None = None
 
     def __str__(self) -> str:
         """The text that --tables takes, and `table_spec` reads."""
@@ -34,52 +37,58 @@ class TableConfig(NamedTuple):
     samples_per_insert: float
     min_size_to_sample: int
     capacity: int = 0  # unrolls: uniform keeps the newest, elite the worthiest; 0: all that the log holds
+    max_times_sampled: int = 0  # after so many draws an item leaves; 0: it stays
 
 
 def table_spec(text: str) -> TableSpec:
     """Returns a table by its text.
 
-    Raises: ConfigError when it is not NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY.
+    Raises: ConfigError when it has not the form of FORM.
     """
     name, _, rest = text.partition("=")
     kind, *given = rest.split(":")
     try:
-        numbers: list[Any] = [read(n) if n else None for read, n in zip((float, int, int), given, strict=False)]
+        numbers: list[Any] = [read(n) if n else None for read, n in zip((float, int, int, int), given, strict=False)]
     except ValueError:
         kind = ""
-    if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(given) > 3:
+    if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(given) > 4:
         raise ConfigError(
-            f"--tables {text}: give NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, with a name of letters, digits and "
-            "_ . @ -, and the kind priority, uniform, elite or fifo; numbers may be left out"
+            f"--tables {text}: give {FORM}, with a name of letters, digits and _ . @ -, and the kind "
+            "priority, uniform, elite, fifo or lifo; numbers may be left out"
         )
     return TableSpec(name, cast(TableKind, kind), *numbers)
 
 
 def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: bool = False) -> dict[str, TableConfig]:
-    """Returns the tables by name. A fifo gives each unroll once, from the first on, unless it says otherwise.
+    """Returns the tables by name. A queue gives each unroll once, from the first on, unless it says otherwise.
 
     Raises: ConfigError when a table makes no sense, or two have one name.
     """
     tables: dict[str, TableConfig] = {}
     for spec in map(table_spec, config.tables):
-        name, kind, samples_per_insert, min_size, capacity = spec
+        name, kind, samples_per_insert, min_size, capacity, most = spec
         if min_size is None:
-            min_size = 1 if kind == "fifo" else config.min_size_to_sample
+            min_size = 1 if kind in QUEUES else config.min_size_to_sample
             if kind in DISTINCT or (kind == "priority" and has_unroll_priorities):
                 min_size = max(min_size // unroll_starts, 1)
         if samples_per_insert is None:
-            samples_per_insert = 1.0 if kind == "fifo" else config.samples_per_insert
+            samples_per_insert = 1.0 if kind in QUEUES else config.samples_per_insert
         if name in tables:
             raise ConfigError(f"--tables {spec}: there is a table {name} before: give each name once")
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
             raise ConfigError(f"--tables {spec}: samples an insert from 0, a size from 1 to --capacity are needed")
         if capacity is not None and (kind not in DISTINCT or capacity < 1):
             raise ConfigError(f"--tables {spec}: a uniform or elite table alone has a capacity, 1 unroll or more")
-        if kind == "fifo" and samples_per_insert > 1:
-            raise ConfigError(f"--tables {spec}: a fifo gives each unroll once, so at most 1 sample an insert")
+        if kind in QUEUES and samples_per_insert > 1:
+            raise ConfigError(f"--tables {spec}: a {kind} gives each unroll once, so at most 1 sample an insert")
+        if most is not None and (kind in QUEUES or most < samples_per_insert or most < 1):
+            raise ConfigError(
+                f"--tables {spec}: an item may leave after 1 draw or more, not below the samples an insert, and "
+                f"leaves a {' or '.join(QUEUES)} with the first"
+            )
         if kind == "elite" and not capacity:
             raise ConfigError(f"--tables {spec}: an elite table needs a capacity, as in elite=elite:0:100:2000")
-        tables[name] = TableConfig(kind, samples_per_insert, min_size, capacity or 0)
+        tables[name] = TableConfig(kind, samples_per_insert, min_size, capacity or 0, most or 0)
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables

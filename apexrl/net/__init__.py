@@ -3,7 +3,8 @@
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import Keyring, load_keyring
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
-from apexrl.net.replay_client import ReplayClient, StoredUnroll
+from apexrl.net.record_client import RecordClient, Records
+from apexrl.net.replay_client import ReplayClient, SampledUnrolls, StoredUnroll
 from apexrl.net.shards import ShardedReplayClient, shard_of
 
 __all__ = [
@@ -13,7 +14,10 @@ __all__ = [
     "LogBatch",
     "LogClient",
     "LogStart",
+    "RecordClient",
+    "Records",
     "ReplayClient",
+    "SampledUnrolls",
     "ShardedReplayClient",
     "StoredUnroll",
     "load_keyring",

@@ -58,6 +58,14 @@ def checked_update(keys: ArrayLike, priorities: ArrayLike) -> tuple[np.ndarray, 
     return keys, values
 
 
+def checked_keys(keys: ArrayLike) -> np.ndarray:
+    """Returns keys [B] int64.
+
+    Raises: ValueError when they are no whole numbers from 0.
+    """
+    return _whole(keys, "keys")
+
+
 def _whole(values: ArrayLike, name: str) -> np.ndarray:
     try:
         numbers = exactly(values, np.int64)

@@ -1,5 +1,6 @@
 """One connection to a replay server: it sends and receives messages and knows when the server last answered."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 RESEND_SECONDS = 5.0  # after so long without a sign of life the client introduces itself again
-POLL_MILLISECONDS = 100
+POLL_SECONDS = 0.1
 COMPLAIN_SECONDS = 10.0  # between two warnings
 MAX_ASK_SECONDS = 10.0  # longest pause between two heartbeats to a silent server
 MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand allow in flight
@@ -36,6 +37,7 @@ class Connection:
         self.num_dropped = 0  # messages of ours that the server dropped
         self.last_heard = self.last_sent = time.monotonic()
         self.has_answered = False
+        self.waiters: set[asyncio.Future[None]] = set()  # tasks that wait until it is readable
         self._process = os.getpid()
         self._is_known = False  # the server took our greeting at least once
         self._ask_again = -1e9
@@ -83,6 +85,22 @@ class Connection:
             case wire.Welcome() | wire.Subscribed():
                 self._is_known = True
         return message, frames[1:]
+
+    def wait(self, seconds: float) -> None:
+        """Waits for a message, but no longer than so many seconds."""
+        self.check_usable()
+        self._socket.poll(max(int(seconds * 1000) + 1, 1))
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `receive` has a message now."""
+        self.check_usable()
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def fileno(self) -> int:
+        """Returns a descriptor that becomes readable when something came; receive until nothing is left then."""
+        self.check_usable()
+        return int(self._socket.getsockopt(zmq.FD))
 
     @property
     def is_usable(self) -> bool:

@@ -10,7 +10,8 @@ import zmq
 
 from apexrl.errors import PeerRefused, PeerTimeout, WireError
 from apexrl.net import wire
-from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_MILLISECONDS, RESEND_SECONDS, Connection
+from apexrl.net.calls import Closing, Steps, call
+from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.identity import marked
 from apexrl.net.insert_checks import InsertSizes, insert_arrays, why_impossible
 from apexrl.net.keyring import Keyring
@@ -22,7 +23,7 @@ SAID_SECONDS = 10.0  # of waiting, between two lines that say so
 MAX_AT_ONCE = 1000  # messages that one call takes without looking at the time
 
 
-class InsertClient:
+class InsertClient(Closing):
     """Sends the unrolls of one actor process, each stored exactly once while this process lives.
 
     The server says up to which number the client may insert; beyond it `insert` waits. The client keeps unacknowledged
@@ -90,7 +91,12 @@ class InsertClient:
 
         Raises: PeerTimeout when it has not in time, PeerRefused when it refuses this client.
         """
-        self._wait(lambda: self._welcome, timeout_seconds, stopped, "replay_connection")
+        self.connecting(timeout_seconds, stopped).finish()
+
+    @call
+    def connecting(self, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False) -> Steps[None]:
+        """Is `connect` to be awaited."""
+        yield from self._waiting(lambda: self._welcome, timeout_seconds, stopped, "replay_connection")
 
     def insert(
         self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
@@ -102,8 +108,15 @@ class InsertClient:
           learner. PeerRefused when it refuses this client. WireError when no server takes the unroll, for example
           because a priority is not finite. Nothing was sent then.
         """
+        return self.inserting(header, block, timeout_seconds, stopped).finish()
+
+    @call
+    def inserting(
+        self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
+    ) -> Steps[bool]:
+        """Is `insert` to be awaited."""
         encoded = self._encoded(header, block)
-        self._wait(lambda: self.may_insert, timeout_seconds, stopped)
+        yield from self._waiting(lambda: self.may_insert, timeout_seconds, stopped)
         if not self.may_insert:
             return False
         if not self._unacknowledged:
@@ -116,7 +129,7 @@ class InsertClient:
     def poll(self) -> None:
         """Takes the messages that have arrived and keeps the connection alive. Does not wait."""
         for _ in range(MAX_AT_ONCE):
-            if not self._receive(0):
+            if not self._receive():
                 break
         self._keep_alive()
 
@@ -125,25 +138,35 @@ class InsertClient:
 
         Raises: PeerRefused when the server dropped an insert since the last call, which is acknowledged and not stored.
         """
+        return self.flushing(timeout_seconds).finish()
+
+    @call
+    def flushing(self, timeout_seconds: float) -> Steps[bool]:
+        """Is `flush` to be awaited."""
         deadline, asked = time.monotonic() + timeout_seconds, -1
         while self._unacknowledged and (left := deadline - time.monotonic()) > 0:
             if self._welcome and asked != self._next_to_send:  # a server acknowledges the last few only when asked
                 asked = self._next_to_send
                 self._connection.send(wire.Heartbeat())
-            self._receive_within(left)
+            if not self._receive():
+                yield self._connection, min(POLL_SECONDS, left)
             self._keep_alive()
         lost, self._lost = self._lost, ""
         if lost:
             raise PeerRefused(f"the replay server at {self._connection.endpoint} dropped an insert of ours: {lost}")
         return not self._unacknowledged
 
+    def fileno(self) -> int:
+        """Returns a descriptor that becomes readable when the server said something: call `poll` then."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Releases the slots. Call `flush` first, or unacknowledged inserts may be lost."""
         self._connection.close()
 
-    def _wait(
+    def _waiting(
         self, done: Callable[[], bool], timeout_seconds: float, stopped: Callable[[], bool], reason: str = ""
-    ) -> None:
+    ) -> Steps[None]:
         deadline = time.monotonic() + timeout_seconds
         self.poll()
         while not done() and not stopped():
@@ -153,7 +176,8 @@ class InsertClient:
             if self._unsaid_seconds > SAID_SECONDS:
                 self._unsaid_seconds = 0.0
                 logger.info("waiting for %s at %s", self._waits_for() or reason, self._connection.endpoint)
-            self._receive_within(deadline - now)
+            if not self._receive():
+                yield self._connection, min(POLL_SECONDS, deadline - now)
             self._keep_alive()
             elapsed = time.monotonic() - now
             self.waited_seconds[reason or self._waits_for() or "replay"] += elapsed
@@ -184,14 +208,11 @@ class InsertClient:
             raise WireError(f"no replay server takes this insert: {fault}")
         return encoded
 
-    def _receive_within(self, seconds: float) -> bool:
-        return self._receive(int(min(POLL_MILLISECONDS, 1e3 * seconds + 1)))
-
     def _waits_for(self) -> str:
         return "replay_connection" if self._connection.is_silent or not self._welcome else self._reason
 
-    def _receive(self, timeout_milliseconds: int) -> bool:
-        received = self._connection.receive(timeout_milliseconds)
+    def _receive(self) -> bool:
+        received = self._connection.receive(0)
         if received is None:
             return False
         message, _ = received

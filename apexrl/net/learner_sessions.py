@@ -14,6 +14,7 @@ import numpy as np
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.outbox import Outbox
+from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ MAX_UNAPPLIED_BYTES = 64 * 2**20
 MAX_TRANSITIONS_AT_ONCE = 2**18  # in batches
 MAX_TRANSITIONS_IN_A_DRAW = 2**13  # of several batches of a learner that is alone in wanting some
 MAX_FETCHED_BYTES = 2**20  # at once; further answers wait for the other peers
+MAX_BATCH_BYTES = 2**23  # of the unrolls that come with a batch; their reader fetches others
+BYTES_OF_ITEM = 64  # of unrolls, which take a turn as long as one more item
 
 
 @dataclasses.dataclass
@@ -82,6 +85,7 @@ class LearnerSession:
     request: int
     follows_log: bool
     with_probabilities: bool
+    with_unrolls: bool
     tables: list[TableSession]
     next_number: int  # number of the unroll to send
     last_seen: float
@@ -143,8 +147,9 @@ class LearnerSessions:
         start = min(max(message.next_number if continues else 0, log.first_number), log.end_number)
         tables = [TableSession(want.table, want.batch_size) for want in message.wants]
         session = LearnerSession(
-            message.learner, message.request, message.follows_log, message.with_probabilities, tables, start, now, start
-        )
+            message.learner, message.request, message.follows_log, message.with_probabilities, message.with_unrolls,
+            tables, start, now, start,
+        )  # fmt: skip
         if peer not in self.sessions:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session
@@ -167,6 +172,9 @@ class LearnerSessions:
                 self._outbox.send("learner", peer, wire.Standing(session.next_number, sent, waits_for))
             case wire.UpdatePriorities():
                 self._update_priorities(session, message)
+            case wire.Delete():
+                self._set_priorities()  # those that came before
+                self._outbox.send("learner", peer, self._deleted(message))
             case wire.Fetch():
                 if len(session.fetches) + len(message.numbers) > wire.MAX_FETCH:
                     raise WireError(f"{wire.MAX_FETCH} unrolls are being fetched already")
@@ -218,7 +226,7 @@ class LearnerSessions:
         tables = [want.table for want in wants]
         unknown = [table for table in tables if table not in self._replay.tables]
         if unknown:
-            return f"there is no table {unknown[0]}, only {', '.join(self._replay.tables)}"
+            return f"there is no table {unknown[0]}, only {self._table_names()}"
         if len(set(tables)) < len(tables):
             return "a table is asked for twice"
         never = (self._replay.why_never(want.table, want.batch_size) for want in wants)
@@ -329,22 +337,38 @@ class LearnerSessions:
     def _send_batches(self, peer: bytes, session: LearnerSession, i: int, most: int) -> int:
         """Sends batches that the learner wants, as far as the limiter agrees: of `most` items together, or one.
 
-        Returns: the number of items in them.
+        Returns: the number of items in them, and as many more as their unrolls take time.
         """
         table = session.tables[i]
         wanted = min(table.wanted, max(most // table.batch_size, 1))
-        samples = self._replay.samples(table.table, table.batch_size, wanted) if wanted > 0 else []
+        if wanted <= 0:
+            return 0
+        drawn: dict[int, LogEntry] | None = {} if session.with_unrolls else None
+        samples = self._replay.samples(table.table, table.batch_size, wanted, drawn)
+        num_bytes = 0
         for sample in samples:
+            attachments = [] if drawn is None else _attached(drawn, self._replay.numbers_of(table.table, sample.keys))
             probabilities = sample.probabilities.tobytes() if session.with_probabilities else b""
             keys, weights = sample.keys.tobytes(), sample.weights.tobytes()
             message = wire.Batch(
                 i, table.sent, session.next_number, keys, weights, sample.largest_weight, probabilities
             )
-            self._outbox.send("learner", peer, message)
+            self._outbox.send("learner", peer, message, *attachments)
+            num_bytes += sum(map(len, attachments))
             table.sent += 1
             table.drawn += table.batch_size
             table.told_reason = ""
-        return len(samples) * table.batch_size
+        return len(samples) * table.batch_size + num_bytes // BYTES_OF_ITEM
+
+    def _deleted(self, message: wire.Delete) -> wire.Deleted:
+        """Deletes what a message names, and returns the answer."""
+        if message.table not in self._replay.tables:
+            return wire.Deleted(message.request, 0, f"there is no table {message.table}, only {self._table_names()}")
+        keys = None if message.everything else wire.array_from(message.keys, np.int64)
+        return wire.Deleted(message.request, self._replay.delete(message.table, keys))
+
+    def _table_names(self) -> str:
+        return ", ".join(self._replay.tables)
 
     def _send_subscribed(self, peer: bytes, session: LearnerSession, continues: bool) -> None:
         replay = self._replay
@@ -354,3 +378,16 @@ class LearnerSessions:
             tuple(replay.tables[table.table].granularity for table in session.tables),
         )  # fmt: skip
         self._outbox.send("learner", peer, message)
+
+
+def _attached(drawn: dict[int, LogEntry], numbers: np.ndarray) -> list[bytes]:
+    """Returns the attachments of a batch whose keys name these unrolls."""
+    attachments, num_bytes = [], 0
+    for number in np.unique(numbers).tolist():
+        entry = drawn.get(number)
+        if entry is None or num_bytes + entry.num_bytes > MAX_BATCH_BYTES:
+            attachments += [b"", b""]
+        else:
+            attachments += [entry.message, entry.block]
+            num_bytes += entry.num_bytes
+    return attachments

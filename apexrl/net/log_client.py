@@ -5,7 +5,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import zmq
@@ -13,6 +14,7 @@ import zmq
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.arguments import check_named, checked_sizes, checked_update
+from apexrl.net.calls import Closing
 from apexrl.net.connection import HEARTBEAT_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.keyring import Keyring
 from apexrl.types import Granularity, Sample, StreamSpec
@@ -45,12 +47,20 @@ class LogAppend:
     block: bytes
 
 
+class EncodedUnroll(NamedTuple):
+    """An unroll as it was inserted."""
+
+    message: bytes
+    block: bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class LogBatch:
     """A batch of one table."""
 
     table: str
     sample: Sample
+    unrolls: tuple[EncodedUnroll, ...] = ()  # that its keys name, by ascending number, where they were asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +69,13 @@ class LogFetched:
 
     request: int
     number: int
-    insert: wire.Insert | None
-    block: bytes
+    unroll: EncodedUnroll | None
 
 
-LogEvent = LogStart | LogAppend | LogBatch | LogFetched | wire.Statistics
+LogEvent = LogStart | LogAppend | LogBatch | LogFetched | wire.Deleted | wire.Statistics
 
 
-class LogClient:
+class LogClient(Closing):
     """Follows the log and receives batches; a reader without a replica leaves the log out.
 
     After a loss of contact it subscribes again from where it is, and asks only for the unrolls that it lacks.
@@ -82,6 +91,7 @@ class LogClient:
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
         with_probabilities: bool = False,
+        with_unrolls: bool = False,
     ):
         """Connects and waits for nobody.
 
@@ -90,6 +100,7 @@ class LogClient:
           batch_sizes: by table, for those that batches are wanted from.
           prefetch_batches: batches of each table that may be on the way or not yet taken, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys.
+          with_unrolls: whether batches have the unrolls of their keys; large ones, and older servers', have to be fetched.
         Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         if not 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD:
@@ -100,7 +111,7 @@ class LogClient:
         self._wants = checked_sizes(batch_sizes)
         self._prefetch_batches = prefetch_batches
         self._follows_log = follows_log
-        self._with_probabilities = with_probabilities
+        self._with_probabilities, self._with_unrolls = with_probabilities, with_unrolls
         self._log = ""
         self._life = 0
         self._ring_unrolls = 0
@@ -132,10 +143,10 @@ class LogClient:
         self._keep_alive()
         patience = self._updates.patience_milliseconds
         if not patience:
-            self._send_updates()
+            self.send_updates()
         received = self._connection.receive(min(timeout_milliseconds, patience))
         if received is None and patience < timeout_milliseconds:
-            self._send_updates()
+            self.send_updates()
             received = self._connection.receive(timeout_milliseconds - patience)
         if received is None:
             return None
@@ -153,7 +164,7 @@ class LogClient:
                 self._next_batch[message.table] += 1
                 self._untaken[message.table] += 1
                 self.waits_for = ""
-                return self._batch(message)
+                return self._batch(message, attachments)
             case wire.Standing() if self._subscribed and self._is_whole(message):
                 self._has_seen(message.next_number)
                 self.waits_for = " ".join(filter(None, dict.fromkeys(message.waits_for)))
@@ -164,9 +175,9 @@ class LogClient:
                 self.waits_for = message.reason
                 self._patience_seconds = HEARTBEAT_SECONDS
             case wire.Fetched():
-                insert = wire.decode_insert(attachments[0]) if message.is_held else None
-                return LogFetched(message.request, message.number, insert, attachments[1])
-            case wire.Statistics():
+                unroll = EncodedUnroll(*attachments) if message.is_held else None
+                return LogFetched(message.request, message.number, unroll)
+            case wire.Statistics() | wire.Deleted():
                 return message
         return None
 
@@ -197,16 +208,16 @@ class LogClient:
         for first in range(0, len(keys), wire.MAX_BATCH):
             part = slice(first, first + wire.MAX_BATCH)
             if not self._updates.have_room(position, len(keys[part])):
-                self._send_updates()
+                self.send_updates()
                 self._updates.drain()  # where nobody answers, the newest are kept
             self._updates.add(position, keys[part], priorities[part])
         if not any(self._untaken):
-            self._send_updates()
+            self.send_updates()
 
     def close(self) -> None:
         """Says goodbye."""
         if self._connection.is_usable:
-            self._send_updates()
+            self.send_updates()
         self._connection.close()
 
     def _position(self, table: str | None) -> int:
@@ -288,10 +299,10 @@ class LogClient:
     def _subscription(self) -> wire.Subscribe:
         return wire.Subscribe(
             wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
-            self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities,
+            self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities, self._with_unrolls,
         )  # fmt: skip
 
-    def _batch(self, message: wire.Batch) -> LogBatch | None:
+    def _batch(self, message: wire.Batch, attachments: Sequence[bytes]) -> LogBatch | None:
         table, size = self._tables[message.table], self._wants[message.table].batch_size
         try:
             sample = message.sample()
@@ -299,13 +310,14 @@ class LogClient:
                 raise WireError(f"{len(sample.keys)} keys of table {table}, {size} were asked for")
             if self._with_probabilities and len(sample.probabilities) != size:
                 raise WireError(f"a batch of table {table} without probabilities, which were asked for")
-            return LogBatch(table, sample)
+            return LogBatch(table, sample, tuple(map(EncodedUnroll, attachments[::2], attachments[1::2])))
         except WireError as error:
             logger.warning("a batch is dropped: %s", error)
             self.batch_used(table)
             return None
 
-    def _send_updates(self) -> None:
+    def send_updates(self) -> None:
+        """Sends the new priorities that wait for the next demand."""
         if not self._subscribed:  # the next answer says whether their keys still name the same items
             return
         for message in self._updates.drain():
@@ -314,7 +326,7 @@ class LogClient:
     def _demand(self) -> None:
         if not self._subscribed:  # the server counts batches from 0 once it has heard us
             return
-        self._send_updates()  # the batches that are demanded are drawn by them
+        self.send_updates()  # the batches that are demanded are drawn by them
         self._unasked = [0] * len(self._tables)
         batches = (n + self._prefetch_batches - u for n, u in zip(self._next_batch, self._untaken, strict=True))
         self._connection.send(wire.Demand(self._next_number, tuple(max(number, 0) for number in batches)))

@@ -1,4 +1,4 @@
-"""The replay as a service: sample keys, fetch unrolls by number, update priorities, read statistics.
+"""The replay as a service: sample keys or unrolls, fetch unrolls by number, update priorities, read statistics.
 
 It is for programs that hold no replica of the log: a learner of another algorithm, a tool. One thread owns a client.
 A call ends in the time that it is given, whatever the server says meanwhile. After a restart of the server it goes on
@@ -8,18 +8,20 @@ by itself. Inserting is `InsertClient`'s.
 import collections
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import zmq
+from numpy.typing import ArrayLike
 
-from apexrl.errors import PeerTimeout
+from apexrl.errors import PeerRefused, PeerTimeout
 from apexrl.net import wire
-from apexrl.net.arguments import check_named, checked_numbers
-from apexrl.net.connection import POLL_MILLISECONDS
+from apexrl.net.arguments import check_named, checked_keys, checked_numbers
+from apexrl.net.calls import Call, Closing, Steps, call
+from apexrl.net.connection import POLL_SECONDS
 from apexrl.net.keyring import Keyring
-from apexrl.net.log_client import LogBatch, LogClient, LogFetched, LogStart
+from apexrl.net.log_client import EncodedUnroll, LogBatch, LogClient, LogFetched, LogStart
 from apexrl.types import Granularity, Sample, StreamSpec, Unroll, UnrollHeader
 from apexrl.unroll import UnrollCodec
 
@@ -33,7 +35,16 @@ class StoredUnroll(NamedTuple):
     unroll: Unroll
 
 
-class ReplayClient:
+class SampledUnrolls(NamedTuple):
+    """A batch of keys, and the unrolls that they name."""
+
+    sample: Sample
+    numbers: np.ndarray  # [B] int64: of the unroll of each key
+    starts: np.ndarray  # [B] int64: the step that a key of a transition names; 0 where keys name unrolls
+    unrolls: dict[int, StoredUnroll]  # by number
+
+
+class ReplayClient(Closing):
     """Reads a replay server. Batches that it hands out are at most `prefetch_batches` batches old."""
 
     def __init__(
@@ -45,6 +56,7 @@ class ReplayClient:
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
         with_probabilities: bool = False,
+        with_unrolls: bool = False,
     ):
         """Connects and waits for nobody.
 
@@ -54,16 +66,19 @@ class ReplayClient:
           batch_sizes: by table, for those that will be sampled.
           prefetch_batches: batches of each table that come ahead, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys, or none.
+          with_unrolls: whether batches come with their unrolls; else `sample_unrolls` fetches them.
         Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         self.spec: StreamSpec | None = None
         self.granularity: dict[str, Granularity] = {}  # by table: the items that its keys name; set by the first batch
         sizes = batch_sizes or {}
-        self._client = LogClient(endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities)
-        self._batches: dict[str, collections.deque[Sample]] = {t: collections.deque() for t in batch_sizes or {}}
+        self._client = LogClient(
+            endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities, with_unrolls
+        )
+        self._batches: dict[str, collections.deque[LogBatch]] = {table: collections.deque() for table in sizes}
         self._requests = itertools.count()
-        self._answers: dict[int, dict[int, LogFetched]] = {}
-        self._statistics: wire.Statistics | None = None
+        self._fetched: dict[int, dict[int, EncodedUnroll | None]] = {}  # by request and number
+        self._answers: dict[int, wire.Statistics | wire.Deleted | None] = {}  # by request
 
     @property
     def waits_for(self) -> str:
@@ -76,8 +91,8 @@ class ReplayClient:
         Raises: KeyError when the table was not named at the start, PeerRefused when the server refuses us.
         """
         check_named(table, self._batches)
-        self._poll(0)  # keeps the connection alive
-        return self._poll_until(lambda: bool(self._batches[table]), 0.001)
+        self._poll()  # keeps the connection alive
+        return Call(self._polling(lambda: bool(self._batches[table]), 0.001)).finish()
 
     def sample(self, table: str, timeout_seconds: float) -> Sample:
         """Returns a batch: keys and importance weights [B], and probabilities where they were asked for.
@@ -87,11 +102,48 @@ class ReplayClient:
         Raises: KeyError when the table was not named at the start, PeerTimeout when there is no batch in time,
           PeerRefused when the server refuses us.
         """
-        check_named(table, self._batches)
-        batches = self._batches[table]
-        self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
-        self._client.batch_used(table)
-        return batches.popleft()
+        return Call(self._taking(table, timeout_seconds)).finish().sample
+
+    @call
+    def sampling(self, table: str, timeout_seconds: float) -> Steps[Sample]:
+        """Is `sample` to be awaited."""
+        return (yield from self._taking(table, timeout_seconds)).sample
+
+    def sample_unrolls(self, table: str, timeout_seconds: float) -> SampledUnrolls:
+        """Returns a batch with its unrolls, without those that the log let go before they could be fetched.
+
+        Raises: as `sample`, and WireError when one cannot be decoded.
+        """
+        return self.sampling_unrolls(table, timeout_seconds).finish()
+
+    @call
+    def sampling_unrolls(self, table: str, timeout_seconds: float) -> Steps[SampledUnrolls]:
+        """Is `sample_unrolls` to be awaited."""
+        sample, numbers, encoded = yield from self.sampling_encoded(table, timeout_seconds)
+        starts = sample.keys - numbers * self._items_of(table)
+        return SampledUnrolls(sample, numbers, starts, self._decoded(encoded))
+
+    def unroll_batches(self, table: str, timeout_seconds: float) -> Iterator[SampledUnrolls]:
+        """Yields batches with their unrolls without end. The next ones are on the way meanwhile.
+
+        Raises: as `sample_unrolls`; `timeout_seconds` are for each.
+        """
+        while True:
+            yield self.sample_unrolls(table, timeout_seconds)
+
+    @call
+    def sampling_encoded(
+        self, table: str, timeout_seconds: float
+    ) -> Steps[tuple[Sample, np.ndarray, dict[int, EncodedUnroll]]]:
+        """Returns a batch, the unroll number [B] of each key, and the unrolls by number as they were inserted."""
+        deadline = time.monotonic() + timeout_seconds
+        batch = yield from self._taking(table, timeout_seconds)
+        numbers = batch.sample.keys // self._items_of(table)
+        named = np.unique(numbers).tolist()
+        found = {number: unroll for number, unroll in zip(named, batch.unrolls, strict=False) if unroll.block}
+        if missing := [number for number in named if number not in found]:
+            found |= yield from self._getting(missing, deadline)
+        return batch.sample, numbers, found
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns unrolls by number, decoded; those that the log does not hold are left out.
@@ -99,30 +151,14 @@ class ReplayClient:
         Raises: ValueError when one is no whole number from 0, PeerTimeout when they do not come in time, PeerRefused
           when the server refuses us, WireError when one cannot be decoded.
         """
-        wanted = checked_numbers(numbers)
-        deadline = time.monotonic() + timeout_seconds
-        self._until(lambda: self.spec is not None, timeout_seconds, "log")
-        request = next(self._requests)
-        found = self._answers[request] = dict[int, LogFetched]()
-        try:
-            while missing := [number for number in wanted if number not in found][: wire.MAX_FETCH]:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._late(f"{len(missing)} unrolls")
-                self._client.connection.send(wire.Fetch(request, tuple(missing)))
-                expected = len(found) + len(missing)
-                self._poll_until(lambda: len(found) >= expected, min(RESEND_SECONDS, left))  # noqa: B023 - used at once
-        finally:
-            del self._answers[request]
-        assert self.spec is not None
-        codec, starts = UnrollCodec(self.spec), self.spec.unroll_starts
-        return {
-            number: StoredUnroll(answer.insert.header(starts), codec.decode(answer.block))
-            for number, answer in found.items()
-            if answer.insert is not None
-        }
+        return self.fetching(numbers, timeout_seconds).finish()
 
-    def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
+    @call
+    def fetching(self, numbers: Iterable[int], timeout_seconds: float) -> Steps[dict[int, StoredUnroll]]:
+        """Is `fetch` to be awaited."""
+        return self._decoded((yield from self._getting(checked_numbers(numbers), time.monotonic() + timeout_seconds)))
+
+    def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike) -> None:
         """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored.
 
         They may wait for those of the batches that have come already, until one of the next calls.
@@ -132,42 +168,139 @@ class ReplayClient:
           refuses us.
         """
         self._client.update_priorities(keys, priorities, table)
-        self._poll(0)  # keeps the connection alive
+        self._poll()  # keeps the connection alive
+
+    def delete(self, table: str, keys: ArrayLike, timeout_seconds: float) -> int:
+        """Takes items [N] out of a table for ever; other tables and the log keep them. Any table may be named.
+
+        Returns: how many could be drawn before. It is less where an answer was lost and the server asked again.
+        Raises: ValueError when keys are no whole numbers from 0, PeerTimeout when the server does not answer in time,
+          PeerRefused when it has no such table.
+        """
+        return self.deleting(table, keys, timeout_seconds).finish()
+
+    @call
+    def deleting(self, table: str, keys: ArrayLike, timeout_seconds: float) -> Steps[int]:
+        """Is `delete` to be awaited."""
+        numbers, deadline, count = checked_keys(keys), time.monotonic() + timeout_seconds, 0
+        for first in range(0, len(numbers), wire.MAX_BATCH):
+            part = numbers[first : first + wire.MAX_BATCH].tobytes()
+            count += yield from self._removing(table, part, False, deadline)
+        return count
+
+    def reset(self, table: str, timeout_seconds: float) -> int:
+        """Takes all items out of a table for ever, and begins its limiter anew, as if nothing had been inserted.
+
+        Returns: how many could be drawn before.
+        Raises: PeerTimeout when the server does not answer in time, PeerRefused when it has no such table.
+        """
+        return self.resetting(table, timeout_seconds).finish()
+
+    @call
+    def resetting(self, table: str, timeout_seconds: float) -> Steps[int]:
+        """Is `reset` to be awaited."""
+        return (yield from self._removing(table, b"", True, time.monotonic() + timeout_seconds))
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
         """Returns the server's metrics, and how it sees its peers.
 
         Raises: PeerTimeout when they do not come in time, PeerRefused when the server refuses us.
         """
-        self._statistics = None
         deadline = time.monotonic() + timeout_seconds
-        while self._statistics is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._late("statistics")
-            self._client.connection.send(wire.AskStatistics(next(self._requests)))
-            self._poll_until(lambda: self._statistics is not None, min(RESEND_SECONDS, left))
-        return self._statistics
+        answer = Call(self._asking(wire.AskStatistics, "statistics", deadline)).finish()
+        assert isinstance(answer, wire.Statistics)
+        return answer
+
+    def fileno(self) -> int:
+        """Returns a descriptor that becomes readable when the server said something: call `has_batch` then.
+
+        It says so once. Take all batches that there are, until `has_batch` is false, before you wait for it again.
+        """
+        return self._client.connection.fileno()
 
     def close(self) -> None:
         """Says goodbye."""
         self._client.close()
 
-    def _until(self, done: Callable[[], bool], timeout_seconds: float, what: str) -> None:
-        if not self._poll_until(done, timeout_seconds):
+    def _taking(self, table: str, timeout_seconds: float) -> Steps[LogBatch]:
+        check_named(table, self._batches)
+        batches = self._batches[table]
+        yield from self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
+        self._client.batch_used(table)
+        return batches.popleft()
+
+    def _items_of(self, table: str) -> int:
+        """Returns how many keys of a table name one unroll."""
+        assert self.spec is not None
+        return self.spec.unroll_starts if self.granularity[table] == "transitions" else 1
+
+    def _getting(self, wanted: list[int], deadline: float) -> Steps[dict[int, EncodedUnroll]]:
+        yield from self._until(lambda: self.spec is not None, deadline - time.monotonic(), "log")
+        request = next(self._requests)
+        found = self._fetched[request] = dict[int, EncodedUnroll | None]()
+        try:
+            while missing := [number for number in wanted if number not in found][: wire.MAX_FETCH]:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self._late(f"{len(missing)} unrolls")
+                self._client.connection.send(wire.Fetch(request, tuple(missing)))
+                expected = len(found) + len(missing)
+                yield from self._polling(lambda: len(found) >= expected, min(RESEND_SECONDS, left))  # noqa: B023 - now
+        finally:
+            del self._fetched[request]
+        return {number: unroll for number, unroll in found.items() if unroll is not None}
+
+    def _decoded(self, encoded: Mapping[int, EncodedUnroll]) -> dict[int, StoredUnroll]:
+        assert self.spec is not None
+        codec, starts = UnrollCodec(self.spec), self.spec.unroll_starts
+        return {
+            number: StoredUnroll(wire.decode_insert(message).header(starts), codec.decode(block))
+            for number, (message, block) in encoded.items()
+        }
+
+    def _removing(self, table: str, keys: bytes, everything: bool, deadline: float) -> Steps[int]:
+        yield from self._until(lambda: self.spec is not None, deadline - time.monotonic(), "log")
+        self._client.send_updates()  # they came before
+        answer = yield from self._asking(lambda n: wire.Delete(n, table, keys, everything), "answer", deadline)
+        assert isinstance(answer, wire.Deleted)
+        if answer.fault:
+            raise PeerRefused(f"the replay server at {self._client.connection.endpoint} refuses: {answer.fault}")
+        return answer.count
+
+    def _asking(
+        self, ask: Callable[[int], wire.ToReplay], what: str, deadline: float
+    ) -> Steps[wire.Statistics | wire.Deleted]:
+        """Asks until there is an answer."""
+        request = next(self._requests)
+        self._answers[request] = None
+        try:
+            while (answer := self._answers[request]) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self._late(what)
+                self._client.connection.send(ask(request))
+                yield from self._polling(lambda: self._answers[request] is not None, min(RESEND_SECONDS, left))
+        finally:
+            del self._answers[request]
+        return answer
+
+    def _until(self, done: Callable[[], bool], timeout_seconds: float, what: str) -> Steps[None]:
+        if not (yield from self._polling(done, timeout_seconds)):
             raise self._late(what)
 
-    def _poll_until(self, done: Callable[[], bool], timeout_seconds: float) -> bool:
+    def _polling(self, done: Callable[[], bool], timeout_seconds: float) -> Steps[bool]:
         deadline = time.monotonic() + timeout_seconds
         while not done():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._poll(min(int(left * 1000) + 1, POLL_MILLISECONDS))
+            self._poll()
+            if not done():
+                yield self._client.connection, min(left, POLL_SECONDS)
         return True
 
-    def _poll(self, timeout_milliseconds: int) -> None:
-        match self._client.poll(timeout_milliseconds):
+    def _poll(self) -> None:
+        match self._client.poll(0):
             case LogStart() as event:
                 self.spec, self.granularity = event.spec, event.granularity
                 if not event.continues:  # keys of another log mean nothing
@@ -176,12 +309,11 @@ class ReplayClient:
                             batches.pop()
                             self._client.batch_used(table)
             case LogBatch() as event:
-                self._batches[event.table].append(event.sample)
-            case LogFetched() as event:
-                if event.request in self._answers:
-                    self._answers[event.request][event.number] = event
-            case wire.Statistics() as event:
-                self._statistics = event
+                self._batches[event.table].append(event)
+            case LogFetched() as event if event.request in self._fetched:
+                self._fetched[event.request][event.number] = event.unroll
+            case (wire.Statistics() | wire.Deleted()) as event if event.request in self._answers:
+                self._answers[event.request] = event
 
     def _late(self, what: str) -> PeerTimeout:
         reason = self.waits_for or "its answer"

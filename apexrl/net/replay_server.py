@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import zmq
 
 from apexrl.config.sections import ReplayConfig
-from apexrl.config.tables import tables_of
+from apexrl.config.tables import QUEUES, tables_of
 from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
+from apexrl.net.calls import Closing
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.open_log import OpenLog
@@ -45,27 +47,37 @@ MAX_QUEUED_FOR_ACTOR = 256
 MAX_QUEUED_FOR_LEARNER = 1024  # more than demand allows in flight
 
 
-class ReplayServer:
-    """Moves messages between the sockets and the service. A second thread syncs the journal."""
+class ReplayServer(Closing):
+    """Moves messages between the sockets and the service. A second thread syncs the journal.
+
+    In a program: `with ReplayServer(config) as server` serves in a thread until the end of the block. A program that has
+    an event loop calls `run` there and then `close`.
+    """
 
     def __init__(
         self,
         config: ReplayConfig,
-        host: str,
-        actor_port: int,
-        learner_port: int,
-        seed: int,
+        host: str = "127.0.0.1",
+        actor_port: int = 0,
+        learner_port: int = 0,
+        seed: int = 0,
         journal_dir: Path | None = None,
         keyring: Keyring | None = None,
         stream: StreamSpec | None = None,
     ):
-        """Recovers the journal, then binds both ports. Where a stream is given, actors have to bring that one.
+        """Recovers the journal, then binds both ports; 0 is any free one.
 
+        Args:
+          stream: the only one that it takes; without, that of the first actor.
         Raises: ConfigError when a port or the journal cannot be used; everything is released then.
         """
         self.service = ReplayService(config, seed, journal_dir, time.monotonic(), stream)
-        self._has_queue = any(table.kind == "fifo" for table in tables_of(config, 1).values())
+        self._has_queue = any(table.kind in QUEUES for table in tables_of(config, 1).values())
         self._config = config
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], object] = lambda: None
+        self._fault: BaseException | None = None  # that ended the thread
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None  # what the second thread does
@@ -90,6 +102,7 @@ class ReplayServer:
             self.close()
             raise
         self.actor_endpoint, self.learner_endpoint = (listener.endpoint for listener in self._listeners)
+        self.endpoints = self.actor_endpoint, self.learner_endpoint
         logger.info("actors at %s, learners at %s", self.actor_endpoint, self.learner_endpoint)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -120,8 +133,30 @@ class ReplayServer:
             if isinstance(outcome, Exception):
                 raise outcome
 
+    def __enter__(self) -> Self:
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._serve_in_thread, args=(begun,), name="replay server", daemon=True)
+        self._thread.start()
+        begun.wait()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Serves no more.
+
+        Raises: what ended the thread before, where the block itself raises nothing.
+        """
+        self.close()
+        if self._fault is not None and exception[0] is None:
+            raise self._fault
+
     def close(self) -> None:
-        """Closes the sockets and the journal."""
+        """Ends the thread of a `with`, and closes the sockets and the journal. Does nothing at the second call."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._thread is not None:
+            self._stop()
+            self._thread.join()
         for listener in self._listeners:
             listener.close(linger_ms=200)
         for socket in self._sockets.values():
@@ -130,6 +165,26 @@ class ReplayServer:
             self._keyring.close()
         self._context.term()
         self.service.close()
+
+    def _serve_in_thread(self, begun: threading.Event) -> None:
+        """Serves until `close`. This is the body of the thread."""
+
+        async def serve() -> None:
+            loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+            def stop() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                    loop.call_soon_threadsafe(ended.set)
+
+            self._stop = stop
+            begun.set()
+            await self.run(ended)
+
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            logger.exception("the replay server has ended")
+            self._fault = error
 
     def _wake_for_actors(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets inserts wait for others under low load, because waking for each is most of their cost."""

@@ -15,6 +15,7 @@ import zmq
 from apexrl.errors import PeerTimeout
 from apexrl.net import wire
 from apexrl.net.arguments import checked_numbers, checked_update
+from apexrl.net.calls import Closing
 from apexrl.net.keyring import Keyring
 from apexrl.net.replay_client import ReplayClient, StoredUnroll
 from apexrl.types import Sample
@@ -25,7 +26,7 @@ def shard_of(actor: str, num_shards: int) -> int:
     return zlib.crc32(actor.encode()) % num_shards
 
 
-class ShardedReplayClient:
+class ShardedReplayClient(Closing):
     """A `ReplayClient` of several servers. It skips a server that is away while the others have batches."""
 
     def __init__(

@@ -6,9 +6,9 @@ checked while a message is decoded.
 
 Actor to replay:   Hello, Insert (+ block), Heartbeat, Goodbye
 replay to actor:   Welcome, Acknowledge, Dropped, Refused, Stranger
-learner to replay: Subscribe, Demand, UpdatePriorities, Fetch, AskStatistics, Heartbeat, Goodbye
-replay to learner: Subscribed, Append (+ message and block of the insert), Batch, Waiting, Standing,
-                   Fetched (+ message and block), Statistics, Dropped, Refused, Stranger
+learner to replay: Subscribe, Demand, UpdatePriorities, Delete, Fetch, AskStatistics, Heartbeat, Goodbye
+replay to learner: Subscribed, Append (+ message and block of the insert), Batch (+ messages and blocks), Waiting,
+                   Standing, Deleted, Fetched (+ message and block), Statistics, Dropped, Refused, Stranger
 """
 
 from collections.abc import Sequence
@@ -150,6 +150,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     ring_unrolls: Count  # size of the replica
     next_number: Count  # the first unroll that it lacks of that log
     with_probabilities: bool = False  # of the keys, beside the weights
+    with_unrolls: bool = False  # of the keys, behind the batch
 
 
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
@@ -180,7 +181,11 @@ class Append(msgspec.Struct, tag=True, frozen=True):
 
 
 class Batch(msgspec.Struct, tag=True, frozen=True):
-    """A sampled batch. A peer that follows the log has got every unroll that it names."""
+    """A sampled batch. A peer that follows the log has got every unroll that it names.
+
+    To who asked for unrolls it brings two frames for each that its keys name, by ascending number: the insert message
+    and the block. Both are empty where they would make the message too large: fetch those.
+    """
 
     table: SmallCount  # position among the wanted ones
     index: Count  # counts the batches of this table since the learner subscribed
@@ -213,6 +218,23 @@ class UpdatePriorities(msgspec.Struct, tag=True, frozen=True):
     table: SmallCount  # position among the wanted ones
     keys: Array  # int64 [N]
     priorities: Array  # float32 [N]
+
+
+class Delete(msgspec.Struct, tag=True, frozen=True):
+    """Takes items out of a table for ever, answered with a Deleted."""
+
+    request: Count
+    table: Name
+    keys: Array = b""  # int64 [N]
+    everything: bool = False  # all that the table holds, and its limiter begins anew
+
+
+class Deleted(msgspec.Struct, tag=True, frozen=True):
+    """The answer to a Delete."""
+
+    request: int
+    count: int  # items that could be drawn before
+    fault: Text = ""  # why nothing was done
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
@@ -293,9 +315,9 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
     """The peer leaves. Its slots may be given to others."""
 
 
-ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Fetch | AskStatistics | Goodbye
+ToReplay = Hello | Insert | Heartbeat | Subscribe | Demand | UpdatePriorities | Delete | Fetch | AskStatistics | Goodbye
 FromReplay = (
-    Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Fetched | Statistics
+    Welcome | Acknowledge | Subscribed | Append | Batch | Waiting | Standing | Deleted | Fetched | Statistics
     | Dropped | Refused | Stranger
 )  # fmt: skip
 NUM_ATTACHMENTS: dict[Any, int] = {Insert: 1, Append: 2, Fetched: 2}
@@ -361,6 +383,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], frames: Sequence[bytes]) -> T:
     except MALFORMED as error:
         raise WireError(f"a malformed message: {error}") from error
     expected = NUM_ATTACHMENTS.get(type(message), 0)
-    if len(frames) != 1 + expected:
+    if len(frames) != 1 + expected and not (isinstance(message, Batch) and len(frames) % 2):
         raise WireError(f"{type(message).__name__} comes with {expected} attachments, not {len(frames) - 1}")
     return message

@@ -100,6 +100,16 @@ class PriorityTable:
         if (gone := priorities == 0).any():  # whatever a key's later priorities are
             self._index.set(rows[gone], columns[gone], np.zeros(gone.sum()))
 
+    def delete(self, keys: np.ndarray | None) -> int:
+        if keys is None:
+            keys = np.arange(self._first_number * self._unroll_items, self._end_number * self._unroll_items)
+        numbers = keys // self._unroll_items
+        held = np.unique(keys[(numbers >= self._first_number) & (numbers < self._end_number)])
+        rows, columns = held // self._unroll_items % self._ring_unrolls, held % self._unroll_items
+        count = int((self._index.get(rows, columns) > 0).sum())
+        self._index.set(rows, columns, np.zeros(len(held)))
+        return count
+
     def state(self) -> TableState:
         rows = np.arange(self._first_number, self._end_number) % self._ring_unrolls
         powers = self._index.get_rows(rows).astype(np.float32)

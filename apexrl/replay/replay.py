@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from apexrl.config.sections import ReplayConfig
-from apexrl.config.tables import DISTINCT, TableConfig, tables_of
+from apexrl.config.tables import DISTINCT, QUEUES, TableConfig, tables_of
+from apexrl.replay.draw_counter import DrawCounter
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
 from apexrl.replay.kinds import make_table
 from apexrl.replay.log import LogEntry, UnrollLog
@@ -55,6 +56,11 @@ class Replay:
             name: make_table(table, self.ring_unrolls, spec, exponents, table_seed)
             for (name, table), table_seed in zip(self._settings.items(), seeds, strict=True)
         }
+        self._counters = {
+            name: DrawCounter(table.max_times_sampled, self._items_of(name))
+            for name, table in self._settings.items()
+            if table.max_times_sampled
+        }
         self.set_batch_sizes()
 
     def set_batch_sizes(self, *learners: Mapping[str, int]) -> None:
@@ -66,7 +72,7 @@ class Replay:
         self._learners = learners
         for name, table in self.tables.items():
             settings, limiter, batch_size = self._settings[name], table.limiter, self._batch_size(name)
-            if settings.kind == "fifo":
+            if settings.kind in QUEUES:
                 limiter.slack = 2.0 * batch_size
                 continue
             due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
@@ -78,7 +84,7 @@ class Replay:
         """Returns the reason why a table can never give such batches, or an empty string."""
         settings = self._settings[table]
         held = min(settings.capacity or self.soft_unrolls, self.soft_unrolls)
-        if settings.kind == "fifo":
+        if settings.kind in QUEUES:
             held = self.ring_unrolls
         if settings.kind == "priority" or batch_size <= held:
             return ""
@@ -130,6 +136,8 @@ class Replay:
                 if snapshot is None or state is None:
                     raise ValueError("there is no snapshot of it")
                 table.restore(state, snapshot.first_number, same_until)
+                if name in self._counters:
+                    self._counters[name].restore(state, same_until)
             except ValueError as error:
                 logger.warning("table %s goes on with the actors' own priorities: %s", name, error)
                 table.begin_anew()
@@ -145,6 +153,7 @@ class Replay:
     def snapshot(self) -> Snapshot:
         """Returns a copy of the state of all tables."""
         tables = {name: table.state() for name, table in self.tables.items()}
+        tables |= {name: counter.added_to(tables[name]) for name, counter in self._counters.items()}
         log = self.log
         return Snapshot(
             self.identity.log, self.identity.life, log.first_number, log.end_number, tables, log.num_inserted
@@ -154,13 +163,32 @@ class Replay:
         """Draws a batch. Call it only when `why_no_sample` returns an empty string."""
         return self._draw(table, batch_size, 1)[0]
 
-    def samples(self, table: str, batch_size: int, most: int) -> list[Sample]:
-        """Draws the batches, at most `most`, that `sample` could draw now, one after the other, without an eviction."""
+    def samples(self, table: str, batch_size: int, most: int, drawn: dict[int, LogEntry] | None = None) -> list[Sample]:
+        """Draws the batches, at most `most`, that `sample` could draw now, one after the other, without an eviction.
+
+        Args:
+          drawn: gets the unrolls that they name, by number.
+        """
         if self.why_no_sample(table, batch_size):
             return []
         period = self.config.eviction_period_batches
-        most = min(most, period - self.num_batches % period)
-        return self._draw(table, batch_size, self.tables[table].limiter.num_batches(batch_size, most))
+        most = 1 if table in self._counters else min(most, period - self.num_batches % period)
+        return self._draw(table, batch_size, self.tables[table].limiter.num_batches(batch_size, most), drawn)
+
+    def numbers_of(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the unrolls that keys of a table name."""
+        return keys // self._items_of(table)
+
+    def delete(self, table: str, keys: np.ndarray | None) -> int:
+        """Takes items out of a table for ever, or with None all, upon which its limiter begins anew.
+
+        Returns: how many could be drawn before.
+        """
+        chosen = self.tables[table]
+        count = chosen.delete(keys)
+        if keys is None:
+            chosen.limiter.resume(0, 0, 0)
+        return count
 
     def why_no_insert(self) -> str:
         """Returns the reason why actors have to wait, or an empty string.
@@ -204,14 +232,26 @@ class Replay:
         if chosen.can_sample(batch_size):
             return ""
         kind = self._settings[table].kind
-        return "priorities" if kind == "priority" else "actors" if kind == "fifo" else "min_size"
+        return "priorities" if kind == "priority" else "actors" if kind in QUEUES else "min_size"
 
-    def _draw(self, table: str, batch_size: int, most: int) -> list[Sample]:
+    def _draw(self, table: str, batch_size: int, most: int, drawn: dict[int, LogEntry] | None = None) -> list[Sample]:
         samples = self.tables[table].samples(batch_size, most)
+        if drawn is not None:
+            for sample in samples:
+                for number in np.unique(self.numbers_of(table, sample.keys)).tolist():
+                    if (entry := self.log.get(number)) is not None:
+                        drawn[number] = entry
+        if (counter := self._counters.get(table)) is not None:
+            for sample in samples:
+                self.tables[table].delete(counter.count(sample.keys))
         self.num_batches += len(samples)
         if self.num_batches % self.config.eviction_period_batches == 0:
             self._evict_to(self.soft_unrolls)
         return samples
+
+    def _items_of(self, table: str) -> int:
+        """Returns how many keys of a table name one unroll."""
+        return self.spec.unroll_starts if self.tables[table].granularity == "transitions" else 1
 
     def _batch_size(self, table: str) -> int:
         """Returns the largest batch that a learner asked for."""
@@ -232,7 +272,7 @@ class Replay:
     def _evict_to(self, num_unrolls: int) -> None:
         while len(self.log) > num_unrolls:
             number = self.log.evict()
-            for table in self.tables.values():
+            for table in (*self.tables.values(), *self._counters.values()):
                 table.evict(number)
         if self.journal is not None:
             self.journal.forget_before(self.log.first_number)

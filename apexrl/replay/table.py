@@ -18,13 +18,15 @@ class TableState(msgspec.Struct, frozen=True):
 
     inserted: Count
     sampled: Count
-    next_number: Count = 0  # fifo: number of the unroll to hand out
+    next_number: Count = 0  # tables of unrolls: those below it were handed out, or left together
     priority_exponent: float = 1.0  # that was applied to the priorities
     priorities: bytes = b""  # float32: priority [unrolls, P], after the exponent; elite [unrolls]
-    numbers: bytes = b""  # elite: int64 [unrolls] that it keeps
+    numbers: bytes = b""  # int64: unrolls that an elite table keeps, and that left one of another kind
     forgiven: Finite = 0.0  # samples
     samples_per_insert: float = -1.0  # that paced it, with min_size; -1: an older server did not write it
     min_size: int = 0
+    counted_keys: bytes = b""  # int64: items that were drawn and leave after some draws
+    counts: bytes = b""  # int64: how often
 
 
 def state_of(limiter: Limiter, **own: Any) -> TableState:
@@ -69,6 +71,9 @@ class Table(Protocol):
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of keys still held, in order; the others are ignored."""
+
+    def delete(self, keys: np.ndarray | None) -> int:
+        """Takes items out of sampling for ever, with None all. Returns how many could be drawn before."""
 
     def state(self) -> TableState:
         """Returns the state that survives a restart."""

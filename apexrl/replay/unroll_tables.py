@@ -1,5 +1,6 @@
-"""Tables of whole unrolls without priorities in their draws: uniform, first-in first-out, and elite."""
+"""Tables of whole unrolls without priorities in their draws: uniform, first-in and last-in first-out, and elite."""
 
+import collections
 import math
 
 import numpy as np
@@ -24,7 +25,9 @@ class _UnrollTable:
         self._rng = rng
         self._first_number = 0
         self._end_number = 0
-        self._missing = np.zeros(0, np.int64)  # numbers held that a damaged journal lost, ascending
+        self._next_number = 0  # those below it were handed out, or left together
+        # Numbers held that were taken out, or that a damaged journal lost, ascending.
+        self._missing = np.zeros(0, np.int64)
 
     def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
         self._first_number = first_number if self._first_number == self._end_number else self._first_number
@@ -58,18 +61,42 @@ class _UnrollTable:
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Does nothing: this table has no priorities."""
 
+    def delete(self, keys: np.ndarray | None) -> int:
+        oldest = self._oldest()
+        before = self._size_from(oldest)
+        if keys is None:
+            self._next_number = self._end_number
+            return before
+        self._take_out(keys)
+        return before - self._size_from(oldest)
+
     def state(self) -> TableState:
-        return state_of(self.limiter)
+        return state_of(self.limiter, next_number=self._next_number, numbers=self._missing.tobytes())
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        """Takes the state; unrolls that came after it are all there.
+
+        Raises: ValueError when the state does not fit.
+        """
+        left = np.frombuffer(b"" if state.priorities else state.numbers, np.int64)  # an elite table keeps others
         resume(self.limiter, state, self._size_from(max(end_number, self._first_number)))
+        self._next_number = min(state.next_number, end_number)
+        self._take_out(left[left < end_number])
 
     def begin_anew(self) -> None:
         self.limiter.resume(0, 0, self.limiter.inserted)
 
     def _oldest(self) -> int:
         """Returns the number from which on unrolls can be drawn."""
-        return self._first_number
+        return max(self._next_number, self._first_number)
+
+    def _take_out(self, numbers: np.ndarray) -> None:
+        """Takes unrolls out of those that can be drawn; it ignores numbers that are not held."""
+        numbers = np.unique(numbers)
+        numbers = numbers[(numbers >= self._oldest()) & (numbers < self._end_number)]
+        places = np.searchsorted(self._missing, numbers)
+        known = np.append(self._missing, -1)[places] == numbers
+        self._missing = np.insert(self._missing, places[~known], numbers[~known])
 
     def _size_from(self, number: int) -> int:
         """Returns how many unrolls are held from a number on."""
@@ -102,7 +129,8 @@ class UniformTable(_UnrollTable):
         return Sample(keys, np.full(batch_size, 1 / size), np.ones(batch_size, np.float32))
 
     def _oldest(self) -> int:
-        return max(self._first_number, self._end_number - self._capacity) if self._capacity else self._first_number
+        oldest = super()._oldest()
+        return max(oldest, self._end_number - self._capacity) if self._capacity else oldest
 
 
 class FifoTable(_UnrollTable):
@@ -111,7 +139,6 @@ class FifoTable(_UnrollTable):
     def __init__(self, limiter: Limiter, rng: np.random.Generator):
         super().__init__(limiter, rng)
         self.num_missed = 0
-        self._next_number = 0
 
     def evict(self, number: int) -> None:
         is_missing = self._num_missing_before(number + 1) > 0
@@ -128,16 +155,12 @@ class FifoTable(_UnrollTable):
         self.limiter.sampled += batch_size
         return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
 
-    def state(self) -> TableState:
-        return state_of(self.limiter, next_number=self._next_number)
-
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Goes on behind the last unroll that was handed out.
 
         Unrolls that came after the state were handed out as they came, as the limiter assumes, and are not given again.
         """
         super().restore(state, first_number, end_number)
-        self._next_number = min(state.next_number, end_number)
         self._keep_due()
 
     def begin_anew(self) -> None:
@@ -156,8 +179,46 @@ class FifoTable(_UnrollTable):
             self._next_number = int(self._numbers_from(self._oldest(), np.array([num_forgotten - 1]))[0]) + 1
         return num_forgotten
 
-    def _oldest(self) -> int:
-        return max(self._next_number, self._first_number)
+
+class LifoTable(_UnrollTable):
+    """Whole unrolls, each once, the newest first. One that is evicted before it was drawn counts as missed."""
+
+    def __init__(self, limiter: Limiter, rng: np.random.Generator):
+        super().__init__(limiter, rng)
+        self.num_missed = 0
+        self._stack: collections.deque[int] = collections.deque()  # numbers, ascending
+
+    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
+        super().insert(first_number, priorities, valid)
+        self._stack.extend(range(first_number, self._end_number))
+
+    def evict(self, number: int) -> None:
+        super().evict(number)
+        if self._stack and self._stack[0] == number:
+            self._stack.popleft()
+            self.num_missed += 1
+
+    def can_sample(self, batch_size: int) -> bool:
+        return len(self._stack) >= batch_size
+
+    def sample(self, batch_size: int) -> Sample:
+        keys = np.array([self._stack.pop() for _ in range(batch_size)], np.int64)
+        self.limiter.sampled += batch_size
+        return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
+
+    def delete(self, keys: np.ndarray | None) -> int:
+        before, gone = len(self._stack), set(self._stack if keys is None else keys.tolist())
+        self._stack = collections.deque(number for number in self._stack if number not in gone)
+        return before - len(self._stack)
+
+    def state(self) -> TableState:
+        left = np.setdiff1d(np.arange(self._first_number, self._end_number), np.array(self._stack, np.int64))
+        return state_of(self.limiter, numbers=left.tobytes())
+
+    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
+        super().restore(state, first_number, end_number)
+        left = set(self._missing.tolist())
+        self._stack = collections.deque(n for n in self._stack if n >= self._next_number and n not in left)
 
 
 class EliteTable(_UnrollTable):
@@ -202,10 +263,18 @@ class EliteTable(_UnrollTable):
             elif number in self._places:
                 self._priorities[self._places[number]] = priority
 
+    def delete(self, keys: np.ndarray | None) -> int:
+        before = len(self._places)
+        if keys is None:
+            self._next_number = self._end_number
+        for number in list(self._places) if keys is None else keys.tolist():
+            self._remove(number)
+        return before - len(self._places)
+
     def state(self) -> TableState:
         size = len(self._places)
         priorities, numbers = self._priorities[:size].tobytes(), self._numbers[:size].tobytes()
-        return state_of(self.limiter, priorities=priorities, numbers=numbers)
+        return state_of(self.limiter, next_number=self._next_number, priorities=priorities, numbers=numbers)
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Takes the unrolls that the state kept and the log still holds, and after them all that are newer.
@@ -217,9 +286,10 @@ class EliteTable(_UnrollTable):
             raise ValueError(f"priorities of {len(priorities)} unrolls, not of {len(kept)}")
         if not np.isfinite(priorities).all():
             raise ValueError("priorities that are not finite")
-        if not len(kept) and end_number > first_number:
+        if not len(kept) and end_number > max(first_number, state.next_number):
             raise ValueError("it is of a table that kept no unrolls, such as one of another kind")
-        super().restore(state, first_number, end_number)
+        resume(self.limiter, state, self._size_from(max(end_number, self._first_number)))
+        self._next_number = min(state.next_number, end_number)
         held = (kept >= self._first_number) & (kept < end_number) & ~np.isin(kept, self._missing)
         self._places.clear()
         for number, priority in zip(kept[held].tolist(), priorities[held].tolist(), strict=True):
