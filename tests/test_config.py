@@ -102,7 +102,7 @@ def test_every_preset_fits_every_command(command, agent, preset):
 def test_a_preset_names_no_field_that_is_not_there():
     with pytest.raises(TypeError, match="batch"):
         with_sections(default_command(LearnerCommand), {"update": {"batch": 3}})
-    assert with_sections(default_command(ReplayCommand), {"update": {"batch": 3}}) == default_command(ReplayCommand)
+    assert with_sections(default_command(ReplayCommand), {"network": {"width": 3}}) == default_command(ReplayCommand)
 
 
 def test_a_preset_of_one_algorithm_does_not_touch_another_with_fields_of_the_same_names():
@@ -294,6 +294,9 @@ def test_a_table_that_walks_has_no_capacity():
 def test_no_tables_are_those_of_the_algorithm():
     assert explicit_replay(parse(ReplayCommand, [])).tables == ("transitions=priority",)
     assert explicit_replay(parse(ReplayCommand, ["--agent", OWN])).tables == ("queue=fifo",)
+    assert explicit_replay(parse(ReplayCommand, ["--agent", OWN, "--queue", "q"])).tables == ("q=fifo",)
+    mixed = parse(ReplayCommand, ["--agent", "impala", "--mix", "queue=1/8", "uniform@500=7/8"])
+    assert explicit_replay(mixed).tables == ("queue=fifo", "uniform@500=uniform:0::500")
     assert explicit_replay(parse(RunCommand, ["--agent", OWN, "--queue", "q"])).tables == ("q=fifo",)
     given = parse(ReplayCommand, ["--agent", OWN, "--tables", "a=fifo"])
     assert explicit_replay(given) == given.replay

@@ -267,14 +267,11 @@ def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> Rep
 
     Without actors nobody waits for anybody.
     """
-    if isinstance(command, ReplayCommand):
-        replay = command.replay
-        update = with_preset(default_command(LearnerCommand, command.agent), command.preset).update
-    else:
-        replay, update = command.replay, command.update
-        if command.from_journal:
-            replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
-    tables = replay.tables or map(str, records(family_of(command.agent).tables(update), TableSpec, "Family.tables"))
+    replay = command.replay
+    if not isinstance(command, ReplayCommand) and command.from_journal:
+        replay = dataclasses.replace(replay, samples_per_insert=0.0, min_size_to_sample=1)
+    own = family_of(command.agent).tables(command.update)
+    tables = replay.tables or map(str, records(own, TableSpec, "Family.tables"))
     return dataclasses.replace(replay, tables=tuple(tables))
 
 
@@ -355,7 +352,10 @@ def learner_command(command: RunCommand) -> LearnerCommand:
 
 def replay_command(command: RunCommand) -> ReplayCommand:
     """Returns the replay's part of a run, with the tables of its algorithm."""
-    return ReplayCommand(**_shared(command), wires=command.wires, replay=explicit_replay(command))
+    default = with_preset(default_command(ReplayCommand, command.agent), command.preset)  # the tables are explicit
+    return ReplayCommand(
+        **_shared(command), wires=command.wires, replay=explicit_replay(command), update=default.update
+    )
 
 
 def _shared(command: Command) -> dict[str, Any]:

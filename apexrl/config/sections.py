@@ -154,9 +154,10 @@ class ReplayConfig:
     eviction_period_batches: int = 100
     """The excess over the capacity is removed, oldest first, after this many batches (Ape-X), or when it gets large."""
     tables: tuple[str, ...] = ()
-    """Tables over the log; none given: those of --agent. Each is NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY, where
-    numbers may be left out. Kinds: priority (transitions), uniform, elite and fifo (whole unrolls). Actors wait for
-    the learner of each; 0 samples an insert: nobody waits. uniform may have a capacity in unrolls, elite needs one."""
+    """Tables over the log; none: those of --agent. Each is NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY:MOST_DRAWS,
+    where numbers may be left out. Kinds: priority (transitions), uniform, elite, fifo, lifo (whole unrolls). Actors
+    wait for the learner of each; 0 samples an insert: nobody waits. uniform may have a capacity in unrolls, elite
+    needs one. An item leaves with the batch that reaches so many draws of it."""
     journal_dir: str = "auto"
     """Where acknowledged experience is kept; off: in memory; auto: in the directory of a run on one machine, or off."""
     journal_flush_seconds: Annotated[float, Range(0)] = 1.0
@@ -310,6 +311,7 @@ class ReplayCommand(Command):
 
     wires: WireConfig = WireConfig()
     replay: ReplayConfig = ReplayConfig()
+    update: UpdateConfig
     shard: Annotated[int, Range(0, 63)] = 0
     """Which of the --shards this server is: it takes that one's ports, and its part of the replay's numbers."""
     stream: str = ""

@@ -11,7 +11,7 @@ TableKind = Literal["priority", "uniform", "elite", "fifo", "lifo"]
 NAME = re.compile(r"\w[\w.@-]*")
 DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
 QUEUES = ("fifo", "lifo")  # kinds that hand out each unroll once
-FORM = "NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY:MAX_TIMES_SAMPLED"
+FORM = "NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY:MOST_DRAWS"
 
 
 class TableSpec(NamedTuple):
@@ -22,7 +22,7 @@ class TableSpec(NamedTuple):
     samples_per_insert: float | None = None
     min_size_to_sample: int | None = None
     capacity: int | None = None
-    max_times_sampled: int | None = None
+    most_draws: int | None = None
 
     def __str__(self) -> str:
         """The text that --tables takes, and `table_spec` reads."""
@@ -37,7 +37,7 @@ class TableConfig(NamedTuple):
     samples_per_insert: float
     min_size_to_sample: int
     capacity: int = 0  # unrolls: uniform keeps the newest, elite the worthiest; 0: all that the log holds
-    max_times_sampled: int = 0  # after so many draws an item leaves; 0: it stays
+    most_draws: int = 0  # after so many draws an item leaves; 0: it stays
 
 
 def table_spec(text: str) -> TableSpec:

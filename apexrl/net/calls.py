@@ -11,7 +11,8 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from apexrl.net.connection import Connection
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Steps = Generator[tuple[Connection, float], None, T]
 
 
@@ -34,7 +35,7 @@ class Call(Generic[T]):
                 connection, seconds = next(self._steps)
                 connection.wait(seconds)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return end.value
 
     async def _run(self) -> T:
         try:
@@ -43,7 +44,7 @@ class Call(Generic[T]):
                 if not connection.is_readable:
                     await _readable(connection, seconds)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return end.value
         finally:
             self._steps.close()
 

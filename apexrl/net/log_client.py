@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import zmq
+from numpy.typing import ArrayLike
 
 from apexrl.errors import WireError
 from apexrl.net import wire
@@ -100,7 +101,7 @@ class LogClient(Closing):
           batch_sizes: by table, for those that batches are wanted from.
           prefetch_batches: batches of each table that may be on the way or not yet taken, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys.
-          with_unrolls: whether batches have the unrolls of their keys; large ones, and older servers', have to be fetched.
+          with_unrolls: whether batches have the unrolls of their keys; those that are empty have to be fetched.
         Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         if not 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD:
@@ -193,7 +194,7 @@ class LogClient(Closing):
         if self._unasked[position] >= self._prefetch_batches // 2:
             self._demand()
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray, table: str | None = None) -> None:
+    def update_priorities(self, keys: ArrayLike, priorities: ArrayLike, table: str | None = None) -> None:
         """Sends new priorities [B] of sampled keys [B]; a lost message is not sent again.
 
         While batches are at hand they wait for the next demand, before which nothing is drawn by them: a message wakes
@@ -203,14 +204,14 @@ class LogClient(Closing):
           there are not as many of both; KeyError when the table was not named at the start. Nothing is sent then.
         """
         position = self._position(table)
-        keys, priorities = checked_update(keys, priorities)
+        names, values = checked_update(keys, priorities)
         self._return_after_silence()
-        for first in range(0, len(keys), wire.MAX_BATCH):
+        for first in range(0, len(names), wire.MAX_BATCH):
             part = slice(first, first + wire.MAX_BATCH)
-            if not self._updates.have_room(position, len(keys[part])):
+            if not self._updates.have_room(position, len(names[part])):
                 self.send_updates()
                 self._updates.drain()  # where nobody answers, the newest are kept
-            self._updates.add(position, keys[part], priorities[part])
+            self._updates.add(position, names[part], values[part])
         if not any(self._untaken):
             self.send_updates()
 

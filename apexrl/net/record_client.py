@@ -5,9 +5,8 @@ thread owns a client. Each call that waits has a twin that is awaited: `sample` 
 """
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import zmq
@@ -23,6 +22,7 @@ from apexrl.types import UnrollHeader
 
 NUM_STREAMS = 256  # a server lets so many and as many again be on the way
 PATIENCE_SECONDS = 10.0
+LARGEST_PRIORITY = float(np.finfo(np.float32).max)
 
 
 class Records(NamedTuple):
@@ -94,7 +94,7 @@ class RecordClient(Closing):
         """Is `insert` to be awaited."""
         writer, codec = self._writes()
         block = codec.encode(record)
-        if not 0 <= priority < math.inf or np.isinf(np.float32(priority)):
+        if not 0 <= priority <= LARGEST_PRIORITY:
             raise ValueError(f"priority {priority}: give a finite float32 number from 0")
         priorities = np.array([priority], np.float32)
         header = UnrollHeader(0, next(self._counts), 0, 0.0, np.ones(1, bool), priorities, ())

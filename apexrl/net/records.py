@@ -28,19 +28,16 @@ def layout_of(fields: Mapping[str, FieldType]) -> np.dtype:
 
     Raises: ValueError when there are none, or one has a type that no record can have.
     """
-    if not fields:
-        raise ValueError("a record without fields")
+    if not fields or "" in fields:
+        raise ValueError("a record without fields, or with one without a name")
     parts = []
     for name, given in fields.items():
         kind, shape = given if isinstance(given, tuple) else (given, ())
         dtype = np.dtype(kind)
-        if dtype.kind not in KINDS or dtype.itemsize == 0:
+        if dtype.kind not in KINDS or not np.dtype((dtype, shape)).itemsize:
             raise ValueError(f"field {name!r} of {dtype}: give bool, an integer, a float, or a text such as U20 or S20")
         parts.append((name, dtype.newbyteorder("<"), shape))
-    layout = np.dtype(parts)
-    if layout.itemsize == 0 or not all(layout.names or ()):
-        raise ValueError(f"fields {sorted(fields)}: each needs a name and at least one number")
-    return layout
+    return np.dtype(parts)
 
 
 def spec_of(layout: np.dtype) -> StreamSpec:
@@ -119,7 +116,7 @@ def _fitted(name: str, value: Any, part: np.dtype) -> np.ndarray:
     array = np.asarray(value)
     if dtype.kind in "SU":
         if array.dtype.kind != dtype.kind or array.shape != shape or array.dtype.itemsize > dtype.itemsize:
-            raise ValueError(f"field {name!r}: {str(value):.40} of {array.dtype}{array.shape}, not {dtype}{shape}")
+            raise ValueError(f"field {name!r}: {value!s:.40} of {array.dtype}{array.shape}, not {dtype}{shape}")
         if isinstance(value, str | bytes) and value[-1:] in ("\0", b"\0"):
             raise ValueError(f"field {name!r}: a text that ends in a zero, which numpy does not keep")
         return array.astype(dtype)

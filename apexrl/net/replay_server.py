@@ -50,7 +50,7 @@ MAX_QUEUED_FOR_LEARNER = 1024  # more than demand allows in flight
 class ReplayServer(Closing):
     """Moves messages between the sockets and the service. A second thread syncs the journal.
 
-    In a program: `with ReplayServer(config) as server` serves in a thread until the end of the block. A program that has
+    In a program: `with ReplayServer(config) as server` serves in a thread until the end of the block. A program with
     an event loop calls `run` there and then `close`.
     """
 

@@ -7,7 +7,7 @@ from apexrl.replay.table import TableState
 
 
 class DrawCounter:
-    """Counts the draws of items that were drawn and are still there. The key of an item is unroll number * items + i."""
+    """Counts the draws of items that are still there. The key of an item is unroll number * items + i."""
 
     def __init__(self, most: int, items: int):
         """Makes a counter for items that leave after `most` draws, so many of each unroll."""

@@ -57,9 +57,9 @@ class Replay:
             for (name, table), table_seed in zip(self._settings.items(), seeds, strict=True)
         }
         self._counters = {
-            name: DrawCounter(table.max_times_sampled, self._items_of(name))
+            name: DrawCounter(table.most_draws, self._items_of(name))
             for name, table in self._settings.items()
-            if table.max_times_sampled
+            if table.most_draws
         }
         self.set_batch_sizes()
 
@@ -272,8 +272,10 @@ class Replay:
     def _evict_to(self, num_unrolls: int) -> None:
         while len(self.log) > num_unrolls:
             number = self.log.evict()
-            for table in (*self.tables.values(), *self._counters.values()):
+            for table in self.tables.values():
                 table.evict(number)
+            for counter in self._counters.values():
+                counter.evict(number)
         if self.journal is not None:
             self.journal.forget_before(self.log.first_number)
 

@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import threading
 
@@ -31,29 +30,8 @@ def run_server(actor_port=0, learner_port=0, journal_dir=None, keyring=None, **c
     numbers = {"capacity": 8000, "min_size_to_sample": 32, "samples_per_insert": 0.0}
     numbers["tables"] = (f"{TABLE}=priority",)
     config = ReplayConfig(**(numbers | changes))
-    ready, servers, loops = threading.Event(), [], []
-
-    async def serve():
-        ended = asyncio.Event()
-        server = ReplayServer(config, "127.0.0.1", actor_port, learner_port, 0, journal_dir, keyring)
-        servers.append(server)
-        loops.append((asyncio.get_running_loop(), ended))
-        ready.set()
-        try:
-            await server.run(ended)
-        finally:
-            server.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(100)
-    try:
-        yield servers[0]
-    finally:
-        loop, ended = loops[0]
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(100)
-        assert not thread.is_alive()
+    with ReplayServer(config, "127.0.0.1", actor_port, learner_port, 0, journal_dir, keyring) as server:
+        yield server
 
 
 @pytest.fixture

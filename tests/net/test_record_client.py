@@ -1,0 +1,237 @@
+"""Records through a real server: inserted, sampled with their data, taken out, and awaited."""
+
+import asyncio
+import os
+import selectors
+import time
+
+import numpy as np
+import pytest
+
+from apexrl.config.sections import ReplayConfig
+from apexrl.errors import ApexError, ConfigError, PeerRefused, PeerTimeout
+from apexrl.net import InsertClient, RecordClient, ReplayClient
+from apexrl.net import learner_sessions as sessions
+from apexrl.net.records import layout_of, spec_of
+from apexrl.net.replay_server import ReplayServer
+
+FIELDS = {"id": "int64", "x": ("float32", 3), "name": "U8"}
+TABLES = ("hard=priority:0:1", "any=uniform:0:1", "queue=fifo:0:1", "stack=lifo:0:1", "once=uniform:0:1::1")
+
+
+@pytest.fixture
+def server():
+    with ReplayServer(ReplayConfig(capacity=1000, tables=TABLES)) as server:
+        yield server
+
+
+@pytest.fixture
+def make(server):
+    """Makes clients of the server, and closes them."""
+    clients = []
+
+    def make(batch_sizes=None, fields=FIELDS, **options):
+        clients.append(RecordClient(server.endpoints, "records", fields, batch_sizes, **options))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def record(i):
+    return {"id": 2**40 + i, "x": np.arange(3) + i, "name": f"n{i}"}
+
+
+def fill(client, count, priority=1.0):
+    for i in range(count):
+        client.insert(record(i), priority, 100)
+    assert client.flush(100)
+
+
+def check(batch, size):
+    assert len(batch.keys) == len(batch.weights) == len(batch.probabilities) == size
+    for row, key in enumerate(batch.keys.tolist()):
+        found = {name: values[row] for name, values in batch.data.items()}
+        assert (found["id"], found["name"]) == (2**40 + key, f"n{key}") and (found["x"] == np.arange(3) + key).all()
+
+
+def test_what_is_inserted_is_sampled_and_priorities_come_back(make):
+    client = make({"hard": 8, "any": 20})
+    fill(client, 20)
+    check(client.sample("hard", 100), 8)
+    batch = client.sample("any", 100)
+    check(batch, 20)
+    assert sorted(batch.keys) == list(range(20)) and (batch.probabilities == 1 / 20).all()
+    client.update_priorities("hard", np.arange(1, 20), np.zeros(19))
+    for batch in client.batches("hard", 100):
+        if set(batch.keys) == {0}:
+            break
+    check(batch, 8)
+    assert (batch.probabilities == 1).all()
+
+
+def test_queue_and_stack_give_each_record_once(make):
+    fill(make(), 6)
+    reader = make({"queue": 2, "stack": 2}, fields=None)  # learns the fields from the log
+    assert np.concatenate([reader.sample("queue", 100).keys for _ in range(3)]).tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.concatenate([reader.sample("stack", 100).keys for _ in range(3)]).tolist() == [5, 4, 3, 2, 1, 0]
+    for table in ("queue", "stack"):
+        with pytest.raises(PeerTimeout, match=table):
+            reader.sample(table, 0.05)
+
+
+def test_an_item_leaves_after_so_many_draws(make):
+    fill(make(), 6)
+    reader = make({"once": 2})
+    assert sorted(np.concatenate([reader.sample("once", 100).keys for _ in range(3)])) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(PeerTimeout, match="once"):
+        reader.sample("once", 0.05)
+
+
+@pytest.mark.parametrize("table", [text.partition("=")[0] for text in TABLES])
+def test_records_are_taken_out_of_a_table_for_ever(make, table):
+    client = make()
+    fill(client, 10)
+    assert client.delete(table, [0, 1, 2, 3, 3, 400], 100) == 4 and client.delete(table, np.arange(4), 100) == 0
+    reader = make({table: 6}, prefetch_batches=1)
+    assert set(reader.sample(table, 100).keys) <= set(range(4, 10))
+    client.reset(table, 100)
+    assert client.reset(table, 100) == 0
+    fill(client, 6)
+    stale = reader.sample(table, 100) if table in ("hard", "any") else None  # was on the way
+    assert set(reader.sample(table, 100).keys) <= set(range(10, 16)), stale
+
+
+def test_a_table_that_is_not_there_and_keys_that_are_none_are_refused(make):
+    client = make()
+    with pytest.raises(PeerTimeout, match="no log"):
+        client.delete("any", [1], 0.05)
+    fill(client, 1)
+    with pytest.raises(PeerRefused, match="there is no table nope, only hard, any"):
+        client.reset("nope", 100)
+    for keys in ([0.5], [-1], [[1]]):
+        with pytest.raises(ValueError, match="keys"):
+            client.delete("any", keys, 100)
+    with pytest.raises(KeyError, match="not named"):
+        client.sample("any", 100)
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), 1e39])
+def test_a_priority_that_no_server_takes_is_refused_and_nothing_sent(make, priority):
+    client = make()
+    with pytest.raises(ValueError, match="priority"):
+        client.insert(record(0), priority, 100)
+    with pytest.raises(ValueError, match="id"):
+        client.insert(record(0) | {"id": 2**63}, 1.0, 100)
+    assert client.flush(100)
+    with pytest.raises(ApexError, match="without fields"):
+        make(fields=None).insert(record(0))
+
+
+def test_other_records_are_refused(make, spec, server):
+    fill(make(), 1)
+    with pytest.raises(PeerRefused, match="variant"):
+        make(fields={"id": "int32"}).insert({"id": 1}, 1.0, 100)
+    with pytest.raises(ApexError, match="this client has"):
+        make({"any": 1}, fields={"id": "int32"}).sample("any", 100)
+
+
+def test_what_is_too_large_to_come_along_is_fetched(make, monkeypatch):
+    fill(make(), 10)
+    monkeypatch.setattr(sessions, "MAX_BATCH_BYTES", 300)
+    check(make({"any": 10}).sample("any", 100), 10)
+
+
+def test_unrolls_come_with_their_batch(server, make):
+    fill(make(), 10)
+    for with_unrolls in (True, False):
+        with ReplayClient(server.learner_endpoint, "reader", {"hard": 4}, with_unrolls=with_unrolls) as reader:
+            sample, numbers, starts, unrolls = next(reader.unroll_batches("hard", 100))
+            assert (numbers == sample.keys).all() and not starts.any() and unrolls.keys() == set(numbers.tolist())
+            assert all(unroll.header.first_step == number for number, unroll in unrolls.items())
+
+
+def test_calls_are_awaited_while_others_go_on(make):
+    client = make({"any": 2, "queue": 1})
+
+    async def learn():
+        first = await client.sampling("queue", 100)
+        return [first.keys.tolist(), *[(await client.sampling("any", 100)).keys.tolist() for _ in range(3)]]
+
+    async def insert():
+        for i in range(4):
+            await client.inserting(record(i), 1.0, 100)
+            await asyncio.sleep(0.01)
+        assert await client.flushing(100)
+
+    async def both():
+        found = await asyncio.gather(learn(), client.sampling("queue", 100), insert())
+        assert await client.deleting("any", [0], 100) == 1 and await client.resetting("any", 100) == 3
+        with pytest.raises(PeerTimeout):
+            await client.sampling("queue", 0.0) and await client.sampling("queue", 0.0)
+            await client.sampling("queue", 0.05)
+        waiting = asyncio.ensure_future(client.sampling("queue", 100)._run())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return found
+
+    (keys, *batches), (other, *_), _ = asyncio.run(both())
+    assert {*keys} != {*other[:0]} and all(len(batch) == 2 for batch in batches)
+
+
+def test_a_descriptor_says_when_a_batch_has_come(make):
+    client = make({"any": 1})
+    assert not client.has_batch("any")
+    with selectors.DefaultSelector() as selector:
+        selector.register(client, selectors.EVENT_READ)
+        fill(make(), 1)
+        end = time.monotonic() + 100
+        while not client.has_batch("any") and time.monotonic() < end:
+            selector.select(1)
+    check(client.sample("any", 0), 1)
+
+
+def test_clients_and_servers_close_once_and_not_in_a_fork(server):
+    spec = spec_of(layout_of(FIELDS))
+    with (
+        RecordClient(server.endpoints, "records", FIELDS, {"any": 1}) as client,
+        InsertClient(server.actor_endpoint, "actor", spec, 1) as actor,
+    ):
+        actor.connect(100)
+        fill(client, 1)
+        child = os.fork()
+        if not child:
+            try:
+                client.insert(record(1))
+            except ApexError as error:
+                os._exit(0 if "make another client after the fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        fill(client, 1)
+    client.close()
+    with pytest.raises(ApexError, match="was closed"):
+        client.insert(record(1))
+    server.close()
+    server.close()
+
+
+def test_a_server_in_a_program_ends_with_its_block_and_keeps_its_journal(tmp_path):
+    config = ReplayConfig(capacity=1000, tables=("once=uniform:0:1::2", "stack=lifo:0:1", "any=uniform:0:1"))
+    with ReplayServer(config, journal_dir=tmp_path) as server, pytest.raises(ConfigError, match="cannot listen"):
+        ReplayServer(config, actor_port=int(server.actor_endpoint.rpartition(":")[2]))
+    for i in range(3):
+        with ReplayServer(config, journal_dir=tmp_path) as server:
+            sizes = {"once": 6} if i < 2 else {"stack": 4, "any": 5}
+            with RecordClient(server.endpoints, "records", FIELDS, sizes, prefetch_batches=1) as client:
+                if i == 0:
+                    fill(client, 6)
+                    client.delete("stack", [0, 5], 100)
+                    client.delete("any", [3], 100)
+                if i < 2:
+                    check(client.sample("once", 100), 6)
+                else:
+                    assert client.sample("stack", 100).keys.tolist() == [4, 3, 2, 1]
+                    assert sorted(client.sample("any", 100).keys) == [0, 1, 2, 4, 5]
+                    assert client.reset("once", 100) == 0
