@@ -168,17 +168,16 @@ def test_calls_are_awaited_while_others_go_on(make):
     async def both():
         found = await asyncio.gather(learn(), client.sampling("queue", 100), insert())
         assert await client.deleting("any", [0], 100) == 1 and await client.resetting("any", 100) == 3
+        rest = [(await client.sampling("queue", 100)).keys.tolist() for _ in range(2)]
         with pytest.raises(PeerTimeout):
-            await client.sampling("queue", 0.0) and await client.sampling("queue", 0.0)
             await client.sampling("queue", 0.05)
-        waiting = asyncio.ensure_future(client.sampling("queue", 100)._run())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        return found
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.sampling("queue", 100), 0.05)
+        return found, rest
 
-    (keys, *batches), (other, *_), _ = asyncio.run(both())
-    assert {*keys} != {*other[:0]} and all(len(batch) == 2 for batch in batches)
+    ((first, *batches), second, _), rest = asyncio.run(both())
+    assert sorted([first, second.keys.tolist(), *rest]) == [[0], [1], [2], [3]]
+    assert all(len(batch) == 2 for batch in batches)
 
 
 def test_a_descriptor_says_when_a_batch_has_come(make):

@@ -83,8 +83,11 @@ TO_REPLAY = [
     (wire.Goodbye(), ()),
     (wire.Subscribe(wire.PROTOCOL, "learner", 1, (wire.Want("transitions", 3),), True, "", 0, 0, 0), ()),
     (wire.Subscribe(wire.PROTOCOL, "reader", 2, (), False, "0123456789abcdef", 1, 40, 2**53, True), ()),
+    (wire.Subscribe(wire.PROTOCOL, "miner", 3, (), False, "", 0, 0, 0, True, True), ()),
     (wire.Demand(5, (9,)), ()),
     (wire.UpdatePriorities(0, KEYS, FLOATS[:12]), ()),
+    (wire.Delete(3, "transitions", KEYS), ()),
+    (wire.Delete(4, "queue", b"", True), ()),
     (wire.Fetch(1, (0, 300, 70000)), ()),
     (wire.AskStatistics(2), ()),
 ]
@@ -95,8 +98,11 @@ FROM_REPLAY = [
     (wire.Append(3), (wire.encode(INSERT), b"block")),
     (wire.Batch(0, 0, 5, KEYS, np.ones(3, np.float32).tobytes(), 4.0), ()),
     (wire.Batch(0, 1, 5, KEYS, np.ones(3, np.float32).tobytes(), 4.0, np.full(3, 0.25).tobytes()), ()),
+    (wire.Batch(0, 2, 5, KEYS, np.ones(3, np.float32).tobytes(), 4.0), (wire.encode(INSERT), b"block", b"", b"")),
     (wire.Waiting(0, "min_size"), ()),
     (wire.Standing(4, (1,), ("actors",)), ()),
+    (wire.Deleted(3, 2), ()),
+    (wire.Deleted(4, 0, "there is no table queue, only transitions"), ()),
     (wire.Fetched(1, 3, True), (wire.encode(INSERT), b"block")),
     (wire.Fetched(1, 300, False), (b"", b"")),
     (wire.Statistics(2, {"size": 16.0}, (wire.PeerStanding("actor", ACTOR, 0.5, ""),)), ()),
@@ -159,7 +165,9 @@ def malformed():
         ("to_replay", "a batch of 0", [changed(subscribe, wants=[["transitions", 0]])]),
         ("to_replay", "probabilities as a number", [changed(subscribe, with_probabilities=1)]),
         ("to_replay", "17 tables", [changed(subscribe, wants=[["transitions", 1]] * 17)]),
+        ("to_replay", "a Delete without a table", [changed(wire.Delete(1, "a"), table=None)]),
         ("from_replay", "Append without attachments", [wire.encode(wire.Append(3))]),
+        ("from_replay", "Batch with an odd attachment", [wire.encode(FROM_REPLAY[4][0]), b"block"]),
         ("from_replay", "index below 0", [changed(FROM_REPLAY[4][0], index=-1)]),
     ]
 
