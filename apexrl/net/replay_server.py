@@ -185,6 +185,8 @@ class ReplayServer(Closing):
         except BaseException as error:
             logger.exception("the replay server has ended")
             self._fault = error
+        finally:
+            begun.set()
 
     def _wake_for_actors(self, loop: asyncio.AbstractEventLoop) -> None:
         """Lets inserts wait for others under low load, because waking for each is most of their cost."""
