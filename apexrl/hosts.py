@@ -4,7 +4,7 @@ import ipaddress
 import re
 import socket
 
-from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.errors import ConfigError
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}

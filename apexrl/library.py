@@ -21,7 +21,7 @@ from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.apart import Apart
 from apexrl.casts import exactly
-from apexrl.config.sections import ActorCommand
+from apexrl.config.commands import ActorCommand
 from apexrl.environments.actions import Actions, clipped
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game

@@ -18,8 +18,9 @@ import torch
 import zmq
 
 from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command, with_preset
-from apexrl.config.sections import EnvConfig, LearnerCommand
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
 from apexrl.net.parameter_channel import ParameterPublisher

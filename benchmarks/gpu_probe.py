@@ -24,8 +24,9 @@ import torch
 
 from apexrl.agents.contract import Learner, Observation
 from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command, wants_of, with_preset
-from apexrl.config.sections import EnvConfig, LearnerCommand
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.files import write_json
 from apexrl.learning.experience.draw import Draw, SampledKeys

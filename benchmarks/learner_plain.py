@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from apexrl.agents.contract import TransitionBatch
 from apexrl.agents.engine.plain import RMSPropForm
 from apexrl.agents.replaying.mix import parts_of
-from apexrl.config.sections import LearnerCommand
+from apexrl.config.commands import LearnerCommand
 from apexrl.losses.value_learning import double_q_errors, huber
 from apexrl.networks.dueling import make_network
 from apexrl.types import Sample, StreamSpec, Unroll

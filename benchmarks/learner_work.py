@@ -19,8 +19,9 @@ from torch import Tensor
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command, wants_of, with_preset, with_sections
-from apexrl.config.sections import LearnerCommand, ReplayConfig
+from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import TableConfig
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.unroll_store import UnrollStore

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import psutil
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import explicit_replay, wants_of
-from apexrl.config.sections import RunCommand
 from apexrl.config.tables import tables_of
 from apexrl.learning.record.status_file import Status, read_status
 from apexrl.running.run_directory import CONFIG_FILE, read_config

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.agents.families import FAMILIES
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import parse, range_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActingConfig,
-    ActorCommand,
     EnvConfig,
     EvaluationConfig,
-    LearnerCommand,
     LearningConfig,
     PresetName,
-    ReplayCommand,
     ReplayConfig,
 )
 from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS

@@ -3,8 +3,8 @@
 import torch
 
 from apexrl.agents.engine import plain_learner
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.lifecycle import Stop
 from apexrl.lockstep import learner as lockstep
 from apexrl.lockstep.loop import LockstepLoop

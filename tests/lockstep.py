@@ -9,7 +9,8 @@ import torch
 from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Transitions, Want
-from apexrl.config.sections import ActingConfig, EnvConfig, LearningConfig, ReplayConfig, RunCommand
+from apexrl.config.commands import RunCommand
+from apexrl.config.sections import ActingConfig, EnvConfig, LearningConfig, ReplayConfig
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import Stop

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, parse_onto, with_preset
-from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
 
 

@@ -15,9 +15,9 @@ import torch
 from apexrl.agents import impala, impala_config
 from apexrl.agents.engine import plain_learner
 from apexrl.agents.replaying.mix import parts_of
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, parse, wants_of
 from apexrl.config.rates import rate_at
-from apexrl.config.sections import LearnerCommand, RunCommand
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.record.status_file import Status
 from apexrl.losses.categorical import log_probs

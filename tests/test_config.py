@@ -5,6 +5,14 @@ import pytest
 
 from apexrl.agents.contract import Section
 from apexrl.agents.families import FAMILIES, family_of
+from apexrl.config.commands import (
+    ActorCommand,
+    LearnerCommand,
+    OfflineCommand,
+    ReplayCommand,
+    RunCommand,
+    WorkerCommand,
+)
 from apexrl.config.flags import (
     check_together,
     default_command,
@@ -14,15 +22,7 @@ from apexrl.config.flags import (
     with_preset,
     with_sections,
 )
-from apexrl.config.sections import (
-    ActorCommand,
-    LearnerCommand,
-    OfflineCommand,
-    Range,
-    ReplayCommand,
-    RunCommand,
-    WorkerCommand,
-)
+from apexrl.config.sections import Range
 from apexrl.errors import ConfigError
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from apexrl.__main__ import COMMANDS
+from apexrl.config.commands import ActorCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.config.flags import default_command, flag_of
-from apexrl.config.sections import ActorCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.learning.record.metric_texts import TEXTS
 from benchmarks import charts
 from deploy.flags import agents

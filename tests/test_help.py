@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from apexrl.config.commands import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.config.flags import default_command, flag_of, parse, parse_onto, whole_number, with_preset
 from apexrl.config.help import DAILY, HIDDEN
-from apexrl.config.sections import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.config.words import program, sister
 from apexrl.errors import ConfigError
 

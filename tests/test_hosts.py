@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.config.flags import default_command, parse
-from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand, RunCommand, WireConfig
+from apexrl.config.sections import WireConfig
 from apexrl.errors import ConfigError
 from apexrl.hosts import check_hosts, is_host, is_loopback
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from apexrl import library
+from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ActorCommand
 from apexrl.environments.vector import make_environment, make_spec
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from apexrl import library
+from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ActorCommand
 from apexrl.environments.vector import make_environment, make_spec, take_step
 from apexrl.errors import ConfigError
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, parse_onto
 from apexrl.config.presets import flags_for, presets, usual_agent
-from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
 from apexrl.running.plan import describe, make_plan
 

@@ -9,9 +9,10 @@ import pytest
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.impala_config import ImpalaUpdate
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import check_together, default_command, parse, with_sections
 from apexrl.config.rates import describe_fall, rate_at
-from apexrl.config.sections import LearnerCommand, LearningConfig, RunCommand
+from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.goal import Schedule, is_complete
 from apexrl.networks.headers import Counters

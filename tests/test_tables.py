@@ -4,8 +4,9 @@ import pytest
 
 from apexrl.agents.contract import Unrolls, Want
 from apexrl.agents.families import FAMILIES
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ReplayConfig, RunCommand
+from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import TableConfig, TableSpec, table_spec, tables_of
 from apexrl.errors import ConfigError
 from tests.own_agent import OWN

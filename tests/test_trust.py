@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 import apexrl
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import save_checkpoint

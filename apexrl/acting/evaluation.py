@@ -16,7 +16,8 @@ from apexrl.acting.loop import check_fits, why_unfit
 from apexrl.acting.video import VideoFolder, VideoWriter
 from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
-from apexrl.config.sections import ActorCommand, EvaluationConfig
+from apexrl.config.commands import ActorCommand
+from apexrl.config.sections import EvaluationConfig
 from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec, take_step
 from apexrl.errors import ApexError, PeerTimeout, WireError

@@ -14,7 +14,7 @@ from apexrl.acting.sending import FLUSH_SECONDS, Lease, Round, UnrollSender, pat
 from apexrl.agents.contract import Actor, Extras, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
-from apexrl.config.sections import ActorCommand, WorkerCommand
+from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import ACTED, VectorEnvironment, make_spec
 from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError

@@ -4,7 +4,15 @@ import contextlib
 import importlib
 from typing import Any, TypeVar, cast
 
-from apexrl.agents import apex_dpg_config, apex_dqn_config, impact_config, impala_config, pqn_config, r2d2_config, sac_config
+from apexrl.agents import (
+    apex_dpg_config,
+    apex_dqn_config,
+    impact_config,
+    impala_config,
+    pqn_config,
+    r2d2_config,
+    sac_config,
+)
 from apexrl.agents.contract import Family, Implementation
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own

@@ -18,20 +18,10 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import FAMILIES, family_of, records
+from apexrl.config.commands import ActorCommand, Command, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.config.help import HELP, show_help
 from apexrl.config.rates import why_senseless
-from apexrl.config.sections import (
-    DEFAULT_AGENT,
-    ActorCommand,
-    Command,
-    LearnerCommand,
-    OfflineCommand,
-    PresetName,
-    Range,
-    ReplayCommand,
-    ReplayConfig,
-    RunCommand,
-)
+from apexrl.config.sections import DEFAULT_AGENT, PresetName, Range, ReplayConfig
 from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
 from apexrl.config.words import Basis, gathered, program
 from apexrl.errors import ConfigError

@@ -2,8 +2,9 @@
 
 import msgspec
 
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.rates import rate_at
-from apexrl.config.sections import LearnerCommand, LearningConfig
+from apexrl.config.sections import LearningConfig
 from apexrl.networks.headers import Fall
 
 SPENT = 0.01  # of a learning rate: what is below teaches nothing

@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import explicit_replay, wants_of
-from apexrl.config.sections import LearnerCommand, OfflineCommand
 from apexrl.config.tables import part_of
 from apexrl.errors import ConfigError
 from apexrl.learning.connections import Connections, OtherConnections

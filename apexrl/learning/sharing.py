@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 
 from apexrl.agents.families import family_of
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import flag_of, wants_of
-from apexrl.config.sections import LearnerCommand, UpdateConfig, WireConfig
+from apexrl.config.sections import UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.headers import Counters, Fall
 from apexrl.types import LogPosition

@@ -9,8 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.files import locked
 from apexrl.lifecycle import Stop, run_role
 from apexrl.lockstep.loop import LockstepLoop

@@ -7,7 +7,7 @@ import torch
 from apexrl.acting.loop import Player
 from apexrl.acting.sending import Lease
 from apexrl.agents.families import family_of, implementation
-from apexrl.config.sections import ActorCommand
+from apexrl.config.commands import ActorCommand
 from apexrl.lockstep.local_log import LocalLog
 from apexrl.networks.parameters import decode_parameters
 from apexrl.types import StreamSpec

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from apexrl.agents.families import family_of
-from apexrl.config.sections import LearnerCommand
+from apexrl.config.commands import LearnerCommand
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.goal import Schedule, is_complete

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from apexrl.acting.evaluation import Evaluator
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import actor_command, explicit_replay, learner_command, wants_of
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.record.latest import result_in
 from apexrl.lifecycle import Stop

@@ -3,8 +3,8 @@
 import os
 import sys
 
+from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ActorCommand, WorkerCommand
 from apexrl.config.words import value_given
 from apexrl.lifecycle import Stop, make_way, num_cores, run_role
 

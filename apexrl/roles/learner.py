@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import LearnerCommand, OfflineCommand
 from apexrl.config.words import value_given
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from apexrl.config.commands import ReplayCommand
 from apexrl.config.flags import of_own_shard, parse
-from apexrl.config.sections import ReplayCommand
 from apexrl.errors import MALFORMED, ConfigError
 from apexrl.lifecycle import CpuMeter, Stop, measured, resident_bytes, run_role
 from apexrl.net.keyring import load_keyring

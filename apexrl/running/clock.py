@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from apexrl.config.sections import RunCommand
+from apexrl.config.commands import RunCommand
 from apexrl.networks.headers import Counters
 
 SMOKE_DEADLINE_SECONDS = 600.0

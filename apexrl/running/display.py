@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.table import Table
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import explicit_replay, wants_of
-from apexrl.config.sections import RunCommand
 from apexrl.config.tables import tables_of
 from apexrl.learning.record.metrics import PROBABILITY
 from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status

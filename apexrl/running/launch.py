@@ -14,8 +14,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.config.commands import Command, OfflineCommand, RunCommand
 from apexrl.config.flags import actor_command, learner_command, replay_command, to_flags
-from apexrl.config.sections import Command, OfflineCommand, RunCommand
 from apexrl.config.words import sister
 from apexrl.errors import ApexError
 from apexrl.files import write_json

@@ -10,8 +10,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import to_flags
-from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark

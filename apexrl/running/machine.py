@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from apexrl.agents.contract import Want
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import wants_of
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from apexrl.agents.contract import Family, check_normalizable
 from apexrl.agents.families import family_of
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import (
     Asked,
     check_together,
@@ -18,7 +19,6 @@ from apexrl.config.flags import (
     flag_of,
     learner_command,
     name_of,
-    names_in,
     parse_onto,
     wants_of,
     with_preset,
@@ -29,15 +29,11 @@ from apexrl.config.rates import describe_fall
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     VECTOR_AGENT,
-    ActingConfig,
     AlgorithmConfig,
-    ReplayConfig,
-    RunCommand,
     UpdateConfig,
     WireConfig,
 )
 from apexrl.config.tables import TableConfig, part_of, tables_of
-from apexrl.config.words import sister
 from apexrl.errors import ConfigError
 from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.devices import devices_of
@@ -50,9 +46,8 @@ from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
-from apexrl.running.run_directory import saved_environment
 from apexrl.running.torch_look import Ask, Question, here
-from apexrl.runs import CONFIG_FILE, new_run
+from apexrl.runs import new_run
 from apexrl.types import EnvironmentSpec, StreamSpec
 
 logger = logging.getLogger("run")
@@ -63,11 +58,6 @@ PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a 
 STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
     "repeat_action_probability",
-)  # fmt: skip
-USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
-PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
-PERIODS_SECONDS = (  # of others
-    "checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds", "evaluation_period_seconds",
 )  # fmt: skip
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {
@@ -267,75 +257,6 @@ def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_
     )
     devices_of(command.learning, num_learners, num_gpus)
     return command
-
-
-def check_asked(command_line: Asked[RunCommand]) -> None:
-    """Raises ConfigError when flags are given that mean nothing for a run on this machine."""
-    asked, flags = command_line.command, command_line.flags
-    if asked.evaluation.checkpoint:
-        checkpoint = shlex.quote(asked.evaluation.checkpoint)
-        raise ConfigError(f"--checkpoint does not train; to watch one, say `{sister('watch')} {checkpoint}`")
-    if flags(["replay_host", "learner_host"]):
-        raise ConfigError(
-            "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
-            "there; here --bind-host chooses the address"
-        )
-    if asked.from_scratch and not (asked.resume or asked.fork):
-        raise ConfigError(
-            "--from-scratch trains a new network on the experience of a run: give its --resume DIR or --fork DIR, too"
-        )
-    if asked.at and not asked.fork:
-        raise ConfigError("--at says where --fork DIR begins: give that, too")
-    begins = [flag for flag, given in _beginnings(asked).items() if given]
-    _check_watched(asked)
-    if asked.reproducible:
-        _check_reproducible(command_line, begins)
-    elif useless := flags(PERIODS):
-        raise ConfigError(f"without --reproducible these mean nothing: leave out {' '.join(useless)}")
-    if len(begins) > 1:
-        raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
-    if asked.smoke and (begins or not asked.evaluator):
-        raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
-    if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
-        raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
-    if asked.guest and (useless := flags(names_in(ActingConfig()))):
-        raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
-    if asked.from_journal:
-        frames = "total_frames", "learning_rate_frames"  # a journal has brought all of its own at once
-        given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), *frames])
-        if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
-            raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
-
-
-def _check_watched(asked: RunCommand) -> None:
-    if asked.stop_at_return is not None and (asked.reproducible or not asked.evaluator):
-        raise ConfigError("--stop-at-return needs an evaluator beside it: leave out --reproducible and --no-evaluator")
-    for name in asked.callback:
-        if not all(name.rpartition(":")):
-            raise ConfigError(f"--callback {name}: give module:name")
-
-
-def _beginnings(asked: RunCommand) -> Mapping[str, str]:
-    return {
-        "--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal, "--guest": asked.guest
-    }  # fmt: skip
-
-
-def _check_reproducible(command_line: Asked[RunCommand], begins: list[str]) -> None:
-    asked = command_line.command
-    if begins:
-        raise ConfigError(f"--reproducible begins a run and continues none: leave out {' '.join(begins)}")
-    if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
-        raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
-    if seconds := command_line.flags(PERIODS_SECONDS):
-        periods = " and ".join(map(flag_of, PERIODS))
-        raise ConfigError(f"--reproducible counts updates, not seconds: {periods} instead of {' '.join(seconds)}")
-    if asked.wires.shards > 1:
-        raise ConfigError("--reproducible has one replay: leave out --shards")
-    if asked.acting.num_workers > 1:
-        raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
-    if asked.replay.journal_dir not in ("auto", "off"):
-        raise ConfigError("--reproducible keeps its experience in memory only: leave out --journal-dir")
 
 
 def _described(name: str, table: TableConfig) -> str:

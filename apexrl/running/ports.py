@@ -8,8 +8,8 @@ import socket
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, flag_of
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.hosts import is_ipv6
 

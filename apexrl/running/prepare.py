@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, learner_command, whole_number
-from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
@@ -17,8 +17,9 @@ from apexrl.learning.goal import Schedule
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
-from apexrl.running.plan import Plan, check_asked, describe, make_plan
+from apexrl.running.plan import Plan, describe, make_plan
 from apexrl.running.ports import from_base, with_free_ports
+from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     as_fork,

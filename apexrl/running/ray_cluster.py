@@ -27,8 +27,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.hosts import knock
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
@@ -37,7 +37,7 @@ from apexrl.networks.headers import Counters
 from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows
 from apexrl.running.launch import ENDING_SECONDS
-from apexrl.running.plan import Plan, check_asked
+from apexrl.running.plan import Plan
 from apexrl.running.ray_flags import RayConfig, divided
 from apexrl.running.ray_groups import (
     ACTORS,
@@ -53,6 +53,7 @@ from apexrl.running.ray_groups import (
     clean_up,
     own_code,
 )
+from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import ROOT, agent_of, on_saved
 from apexrl.runs import CONFIG_FILE, new_run
 

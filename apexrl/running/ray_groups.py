@@ -20,7 +20,8 @@ from ray.util import get_node_ip_address
 from ray.util.metrics import Gauge
 from rich.console import Console
 
-from apexrl.config.sections import Command, RunCommand, WireConfig
+from apexrl.config.commands import Command, RunCommand
+from apexrl.config.sections import WireConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.record.status_file import Status, read_status
 from apexrl.lifecycle import exit_status

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from apexrl import __version__
+from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.flags import Asked, actor_command, check_ranges, default_command
-from apexrl.config.sections import ActorCommand, EnvConfig, LearningConfig, RunCommand
+from apexrl.config.sections import EnvConfig, LearningConfig
 from apexrl.config.words import Basis, program
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json

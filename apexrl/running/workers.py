@@ -1,7 +1,7 @@
 """Runs several actor processes on one host, behind one relay of the parameters."""
 
+from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.config.flags import to_flags
-from apexrl.config.sections import ActorCommand, WorkerCommand
 from apexrl.lifecycle import Stop, role_script
 from apexrl.net.keyring import load_keyring
 from apexrl.net.parameter_channel import ParameterPublisher, relay

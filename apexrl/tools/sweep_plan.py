@@ -9,12 +9,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, flag_of
-from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_whole
-from apexrl.running.plan import check_asked, make_plan
+from apexrl.running.plan import make_plan
+from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import CONFIG_FILE
 from apexrl.running.torch_look import Ask, asking
 

@@ -13,8 +13,9 @@ import pytest
 
 from apexrl.acting import evaluation
 from apexrl.acting.evaluation import Progress, newest_when_due, play_games
+from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ActorCommand, EnvConfig, EvaluationConfig
+from apexrl.config.sections import EnvConfig, EvaluationConfig
 from apexrl.environments import renewal
 from apexrl.environments.vector import make_environment
 from apexrl.errors import ApexError, PeerError

@@ -8,7 +8,8 @@ import pytest
 
 from apexrl.acting.loop import ActorLoop, EnvironmentGroup
 from apexrl.agents.apex_dqn_config import FAMILY
-from apexrl.config.sections import ActingConfig, ActorCommand, EnvConfig, WireConfig
+from apexrl.config.commands import ActorCommand
+from apexrl.config.sections import ActingConfig, EnvConfig, WireConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop

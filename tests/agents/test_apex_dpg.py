@@ -11,8 +11,8 @@ from apexrl.agents.apex_dpg import DpgActing, make_learner, make_network
 from apexrl.agents.apex_dpg_config import D4PG, FAMILY, PAPER, SWIFT, TD3, DpgAlgorithm, DpgUpdate
 from apexrl.agents.apex_dqn_config import FAMILY as APEX_DQN
 from apexrl.agents.exploration import noise_ladder
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater

@@ -8,8 +8,8 @@ import torch
 
 from apexrl.agents import pqn
 from apexrl.agents.pqn_config import FAMILY, PqnAlgorithm, PqnUpdate, stream, wants
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import check_together, parse
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.networks.config import NormalizedConfig, to_text
 from apexrl.networks.headers import ParametersHeader

@@ -7,8 +7,8 @@ import torch
 from apexrl.agents.contract import LAST_BATCH, Unrolls, Want
 from apexrl.agents.r2d2 import R2d2Acting, make_learner, make_network
 from apexrl.agents.r2d2_config import FAMILY, R2d2Algorithm, R2d2Update
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import check_together, default_command, with_preset, with_sections
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater

@@ -10,8 +10,8 @@ from torch.distributions.transforms import TanhTransform
 
 from apexrl.agents.sac import SacActing, make_learner
 from apexrl.agents.sac_config import FAMILY, FAST, PAPER, SacAlgorithm, SacUpdate
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command
-from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.sharing import share_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand
 from tests.system.processes import ROOT
 
 DOCKER = ROOT / "deploy" / "docker"

@@ -5,11 +5,11 @@ import shlex
 import pytest
 import yaml
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
-from apexrl.running.plan import check_asked
 from apexrl.running.ray_flags import divided
+from apexrl.running.refusals import check_asked
 from tests.system.processes import ROOT
 
 # Required fields, and optional ones as far as an example may want them: ray-operator/apis/ray/v1/rayjob_types.go and

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from apexrl.agents.replaying.mix import parts_of, tables_for
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import of_own_shard, parse
-from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand
 from tests.deploy.flows import Flow, flows_of
 from tests.deploy.terraform import BUCKET, Workspace, of_learners, role_environment, templates, user_data
 

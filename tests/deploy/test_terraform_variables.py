@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apexrl.config import flags
-from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from deploy import flags as flag_patterns
 from tests.deploy.rounds import rounds
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data, variable_names

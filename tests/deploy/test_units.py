@@ -12,8 +12,8 @@ import urllib.request
 
 import pytest
 
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.errors import PeerError
 from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net.keyring import ROLES, load_keyring, make_keys

@@ -12,7 +12,8 @@ from gymnasium.spaces import Box
 from apexrl.acting.evaluation import Evaluator
 from apexrl.acting.loop import Player
 from apexrl.agents.apex_dqn_config import FAMILY
-from apexrl.config.sections import ActingConfig, ActorCommand, EnvConfig, EvaluationConfig, WorkerCommand
+from apexrl.config.commands import ActorCommand, WorkerCommand
+from apexrl.config.sections import ActingConfig, EnvConfig, EvaluationConfig
 from apexrl.environments.vector import make_environment, make_game, make_spec
 from apexrl.errors import ConfigError
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.sections import EnvConfig, RunCommand
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment
 from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ConfigError

@@ -8,7 +8,8 @@ import torch
 
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.contract import Outcome
-from apexrl.config.sections import LearnerCommand, LearningConfig
+from apexrl.config.commands import LearnerCommand
+from apexrl.config.sections import LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import loop as learning_loop
 from apexrl.learning.experience.draw import Draw, Gathered

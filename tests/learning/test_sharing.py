@@ -10,8 +10,9 @@ import pytest
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.families import FAMILIES
+from apexrl.config.commands import LearnerCommand, ReplayCommand
 from apexrl.config.flags import explicit_replay, of_own_shard, parse, wants_of
-from apexrl.config.sections import LearnerCommand, ReplayCommand, ReplayConfig, WireConfig
+from apexrl.config.sections import ReplayConfig, WireConfig
 from apexrl.config.tables import part_of
 from apexrl.errors import ConfigError
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals

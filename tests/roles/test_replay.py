@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import zmq
 
+from apexrl.config.commands import ReplayCommand, RunCommand
 from apexrl.config.flags import default_command, parse, to_flags, with_preset
-from apexrl.config.sections import ReplayCommand, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.lines import ALIKE
 from apexrl.net import wire

@@ -5,8 +5,8 @@ import sys
 import torch
 
 from apexrl.acting import evaluation
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, CheckpointHeader, Counters, latest_path

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command
-from apexrl.config.sections import RunCommand
 from apexrl.networks.headers import Counters
 from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
 from apexrl.types import LogPosition

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.files import write_json
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.lines import log_to, printable

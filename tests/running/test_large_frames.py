@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.sections import RunCommand
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.net.insert_checks import why_impossible

@@ -12,8 +12,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, parse, with_preset
-from apexrl.config.sections import EnvConfig, LearnerCommand, RunCommand, WireConfig
+from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
 from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status

@@ -2,8 +2,8 @@
 
 import pytest
 
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, wants_of, with_sections
-from apexrl.config.sections import LearnerCommand, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.replay.replay import ring_unrolls

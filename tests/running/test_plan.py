@@ -5,14 +5,16 @@ import msgspec
 import pytest
 import torch
 
+from apexrl.config.commands import OfflineCommand, RunCommand
 from apexrl.config.flags import Asked, default_command, parse, to_flags, with_preset
-from apexrl.config.sections import EnvConfig, OfflineCommand, ReplayConfig, RunCommand
+from apexrl.config.sections import EnvConfig, ReplayConfig
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.running.launch import roles_of
-from apexrl.running.plan import SMOKE_SECONDS, check_asked, describe, make_plan
+from apexrl.running.plan import SMOKE_SECONDS, describe, make_plan
 from apexrl.running.ports import with_free_ports
+from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.running.torch_look import Answer, here
 from apexrl.types import StreamSpec

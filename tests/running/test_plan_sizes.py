@@ -2,8 +2,8 @@
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, with_preset
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.running.plan import make_plan
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.running.ports import free_ports, free_row, from_base, with_free_ports
 

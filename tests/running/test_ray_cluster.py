@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import latest_path

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import torch
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, with_preset, with_sections
-from apexrl.config.sections import EnvConfig, RunCommand, WireConfig
+from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import locked
 from apexrl.learning.record.latest import result_in

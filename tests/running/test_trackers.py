@@ -5,8 +5,8 @@ import importlib.util
 import msgspec
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.record.status_file import STATUS_FILE, Status
 from apexrl.networks.headers import Counters

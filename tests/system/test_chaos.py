@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command
-from apexrl.config.sections import RunCommand
 from apexrl.files import write_json
 from apexrl.learning.record.run_record import CURVE_COLUMNS
 from apexrl.learning.record.status_file import Status

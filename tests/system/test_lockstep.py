@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import PERMANENT_STATUS, Stop
 from apexrl.lockstep.loop import LockstepLoop

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import RunCommand
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
 from apexrl.networks.headers import load_header

@@ -3,8 +3,9 @@
 import dataclasses
 from pathlib import Path
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command, with_preset, with_sections
-from apexrl.config.sections import EnvConfig, RunCommand
+from apexrl.config.sections import EnvConfig
 from apexrl.files import write_json
 from apexrl.learning.record.run_record import CURVE_COLUMNS
 from apexrl.learning.record.status_file import STATUS_FILE, Status

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, with_preset, with_sections
-from apexrl.config.sections import RunCommand
 from apexrl.errors import ConfigError
 from apexrl.running.plan import make_plan
 from apexrl.tools.sweep_plan import SweepFile, read_file, runs_of

@@ -11,8 +11,8 @@ import torch
 
 from apexrl.agents.contract import RowStrategy, Want
 from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import wants_of
-from apexrl.config.sections import LearnerCommand
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed

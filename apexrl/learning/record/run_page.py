@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, with_preset
-from apexrl.config.sections import LearnerCommand, RunCommand
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
 from apexrl.runs import CONFIG_FILE, Section, flat

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from apexrl.agents.contract import LAST_BATCH
-from apexrl.config.sections import LearnerCommand
+from apexrl.config.commands import LearnerCommand
 from apexrl.errors import ApexError, PeerError
 from apexrl.learning.devices import devices_of
 from apexrl.networks.device import choose_device

@@ -7,8 +7,9 @@ import pytest
 
 from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate, selections_of, wants
 from apexrl.agents.replaying.mix import Part, Selection, batch_sizes, parts_of, tables_for
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import explicit_replay, parse, wants_of
-from apexrl.config.sections import LearnerCommand, ReplayConfig, RunCommand
+from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import TableConfig, TableSpec, tables_of
 from apexrl.errors import ConfigError
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from apexrl.agents.families import family_of
+from apexrl.config.commands import OfflineCommand
 from apexrl.config.flags import explicit_replay, parse, wants_of
-from apexrl.config.sections import OfflineCommand
 from apexrl.learning.experience.journal_client import JournalClient
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica

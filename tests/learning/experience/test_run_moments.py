@@ -10,8 +10,9 @@ import torch
 import apexrl
 from apexrl.agents.apex_dpg import make_network
 from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
-from apexrl.config.sections import LearningConfig, RunCommand
+from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.decoder import Decoder
 from apexrl.learning.experience.run_moments import Moments, RunMoments, running_returns

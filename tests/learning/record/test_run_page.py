@@ -2,8 +2,8 @@
 
 import json
 
+from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command, with_preset
-from apexrl.config.sections import LearnerCommand
 from apexrl.learning.record.run_page import about
 from apexrl.runs import CONFIG_FILE
 

@@ -1,0 +1,88 @@
+"""Command lines that mean nothing for a run on this machine, refused before anything is planned."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from apexrl.config.commands import RunCommand
+from apexrl.config.flags import Asked, flag_of, names_in
+from apexrl.config.sections import ActingConfig, ReplayConfig
+from apexrl.config.words import sister
+from apexrl.errors import ConfigError
+from apexrl.running.run_directory import saved_environment
+from apexrl.runs import CONFIG_FILE
+
+USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
+PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
+PERIODS_SECONDS = (  # of others
+    "checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds", "evaluation_period_seconds",
+)  # fmt: skip
+
+
+def check_asked(command_line: Asked[RunCommand]) -> None:
+    """Raises ConfigError when flags are given that mean nothing for a run on this machine."""
+    asked, flags = command_line.command, command_line.flags
+    if asked.evaluation.checkpoint:
+        checkpoint = shlex.quote(asked.evaluation.checkpoint)
+        raise ConfigError(f"--checkpoint does not train; to watch one, say `{sister('watch')} {checkpoint}`")
+    if flags(["replay_host", "learner_host"]):
+        raise ConfigError(
+            "--replay-host and --learner-host are for roles on several hosts: start actor.py, learner.py and replay.py "
+            "there; here --bind-host chooses the address"
+        )
+    if asked.from_scratch and not (asked.resume or asked.fork):
+        raise ConfigError(
+            "--from-scratch trains a new network on the experience of a run: give its --resume DIR or --fork DIR, too"
+        )
+    if asked.at and not asked.fork:
+        raise ConfigError("--at says where --fork DIR begins: give that, too")
+    begins = [flag for flag, given in _beginnings(asked).items() if given]
+    _check_watched(asked)
+    if asked.reproducible:
+        _check_reproducible(command_line, begins)
+    elif useless := flags(PERIODS):
+        raise ConfigError(f"without --reproducible these mean nothing: leave out {' '.join(useless)}")
+    if len(begins) > 1:
+        raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
+    if asked.smoke and (begins or not asked.evaluator):
+        raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
+    if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
+        raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
+    if asked.guest and (useless := flags(names_in(ActingConfig()))):
+        raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
+    if asked.from_journal:
+        frames = "total_frames", "learning_rate_frames"  # a journal has brought all of its own at once
+        given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), *frames])
+        if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
+            raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
+
+
+def _check_watched(asked: RunCommand) -> None:
+    if asked.stop_at_return is not None and (asked.reproducible or not asked.evaluator):
+        raise ConfigError("--stop-at-return needs an evaluator beside it: leave out --reproducible and --no-evaluator")
+    for name in asked.callback:
+        if not all(name.rpartition(":")):
+            raise ConfigError(f"--callback {name}: give module:name")
+
+
+def _beginnings(asked: RunCommand) -> Mapping[str, str]:
+    return {
+        "--resume": asked.resume, "--fork": asked.fork, "--from-journal": asked.from_journal, "--guest": asked.guest
+    }  # fmt: skip
+
+
+def _check_reproducible(command_line: Asked[RunCommand], begins: list[str]) -> None:
+    asked = command_line.command
+    if begins:
+        raise ConfigError(f"--reproducible begins a run and continues none: leave out {' '.join(begins)}")
+    if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
+        raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
+    if seconds := command_line.flags(PERIODS_SECONDS):
+        periods = " and ".join(map(flag_of, PERIODS))
+        raise ConfigError(f"--reproducible counts updates, not seconds: {periods} instead of {' '.join(seconds)}")
+    if asked.wires.shards > 1:
+        raise ConfigError("--reproducible has one replay: leave out --shards")
+    if asked.acting.num_workers > 1:
+        raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
+    if asked.replay.journal_dir not in ("auto", "off"):
+        raise ConfigError("--reproducible keeps its experience in memory only: leave out --journal-dir")
