@@ -9,12 +9,9 @@ The queue hands out each unroll once. Its limiter lets actors be ahead by two ba
 corrects for the rest, and leaves out unrolls that are older than MAX_LAG updates.
 """
 
-import asyncio
 import collections
-import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,21 +28,6 @@ SPEC = StreamSpec(
     "bandits", frame_shape=(), frame_dtype="uint8", stacked_frames=1, num_actions=CHANCES.shape[1], frames_per_step=1,
     unroll_starts=STEPS, overlap_steps=0, extras=(Field("probability", "step", "float32"),),
 )  # fmt: skip
-
-
-@contextlib.contextmanager
-def served(config: ReplayConfig) -> Iterator[ReplayServer]:
-    """Serves the replay on two free ports, in a thread."""
-    server, loop, stop = ReplayServer(config, "127.0.0.1", 0, 0, seed=0), asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(stop),))
-    thread.start()
-    try:
-        yield server
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        server.close()
-        loop.close()
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -87,7 +69,7 @@ def learn(endpoint: str, newest: Newest) -> tuple[list[float], collections.Count
     client = ReplayClient(endpoint, "learner", batch_sizes={"queue": BATCH}, prefetch_batches=1)
     values, rewards_seen, lags = np.zeros(len(CHANCES)), [], collections.Counter[int]()
     for version in range(UPDATES):
-        unrolls = client.fetch(client.sample("queue", timeout_seconds=10).keys.tolist(), timeout_seconds=10).values()
+        unrolls = client.sample_unrolls("queue", timeout_seconds=10).unrolls.values()
         lags.update(version - stored.header.params_version for stored in unrolls)
         taken = [stored.unroll for stored in unrolls if version - stored.header.params_version <= MAX_LAG]
         contexts = np.concatenate([unroll.frames[:-1] for unroll in taken])
@@ -109,7 +91,7 @@ def learn(endpoint: str, newest: Newest) -> tuple[list[float], collections.Count
 if __name__ == "__main__":
     best = CHANCES.max(axis=1).mean()
     newest, ended = Newest(), threading.Event()
-    with served(ReplayConfig(tables=TABLES, capacity=100_000)) as server:
+    with ReplayServer(ReplayConfig(tables=TABLES, capacity=100_000)) as server:
         actors = [
             threading.Thread(target=act, args=(server.actor_endpoint, seed, newest, ended)) for seed in range(ACTORS)
         ]

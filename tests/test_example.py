@@ -88,4 +88,4 @@ def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
         assert program.count(port) == 1
         program = program.replace(port, str(free))
     (tmp_path / "client.py").write_text(program)
-    assert in_base(tmp_path / "client.py") == "stored: True\n(32, 64) 1600.0\n"
+    assert in_base(tmp_path / "client.py") == "stored: True\n(32, 64) <U20\n"
