@@ -248,7 +248,7 @@ def leaves(value, name):
 @pytest.mark.parametrize(
     ("command", "flag", "commands"),
     [
-        (ActorCommand, "--learning-rate=3", "train, learner, learner --from-journal"),
+        (ActorCommand, "--learning-rate=3", "train, replay, learner, learner --from-journal"),
         (LearnerCommand, "--capacity", "train, replay, learner --from-journal"),
         (ReplayCommand, "--no-tensorboard", "train"),
         (RunCommand, "--evaluate", "actor"),

@@ -18,7 +18,7 @@ class TableState(msgspec.Struct, frozen=True):
 
     inserted: Count
     sampled: Count
-    next_number: Count = 0  # tables of unrolls: those below it were handed out, or left together
+    next_number: Count = 0  # fifo: number of the unroll to hand out
     priority_exponent: float = 1.0  # that was applied to the priorities
     priorities: bytes = b""  # float32: priority [unrolls, P], after the exponent; elite [unrolls]
     numbers: bytes = b""  # int64: unrolls that an elite table keeps, and that left one of another kind

@@ -25,7 +25,7 @@ class _UnrollTable:
         self._rng = rng
         self._first_number = 0
         self._end_number = 0
-        self._next_number = 0  # those below it were handed out, or left together
+        self._floor = 0  # all below it were taken out
         # Numbers held that were taken out, or that a damaged journal lost, ascending.
         self._missing = np.zeros(0, np.int64)
 
@@ -62,16 +62,12 @@ class _UnrollTable:
         """Does nothing: this table has no priorities."""
 
     def delete(self, keys: np.ndarray | None) -> int:
-        oldest = self._oldest()
-        before = self._size_from(oldest)
-        if keys is None:
-            self._next_number = self._end_number
-            return before
-        self._take_out(keys)
-        return before - self._size_from(oldest)
+        before = self._size_from(self._oldest())
+        self._take_out(np.arange(self._oldest(), self._end_number) if keys is None else keys)
+        return before - self._size_from(self._oldest())
 
     def state(self) -> TableState:
-        return state_of(self.limiter, next_number=self._next_number, numbers=self._missing.tobytes())
+        return state_of(self.limiter, numbers=self._left())
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Takes the state; unrolls that came after it are all there.
@@ -80,7 +76,6 @@ class _UnrollTable:
         """
         left = np.frombuffer(b"" if state.priorities else state.numbers, np.int64)  # an elite table keeps others
         resume(self.limiter, state, self._size_from(max(end_number, self._first_number)))
-        self._next_number = min(state.next_number, end_number)
         self._take_out(left[left < end_number])
 
     def begin_anew(self) -> None:
@@ -88,7 +83,11 @@ class _UnrollTable:
 
     def _oldest(self) -> int:
         """Returns the number from which on unrolls can be drawn."""
-        return max(self._next_number, self._first_number)
+        return max(self._floor, self._first_number)
+
+    def _left(self) -> bytes:
+        """Returns the numbers held that cannot be drawn, for a state."""
+        return np.append(np.arange(self._first_number, self._floor), self._missing).tobytes()
 
     def _take_out(self, numbers: np.ndarray) -> None:
         """Takes unrolls out of those that can be drawn; it ignores numbers that are not held."""
@@ -97,6 +96,9 @@ class _UnrollTable:
         places = np.searchsorted(self._missing, numbers)
         known = np.append(self._missing, -1)[places] == numbers
         self._missing = np.insert(self._missing, places[~known], numbers[~known])
+        floor = max(self._floor, self._first_number)
+        run = int((self._missing == floor + np.arange(len(self._missing))).sum())
+        self._floor, self._missing = floor + run, self._missing[run:]
 
     def _size_from(self, number: int) -> int:
         """Returns how many unrolls are held from a number on."""
@@ -139,10 +141,11 @@ class FifoTable(_UnrollTable):
     def __init__(self, limiter: Limiter, rng: np.random.Generator):
         super().__init__(limiter, rng)
         self.num_missed = 0
+        self._next_number = 0
 
     def evict(self, number: int) -> None:
         is_missing = self._num_missing_before(number + 1) > 0
-        self.num_missed += self._next_number <= number and not is_missing
+        self.num_missed += self._oldest() <= number and not is_missing
         super().evict(number)
 
     def keep_newest(self, count: int) -> None:
@@ -155,12 +158,16 @@ class FifoTable(_UnrollTable):
         self.limiter.sampled += batch_size
         return Sample(keys, np.ones(batch_size), np.ones(batch_size, np.float32))
 
+    def state(self) -> TableState:
+        return state_of(self.limiter, next_number=self._next_number, numbers=self._left())
+
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Goes on behind the last unroll that was handed out.
 
         Unrolls that came after the state were handed out as they came, as the limiter assumes, and are not given again.
         """
         super().restore(state, first_number, end_number)
+        self._next_number = min(state.next_number, end_number)
         self._keep_due()
 
     def begin_anew(self) -> None:
@@ -178,6 +185,9 @@ class FifoTable(_UnrollTable):
         if num_forgotten:
             self._next_number = int(self._numbers_from(self._oldest(), np.array([num_forgotten - 1]))[0]) + 1
         return num_forgotten
+
+    def _oldest(self) -> int:
+        return max(self._next_number, super()._oldest())
 
 
 class LifoTable(_UnrollTable):
@@ -218,7 +228,7 @@ class LifoTable(_UnrollTable):
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         super().restore(state, first_number, end_number)
         left = set(self._missing.tolist())
-        self._stack = collections.deque(n for n in self._stack if n >= self._next_number and n not in left)
+        self._stack = collections.deque(n for n in self._stack if n >= self._floor and n not in left)
 
 
 class EliteTable(_UnrollTable):
@@ -265,16 +275,16 @@ class EliteTable(_UnrollTable):
 
     def delete(self, keys: np.ndarray | None) -> int:
         before = len(self._places)
-        if keys is None:
-            self._next_number = self._end_number
         for number in list(self._places) if keys is None else keys.tolist():
             self._remove(number)
         return before - len(self._places)
 
     def state(self) -> TableState:
         size = len(self._places)
-        priorities, numbers = self._priorities[:size].tobytes(), self._numbers[:size].tobytes()
-        return state_of(self.limiter, next_number=self._next_number, priorities=priorities, numbers=numbers)
+        priorities, numbers = self._priorities[:size], self._numbers[:size]
+        if not size and self._end_number > self._first_number:  # it kept none, unlike a table of another kind
+            priorities, numbers = np.zeros(1, np.float32), np.full(1, -1)
+        return state_of(self.limiter, priorities=priorities.tobytes(), numbers=numbers.tobytes())
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Takes the unrolls that the state kept and the log still holds, and after them all that are newer.
@@ -286,10 +296,9 @@ class EliteTable(_UnrollTable):
             raise ValueError(f"priorities of {len(priorities)} unrolls, not of {len(kept)}")
         if not np.isfinite(priorities).all():
             raise ValueError("priorities that are not finite")
-        if not len(kept) and end_number > max(first_number, state.next_number):
+        if not len(kept) and end_number > first_number:
             raise ValueError("it is of a table that kept no unrolls, such as one of another kind")
         resume(self.limiter, state, self._size_from(max(end_number, self._first_number)))
-        self._next_number = min(state.next_number, end_number)
         held = (kept >= self._first_number) & (kept < end_number) & ~np.isin(kept, self._missing)
         self._places.clear()
         for number, priority in zip(kept[held].tolist(), priorities[held].tolist(), strict=True):

@@ -20,6 +20,7 @@ TO_REPLAY = [
     wire.UpdatePriorities(1, b"\0" * 8, b"\0" * 4),
     wire.Fetch(4, (1, 2, 2**53)),
     wire.AskStatistics(9),
+    wire.Delete(10, "transitions", bytes(16)),
     wire.Goodbye(),
 ]
 FROM_REPLAY = [
@@ -30,6 +31,7 @@ FROM_REPLAY = [
     wire.Batch(1, 0, 3, b"\0" * 8, b"\0" * 4, 1.0, b"\0" * 8),
     wire.Waiting(1, "actors"),
     wire.Standing(7, (1, 2), ("", "actors")),
+    wire.Deleted(10, 2),
     wire.Fetched(4, 7, True),
     wire.Statistics(2, {"size": 1.5}, (wire.PeerStanding("actor", "a", 0.5, "learner"),)),
     wire.Dropped("malformed"),
