@@ -59,8 +59,7 @@ def with_preset(command: C, preset: str) -> C:
     Raises: ConfigError when there is none of that name.
     """
     presets = family_of(command.agent).presets
-    known = dict.fromkeys([*typing.get_args(PresetName), *presets])
-    if preset not in known:
+    if preset not in (known := dict.fromkeys([*typing.get_args(PresetName), *presets])):
         raise ConfigError(f"--preset {preset}: --agent {command.agent} has {', '.join(known)}")
     return dataclasses.replace(with_sections(command, presets.get(preset, {})), preset=preset)
 

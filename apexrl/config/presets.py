@@ -7,6 +7,7 @@ from typing import Any
 
 from apexrl.config.sections import DEFAULT_AGENT
 
+VECTOR_AGENT = "sac"  # trains unknown environments whose actions are vectors of numbers
 FILE = Path(__file__).with_suffix(".toml")
 
 

@@ -12,7 +12,6 @@ from apexrl.errors import MALFORMED, ConfigError
 
 PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]  # of all algorithms; a family may have others
 DEFAULT_AGENT = "apex-dqn"
-VECTOR_AGENT = "sac"  # where an action is a vector of numbers
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 

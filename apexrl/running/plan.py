@@ -24,11 +24,10 @@ from apexrl.config.flags import (
     with_preset,
     with_sections,
 )
-from apexrl.config.presets import flags_for
+from apexrl.config.presets import VECTOR_AGENT, flags_for
 from apexrl.config.rates import describe_fall
 from apexrl.config.sections import (
     DEFAULT_AGENT,
-    VECTOR_AGENT,
     AlgorithmConfig,
     UpdateConfig,
     WireConfig,

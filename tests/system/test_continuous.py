@@ -23,5 +23,5 @@ def test_a_few_updates_are_made(tmp_path, free_ports, env, flags, agent):
     with launch(tmp_path, free_ports(4), "--env", env, *flags, *SHORT) as run:
         assert run.popen.wait(300) == 0, run.text()
     directory = tmp_path / "run"
-    assert read_json(directory / "config.json")["agent"] == agent
+    assert read_json(directory / "config.json")["command"]["agent"] == agent
     assert read_json(directory / "summary.json")["updates"] == 8
