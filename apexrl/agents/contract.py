@@ -248,7 +248,7 @@ class Learner(Protocol):
     def from_online(self, batches: Batches, from_target: Any) -> Any:
         """Returns the results that batches can have during `gradients`, with the parameters as they are now.
 
-        It draws no random numbers: `gradients` draws from the same generator, and either may come first.
+        Only one of this and `gradients` draws random numbers: either may come first, and they share a generator.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""V-trace, the policy's losses and quantiles next to rlax. It knows no resets: an episode has a column of its own."""
+"""V-trace, losses of policies, quantiles and atoms next to rlax. It knows no resets: an episode has a column."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.losses.categorical_returns import projected
 from apexrl.losses.policy_gradient import clipped_surrogate_loss, entropy_loss, policy_gradient_loss
 from apexrl.losses.quantiles import quantile_huber, quantile_huber_gradient
 from apexrl.losses.value_learning import n_step_targets
@@ -81,6 +82,19 @@ def sequence():
     return {f"sequence {name}": array for name, array in numbers.items()}
 
 
+def distributions():
+    rng = np.random.default_rng(3)
+    support, rewards = np.linspace(-3, 3, 7, dtype=np.float32), rng.normal(0, 2, 20).astype(np.float32)
+    discounts = rng.random(20).astype(np.float32)
+    return {
+        "support": support,
+        "rewards": rewards,
+        "discounts": discounts,
+        "moved": rewards[:, None] + discounts[:, None] * support,
+        "probabilities": rng.dirichlet(np.ones(7), 20).astype(np.float32),
+    }
+
+
 @pytest.fixture(scope="module")
 def unrolls():
     return random_unrolls(np.random.default_rng(0), accepted=0.9)
@@ -89,7 +103,7 @@ def unrolls():
 @pytest.fixture(scope="module")
 def by_rlax(unrolls, tmp_path_factory):
     source, target = (tmp_path_factory.mktemp("rlax") / f"{name}.npz" for name in ("arguments", "results"))
-    arrays = columns_of(unrolls)[1] | policies() | returns() | sequence()
+    arrays = columns_of(unrolls)[1] | policies() | returns() | sequence() | distributions()
     np.savez(source, settings=np.array(SETTINGS), **arrays)
     command = [sys.executable, "-m", "tests.losses.rlax_losses", source, target]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
@@ -145,3 +159,9 @@ def test_the_clipped_surrogate_is_that_of_rlax(by_rlax):
     given = {key: torch.from_numpy(array) for key, array in policies().items()}
     losses = clipped_surrogate_loss(given["logits"][..., 0].exp(), given["advantages"], 0.4)
     np.testing.assert_allclose(losses.mean(dim=0), by_rlax["surrogate"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_projection_onto_atoms_is_that_of_rlax(by_rlax):
+    given = {name: torch.from_numpy(array) for name, array in distributions().items()}
+    found = projected(given["support"], given["rewards"], given["discounts"], given["probabilities"])
+    np.testing.assert_allclose(found, by_rlax["projected"], rtol=1e-4, atol=1e-5)
