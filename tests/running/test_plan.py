@@ -62,6 +62,14 @@ def test_a_machine_with_a_gpu_gets_numbers_that_have_learned_and_says_so(four_gp
     assert plan_of_pong(four_gpus, "--agent", agent, "--preset", "paper").command.update.optimizer == "rmsprop"
 
 
+def test_a_preset_says_how_the_environment_is_presented_and_flags_win(four_gpus):
+    paper = ("--agent", "r2d2", "--preset", "paper")
+    env = plan_of_pong(four_gpus, *paper, "--noop-max", "7").command.env
+    assert (env.clip_rewards, env.life_loss_terminal, env.noop_max) == ("no", False, 7)
+    env = plan_of_pong(four_gpus, *paper, "--clip-rewards", "yes").command.env
+    assert (env.clip_rewards, env.life_loss_terminal) == ("yes", False)
+
+
 def test_actors_on_a_gpu_are_few_processes_of_many_environments(four_gpus):
     made = plan_of_pong(four_gpus, "--actor-device", "cuda").command
     assert (made.acting.num_workers, made.acting.environments_per_worker) == (7, 128)
