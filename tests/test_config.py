@@ -42,6 +42,8 @@ CHOICES = {
     "tables": ("a=uniform:0.5:3", "b=fifo", "c=priority"),
     "table": "c",
     "queue": "b",
+    "stop_at_return": 3.0,
+    "callback": ("module:one",),
     "munchausen": 0.0,  # it excludes --value-rescaling
 }
 

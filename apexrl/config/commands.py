@@ -24,8 +24,8 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, sac, impala, impact, pqn, r2d2, or your own module:name. The default is sac where an action
-    is a vector of numbers, impala with --env Corridor-v0, and else apex-dqn."""
+    """apex-dqn, apex-dpg, sac, impala, impact, pqn, r2d2, or your own module:name. Where actions are vectors the
+    default is sac. With --env Corridor-v0 the default is impala."""
     preset: str = "auto"
     """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). apex-dpg has
     td3 and d4pg, too."""
