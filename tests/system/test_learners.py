@@ -22,7 +22,7 @@ FAMILIES = {
     "impala": ("--env", "Catch-v0", "--agent", "impala", "--batch-size", "8"),
     "impact": ("--env", "Catch-v0", "--agent", "impact"),
     "r2d2": ("--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "8"),
-    "sac": ("--env", "Pendulum-v1", "--agent", "sac", "--samples-per-insert", "8", "--min-size-to-sample", "1000"),
+    "sac": ("--env", "Pendulum-v1", "--agent", "sac", "--preset", "small", "--samples-per-insert", "8"),
 }
 GUESTS = {  # of each host: one that has the run's unrolls, and one that cuts them anew
     "impala": {"same": ("--mix", "uniform=1"), "other": ("--agent", "apex-dqn")},
