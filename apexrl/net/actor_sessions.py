@@ -121,7 +121,8 @@ class ActorSessions:
         self._arrived = [arrived for arrived in self._arrived if arrived.peer != peer]
         session.told = self._standing(session)
         self._to_tell.pop(peer, None)
-        welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for())
+        agreed = wire.agreed_protocol(message)
+        welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for(), agreed)
         self._outbox.send("actor", peer, welcome)
 
     def receive(self, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:

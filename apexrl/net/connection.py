@@ -84,6 +84,11 @@ class Connection:
                 self._complain("the replay server at %s dropped a message of ours: %s", self.endpoint, message.reason)
             case wire.Welcome() | wire.Subscribed():
                 self._is_known = True
+                if message.protocol not in wire.PROTOCOLS:
+                    raise PeerRefused(
+                        f"the replay server at {self.endpoint} answers in protocol {message.protocol}, "
+                        f"we speak {wire.PROTOCOLS[0]} to {wire.PROTOCOL}"
+                    )
         return message, frames[1:]
 
     def wait(self, seconds: float) -> None:

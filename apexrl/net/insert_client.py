@@ -45,7 +45,7 @@ class InsertClient(Closing):
           name: a name for people to read. `actor` is this name and a mark that no other client has.
         Raises: WireError when no server takes such a name or the unrolls of such a spec.
         """
-        _check_greeting(wire.Hello(wire.PROTOCOL, marked(name, b""), num_streams, spec, 0))
+        _check_greeting(wire.Hello(wire.PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, wire.PROTOCOL))
         self._connection = Connection(endpoint, keyring, context)
         self.actor = marked(name, self._connection.routing_id)
         self.slots: tuple[int, ...] = ()
@@ -265,7 +265,10 @@ class InsertClient(Closing):
             return
         self._greeted_seconds = time.monotonic()
         first = next(iter(self._unacknowledged), self._next_sequence)
-        self._connection.send(wire.Hello(wire.PROTOCOL, self.actor, self._num_streams, self._spec, first))
+        greeting = wire.Hello(
+            wire.PROTOCOLS[0], self.actor, self._num_streams, self._spec, first, newest_protocol=wire.PROTOCOL
+        )
+        self._connection.send(greeting)
 
     def _send_allowed(self) -> None:
         """Sends the unrolls that were not sent since the last welcome, as far as the server allows."""

@@ -92,6 +92,7 @@ class LearnerSession:
     applied_number: int
     moved_seconds: float = -1e9  # when it last asked for more, or had applied more
     is_idle: bool = True  # it did neither yet, or not for long
+    protocol: int = wire.PROTOCOL  # that both speak
     fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
     unapplied_bytes: int = 0
     unapplied: deque[tuple[int, int]] = dataclasses.field(
@@ -150,6 +151,7 @@ class LearnerSessions:
             message.learner, message.request, message.follows_log, message.with_probabilities, message.with_unrolls,
             tables, start, now, start,
         )  # fmt: skip
+        session.protocol = wire.agreed_protocol(message)
         if peer not in self.sessions:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session
@@ -375,7 +377,7 @@ class LearnerSessions:
         message = wire.Subscribed(
             session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
             session.next_number, tuple(table.sent for table in session.tables),
-            tuple(replay.tables[table.table].granularity for table in session.tables),
+            tuple(replay.tables[table.table].granularity for table in session.tables), session.protocol,
         )  # fmt: skip
         self._outbox.send("learner", peer, message)
 

@@ -299,8 +299,9 @@ class LogClient(Closing):
 
     def _subscription(self) -> wire.Subscribe:
         return wire.Subscribe(
-            wire.PROTOCOL, self._learner, self._request, self._wants, self._follows_log,
+            wire.PROTOCOLS[0], self._learner, self._request, self._wants, self._follows_log,
             self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities, self._with_unrolls,
+            wire.PROTOCOL,
         )  # fmt: skip
 
     def _batch(self, message: wire.Batch, attachments: Sequence[bytes]) -> LogBatch | None:

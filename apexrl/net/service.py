@@ -172,8 +172,8 @@ class ReplayService:
             case wire.Hello() if role == "actor":
                 self._hello(peer, message, now)
             case wire.Subscribe() if role == "learner":
-                if message.protocol != wire.PROTOCOL:
-                    self.outbox.refuse(role, peer, why_other_protocol(message.protocol))
+                if other := wire.why_other_protocol(message):
+                    self.outbox.refuse(role, peer, other)
                 elif open_log is None:
                     self.outbox.send(role, peer, wire.Waiting(0, "actors"))
                 else:
@@ -200,7 +200,7 @@ class ReplayService:
         open_log, spec = self.open_log, message.spec
         is_unused = open_log is None or (open_log.is_empty and not open_log.actors.are_here)
         held = self._stream if open_log is None or is_unused else open_log.spec
-        refusal = why_refuse(message.protocol, spec, held)
+        refusal = wire.why_other_protocol(message) or why_refuse(spec, held)
         if refusal and held not in (None, spec):
             refusal += f"; {self._way_out()}"
         if not refusal and (open_log is None or open_log.spec != spec):
@@ -224,15 +224,8 @@ class ReplayService:
         return f"a log of yours begins when the server is started with another --journal-dir than {self._journal_dir}"
 
 
-def why_other_protocol(protocol: int) -> str:
-    """Returns why a peer of another protocol is refused."""
-    return f"this server speaks protocol {wire.PROTOCOL}, you speak {protocol}: run the same version everywhere"
-
-
-def why_refuse(protocol: int, spec: StreamSpec, held: StreamSpec | None) -> str:
+def why_refuse(spec: StreamSpec, held: StreamSpec | None) -> str:
     """Returns why an actor with a spec cannot be served by a server that holds another, or an empty string."""
-    if protocol != wire.PROTOCOL:
-        return why_other_protocol(protocol)
     if held is not None and spec != held:
         return (
             f"the log holds another stream than yours ({difference(held, spec)}): "

@@ -34,7 +34,8 @@ from apexrl.types import (
 
 T = TypeVar("T")
 
-PROTOCOL = 6
+PROTOCOLS = range(6, 7)  # that this version speaks; 6 is that of release 0.2.0
+PROTOCOL = PROTOCOLS[-1]
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
@@ -55,6 +56,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     num_streams: int
     spec: StreamSpec
     first_sequence: Count  # number of the oldest insert that it has not seen acknowledged
+    newest_protocol: int = 0  # that it speaks, `protocol` being the oldest; 0: it speaks no other
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
@@ -65,6 +67,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     stored_sequence: int  # inserts before this number are stored
     allowed_sequence: int  # inserts before this number may be sent
     waits_for: Name  # why the actor may not go on further than that; empty when it may
+    protocol: int = PROTOCOLS[0]  # that both speak from now on
 
 
 class Insert(msgspec.Struct, tag=True, frozen=True):
@@ -151,6 +154,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     next_number: Count  # the first unroll that it lacks of that log
     with_probabilities: bool = False  # of the keys, beside the weights
     with_unrolls: bool = False  # of the keys, behind the batch
+    newest_protocol: int = 0  # as in Hello
 
 
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
@@ -165,6 +169,7 @@ class Subscribed(msgspec.Struct, tag=True, frozen=True):
     next_number: int
     next_batches: tuple[int, ...]  # by wanted table
     granularity: tuple[Granularity, ...]  # by wanted table: the items that its keys name
+    protocol: int = PROTOCOLS[0]  # that both speak from now on
 
 
 class Demand(msgspec.Struct, tag=True, frozen=True):
@@ -359,6 +364,21 @@ def decode_insert(frame: bytes) -> Insert:
     return message
 
 
+def agreed_protocol(greeting: Hello | Subscribe, own: range = PROTOCOLS) -> int:
+    """Returns the highest protocol that a peer and a server of `own` protocols speak, -1 when there is none."""
+    newest = min(max(greeting.newest_protocol, greeting.protocol), own[-1])
+    return newest if newest >= max(greeting.protocol, own[0]) else -1
+
+
+def why_other_protocol(greeting: Hello | Subscribe, own: range = PROTOCOLS) -> str:
+    """Returns why a peer is refused with which a server of `own` protocols has none in common; else an empty string."""
+    if agreed_protocol(greeting, own) >= 0:
+        return ""
+    theirs = _words_of(greeting.protocol, max(greeting.newest_protocol, greeting.protocol))
+    way_out = "update this peer" if greeting.protocol < own[0] else "update the server first, then its peers"
+    return f"this server speaks protocol {_words_of(own[0], own[-1])}, you speak {theirs}: {way_out}"
+
+
 def num_valid_bytes(unroll_starts: int) -> int:
     """Returns how many bytes `Insert.valid` has."""
     return -(-unroll_starts // 8)
@@ -373,6 +393,10 @@ def array_from(data: bytes, dtype: type) -> np.ndarray:
         return np.frombuffer(data, dtype)
     except ValueError as error:
         raise WireError(f"{len(data)} bytes are no array of {np.dtype(dtype)}") from error
+
+
+def _words_of(oldest: int, newest: int) -> str:
+    return f"{oldest} to {newest}" if newest > oldest else f"{oldest}"
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], frames: Sequence[bytes]) -> T:

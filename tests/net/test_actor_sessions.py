@@ -281,11 +281,6 @@ def test_an_unroll_larger_than_a_message_is_refused(peers):
     assert peers.service.open_log is None
 
 
-def test_another_protocol_is_refused(peers, spec):
-    peers.say("actor", b"a", wire.Hello(99, name_of(b"a"), 1, spec, 0))
-    assert "run the same version everywhere" in peers.heard(b"a")[0].reason
-
-
 def test_an_actor_with_no_or_too_many_environments_is_refused(peers):
     for streams in (0, 5000):
         peers.hello(b"a", streams=streams)

@@ -15,7 +15,6 @@ import pytest
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.identity import mark_of, marked, why_not_named
-from apexrl.net.service import why_other_protocol
 from apexrl.replay import segment
 from apexrl.replay.journal import LogIdentity
 from apexrl.replay.snapshot import Snapshot
@@ -76,7 +75,7 @@ FULL_UNROLL = Unroll(
 )
 TO_REPLAY = [
     (wire.Hello(wire.PROTOCOL, ACTOR, 2, SPEC, 0), ()),
-    (wire.Hello(wire.PROTOCOL, ACTOR, 1, FULL_SPEC, 8), ()),
+    (wire.Hello(wire.PROTOCOLS[0], ACTOR, 1, FULL_SPEC, 8, wire.PROTOCOL), ()),
     (INSERT, (b"block",)),
     (wire.Insert(8, ACTOR, 0, 0, -1, -1.5, VALID, FLOATS[:4]), (b"block",)),
     (wire.Heartbeat(), ()),
@@ -107,7 +106,7 @@ FROM_REPLAY = [
     (wire.Fetched(1, 300, False), (b"", b"")),
     (wire.Statistics(2, {"size": 16.0}, (wire.PeerStanding("actor", ACTOR, 0.5, ""),)), ()),
     (wire.Dropped("not allowed: insert 9: only those before 9 are allowed"), ()),
-    (wire.Refused(why_other_protocol(wire.PROTOCOL - 1)), ()),
+    (wire.Refused(wire.why_other_protocol(wire.Hello(wire.PROTOCOL - 1, ACTOR, 1, SPEC, 0))), ()),
     (wire.Stranger(), ()),
 ]
 MESSAGES = [("to_replay", *item) for item in TO_REPLAY] + [("from_replay", *item) for item in FROM_REPLAY]
