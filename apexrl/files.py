@@ -155,19 +155,30 @@ def sync_file(path: Path) -> None:
 
 
 def sync_and_close(descriptors: Sequence[int]) -> None:
-    """Makes the data written to open files survive a power cut, and closes all of them.
+    """Makes the data written to open files, and the names in open directories, survive a power cut; closes all of them.
 
     Raises: OSError when the disk does not take the data of one.
     """
     faults: list[OSError] = []
     for descriptor in descriptors:
-        for step in (os.fdatasync, os.close):  # a disk of another host may tell its fault only at the close
+        for step in (_sync_open, os.close):  # a disk of another host may tell its fault only at the close
             try:
                 step(descriptor)
             except OSError as error:
                 faults.append(error)
     if faults:
         raise faults[0]
+
+
+def _sync_open(descriptor: int) -> None:
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.fdatasync(descriptor)
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY_SYNC:
+            raise
 
 
 @contextlib.contextmanager

@@ -165,9 +165,10 @@ def read_entries(directory: Path) -> Iterator[Entry]:
 def check_format(found: int, directory: Path) -> None:
     """Raises ConfigError when this version does not read journals of a format."""
     if found != FORMAT:
+        way_out = "a later version wrote it: run that one, or newer" if found > FORMAT else "no release wrote it"
         raise ConfigError(
-            f"the journal in {directory} has format {found}, this version reads format {FORMAT}: start a new run or "
-            "give another --journal-dir; the version that wrote this journal still reads it"
+            f"the journal in {directory} has format {found}, this version reads format {FORMAT} ({way_out}): "
+            "start a new run or give another --journal-dir; the version that wrote this journal still reads it"
         )
 
 
@@ -329,7 +330,10 @@ class Journal:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             write_pieces(descriptor, [header])
-            sync_directory(self.directory)
+            if self._sync_at_once:
+                sync_directory(self.directory)
+            else:  # whoever syncs the file syncs its name, so that nobody waits for the disk here
+                self._unsynced.append(os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY))
         except OSError:
             os.close(descriptor)
             path.unlink()

@@ -172,10 +172,23 @@ def test_a_failed_append_that_cannot_be_taken_back_never_hides_what_was_stored(
     assert recovered.entries == entries(range(8))
 
 
+def test_an_append_that_begins_a_file_waits_for_no_disk(journal_of_files, monkeypatch, tmp_path):
+    fill(journal_of_files, range(1))  # the first one of a life writes log.json
+    before = len(names(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", failing(5, "Input/output error"))
+        patch.setattr("os.fdatasync", failing(5, "Input/output error"))
+        fill(journal_of_files, range(1, 12))
+    assert len(names(tmp_path)) > before + 1
+    sync(journal_of_files.take_unsynced())
+    journal_of_files.synced()
+    assert journal_of_files.unsynced_bytes == 0
+
+
 def test_a_disk_that_fails_under_a_sync_is_an_error(journal, monkeypatch):
     fill(journal, range(2))
     descriptors = journal.take_unsynced()
-    assert len(descriptors) == 1
+    assert len(descriptors) == 2  # the file, and the directory with its name
     with monkeypatch.context() as patch:
         patch.setattr("os.fdatasync", failing(5, "Input/output error"))
         with pytest.raises(JournalError, match="Input/output error"):
@@ -191,7 +204,7 @@ def test_a_sync_for_which_no_file_is_left_is_an_error_and_comes_later(journal):
             journal.take_unsynced()
         assert journal.unsynced_bytes > 0
     synced = journal.take_unsynced()
-    assert len(synced) == 1
+    assert len(synced) == 2  # the file, and the directory with its name
     sync(synced)
     journal.synced()
     fill(journal, range(3, 6))
