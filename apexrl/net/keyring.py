@@ -33,6 +33,7 @@ class Keyring:
         self._public = read_key(directory / f"{role}.public")
         self._secret = read_key(directory / f"{role}.secret")
         self._guards: dict[zmq.Context, ThreadAuthenticator] = {}
+        self._allowed: list[_Allowed] = []
 
     def guard(self, socket: zmq.Socket, clients: tuple[str, ...]) -> None:
         """Makes a socket, before it binds, accept only clients that own a key of these roles."""
@@ -40,12 +41,21 @@ class Keyring:
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
         domain = "-".join(clients)
         socket.zap_domain = domain.encode()
-        allowed = _Allowed(key for client in clients for key in public_keys(self.directory, client))
+        allowed = _Allowed(self.directory, clients)
+        self._allowed.append(allowed)
         context = socket.context
         if context not in self._guards:
             self._guards[context] = ThreadAuthenticator(context)
             self._guards[context].start()
         self._guards[context].configure_curve_callback(domain=domain, credentials_provider=allowed)
+
+    def read_again(self) -> None:
+        """Reads again which keys may connect. Connections that stand stay.
+
+        Raises: ConfigError when a key is missing or malformed; the old ones count then.
+        """
+        for allowed in self._allowed:
+            allowed.read()
 
     def introduce(self, socket: zmq.Socket, server: str) -> None:
         """Makes a socket, before it connects, show our key and talk only to the owner of the server role's key."""
@@ -62,8 +72,13 @@ class Keyring:
 class _Allowed:
     """The public keys that a guard accepts, in the form that zmq.auth asks for."""
 
-    def __init__(self, keys):  # type: ignore[no-untyped-def]
-        self._keys = frozenset(keys)
+    def __init__(self, directory: Path, clients: tuple[str, ...]):
+        self._directory, self._clients = directory, clients
+        self.read()
+
+    def read(self) -> None:
+        """Replaces the keys by those in the directory."""
+        self._keys = frozenset(key for client in self._clients for key in public_keys(self._directory, client))
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Returns whether the owner of a key may connect."""

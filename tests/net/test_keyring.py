@@ -1,5 +1,6 @@
 """CURVE keys: the files, and the ports that each of them opens."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -29,6 +30,21 @@ def keys(tmp_path):
     """A directory with the keys of a run."""
     make_keys(tmp_path / "keys", ROLES)
     return tmp_path / "keys"
+
+
+def test_keys_that_are_read_again_let_others_in(keys, strange, start_server, spec, context):
+    keyring, own = Keyring(keys, "replay"), strange / "actor.public"
+    (strange / "replay.public").write_bytes((keys / "replay.public").read_bytes())
+    with start_server(keyring=keyring) as server:
+        for seconds in (1.0, 60.0):
+            client = InsertClient(server.actor_endpoint, "new", spec, 1, Keyring(strange, "actor"), context)
+            with contextlib.closing(client), pytest.raises(PeerError) if seconds == 1.0 else contextlib.nullcontext():
+                client.connect(seconds)
+            (keys / "actor-new.public").write_bytes(own.read_bytes())
+            keyring.read_again()
+        (keys / "actor-bad.public").write_text("no key")
+        with pytest.raises(ConfigError):
+            keyring.read_again()
 
 
 @pytest.fixture
