@@ -192,7 +192,8 @@ class Journal:
         self._firsts = [first_number_of(path) for path in paths]
         self._descriptor, self._size = -1, 0
         self._refused_bytes = 0  # of the append that failed last
-        self._unsynced: list[int] = []  # descriptors of finished files
+        self._unsynced: list[int] = []  # descriptors of finished files, and of the directory when it has new names
+        self._has_directory = False
         self._doubted: list[int] = []  # firsts of our files that the disk may not have whole, the one in use included
         self._taken_files = self._taken_bytes = 0  # to be synced, by the last `take_unsynced`
         self._is_trusted = True  # no sync failed
@@ -258,7 +259,7 @@ class Journal:
                 self._unsynced.append(os.dup(self._descriptor))
             except OSError as error:
                 raise JournalError(f"the journal in {self.directory} cannot be synced ({error.strerror})") from error
-        descriptors, self._unsynced = self._unsynced, []
+        descriptors, self._unsynced, self._has_directory = self._unsynced, [], False
         self._taken_files, self._taken_bytes = len(self._doubted) - (self._descriptor >= 0), self.unsynced_bytes
         return descriptors
 
@@ -273,7 +274,7 @@ class Journal:
         for descriptor in (*self._unsynced, self._descriptor):
             with contextlib.suppress(OSError):  # there may be no open file, or its last write failed
                 os.close(descriptor)
-        self._unsynced, self._descriptor = [], -1
+        self._unsynced, self._descriptor, self._has_directory = [], -1, False
         self._taken_files = self._taken_bytes = 0
         self._is_trusted = not self._doubted
 
@@ -332,8 +333,9 @@ class Journal:
             write_pieces(descriptor, [header])
             if self._sync_at_once:
                 sync_directory(self.directory)
-            else:  # whoever syncs the file syncs its name, so that nobody waits for the disk here
+            elif not self._has_directory:  # who syncs the file syncs its name, too: nobody waits for the disk here
                 self._unsynced.append(os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY))
+                self._has_directory = True
         except OSError:
             os.close(descriptor)
             path.unlink()
