@@ -165,9 +165,8 @@ def read_entries(directory: Path) -> Iterator[Entry]:
 def check_format(found: int, directory: Path) -> None:
     """Raises ConfigError when this version does not read journals of a format."""
     if found != FORMAT:
-        way_out = "a later version wrote it: run that one, or newer" if found > FORMAT else "no release wrote it"
         raise ConfigError(
-            f"the journal in {directory} has format {found}, this version reads format {FORMAT} ({way_out}): "
+            f"the journal in {directory} has format {found}, this version reads format {FORMAT}: "
             "start a new run or give another --journal-dir; the version that wrote this journal still reads it"
         )
 
@@ -190,10 +189,9 @@ class Journal:
         self.unsynced_bytes = 0  # that a power cut would take
         self._sync_at_once, self._segment_bytes, self._is_written_down = sync_at_once, segment_bytes, False
         self._firsts = [first_number_of(path) for path in paths]
-        self._descriptor, self._size = -1, 0
+        self._descriptor, self._size, self._has_directory = -1, 0, False
         self._refused_bytes = 0  # of the append that failed last
         self._unsynced: list[int] = []  # descriptors of finished files, and of the directory when it has new names
-        self._has_directory = False
         self._doubted: list[int] = []  # firsts of our files that the disk may not have whole, the one in use included
         self._taken_files = self._taken_bytes = 0  # to be synced, by the last `take_unsynced`
         self._is_trusted = True  # no sync failed
