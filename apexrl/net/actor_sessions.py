@@ -21,6 +21,7 @@ from apexrl.net.identity import why_not_named
 from apexrl.net.insert_checks import InsertSizes, insert_arrays
 from apexrl.net.leases import Leases
 from apexrl.net.outbox import Outbox
+from apexrl.net.protocols import agreed_protocol
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
 
@@ -121,7 +122,7 @@ class ActorSessions:
         self._arrived = [arrived for arrived in self._arrived if arrived.peer != peer]
         session.told = self._standing(session)
         self._to_tell.pop(peer, None)
-        agreed = wire.agreed_protocol(message)
+        agreed = agreed_protocol(message)
         welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for(), agreed)
         self._outbox.send("actor", peer, welcome)
 

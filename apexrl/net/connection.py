@@ -13,6 +13,7 @@ from apexrl.lines import Repeats
 from apexrl.net import wire
 from apexrl.net.identity import new_routing_id
 from apexrl.net.keyring import Keyring
+from apexrl.net.protocols import PROTOCOL, PROTOCOLS
 from apexrl.net.sockets import HandshakeMonitor, connect, make_socket, receive, send
 
 logger = logging.getLogger(__name__)
@@ -84,10 +85,10 @@ class Connection:
                 self._complain("the replay server at %s dropped a message of ours: %s", self.endpoint, message.reason)
             case wire.Welcome() | wire.Subscribed():
                 self._is_known = True
-                if message.protocol not in wire.PROTOCOLS:
+                if message.protocol not in PROTOCOLS:
                     raise PeerRefused(
                         f"the replay server at {self.endpoint} answers in protocol {message.protocol}, "
-                        f"we speak {wire.PROTOCOLS[0]} to {wire.PROTOCOL}"
+                        f"we speak {PROTOCOLS[0]} to {PROTOCOL}"
                     )
         return message, frames[1:]
 

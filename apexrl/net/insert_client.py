@@ -15,6 +15,7 @@ from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_SECONDS, RESEND_SECOND
 from apexrl.net.identity import marked
 from apexrl.net.insert_checks import InsertSizes, insert_arrays, why_impossible
 from apexrl.net.keyring import Keyring
+from apexrl.net.protocols import PROTOCOL, PROTOCOLS
 from apexrl.types import StreamSpec, UnrollHeader
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class InsertClient(Closing):
           name: a name for people to read. `actor` is this name and a mark that no other client has.
         Raises: WireError when no server takes such a name or the unrolls of such a spec.
         """
-        _check_greeting(wire.Hello(wire.PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, wire.PROTOCOL))
+        _check_greeting(wire.Hello(PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, PROTOCOL))
         self._connection = Connection(endpoint, keyring, context)
         self.actor = marked(name, self._connection.routing_id)
         self.slots: tuple[int, ...] = ()
@@ -265,9 +266,7 @@ class InsertClient(Closing):
             return
         self._greeted_seconds = time.monotonic()
         first = next(iter(self._unacknowledged), self._next_sequence)
-        greeting = wire.Hello(
-            wire.PROTOCOLS[0], self.actor, self._num_streams, self._spec, first, newest_protocol=wire.PROTOCOL
-        )
+        greeting = wire.Hello(PROTOCOLS[0], self.actor, self._num_streams, self._spec, first, newest_protocol=PROTOCOL)
         self._connection.send(greeting)
 
     def _send_allowed(self) -> None:

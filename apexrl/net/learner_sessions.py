@@ -14,6 +14,7 @@ import numpy as np
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.outbox import Outbox
+from apexrl.net.protocols import PROTOCOL, agreed_protocol
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
 
@@ -92,7 +93,7 @@ class LearnerSession:
     applied_number: int
     moved_seconds: float = -1e9  # when it last asked for more, or had applied more
     is_idle: bool = True  # it did neither yet, or not for long
-    protocol: int = wire.PROTOCOL  # that both speak
+    protocol: int = PROTOCOL  # that both speak
     fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
     unapplied_bytes: int = 0
     unapplied: deque[tuple[int, int]] = dataclasses.field(
@@ -151,7 +152,7 @@ class LearnerSessions:
             message.learner, message.request, message.follows_log, message.with_probabilities, message.with_unrolls,
             tables, start, now, start,
         )  # fmt: skip
-        session.protocol = wire.agreed_protocol(message)
+        session.protocol = agreed_protocol(message)
         if peer not in self.sessions:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session

@@ -18,6 +18,7 @@ from apexrl.net.arguments import check_named, checked_sizes, checked_update
 from apexrl.net.calls import Closing
 from apexrl.net.connection import HEARTBEAT_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.keyring import Keyring
+from apexrl.net.protocols import PROTOCOL, PROTOCOLS
 from apexrl.types import Granularity, Sample, StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -299,9 +300,9 @@ class LogClient(Closing):
 
     def _subscription(self) -> wire.Subscribe:
         return wire.Subscribe(
-            wire.PROTOCOLS[0], self._learner, self._request, self._wants, self._follows_log,
+            PROTOCOLS[0], self._learner, self._request, self._wants, self._follows_log,
             self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities, self._with_unrolls,
-            wire.PROTOCOL,
+            PROTOCOL,
         )  # fmt: skip
 
     def _batch(self, message: wire.Batch, attachments: Sequence[bytes]) -> LogBatch | None:

@@ -17,6 +17,7 @@ from apexrl.net import wire
 from apexrl.net.insert_checks import checked_arrays, why_impossible
 from apexrl.net.open_log import Advanced, OpenLog
 from apexrl.net.outbox import Outbox
+from apexrl.net.protocols import why_other_protocol
 from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity
 from apexrl.replay.log import LogEntry
@@ -172,7 +173,7 @@ class ReplayService:
             case wire.Hello() if role == "actor":
                 self._hello(peer, message, now)
             case wire.Subscribe() if role == "learner":
-                if other := wire.why_other_protocol(message):
+                if other := why_other_protocol(message):
                     self.outbox.refuse(role, peer, other)
                 elif open_log is None:
                     self.outbox.send(role, peer, wire.Waiting(0, "actors"))
@@ -200,7 +201,7 @@ class ReplayService:
         open_log, spec = self.open_log, message.spec
         is_unused = open_log is None or (open_log.is_empty and not open_log.actors.are_here)
         held = self._stream if open_log is None or is_unused else open_log.spec
-        refusal = wire.why_other_protocol(message) or why_refuse(spec, held)
+        refusal = why_other_protocol(message) or why_refuse(spec, held)
         if refusal and held not in (None, spec):
             refusal += f"; {self._way_out()}"
         if not refusal and (open_log is None or open_log.spec != spec):

@@ -19,6 +19,7 @@ import numpy as np
 
 from apexrl.casts import exactly
 from apexrl.errors import MALFORMED, WireError
+from apexrl.net.protocols import PROTOCOLS
 from apexrl.types import (
     Count,
     Episode,
@@ -34,8 +35,6 @@ from apexrl.types import (
 
 T = TypeVar("T")
 
-PROTOCOLS = range(6, 7)  # that this version speaks; 6 is that of release 0.2.0
-PROTOCOL = PROTOCOLS[-1]
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BATCH = 16_384
 MAX_TABLES = 16
@@ -364,21 +363,6 @@ def decode_insert(frame: bytes) -> Insert:
     return message
 
 
-def agreed_protocol(greeting: Hello | Subscribe, own: range = PROTOCOLS) -> int:
-    """Returns the highest protocol that a peer and a server of `own` protocols speak, -1 when there is none."""
-    newest = min(max(greeting.newest_protocol, greeting.protocol), own[-1])
-    return newest if newest >= max(greeting.protocol, own[0]) else -1
-
-
-def why_other_protocol(greeting: Hello | Subscribe, own: range = PROTOCOLS) -> str:
-    """Returns why a peer is refused with which a server of `own` protocols has none in common; else an empty string."""
-    if agreed_protocol(greeting, own) >= 0:
-        return ""
-    theirs = _words_of(greeting.protocol, max(greeting.newest_protocol, greeting.protocol))
-    way_out = "update this peer" if greeting.protocol < own[0] else "update the server first, then its peers"
-    return f"this server speaks protocol {_words_of(own[0], own[-1])}, you speak {theirs}: {way_out}"
-
-
 def num_valid_bytes(unroll_starts: int) -> int:
     """Returns how many bytes `Insert.valid` has."""
     return -(-unroll_starts // 8)
@@ -393,10 +377,6 @@ def array_from(data: bytes, dtype: type) -> np.ndarray:
         return np.frombuffer(data, dtype)
     except ValueError as error:
         raise WireError(f"{len(data)} bytes are no array of {np.dtype(dtype)}") from error
-
-
-def _words_of(oldest: int, newest: int) -> str:
-    return f"{oldest} to {newest}" if newest > oldest else f"{oldest}"
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], frames: Sequence[bytes]) -> T:

@@ -8,6 +8,7 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.net import wire
 from apexrl.net.identity import marked
 from apexrl.net.log_client import LogClient
+from apexrl.net.protocols import PROTOCOL
 from apexrl.net.service import ReplayService
 from tests.system.processes import wait_for
 
@@ -30,7 +31,7 @@ def name_of(peer):
 
 
 def greeting_of(peer, streams, spec, first=0):
-    return wire.Hello(wire.PROTOCOL, name_of(peer), streams, spec, first)
+    return wire.Hello(PROTOCOL, name_of(peer), streams, spec, first)
 
 
 def insert_of(peer, sequence, priorities=None, stream=0, valid=None):
@@ -103,7 +104,7 @@ class Peers:
     def subscribe(self, peer, log="", life=0, number=0, batch_size=4, tables=(TABLE,), follows=True, ring=None):
         ring = ring or (self.service.open_log.replay.ring_unrolls if self.service.open_log else 0)
         wants = tuple(wire.Want(table, batch_size) for table in tables)
-        message = wire.Subscribe(wire.PROTOCOL, peer.decode(), 1, wants, follows, log, life, ring, number)
+        message = wire.Subscribe(PROTOCOL, peer.decode(), 1, wants, follows, log, life, ring, number)
         self.say("learner", peer, message)
 
     def demand(self, peer, applied, *batches):

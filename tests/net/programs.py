@@ -3,6 +3,7 @@
 import numpy as np
 
 from apexrl.net import wire
+from apexrl.net.protocols import PROTOCOL
 from tests.net.peers import only
 
 
@@ -53,7 +54,7 @@ class Reader:
     def subscribe(self):
         self.next = dict.fromkeys(self.sizes, 0)
         wants = tuple(wire.Want(table, size) for table, size in self.sizes.items())
-        message = wire.Subscribe(wire.PROTOCOL, self.peer.decode(), 1, wants, self.follows, "", 0, 0, 0)
+        message = wire.Subscribe(PROTOCOL, self.peer.decode(), 1, wants, self.follows, "", 0, 0, 0)
         self.peers.say("learner", self.peer, message)
 
     def demand(self):

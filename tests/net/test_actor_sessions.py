@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from apexrl.net import wire
 from apexrl.net.identity import marked
 from apexrl.net.leases import Leases
+from apexrl.net.protocols import PROTOCOL
 from apexrl.net.service import PEER_TIMEOUT_SECONDS
 from apexrl.types import StreamSpec
 from tests.net.peers import TABLE, Peers, block_of, insert_of, name_of, only, routing_id_of
@@ -84,7 +85,7 @@ def test_a_server_without_journal_takes_up_where_the_actor_is(peers):
 @pytest.mark.parametrize("routing_id", [b"x" * 16, b"a", b"\0abcd"])
 def test_a_name_is_welcome_only_from_the_connection_whose_mark_it_ends_in(peers, spec, routing_id):
     own = name_of(b"a")
-    peers.service.receive("actor", routing_id, [wire.encode(wire.Hello(wire.PROTOCOL, own, 2, spec, 0))], 0.0)
+    peers.service.receive("actor", routing_id, [wire.encode(wire.Hello(PROTOCOL, own, 2, spec, 0))], 0.0)
     (outgoing,) = peers.service.outbox.drain()
     assert isinstance(wire.decode_from_replay(outgoing.frames), wire.Refused)
     assert not peers.service.open_log.actors.sessions
@@ -96,7 +97,7 @@ def test_who_knows_a_live_name_can_neither_take_it_nor_number_its_inserts(spec, 
         peers.hello(b"victim", first=3 * life)
         for sequence in range(3 * life, 3 * life + 3):
             for thief in (b"thief", b"victim-", name_of(b"victim").encode()):
-                hello = wire.Hello(wire.PROTOCOL, name_of(b"victim"), 2, spec, 2**53)
+                hello = wire.Hello(PROTOCOL, name_of(b"victim"), 2, spec, 2**53)
                 peers.say("actor", thief, hello)
                 peers.say("actor", thief, insert_of(b"victim", 2**53), block_of(spec))
                 peers.hello(thief, first=7)
@@ -146,7 +147,7 @@ def test_an_insert_that_came_just_before_a_goodbye_is_stored_once(peers, streams
 def test_one_connection_has_one_name_at_a_time(peers, spec):
     peers.hello(b"a")
     other = marked("other", routing_id_of(b"a"))
-    peers.say("actor", b"a", wire.Hello(wire.PROTOCOL, other, 2, spec, 0))
+    peers.say("actor", b"a", wire.Hello(PROTOCOL, other, 2, spec, 0))
     assert [session.actor for session in peers.service.open_log.actors.sessions.values()] == [other]
     assert peers.service.open_log.actors.leases.ladder_size == 2
 

@@ -5,6 +5,7 @@ import pytest
 
 from apexrl.net import wire
 from apexrl.net.learner_sessions import MAX_UNAPPLIED_UNROLLS
+from apexrl.net.protocols import PROTOCOL
 from tests.net.peers import TABLE, Peers, block_of, insert_of, only
 from tests.replay.records import powers_of
 
@@ -179,7 +180,7 @@ def test_probabilities_come_only_where_they_were_asked_for(peers, asks):
     peers.insert(b"a", 1)
     peers.insert(b"a", 2)
     wants = (wire.Want(TABLE, 4),)
-    peers.say("learner", b"l", wire.Subscribe(wire.PROTOCOL, "l", 1, wants, False, "", 0, 0, 0, asks))
+    peers.say("learner", b"l", wire.Subscribe(PROTOCOL, "l", 1, wants, False, "", 0, 0, 0, asks))
     peers.demand(b"l", 0, 2)
     samples = [batch.sample() for batch in only(peers.heard(b"l"), wire.Batch)]
     assert [sample.probabilities.tolist() for sample in samples] == [[1 / 17] * 4 if asks else []] * 2

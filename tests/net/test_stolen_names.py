@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from apexrl.net import InsertClient, ReplayClient, wire
+from apexrl.net.protocols import PROTOCOL
 from apexrl.net.sockets import make_socket
 from tests.net.peers import block_of
 
@@ -56,7 +57,7 @@ class Thief:
                 old.close()
             socket.connect(endpoint)
             for sequence in (2**53 - 1, 5, 50):
-                hello = wire.Hello(wire.PROTOCOL, peer.name, 1, self.spec, sequence)
+                hello = wire.Hello(PROTOCOL, peer.name, 1, self.spec, sequence)
                 insert = wire.Insert(sequence, peer.name, 0, 0, 0, 0.1, valid, priorities)
                 socket.send_multipart([wire.encode(hello)])
                 socket.send_multipart([wire.encode(insert), block_of(self.spec, 2**40)])

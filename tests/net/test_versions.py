@@ -8,6 +8,7 @@ import pytest
 from apexrl.errors import PeerRefused
 from apexrl.net import wire
 from apexrl.net.connection import Connection
+from apexrl.net.protocols import PROTOCOL, PROTOCOLS, agreed_protocol, why_other_protocol
 from apexrl.replay import segment
 from apexrl.replay.journal import IDENTITY_FILE
 from apexrl.tools import replay_tool
@@ -15,7 +16,7 @@ from tests.net.peers import Peers, greeting_of, name_of, only
 from tests.system.processes import ROOT, wait_for
 
 RELEASE = json.loads((ROOT / "tests" / "net" / "release_0_2_0.json").read_text())
-FIRST = wire.PROTOCOLS[0]
+FIRST = PROTOCOLS[0]
 IDENTITY = b'{"format":2,"log":"0123456789abcdef","lives":[3],"spec":%s,"ancestors":[]}'  # as 0.2.0 wrote it
 
 
@@ -73,22 +74,22 @@ def test_a_rolling_upgrade_from_the_release(spec, tmp_path):
 )  # fmt: skip
 def test_the_highest_protocol_that_both_speak(spec, oldest, newest, own, agreed):
     greeting = wire.Hello(oldest, name_of(b"a"), 1, spec, 0, newest)
-    assert wire.agreed_protocol(greeting, own) == agreed
-    assert bool(wire.why_other_protocol(greeting, own)) == (agreed < 0)
+    assert agreed_protocol(greeting, own) == agreed
+    assert bool(why_other_protocol(greeting, own)) == (agreed < 0)
 
 
-@pytest.mark.parametrize(("oldest", "newest"), [(FIRST, wire.PROTOCOL + 3), (1, wire.PROTOCOL + 3)])
+@pytest.mark.parametrize(("oldest", "newest"), [(FIRST, PROTOCOL + 3), (1, PROTOCOL + 3)])
 def test_a_later_peer_that_speaks_ours_too_is_served(peers, spec, oldest, newest):
     peers.say("actor", b"a", wire.Hello(oldest, name_of(b"a"), 1, spec, 0, newest))
-    assert peers.heard(b"a")[0].protocol == wire.PROTOCOL
+    assert peers.heard(b"a")[0].protocol == PROTOCOL
     peers.say("learner", b"l", wire.Subscribe(oldest, "l", 1, (), True, "", 0, 0, 0, newest_protocol=newest))
-    assert peers.heard(b"l")[0].protocol == wire.PROTOCOL
+    assert peers.heard(b"l")[0].protocol == PROTOCOL
 
 
 @pytest.mark.parametrize(
     ("oldest", "newest", "text"),
     [
-        (wire.PROTOCOL + 1, wire.PROTOCOL + 3, "you speak 7 to 9: update the server first, then its peers"),
+        (PROTOCOL + 1, PROTOCOL + 3, "you speak 7 to 9: update the server first, then its peers"),
         (3, 0, "you speak 3: update this peer"),
     ],
 )
@@ -103,8 +104,8 @@ def test_a_server_that_chooses_a_protocol_we_do_not_speak_is_left(by_hand, conte
     connection = Connection(by_hand.endpoint, context=context)
     connection.send(wire.Heartbeat())
     wait_for(by_hand.heard, 60, "a heartbeat")
-    by_hand.say(wire.Welcome((0,), 1, 0, 8, "", wire.PROTOCOL + 1))
-    with pytest.raises(PeerRefused, match=f"answers in protocol {wire.PROTOCOL + 1}, we speak {FIRST} to"):
+    by_hand.say(wire.Welcome((0,), 1, 0, 8, "", PROTOCOL + 1))
+    with pytest.raises(PeerRefused, match=f"answers in protocol {PROTOCOL + 1}, we speak {FIRST} to"):
         connection.receive(10_000)
     connection.close()
 

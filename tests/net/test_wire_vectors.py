@@ -15,6 +15,7 @@ import pytest
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.identity import mark_of, marked, why_not_named
+from apexrl.net.protocols import PROTOCOL, PROTOCOLS, why_other_protocol
 from apexrl.replay import segment
 from apexrl.replay.journal import LogIdentity
 from apexrl.replay.snapshot import Snapshot
@@ -74,15 +75,15 @@ FULL_UNROLL = Unroll(
     },
 )
 TO_REPLAY = [
-    (wire.Hello(wire.PROTOCOL, ACTOR, 2, SPEC, 0), ()),
-    (wire.Hello(wire.PROTOCOLS[0], ACTOR, 1, FULL_SPEC, 8, wire.PROTOCOL), ()),
+    (wire.Hello(PROTOCOL, ACTOR, 2, SPEC, 0), ()),
+    (wire.Hello(PROTOCOLS[0], ACTOR, 1, FULL_SPEC, 8, PROTOCOL), ()),
     (INSERT, (b"block",)),
     (wire.Insert(8, ACTOR, 0, 0, -1, -1.5, VALID, FLOATS[:4]), (b"block",)),
     (wire.Heartbeat(), ()),
     (wire.Goodbye(), ()),
-    (wire.Subscribe(wire.PROTOCOL, "learner", 1, (wire.Want("transitions", 3),), True, "", 0, 0, 0), ()),
-    (wire.Subscribe(wire.PROTOCOL, "reader", 2, (), False, "0123456789abcdef", 1, 40, 2**53, True), ()),
-    (wire.Subscribe(wire.PROTOCOL, "miner", 3, (), False, "", 0, 0, 0, True, True), ()),
+    (wire.Subscribe(PROTOCOL, "learner", 1, (wire.Want("transitions", 3),), True, "", 0, 0, 0), ()),
+    (wire.Subscribe(PROTOCOL, "reader", 2, (), False, "0123456789abcdef", 1, 40, 2**53, True), ()),
+    (wire.Subscribe(PROTOCOL, "miner", 3, (), False, "", 0, 0, 0, True, True), ()),
     (wire.Demand(5, (9,)), ()),
     (wire.UpdatePriorities(0, KEYS, FLOATS[:12]), ()),
     (wire.Delete(3, "transitions", KEYS), ()),
@@ -106,7 +107,7 @@ FROM_REPLAY = [
     (wire.Fetched(1, 300, False), (b"", b"")),
     (wire.Statistics(2, {"size": 16.0}, (wire.PeerStanding("actor", ACTOR, 0.5, ""),)), ()),
     (wire.Dropped("not allowed: insert 9: only those before 9 are allowed"), ()),
-    (wire.Refused(wire.why_other_protocol(wire.Hello(wire.PROTOCOL - 1, ACTOR, 1, SPEC, 0))), ()),
+    (wire.Refused(why_other_protocol(wire.Hello(PROTOCOL - 1, ACTOR, 1, SPEC, 0))), ()),
     (wire.Stranger(), ()),
 ]
 MESSAGES = [("to_replay", *item) for item in TO_REPLAY] + [("from_replay", *item) for item in FROM_REPLAY]
@@ -190,7 +191,7 @@ def make_vectors():
     header = segment.SegmentHeader(segment.FORMAT, "0123456789abcdef", 0, 3, SPEC)
     record = b"".join(segment.pack(3, wire.encode(INSERT), b"block"))
     return {
-        "protocol": wire.PROTOCOL,
+        "protocol": PROTOCOL,
         "identity": {"routing_id": ROUTING_ID.decode(), "mark": mark_of(ROUTING_ID), "actor": ACTOR},
         "messages": [
             {

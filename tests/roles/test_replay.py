@@ -9,6 +9,7 @@ from apexrl.config.flags import default_command, parse, to_flags, with_preset
 from apexrl.errors import ConfigError
 from apexrl.lines import ALIKE
 from apexrl.net import wire
+from apexrl.net.protocols import PROTOCOL
 from apexrl.net.sockets import address, connect, make_socket
 from apexrl.roles.replay import stream_of
 from apexrl.running.launch import roles_of
@@ -48,7 +49,7 @@ def test_a_flood_of_greetings_is_some_lines_of_the_log(tmp_path, free_ports, spe
     wants = (wire.Want("transitions", 1),)
     floods = {
         actor_port: greeting_of(b"actor", 1, spec),
-        batch_port: wire.Subscribe(wire.PROTOCOL, "reader", 1, wants, False, "", 0, 0, 0),
+        batch_port: wire.Subscribe(PROTOCOL, "reader", 1, wants, False, "", 0, 0, 0),
     }
     with Process(["replay.py", *flags], tmp_path / "replay.log") as replay, zmq.Context() as context:
         for port, greeting in floods.items():

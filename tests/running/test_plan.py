@@ -18,7 +18,6 @@ from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.running.torch_look import Answer, here
 from apexrl.types import StreamSpec
-from tests.tools.run_directories import write_run
 
 GB = 10**9
 OWN = "tests.own_agent:own"
@@ -290,34 +289,6 @@ def test_each_role_gets_its_part_of_a_run():
     assert (evaluator.evaluation.record_dir, evaluator.evaluate) == ("runs/x/videos", True)
     assert (evaluator.device, roles["actors"][1].device) == ("cpu", "cuda")
     assert "evaluator" not in roles_of(dataclasses.replace(command, evaluator=False))
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (["--fork", "a", "--resume", "b"], "--resume and --fork begin differently"),
-        (["--from-journal", "a", "--fork", "b"], "--fork and --from-journal begin differently"),
-        (["--at", "3"], "--at says where --fork DIR begins"),
-        (["--smoke", "--fork", "a"], "leave out --fork --no-evaluator"),
-        (["--from-scratch"], "give its --resume DIR or --fork DIR"),
-        (["--from-journal", "a", "--num-workers", "3", "--capacity", "9"], "leave out --num-workers$"),
-        (["--from-journal", "a", "--num-workers", "1"], "leave out --num-workers$"),  # the usual number
-        (["--checkpoint-period-updates", "1000"], "without --reproducible these mean nothing"),
-        (
-            ["--from-journal", "a", "--total-frames", "3", "--samples-per-insert", "1"],
-            "--samples-per-insert --total",
-        ),
-    ],
-)
-def test_flags_that_say_nothing_together_are_refused(flags, complaint):
-    with pytest.raises(ConfigError, match=complaint):
-        check_asked(Asked.of(default_command(RunCommand), flags))
-
-
-def test_a_guest_takes_the_environment_of_its_run(tmp_path):
-    write_run(tmp_path / "run", [1])
-    with pytest.raises(ConfigError, match="leave out --env and its settings"):
-        check_asked(Asked.of(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
 
 
 def test_the_plan_says_each_learners_part_of_the_sizes(four_gpus):

@@ -25,6 +25,7 @@ from apexrl.net import InsertClient, wire
 from apexrl.net.identity import marked, new_routing_id
 from apexrl.net.metrics_channel import Evaluation, Report, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
+from apexrl.net.protocols import PROTOCOL
 from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.replay.journal import read_identity, segment_paths
 from apexrl.replay.segment import scan
@@ -102,7 +103,7 @@ def crowd(site: Site) -> None:
         identity = new_routing_id()
         name = marked(f"stranger-{i}", identity)
         links.append(fuzz.dealer(context, site.actor_port, identity))
-        hello = build(wire.Hello, protocol=wire.PROTOCOL, actor=name, num_streams=4, spec=site.spec, first_sequence=0)
+        hello = build(wire.Hello, protocol=PROTOCOL, actor=name, num_streams=4, spec=site.spec, first_sequence=0)
         with contextlib.suppress(zmq.Again):
             links[-1].send(wire.encode(hello), zmq.NOBLOCK)
     time.sleep(site.seconds)
@@ -160,7 +161,7 @@ def names(site: Site) -> None:
     valid = np.packbits(np.ones(site.spec.unroll_starts, bool)).tobytes()
     thefts = []
     for victim in recent_actors(site.journal):
-        greeting = {"protocol": wire.PROTOCOL, "actor": victim, "num_streams": 1, "spec": site.spec}
+        greeting = {"protocol": PROTOCOL, "actor": victim, "num_streams": 1, "spec": site.spec}
         messages = [[wire.encode(build(wire.Hello, **greeting, first_sequence=first))] for first in (0, last)]
         messages.append([wire.encode(wire.Insert(last, victim, 0, 0, 0, 0.1, valid, priorities)), block])
         for identity in (victim.encode(), new_routing_id()):

@@ -16,6 +16,7 @@ import zstandard
 from apexrl.errors import WireError
 from apexrl.net import InsertClient, LogAppend, LogClient, ReplayClient, wire
 from apexrl.net.identity import marked
+from apexrl.net.protocols import PROTOCOL
 from apexrl.types import Episode, StreamSpec, UnrollHeader
 from apexrl.unroll import UnrollCodec
 from tests.fields import random_unroll
@@ -86,14 +87,14 @@ class Fuzzer:
         if role == "actor":
             arrays = VALID, np.ones(K, np.float32).tobytes(), (Episode(1.0, 2, 0.5),) * rng.randrange(3)
             insert = wire.Insert(any_count, self.name, 0, K * any_count, 0, 0.1, *arrays)
-            hello = wire.Hello(wire.PROTOCOL, self.name, rng.randrange(1, 9), SPEC, rng.randrange(3))
+            hello = wire.Hello(PROTOCOL, self.name, rng.randrange(1, 9), SPEC, rng.randrange(3))
             message = rng.choice([hello, insert, insert, *common])
             return [wire.encode(message), BLOCK] if message is insert else [wire.encode(message)]
         wants = (wire.Want(TABLE, rng.choice((1, 16, 512))),)
         keys = np.arange(16, dtype=np.int64) + rng.randrange(4000)
         update = wire.UpdatePriorities(0, keys.tobytes(), np.ones(16, np.float32).tobytes())
         subscribe = wire.Subscribe(
-            wire.PROTOCOL, self.name, any_count, wants, rng.random() < 0.5, "", 0, 8, rng.randrange(9)
+            PROTOCOL, self.name, any_count, wants, rng.random() < 0.5, "", 0, 8, rng.randrange(9)
         )
         fetch = wire.Fetch(any_count, tuple(rng.randrange(4000) for _ in range(rng.randrange(9))))
         demand = wire.Demand(any_count, (rng.randrange(9),))
@@ -361,9 +362,9 @@ class Enemy:
 
     def _greet(self):
         self._sequence = 0
-        greeting = wire.Subscribe(wire.PROTOCOL, self.fuzzer.name, 0, (wire.Want(TABLE, 16),), True, "", 0, 8, 0)
+        greeting = wire.Subscribe(PROTOCOL, self.fuzzer.name, 0, (wire.Want(TABLE, 16),), True, "", 0, 8, 0)
         if self.role == "actor":
-            greeting = wire.Hello(wire.PROTOCOL, self.fuzzer.name, 2, SPEC, 0)
+            greeting = wire.Hello(PROTOCOL, self.fuzzer.name, 2, SPEC, 0)
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart([wire.encode(greeting)], zmq.NOBLOCK)
 

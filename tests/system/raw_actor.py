@@ -6,6 +6,7 @@ from collections.abc import Callable
 from apexrl.net import wire
 from apexrl.net.connection import Connection
 from apexrl.net.identity import marked
+from apexrl.net.protocols import PROTOCOL
 from apexrl.types import StreamSpec, UnrollHeader
 
 
@@ -15,7 +16,7 @@ class RawActor:
     def __init__(self, endpoint: str, name: str, spec: StreamSpec, num_streams: int):
         self._connection = Connection(endpoint)
         self._greeting = wire.Hello(
-            wire.PROTOCOL, marked(name, self._connection.routing_id), num_streams, spec, first_sequence=0
+            PROTOCOL, marked(name, self._connection.routing_id), num_streams, spec, first_sequence=0
         )
         self._is_welcome = False
         self._sequence = self._stored = self._allowed = 0

@@ -17,6 +17,7 @@ import zmq
 from apexrl.errors import PeerError, WireError
 from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net import InsertClient, ReplayClient, load_keyring, sockets, wire
+from apexrl.net.protocols import PROTOCOL
 from tests.net.peers import greeting_of, name_of, routing_id_of
 from tests.system.fuzz import (
     BLOCK,
@@ -116,9 +117,7 @@ def flood(kind, ports, seconds):
     context = zmq.Context()
     name = f"flood-{kind}"
     role = "actor" if kind in ("hello", "beat") else "learner"
-    subscribe = wire.Subscribe(
-        wire.PROTOCOL, name, 0, (wire.Want(TABLE, wire.MAX_BATCH),), kind == "follow", "", 0, 8, 0
-    )
+    subscribe = wire.Subscribe(PROTOCOL, name, 0, (wire.Want(TABLE, wire.MAX_BATCH),), kind == "follow", "", 0, 8, 0)
     link = dealer(context, ports[role == "learner"], routing_id_of(name.encode()), rcvhwm=1, rcvbuf=8192)
     hello = greeting_of(name.encode(), 2, SPEC)
     greeting = hello if role == "actor" else subscribe

@@ -12,6 +12,7 @@ import os
 import random
 import runpy
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -261,8 +262,11 @@ def serve(asking: socket.socket) -> None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    selector = selectors.DefaultSelector()  # select.select takes no descriptors from 1,024 on
+    for source in (asking, reading):
+        selector.register(source, selectors.EVENT_READ)
     while True:
-        ready, _, _ = select.select([asking, reading], [], [])
+        ready = {key.fileobj for key, _ in selector.select()}
         if reading in ready:
             os.read(reading, 4096)
             with contextlib.suppress(ChildProcessError):
