@@ -135,5 +135,11 @@ FAMILIES["dpg"] = Family(
     ),
     tables=lambda update: (TableSpec("transitions", "priority"),),
     module="dpg",
-    presets={"small": {"replay": {"capacity": 100_000, "min_size_to_sample": 1_000, "samples_per_insert": 64.0}}},
+    presets={
+        "small": {
+            "replay": {"capacity": 100_000, "min_size_to_sample": 1_000, "samples_per_insert": 64.0},
+            "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
+            "learning": {"publish_period_updates": 10, "publish_period_seconds": 0.2},
+        }
+    },
 )

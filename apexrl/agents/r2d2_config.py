@@ -93,7 +93,7 @@ def stream(algorithm: R2d2Algorithm, environment: EnvironmentSpec) -> StreamSpec
     Raises: ConfigError when an action is a vector of numbers.
     """
     check_discrete(environment)
-    fields = tuple(recurrent_fields(algorithm.lstm_size))
+    fields = recurrent_fields(algorithm.lstm_size)
     return environment.streamed(algorithm.unroll_starts, algorithm.n_steps, fields, has_unroll_priorities=True)
 
 

@@ -11,13 +11,13 @@ from apexrl.types import Field, StreamSpec
 STATE, LAST_ACTION, LAST_REWARD = "core_state", "last_action", "last_reward"
 
 
-def recurrent_fields(lstm_size: int) -> list[Field]:
+def recurrent_fields(lstm_size: int) -> tuple[Field, ...]:
     """Returns the fields of a stream whose actors have an LSTM; its state in float16."""
-    return [
+    return (
         Field(STATE, "first", "float16", (2, lstm_size)),
         Field(LAST_ACTION, "first", "int32"),
         Field(LAST_REWARD, "first", "float32"),
-    ]
+    )
 
 
 def lstm_size_of(spec: StreamSpec) -> int:

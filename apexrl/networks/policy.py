@@ -94,7 +94,9 @@ class Policy:
         Returns: [E, ..] float32.
         """
         if (memory is not None) != (self._fast.memory_size > 0):
-            raise ValueError(f"the network takes a memory of {self._fast.memory_size} numbers, 0: none")
+            raise ValueError(
+                f"the network takes a memory of {self._fast.memory_size} numbers (its memory_size), 0: none"
+            )
         stack.advance()
         if self._captures:
             if not isinstance(stack.captured, _CapturedCalls) or stack.captured.policy is not self:

@@ -255,7 +255,7 @@ def test_a_forgotten_history_or_memory_is_named():
     with pytest.raises(ValueError, match=f"a memory of {2 * SIZE + NUM_ACTIONS + 1} numbers"):
         acting.values(frames[0], starts[0], acting.frame_stack(NUM_ENVS))
     plain = policy_of(spec, Sizes(SHALLOW), make_network(spec, Sizes(SHALLOW)))
-    with pytest.raises(ValueError, match="a memory of 0 numbers"):
+    with pytest.raises(ValueError, match=r"a memory of 0 numbers \(its memory_size\)"):
         plain.values(frames[0], starts[0], plain.frame_stack(NUM_ENVS), np.zeros((NUM_ENVS, 20), np.float32))
 
 

@@ -21,7 +21,8 @@ Networks = Mapping[str, Any]  # by part, to compute with: its module, or a copy 
 class Target(NamedTuple):
     """Target networks, and how they follow: copied every `period_updates`, or moved by a share `rate` at each update.
 
-    Sources: copies as in DQN (Nature 518, 529), a share as in DDPG (arXiv:1509.02971).
+    With both they are moved by that share every `period_updates`. Sources: copies as in DQN (Nature 518, 529), a share
+    as in DDPG (arXiv:1509.02971), both as in TD3 (arXiv:1802.09477).
     """
 
     period_updates: int = 0

@@ -129,8 +129,10 @@ class PlainLearner:
         return target is not None and not target.is_soft and num_updates % target.period_updates == 0
 
     def copy_target(self) -> None:
-        """Copies the networks into the target networks."""
-        self._follow(1.0)
+        """Moves the target networks by their rate, which is a copy unless the algorithm says less."""
+        target = self.learning.target
+        assert target is not None
+        self._follow(target.rate)
 
     def acting_tensors(self) -> dict[str, Tensor]:
         return _named({name: self.online[name].state_dict() for name in self.learning.acting})

@@ -307,3 +307,21 @@ def test_a_part_without_parameters_is_kept_with_the_others(make_unroll):
     world = world_of(make_unroll, Counting)
     update(world.updater.learner, batches_of(world))
     assert world.updater.learner.learning_tensors()["seen.num_batches_tracked"] == 1
+
+
+class Slowly(PolicyAndCritic):
+    """Moves its targets by a share at every second update, as TD3 does."""
+
+    target = Target(period_updates=2, rate=0.25, parts=("critic",))
+
+
+def test_a_target_with_both_moves_by_its_rate_at_each_period(make_unroll):
+    world = world_of(make_unroll, Slowly)
+    learner = world.updater.learner
+    assert [learner.is_copy_due(number) for number in (1, 2, 3, 4)] == [False, True, False, True]
+    before = copies(learner.target["critic"])
+    update(learner, batches_of(world))
+    torch.testing.assert_close(copies(learner.target["critic"]), before, rtol=0, atol=0)
+    learner.copy_target()
+    expected = [0.75 * old + 0.25 * new for old, new in zip(before, copies(learner.online["critic"]), strict=True)]
+    torch.testing.assert_close(copies(learner.target["critic"]), expected)
