@@ -56,7 +56,8 @@ def pattern_of(kind: Any) -> str:
     if kind is int:
         return "(0|[1-9][0-9]*)" if not allowed.wanted(0) else "[1-9][0-9]*"
     if kind is float:
-        return r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+        sign = "" if allowed.wanted(-1.0) else "-?"
+        return sign + r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
     assert kind is str, kind
     return WORD
 

@@ -3,6 +3,7 @@
 .venv/bin/python examples/optuna_search.py 20
 """
 
+import itertools
 import sys
 
 import optuna
@@ -12,9 +13,10 @@ import apexrl
 
 def objective(trial: optuna.Trial) -> float:
     """Trains once; returns the last evaluation's mean return."""
+    steps = itertools.count()
 
     def on_evaluation(evaluation):
-        trial.report(evaluation.mean, evaluation.frames)
+        trial.report(evaluation.mean, next(steps))
         return trial.should_prune()  # True ends the run
 
     run = apexrl.train(

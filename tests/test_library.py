@@ -114,7 +114,10 @@ def test_an_interrupted_run_that_does_not_end_is_killed(tmp_path, monkeypatch):
 def test_the_names_are_loaded_when_they_are_asked_for():
     code = "import sys, apexrl; print('torch' in sys.modules, 'zmq' in sys.modules); print(sorted(apexrl.__all__))"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["False False", "['InsertClient', 'ReplayClient', 'Run', 'load', 'train']"]
+    assert said.splitlines() == [
+        "False False",
+        "['InsertClient', 'RecordClient', 'ReplayClient', 'Run', 'load', 'train']",
+    ]
     assert apexrl.ReplayClient.__name__ == "ReplayClient" and apexrl.InsertClient.__name__ == "InsertClient"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = apexrl.nothing

@@ -43,7 +43,6 @@ class ImpactUpdate(ImpalaUpdate):
     """Adam (APPO), or RMSProp with decay 0.99, which is not centered."""
     optimizer_epsilon: float = 1e-8
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """constant (APPO), or linear: it falls to 0 over --total-frames, where they are given."""
     reduction: Literal["sum", "mean"] = "mean"
     """Whether losses of a batch are added, or averaged (APPO)."""

@@ -35,17 +35,18 @@ def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCom
     Raises: ConfigError, which names all of them, when given ports are taken or are the same.
     """
     needed = _needed(command)
-    faults = {name: _fault(name, host, ports) for name, (host, ports) in needed.items()}
-    if wrong := [name for name, fault in faults.items() if fault and name in given]:
-        flags, found = " and ".join(map(flag_of, wrong)), " and ".join(faults[name] for name in wrong)
-        raise ConfigError(f"{found}: stop who uses it, give another {flags}, or leave that out")
+    faults = {name: fault for name, hosted in needed.items() if (fault := _fault(name, *hosted)) is not None}
+    if wrong := [name for name in faults if name in given]:
+        flags, found = " and ".join(map(flag_of, wrong)), " and ".join(str(faults[name]) for name in wrong)
+        cure = f"stop who uses it, give another {flags}, or leave that out"
+        raise ConfigError(f"{found}: {cure}") from faults[wrong[0]].__cause__
     kept = [port for name, (_, ports) in needed.items() if name in given for port in ports]
     if len(set(kept)) < len(kept):
         raise ConfigError(f"ports {sorted(kept)}: each has to be another one")
     others = dict[str, int]()
     for name, (host, ports) in needed.items():
         if name not in given:
-            if faults[name] or not set(kept).isdisjoint(ports):
+            if name in faults or not set(kept).isdisjoint(ports):
                 others[name] = free_row(host, 2 * len(ports), kept)
             kept += range(others[name], others[name] + 2 * len(ports)) if name in others else ports
     taken = " ".join(str(needed[name][1][0]) for name in others)
@@ -75,8 +76,8 @@ def _needed(command: RunCommand) -> dict[str, tuple[str, range]]:
     return needed
 
 
-def _fault(name: str, host: str, ports: Iterable[int]) -> str:
-    """Returns what is wrong with the first port that is taken, an empty string when all are free.
+def _fault(name: str, host: str, ports: Iterable[int]) -> ConfigError | None:
+    """Returns what is wrong with the first port that is taken, and why; None when all are free.
 
     Raises: ConfigError when the host is none of this machine's.
     """
@@ -88,10 +89,12 @@ def _fault(name: str, host: str, ports: Iterable[int]) -> str:
             except OSError as error:
                 fault = f"port {port} on {host} cannot be used ({error.strerror})"
                 if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
-                    return fault
+                    taken = ConfigError(fault)
+                    taken.__cause__ = error
+                    return taken
                 flag = "--tensorboard-host" if name == "tensorboard_port" else "--bind-host"
                 raise ConfigError(f"{fault}: give an address of this machine as {flag}") from None
-    return ""
+    return None
 
 
 def free_ports(host: str, count: int, searched: range = SEARCHED_PORTS) -> list[int]:

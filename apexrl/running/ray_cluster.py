@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.extras import missing
+from apexrl.lines import say
 
 if __name__ == "__main__" and (lack := missing("ray", "this program") or missing("train", "this program")):
-    print(lack, file=sys.stderr)
+    say(lack, file=sys.stderr)
     sys.exit(2)
 
 import ray

@@ -73,7 +73,11 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
         ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
         ("learner_hosts", 3, "1, 2, 4 or 8"),
     ],
-    [("actor_hosts", 1.5, "0 to 200"), ("agent", "ppo", "apex-dqn or impala"), ("learner_gpus", 3, "1, 2, 4 or 8")],
+    [
+        ("actor_hosts", 1.5, "0 to 200"),
+        ("agent", "ppo", "apex-dqn or impact or impala"),
+        ("learner_gpus", 3, "1, 2, 4 or 8"),
+    ],
     [("replay_shards", 17, "from 0 to 16")],
     [
         ("release", "v1", "hosts install a release, or start from images"),
