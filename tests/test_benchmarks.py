@@ -250,7 +250,8 @@ def test_all_runs_of_an_experiment_make_an_update_after_as_many_new_unrolls(path
         parts = parts_of(command.update.mix) if command.agent == "impala" else ()
         online = sum(part.share for part in parts if part.is_online)
         new_unrolls.add(command.update.batch_size * (online or 1 / command.replay.samples_per_insert))
-    assert new_unrolls == {{"corridor": 4, "laser-breakout": 4, "laser-pong": 1, "replay-states": 4, "memory-catch-r2d2": 4}.get(path.stem, 8)}
+    others = {"corridor": 4, "laser-breakout": 4, "laser-pong": 1, "replay-states": 4, "memory-catch-r2d2": 4}
+    assert new_unrolls == {others.get(path.stem, 8)}
 
 
 def test_the_atari_row_is_planned_with_one_set_of_flags():

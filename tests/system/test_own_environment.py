@@ -81,7 +81,7 @@ def test_an_environment_that_takes_its_process_over_trains_in_a_reproducible_run
     finally:
         process.kill()
     said = (tmp_path / "log.txt").read_text()
-    assert "update 3: 2 games, mean" in said and "cannot be closed: SystemExit: 3" in said
+    assert "update 3: 4 games, mean" in said and "cannot be closed: SystemExit: 3" in said
     assert load_header(tmp_path / "runs" / "x" / "checkpoints" / "latest.safetensors").counters.updates == 3
 
 
