@@ -18,7 +18,8 @@ from apexrl.agents.engine.plain import Networks, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.impact_config import ImpactAlgorithm, ImpactUpdate, wants
-from apexrl.agents.impala import ImpalaActing, ImpalaLearning, Rows, Traced, make_network, make_rows
+from apexrl.agents.impala import ImpalaActing, ImpalaLearning, make_network, make_rows
+from apexrl.agents.replaying.policy_targets import Rows, Traced
 from apexrl.agents.replaying.replay_states import unrolls_of
 from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS
 from apexrl.losses.categorical import action_log_probs

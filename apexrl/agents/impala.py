@@ -3,8 +3,8 @@
 `ImpalaActing` logs the probabilities of all actions. `ImpalaLearning` corrects for the difference from its own policy.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,17 @@ from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, selections_of, wants
 from apexrl.agents.recurrence import lstm_size_of
 from apexrl.agents.replaying.mix import parts_of
+from apexrl.agents.replaying.policy_targets import Rows, Traced, metrics_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
-from apexrl.losses.categorical import action_log_probs, entropy, log_probs
+from apexrl.losses.categorical import action_log_probs, log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states, relevance
-from apexrl.losses.vtrace import VTrace, vtrace
+from apexrl.losses.vtrace import vtrace
 from apexrl.networks import actor_critic
-from apexrl.networks.actor_critic import ActorCriticNetwork, ActorCriticOutput, split
+from apexrl.networks.actor_critic import ActorCriticNetwork, split
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
 from apexrl.streams import StreamOrder
@@ -34,7 +35,6 @@ from apexrl.types import StreamSpec
 
 LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overflows
 MOST_VALUE = 60_000.0  # of the log: the greatest float16 is 65,504
-MOST_SHOWN_RATIO = 100.0  # in a metric's mean
 
 
 class ImpalaActing(Acting):
@@ -109,7 +109,7 @@ class ImpalaLearning(Learning):
         with exactly(self.device):
             return self._losses_of(rows, known)
 
-    def unrolled(self, network: ActorCriticNetwork, batches: Batches) -> "Rows":
+    def unrolled(self, network: ActorCriticNetwork, batches: Batches) -> Rows:
         """Returns the rows of all parts with the results of a network."""
         begun = self._replay_states.begin(batches, network)
         with exactly(self.device):  # autocast refuses to join float16
@@ -117,7 +117,7 @@ class ImpalaLearning(Learning):
         output = network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
         return Rows(begun, batch, is_new, output)
 
-    def traced(self, rows: "Rows") -> "Traced":
+    def traced(self, rows: Rows) -> Traced:
         """Returns the targets of a network's own policy."""
         update, batch, logits, values = self.update, rows.batch, rows.output.logits[:-1], rows.output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
@@ -134,13 +134,13 @@ class ImpalaLearning(Learning):
         )  # fmt: skip
         return Traced(targets, log_rhos, log_probs, accept)
 
-    def policy_loss(self, rows: "Rows", known: Callable[[], Any]) -> tuple[Tensor, "Traced"]:
+    def policy_loss(self, rows: Rows, known: Callable[[], Any]) -> tuple[Tensor, Traced]:
         """Returns the loss of the policy [T, B], and the targets that it is made of."""
         traced = self.traced(rows)
         loss = policy_gradient_loss(rows.output.logits[:-1], rows.batch.action, traced.targets.pg_advantages)
         return loss, traced
 
-    def _losses_of(self, rows: "Rows", known: Callable[[], Any]) -> Losses:
+    def _losses_of(self, rows: Rows, known: Callable[[], Any]) -> Losses:
         update, (begun, batch, is_new, output) = self.update, rows
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]
@@ -172,49 +172,6 @@ class ImpalaLearning(Learning):
     def _entropy_weight(self, is_new: Tensor) -> Tensor | float:
         """Returns weights [B]: new unrolls alone keep the entropy up (LASER), with the weight that all would have."""
         return is_new / self._online_share if self._online_share else 1.0
-
-
-class Rows(NamedTuple):
-    """The rows of all parts of a mix, with the results of a network."""
-
-    begun: Batches  # by table, with the states that they begin with
-    batch: UnrollBatch  # all of them
-    is_new: Tensor  # [B] bool
-    output: ActorCriticOutput  # [T + 1, B]
-
-
-class Traced(NamedTuple):
-    """The targets of T steps of B rows, by the policy of one network."""
-
-    targets: VTrace
-    log_rhos: Tensor  # [T, B] of its probabilities of the actions taken to the behaviour's
-    log_probs: Tensor  # [T, B] of the actions taken
-    accept: Tensor | None  # [T, B] bool: the states inside the trust region; None: there is none
-
-    def at(self, rows: Tensor) -> "Traced":
-        """Returns those of some rows [b]."""
-        targets = VTrace(*(numbers[:, rows] for numbers in self.targets))
-        accept = None if self.accept is None else self.accept[:, rows]
-        return Traced(targets, self.log_rhos[:, rows], self.log_probs[:, rows], accept)
-
-
-@torch.no_grad()
-def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace,
-               action_names: Sequence[str]) -> dict[str, Tensor]:  # fmt: skip
-    """Returns means over the real steps [T, B] of a batch, those that are no resets and do not only fill it."""
-    share = real / real.sum().clamp(min=1)
-
-    def mean(numbers: Tensor) -> Tensor:
-        return (share * numbers.masked_fill(~real, 0)).sum()
-
-    probabilities = (share.unsqueeze(-1) * log_probs(logits).exp()).sum(dim=(0, 1))
-    return {
-        "td_error": mean(targets.errors.abs()),
-        "value_mean": mean(values),
-        "entropy": mean(entropy(logits)),
-        "importance_ratio": mean(log_rhos.exp().clamp(max=MOST_SHOWN_RATIO)),
-        "rejected_share": mean((~targets.learned).float()),
-    } | {f"probability_{name}": p for name, p in zip(action_names, probabilities.unbind(), strict=True)}
 
 
 def make_network(spec: StreamSpec, network: ActorCriticConfig) -> ActorCriticNetwork:
