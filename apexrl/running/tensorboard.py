@@ -1,21 +1,33 @@
-"""TensorBoard as a role of the run: `python -m apexrl.running.tensorboard DIRECTORY HOST PORT`. Ends with the run."""
+"""TensorBoard as a role of the run: `python -m apexrl.running.tensorboard DIRECTORY HOST PORT`. Ends with the run.
+
+Its memory grows for as long as it serves: docs/reliability.md. So the role ends at a bound, and its supervisor begins
+it anew, which reads the event files again.
+"""
 
 import logging
 import sys
 from pathlib import Path
 
+import psutil
 from tensorboard import program
 
+from apexrl.errors import PeerError
 from apexrl.lifecycle import Stop, run_role
 
-# It keeps a random sample of the numbers under each tag, 65 MB for the 70 tags of a long run: docs/reliability.md.
+# It keeps a random sample of the numbers under each tag.
 SAMPLES = 1_000
 MOST_SAMPLES = 5_000  # of a tag in all runs together
 LEAST_SAMPLES = 100
+MOST_BYTES = 400 * 10**6  # of resident memory; more where it has as much at the first look, of many runs
+MOST_GROWTH = 3  # times the memory of the first look
+LOOK_SECONDS = 60.0
 
 
 def main(stop: Stop) -> None:
-    """Serves the event files below a directory until told to stop."""
+    """Serves the event files below a directory until told to stop.
+
+    Raises: PeerError when its memory has grown too much: a new start has less.
+    """
     directory, host, port = sys.argv[1:]
     quieten()
     server = program.TensorBoard()
@@ -26,7 +38,12 @@ def main(stop: Stop) -> None:
     )  # fmt: skip
     server.launch()
     quieten()  # the launch resets a level
-    stop.wait()
+    most_bytes = 0.0
+    while not stop.wait(LOOK_SECONDS):
+        num_bytes = psutil.Process().memory_info().rss
+        most_bytes = most_bytes or max(MOST_BYTES, MOST_GROWTH * num_bytes)
+        if num_bytes > most_bytes:
+            raise PeerError(f"TensorBoard has grown to {num_bytes / 1e6:.0f} MB: it begins anew")
 
 
 def samples_of(directory: Path) -> int:

@@ -6,8 +6,11 @@ import urllib.request
 
 import pytest
 
+from apexrl.errors import PeerError
 from apexrl.learning.record.event_file import EventFile
-from apexrl.running.tensorboard import LEAST_SAMPLES, SAMPLES, samples_of
+from apexrl.lifecycle import Stop
+from apexrl.running import tensorboard
+from apexrl.running.tensorboard import LEAST_SAMPLES, MOST_BYTES, SAMPLES, samples_of
 from tests.system.processes import Process, wait_for
 
 COUNTS = [(0, SAMPLES), (4, SAMPLES), (9, 500), (49, 100), (500, LEAST_SAMPLES)]
@@ -46,3 +49,34 @@ def test_of_a_long_run_a_sample_is_kept_with_the_newest_number(tmp_path, free_po
     with Process(["-m", "apexrl.running.tensorboard", tmp_path, "127.0.0.1", port], tmp_path / "board.txt"):
         rows = wait_for(found, 60, "the numbers")
     assert len(rows) == 500 and rows[-1][1:] == [3 * SAMPLES - 1, 3.0 * SAMPLES - 1]
+
+
+class Growing:
+    """A process whose memory is larger at each look, as a stand-in for this one; and its server."""
+
+    def __init__(self, *sizes):
+        self._sizes = list(sizes)
+
+    def memory_info(self):
+        return type("Memory", (), {"rss": self._sizes.pop(0)})
+
+    def configure(self, **settings):
+        pass
+
+    def launch(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sizes", "end"),
+    [((90, 200, 399, 401), "grown to 401 MB"), ((500, 1_400, 1_501), "grown to 1501 MB")],
+)
+def test_a_board_that_has_grown_too_much_ends_and_is_begun_anew(tmp_path, monkeypatch, sizes, end):
+    growing = Growing(*(size * 10**6 for size in sizes))
+    monkeypatch.setattr("psutil.Process", lambda: growing)
+    monkeypatch.setattr(tensorboard, "program", type("Program", (), {"TensorBoard": lambda: growing}))
+    monkeypatch.setattr(tensorboard, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("sys.argv", ["tensorboard", str(tmp_path), "127.0.0.1", "6006"])
+    assert MOST_BYTES == 400 * 10**6
+    with pytest.raises(PeerError, match=end):
+        tensorboard.main(Stop())
