@@ -17,7 +17,7 @@ import tyro
 
 from apexrl.agents.families import family_of, implementation
 from apexrl.learning.experience.draw import Draw
-from apexrl.learning.updates.team import Standing, Team, scale_of
+from apexrl.learning.updates.team import RankStanding, Team, scale_of
 from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import end_at_once
 from apexrl.net import LogBatch, LogClient
@@ -111,7 +111,7 @@ def real_steps(options: Options, team: Team, clock: Clock) -> Iterator[float]:
         gathered = {table: store.gather(table, sample.keys, sample.weights) for table, sample in samples.items()}
         timed_team.seconds = 0.0
         standings = timed_team.agree(
-            Standing(True, stops=clock.is_over(), largest_weight=samples[TABLE].largest_weight)
+            RankStanding(True, stops=clock.is_over(), largest_weight=samples[TABLE].largest_weight)
         )
         if any(standing.stops for standing in standings):
             return
@@ -135,7 +135,9 @@ def simulated_steps(options: Options, team: Team, clock: Clock) -> Iterator[floa
             continue
         client.batch_used(TABLE)
         timed_team.seconds = 0.0
-        standings = timed_team.agree(Standing(True, stops=clock.is_over(), largest_weight=event.sample.largest_weight))
+        standings = timed_team.agree(
+            RankStanding(True, stops=clock.is_over(), largest_weight=event.sample.largest_weight)
+        )
         if any(standing.stops for standing in standings):
             return
         wanted = options.compute_milliseconds / 1000 * (1 + options.variation * rng.standard_normal())
@@ -155,7 +157,7 @@ class TimedTeam:
         self.size, self.rank, self.seconds = team.size, team.rank, 0.0
         self._team = team
 
-    def agree(self, standing: Standing) -> list[Standing]:
+    def agree(self, standing: RankStanding) -> list[RankStanding]:
         """As `Team.agree`."""
         return self._timed(lambda: self._team.agree(standing))
 

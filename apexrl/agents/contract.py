@@ -197,8 +197,8 @@ class Outcome(NamedTuple):
     share of an unroll that the trust region rejects, metrics are made."""
 
 
-Leave = Callable[[Callable[[], None]], Callable[[], None]]
-"""Leaves work to a second thread, which begins it in that order. The returned function makes sure that it is done: it
+Spawn = Callable[[Callable[[], None]], Callable[[], None]]
+"""Gives work to a second thread, which begins it in that order. The returned function makes sure that it is done: it
 waits, or does the work itself where the thread has not begun."""
 
 
@@ -225,7 +225,7 @@ class Learner(Protocol):
     """Whether a second thread pays on a CPU: it computes `from_target` and `from_online`. Only then it is told of by
     `use_thread`."""
 
-    def use_thread(self, leave: Leave) -> None:
+    def use_thread(self, spawn: Spawn) -> None:
         """Takes the way to that thread, before the first update: `gradients` may leave it a part of its work, too."""
         ...
 

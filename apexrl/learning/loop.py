@@ -32,7 +32,7 @@ from apexrl.learning.record.run_record import RunRecord
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.results import Results, learner_metrics
 from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
-from apexrl.learning.updates.team import Standing, Team, may_update, scale_of, who_is_late
+from apexrl.learning.updates.team import RankStanding, Team, may_update, scale_of, who_is_late
 from apexrl.learning.updates.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, switch_threads_often
@@ -150,11 +150,11 @@ class LearnerLoop:
     def _wait_for_spec(self, replicas: Replicas, stop: Stop) -> StreamSpec | None:
         """Returns the logs' spec, as soon as the replay knows it; None when one of the learners is stopped."""
         waiter = Waiter(self._command.wires.patience_seconds)
-        standings: list[Standing] = []
+        standings: list[RankStanding] = []
         while not standings or not all(standing.has_draw for standing in standings):
             if replicas.spec is None and not stop.wait(BATCH_WAIT_SECONDS / 4):
                 waiter.check(replicas.waits_for)
-            standings = self._team.agree(Standing(replicas.spec is not None, stops=stop.is_set()))
+            standings = self._team.agree(RankStanding(replicas.spec is not None, stops=stop.is_set()))
             if any(standing.stops for standing in standings):
                 return None
         spec = replicas.spec
@@ -193,7 +193,7 @@ class LearnerLoop:
                 if (store := replica.store) is not None:  # else the replay has begun again just now
                     updater.prepare(store, replica.shard)
             has_finished = self.update(updater, replicas, record, spec, stop)
-            self._speak(updater, replicas, record, Standing(reports=True), 0.0)
+            self._speak(updater, replicas, record, RankStanding(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())
             if record is not None:
                 if has_finished and command.learning.final_evaluation_seconds and not stop.is_set():
@@ -231,7 +231,7 @@ class LearnerLoop:
             now = time.monotonic()
             drew_at = drew_at if draw is None else now
             standings = self._agree(
-                Standing(
+                RankStanding(
                     has_draw=draw is not None,
                     is_skipped=is_skipped,
                     stops=stop.is_set(),
@@ -292,7 +292,7 @@ class LearnerLoop:
         self._waits_for = ""
         self.report(updater, replicas, record, {}, record.counters.logs, 0.0)
 
-    def _agree(self, standing: Standing) -> list[Standing]:
+    def _agree(self, standing: RankStanding) -> list[RankStanding]:
         """Returns where all learners stand; says for whom they wait."""
         asked = time.monotonic()
         standings = self._team.agree(standing)
@@ -338,7 +338,7 @@ class LearnerLoop:
         return draw
 
     def _speak(
-        self, updater: Updater, replicas: Replicas, record: RunRecord | None, asked: Standing, rate: float
+        self, updater: Updater, replicas: Replicas, record: RunRecord | None, asked: RankStanding, rate: float
     ) -> bool:
         """Adds up what all learners know; the first one writes what was asked for. Returns whether the disk took it."""
         updater.follow_moments()

@@ -16,7 +16,7 @@ from apexrl.config.sections import ReplayConfig, WireConfig
 from apexrl.config.tables import part_of
 from apexrl.errors import ConfigError
 from apexrl.learning.sharing import numbers_of, position_of, shards_of, share_of, totals
-from apexrl.learning.updates.team import Standing, Team, may_update, scale_of, who_is_late
+from apexrl.learning.updates.team import RankStanding, Team, may_update, scale_of, who_is_late
 from apexrl.types import LogPosition
 
 COMMAND = LearnerCommand(algorithm=FAMILY.algorithm, update=FAMILY.update, network=FAMILY.network)
@@ -112,7 +112,11 @@ def test_the_logs_of_all_shards_come_in_their_order():
     assert found == tuple(logs) and sums.tolist() == [[6.0, 8.0]]
 
 
-READY, LATE, DRY = Standing(True, largest_weight=2.0), Standing(waits_for="actors"), Standing(is_skipped=True)
+READY, LATE, DRY = (
+    RankStanding(True, largest_weight=2.0),
+    RankStanding(waits_for="actors"),
+    RankStanding(is_skipped=True),
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.contract import Leave
+from apexrl.agents.contract import Spawn
 from apexrl.agents.engine.plain import Slope
 from apexrl.agents.engine.weight_gradients import WeightGradients
 from apexrl.errors import ApexError
@@ -103,13 +103,13 @@ class PartGradient:
         starts = zip(self._own, self._starts, strict=False)
         return [numbers.as_strided(p.shape, p.stride(), numbers.storage_offset() + start) for p, start in starts]
 
-    def use_thread(self, leave: Leave, network: nn.Module) -> None:
+    def use_thread(self, spawn: Spawn, network: nn.Module) -> None:
         """Lets a second thread compute the gradients of large layers' weights from now on. For CPUs.
 
         Args:
           network: the one whose parameters these are, or the copy of it that is computed with.
         """
-        self._side_weights = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), leave)
+        self._side_weights = WeightGradients(network, dict(zip(network.parameters(), self._views, strict=True)), spawn)
 
     def places(self, by: Sequence[Tensor] | None) -> list[tuple[Tensor, Tensor]]:
         """Returns the parameters that autograd differentiates by, those of a copy where given, and their gradients."""

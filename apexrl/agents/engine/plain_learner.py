@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.contract import Batches, Leave, Outcome
+from apexrl.agents.contract import Batches, Outcome, Spawn
 from apexrl.agents.engine.cast_copy import CastCopies
 from apexrl.agents.engine.gradient import Gradient
 from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
@@ -56,10 +56,10 @@ class PlainLearner:
     def gradient(self) -> Tensor:
         return self._gradient.buffer
 
-    def use_thread(self, leave: Leave) -> None:
+    def use_thread(self, spawn: Spawn) -> None:
         """Leaves gradients of weights to the thread."""
         for name in self._side_parts:
-            self._gradient.parts[name].use_thread(leave, self._online_copies.networks[name])
+            self._gradient.parts[name].use_thread(spawn, self._online_copies.networks[name])
 
     def schedule(self, frames: int, share: float) -> None:
         """Sets the learning rates, and what the algorithm itself schedules."""

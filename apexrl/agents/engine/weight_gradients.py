@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.contract import Leave
+from apexrl.agents.contract import Spawn
 from apexrl.networks.lstm import EpisodicLSTM
 
 LEAST_WEIGHTS = 65_536  # of a fully connected layer: that of a smaller one takes less time than to hand it over
@@ -23,7 +23,7 @@ class WeightGradients:
     with such a layer once, by calling it.
     """
 
-    def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], leave: Leave):
+    def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], spawn: Spawn):
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
         Those of an LSTM are left to autograd, too: it is called once a step.
@@ -31,7 +31,7 @@ class WeightGradients:
         Args:
           places: where the gradient of each parameter of the network belongs.
         """
-        self._places, self._leave = places, leave
+        self._places, self._spawn = places, spawn
         first, parts = next(network.parameters()), set(network.modules())
         parts -= {part for memory in parts if isinstance(memory, EpisodicLSTM) for part in memory.modules()}
         self._layers = {part for part in parts if _is_large(part) and part.weight is not first}
@@ -64,7 +64,7 @@ class WeightGradients:
 
         if layer in self._pending:
             raise RuntimeError("a large layer of the network was called twice: leave its part out of `called_once`")
-        self._pending[layer] = self._leave(compute)
+        self._pending[layer] = self._spawn(compute)
 
 
 def _is_large(layer: nn.Module) -> bool:

@@ -22,11 +22,11 @@ class SideThread:
     def __init__(self, learner: Learner):
         self._learner = learner
         self._thread = ThreadPoolExecutor(1, "side-work")
-        learner.use_thread(self.leave)
+        learner.use_thread(self.spawn)
         self._upcoming: tuple[Draw | None, Future[Any] | None] = (None, None)  # the draw to come, computed ahead
 
-    def leave(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `agents.contract.Leave`."""
+    def spawn(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `agents.contract.Spawn`."""
         left = self._thread.submit(work)
 
         def end() -> None:

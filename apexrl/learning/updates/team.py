@@ -35,7 +35,7 @@ LEARNING = "learning."  # begins the names of a checkpoint's tensors that are no
 OWN_STATE = LEARNING + LAST_BATCH  # begins the names of tensors that each rank has for itself
 
 
-class Standing(NamedTuple):
+class RankStanding(NamedTuple):
     """Where a rank stands before an update."""
 
     has_draw: bool = False  # before the first one: whether it knows the logs' spec
@@ -82,7 +82,7 @@ class Team:
         """Whether this rank publishes, evaluates and writes for all."""
         return self.rank == 0
 
-    def agree(self, standing: Standing) -> list[Standing]:
+    def agree(self, standing: RankStanding) -> list[RankStanding]:
         """Returns where each rank stands; waits for all of them.
 
         Raises: PeerError when a rank is gone or says nothing in time.
@@ -97,7 +97,7 @@ class Team:
         for *truths, code, total, largest, their_late in self.gather(row).tolist():
             has_draw, is_skipped, stops, reports, writes = map(bool, truths)
             numbers = REASONS[int(code)], int(total), largest, their_late
-            standings.append(Standing(has_draw, is_skipped, stops, reports, writes, *numbers))
+            standings.append(RankStanding(has_draw, is_skipped, stops, reports, writes, *numbers))
         return standings
 
     def gather(self, row: Sequence[float]) -> np.ndarray:
@@ -170,17 +170,17 @@ class Team:
             ) from error
 
 
-def may_update(standings: Sequence[Standing]) -> bool:
+def may_update(standings: Sequence[RankStanding]) -> bool:
     """Returns whether an update is due: every learner has a draw, but those that have been without one for long."""
     return any(s.has_draw for s in standings) and all(s.has_draw or s.is_skipped for s in standings)
 
 
-def scale_of(standings: Sequence[Standing], rank: int) -> float:
+def scale_of(standings: Sequence[RankStanding], rank: int) -> float:
     """Returns what a learner's gradient is multiplied by: so the largest importance weight of all draws is 1."""
     return standings[rank].largest_weight / max(s.largest_weight for s in standings if s.has_draw)
 
 
-def who_is_late(standings: Sequence[Standing]) -> str:
+def who_is_late(standings: Sequence[RankStanding]) -> str:
     """Returns the learners that the others wait for, with what those wait for; empty when nobody is late."""
     late = [f"learner {rank} ({s.waits_for or 'a batch'})" for rank, s in enumerate(standings) if not s.has_draw]
     return ", ".join(late)

@@ -24,7 +24,7 @@ class Late:
     def __init__(self, num_begun):
         self.num_begun, self.num_left = num_begun, 0
 
-    def leave(self, work):
+    def spawn(self, work):
         self.num_left += 1
         if self.num_left > self.num_begun:
             return work
@@ -68,15 +68,15 @@ def compute(gradient, net, dtype=torch.float32):
 
 
 def in_a_thread():
-    return SideThread(SimpleNamespace(use_thread=lambda leave: None)).leave
+    return SideThread(SimpleNamespace(use_thread=lambda spawn: None)).spawn
 
 
-@pytest.mark.parametrize("leave", [in_a_thread(), Late(0).leave, Late(2).leave, Late(1_000).leave])
+@pytest.mark.parametrize("spawn", [in_a_thread(), Late(0).spawn, Late(2).spawn, Late(1_000).spawn])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_whichever_thread_computes_them_gradients_are_those_of_autograd(leave, dtype):
+def test_whichever_thread_computes_them_gradients_are_those_of_autograd(spawn, dtype):
     ours, plain = network(), network()
     gradients = [Gradient({"net": net}, is_mean=False) for net in (ours, plain)]
-    gradients[0].parts["net"].use_thread(leave, ours)
+    gradients[0].parts["net"].use_thread(spawn, ours)
     for _ in range(3):  # what was there before does not count
         found, expected = (
             compute(gradient, net, dtype) for gradient, net in zip(gradients, (ours, plain), strict=True)
@@ -89,7 +89,7 @@ def test_whichever_thread_computes_them_gradients_are_those_of_autograd(leave, d
 
 def test_a_pass_without_gradients_leaves_nothing_to_the_thread():
     ours, thread = network(), Late(0)
-    Gradient({"net": ours}, is_mean=False).parts["net"].use_thread(thread.leave, ours)
+    Gradient({"net": ours}, is_mean=False).parts["net"].use_thread(thread.spawn, ours)
     with torch.no_grad():
         ours(observations())
     assert not thread.num_left
@@ -115,12 +115,12 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
     zeros = torch.zeros(num_steps, num_rows)
     state = torch.rand(num_rows, 2, lstm_size, generator=random)
     history = History(zeros > 0, zeros.long(), zeros, state)
-    for leave in (None, in_a_thread()):
+    for spawn in (None, in_a_thread()):
         torch.manual_seed(0)
         net = make_network(SPEC, ActorCriticConfig(torso, (4, 8, 8), 256), lstm_size)
         gradient = Gradient({"net": net.to(memory_format=torch.channels_last)}, is_mean=False)
-        if leave is not None:
-            gradient.parts["net"].use_thread(leave, net)
+        if spawn is not None:
+            gradient.parts["net"].use_thread(spawn, net)
         with torch.no_grad():
             net.unroll(frames, history)  # a burn-in
         output = net.unroll(frames, history)
@@ -135,7 +135,7 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
 def test_a_layer_without_one_call_in_a_pass_ends_it(calls, problem):
     layers = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 256)])
     gradient = Gradient({"net": layers}, is_mean=False)
-    gradient.parts["net"].use_thread(Late(1_000).leave, layers)
+    gradient.parts["net"].use_thread(Late(1_000).spawn, layers)
     x = layers[1](layers[0](torch.ones(ROWS, 256)))
     for _ in range(calls):
         x = layers[2](x)

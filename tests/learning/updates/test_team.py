@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from apexrl.errors import ApexError, PeerError
 from apexrl.learning.updates import team as teams
-from apexrl.learning.updates.team import Standing, Team, checksum
+from apexrl.learning.updates.team import RankStanding, Team, checksum
 from apexrl.learning.updates.updater import Updater
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream
@@ -94,7 +94,7 @@ def test_every_learner_hears_where_all_stand(free_ports):
         """
 def standing(rank):
     waits_for = ("", "min_size actors", "something new")[rank]
-    return Standing(rank == 0, rank == 1, rank == 2, rank == 0, False, waits_for, 2**50 + rank, 10.0**rank)
+    return RankStanding(rank == 0, rank == 1, rank == 2, rank == 0, False, waits_for, 2**50 + rank, 10.0**rank)
 heard = [standing(0), standing(1)._replace(waits_for="min_size"), standing(2)._replace(waits_for="another reason")]
 assert team.agree(standing(team.rank)) == heard
 assert team.share({"a": torch.ones(2)}, b"of %d" % team.rank) == b"of 0"
@@ -117,7 +117,7 @@ def test_networks_that_differ_end_the_run_and_are_named(free_ports):
 
 
 def test_a_learner_that_is_gone_is_said_to_the_others(free_ports):
-    code = "team.agree(Standing())\nif team.rank == 1: os._exit(0)\nteam.agree(Standing())"
+    code = "team.agree(RankStanding())\nif team.rank == 1: os._exit(0)\nteam.agree(RankStanding())"
     statuses, said = outcomes(2, free_ports(1)[0], code)
     assert statuses == [1, 0] and PeerError.__name__ in said[0] and "learner 0 of 2 has lost another one" in said[0]
 
@@ -186,7 +186,7 @@ def test_learners_meet_through_the_way_out_where_the_address_of_this_host_is_hid
 
 def test_one_learner_alone_exchanges_nothing():
     team = Team()
-    standing = Standing(True, waits_for="anything at all", largest_weight=3.0)
+    standing = RankStanding(True, waits_for="anything at all", largest_weight=3.0)
     assert team.is_first and team.agree(standing) == [standing] and team.share({}, b"text") == b"text"
     assert team.gather([1.0, 2.0]).tolist() == [[1.0, 2.0]]
     team.check_equal({"a": torch.full((1,), torch.nan)})
