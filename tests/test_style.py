@@ -1,5 +1,7 @@
 """The rules of CONTRIBUTING.md that a tool can check."""
 
+import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -28,6 +30,13 @@ def test_tools_find_nothing(command):
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_field_has_one_docstring():
+    for path in python_files("apexrl"):
+        for kind in ast.walk(ast.parse(path.read_text())):
+            texts = [isinstance(part, ast.Expr) for part in kind.body] if isinstance(kind, ast.ClassDef) else []
+            assert (True, True) not in itertools.pairwise(texts), (path, kind.name)
 
 
 def test_files_stay_readable():

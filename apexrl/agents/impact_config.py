@@ -43,7 +43,8 @@ class ImpactUpdate(ImpalaUpdate):
     """Adam (APPO), or RMSProp with decay 0.99, which is not centered."""
     optimizer_epsilon: float = 1e-8
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root."""
-    """constant (APPO), or linear: it falls to 0 over --total-frames, where they are given."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """constant (APPO), linear or cosine: as IMPALA's."""
     reduction: Literal["sum", "mean"] = "mean"
     """Whether losses of a batch are added, or averaged (APPO)."""
     trust_region: Annotated[float, Range(0)] = 0.0

@@ -147,3 +147,7 @@ def test_a_graph_makes_the_same_updates(monkeypatch, minibatches):
 def test_flags_that_exclude_each_other_are_refused(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
         FAMILY.wants(dataclasses.replace(ALGORITHM, lstm=True), dataclasses.replace(UPDATE, **changes))
+
+
+def test_the_rate_is_constant_unless_somebody_says_otherwise():
+    assert ImpactUpdate().learning_rate_schedule == "constant"
