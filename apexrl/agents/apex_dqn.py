@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Batches, Exploration, Extras
-from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, Slope, Target
+from apexrl.agents.engine.plain import Learning, Losses, Networks, Slope, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
+from apexrl.agents.epsilon_greedy import EpsilonGreedyActing
 from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, n_step_targets
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.config import DuelingConfig
@@ -21,22 +21,14 @@ from apexrl.types import StreamUnrolls
 SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn; 0 would take it out of the table
 
 
-class ApexActing(Acting):
+class ApexActing(EpsilonGreedyActing):
     """Algorithm 1 of the paper without its loop: it chooses actions and computes initial priorities."""
 
     algorithm: ApexAlgorithm
 
-    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
-        """Returns the epsilons [E] of the ladder."""
-        return epsilon_ladder(slots, ladder_size, self.algorithm.epsilon_base, self.algorithm.epsilon_exponent)
-
-    @property
-    def evaluation_exploration(self) -> float:
-        return self.algorithm.evaluation_epsilon
-
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns epsilon-greedy actions [E], and the values that `priorities` needs."""
-        actions = epsilon_greedy(values, exploration, rng)
+        actions, _ = super().act(values, exploration, rng)
         return actions, {"q_taken": values[np.arange(len(actions)), actions], "q_max": values.max(axis=1)}
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-import numpy as np
 from torch import nn
 
-from apexrl.agents.contract import Batches, Exploration, Extras
-from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks
+from apexrl.agents.contract import Batches
+from apexrl.agents.engine.plain import Learning, Losses, Networks
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
+from apexrl.agents.epsilon_greedy import EpsilonGreedyActing
 from apexrl.agents.pqn_config import PqnAlgorithm, PqnUpdate
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.unroll_batches import joined
@@ -17,23 +16,6 @@ from apexrl.losses.policy_gradient import sum_losses
 from apexrl.losses.returns import lambda_returns
 from apexrl.networks.config import NormalizedConfig
 from apexrl.networks.normalized import make_network
-
-
-class PqnActing(Acting):
-    """Epsilon-greedy actions on Ape-X's ladder, where the paper lets one epsilon fall."""
-
-    algorithm: PqnAlgorithm
-
-    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
-        """Returns the epsilons [E] of the ladder."""
-        return epsilon_ladder(slots, ladder_size, self.algorithm.epsilon_base, self.algorithm.epsilon_exponent)
-
-    @property
-    def evaluation_exploration(self) -> float:
-        return self.algorithm.evaluation_epsilon
-
-    def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
-        return epsilon_greedy(values, exploration, rng), {}
 
 
 class PqnLearning(Learning):
@@ -63,4 +45,4 @@ class PqnLearning(Learning):
         return Losses({"q": loss}, count, metrics=metrics)
 
 
-make_actor, make_learner = actor_of(PqnActing, NormalizedConfig, make_network), learner_of(PqnLearning)
+make_actor, make_learner = actor_of(EpsilonGreedyActing, NormalizedConfig, make_network), learner_of(PqnLearning)

@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
+from apexrl.agents.apex_dpg_config import stream, tables, wants
+from apexrl.agents.contract import Family, Preset
 from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
-from apexrl.config.tables import TableSpec
 from apexrl.networks.config import GaussianConfig
-from apexrl.types import EnvironmentSpec, StreamSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +59,6 @@ FAST: Preset = {
     "evaluation": {"evaluation_period_seconds": 15.0},
 }  # fmt: skip
 """SAC with a quarter of its updates, as simulators are faster than updates."""
-
-
-def stream(algorithm: SacAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
-    """Returns the stream of an environment: unrolls overlap so that each start finds its n-step window inside.
-
-    Raises: ConfigError when an action is one of several.
-    """
-    check_continuous(environment)
-    return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
-
-
-def wants(algorithm: SacAlgorithm, update: SacUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: transitions, all alike where the exponents of priorities are 0."""
-    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
-
-
-def tables(update: SacUpdate) -> tuple[TableSpec, ...]:
-    """Returns the tables of the replay."""
-    return (TableSpec(update.table, "priority"),)
 
 
 FAMILY = Family(
