@@ -12,7 +12,7 @@ HOME = Path(__file__).resolve().parents[1]  # site-packages, or a checkout
 MODULES: Mapping[str, tuple[str, ...]] = {
     "train": ("torch", "gymnasium", "ale_py", "cv2", "safetensors", "tensorboard", "tensorboardX", "rich"),
     "ray": ("ray",),
-    "mujoco": ("mujoco", "imageio"),
+    "mujoco": ("mujoco", "imageio", "dm_control"),
     "box2d": ("Box2D", "pygame"),
     "plot": ("matplotlib",),
     "export": ("onnx", "onnxscript"),

@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from apexrl.errors import PIP_INSTALL, ConfigError
+from apexrl.errors import ConfigError
+from apexrl.extras import why_missing
 
 NAMESPACE = "dm_control/"
 PICTURE = {"height": 240, "width": 320, "camera_id": 0}
@@ -30,7 +31,7 @@ class SuiteTask(gymnasium.Env):
         try:
             from dm_control import suite  # noqa: PLC0415 - slow, and not everybody has it
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{NAMESPACE} needs a package: say `{PIP_INSTALL} dm_control 'mujoco<4'`") from error
+            raise ConfigError(f"{NAMESPACE}: {why_missing(error) or error}") from error
         try:
             self._env = suite.load(domain, task)
         except ValueError as error:
