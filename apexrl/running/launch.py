@@ -175,7 +175,7 @@ class Run:
         self._supervisor = Supervisor(0 if command.reproducible else command.max_restarts)
         self._clock = Clock(command)
         self._checkpointed = checkpoint_time(self._directory)
-        self._news = News(self._directory)
+        self._news = None if command.stop_at_return is None else News(self._directory)
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
@@ -217,7 +217,7 @@ class Run:
     def _why_over(self, finished: Collection[str]) -> str:
         """Returns why the run ends before its time, empty where it does not."""
         goal = self._command.stop_at_return
-        if goal is not None and is_end(self._news, None, lambda evaluation: evaluation.mean >= goal):
+        if self._news is not None and is_end(self._news, None, lambda evaluation: evaluation.mean >= goal):
             return f"the run ends: an evaluation's mean return is at least {goal:g}"
         asking = [name for name in finished if name not in FINISHING]
         return f"the run ends: {asking[0]} asks for it" if asking else ""

@@ -61,8 +61,11 @@ def _check_watched(asked: RunCommand) -> None:
     if asked.stop_at_return is not None and (asked.reproducible or not asked.evaluator):
         raise ConfigError("--stop-at-return needs an evaluator beside it: leave out --reproducible and --no-evaluator")
     for name in asked.callback:
-        if not all(name.rpartition(":")):
+        module, _, called = name.rpartition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), called)):
             raise ConfigError(f"--callback {name}: give module:name")
+        if asked.callback.count(name) > 1:
+            raise ConfigError(f"--callback {name} stands there twice: it would be told everything twice")
 
 
 def _beginnings(asked: RunCommand) -> Mapping[str, str]:

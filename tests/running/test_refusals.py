@@ -43,6 +43,8 @@ def test_a_guest_takes_the_environment_of_its_run(tmp_path):
         (["--stop-at-return", "3", "--no-evaluator"], "--stop-at-return needs an evaluator beside it"),
         (["--stop-at-return", "3", "--reproducible"], "--stop-at-return needs an evaluator beside it"),
         (["--callback", "nothing"], "--callback nothing: give module:name"),
+        (["--callback", "../a:b"], "--callback ../a:b: give module:name"),
+        (["--callback", "a:b", "c:d", "--callback", "a:b"], "--callback a:b stands there twice"),
     ],
 )
 def test_what_watches_a_run_needs_something_to_see_and_a_name(flags, complaint):
