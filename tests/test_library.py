@@ -1,4 +1,4 @@
-"""The five names of the library: a run, its records, and its agent in a loop of one's own."""
+"""The names of the library: a run, its records, and its agent in a loop of one's own."""
 
 import os
 import runpy
