@@ -360,8 +360,8 @@ def keep_freed_memory() -> None:
 def switch_threads_often() -> None:
     """Lets threads of this process take turns ten times as often as Python does by itself.
 
-    An update of a small network is hundreds of short operations. After each of them its thread may wait as long as
-    that for another thread of Python (measured: docs/log/learner.md).
+    An update of a small network is hundreds of short operations, and one on a GPU takes less than a millisecond. After
+    each of them its thread may wait as long as that for another thread of Python (measured: docs/log/learner.md).
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
 

@@ -242,7 +242,7 @@ def _update_without_graph(world: World) -> None:
     """Makes the last update again, operation after operation."""
     graph = world.updater._graphs[0]
     with world.stream.exclusive():
-        graph._work.end(graph._work.begin(graph._batches()))
+        graph._work.run(graph._batches())
     _finish(world.stream.device)
 
 

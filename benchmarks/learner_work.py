@@ -181,7 +181,7 @@ def make_step(
 
 def whole(updater: Updater, draw: Draw) -> Tensor:
     """Returns the results of an update that no graph holds."""
-    return updater._work.end(updater._work.begin(draw.batches()))
+    return updater._work.run(draw.batches())
 
 
 def in_turn(device_stream: DeviceStream, step: Callable[[Samples], object]) -> Callable[[Samples], object]:

@@ -19,7 +19,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import ActorCommand
 from apexrl.config.sections import EvaluationConfig
 from apexrl.environments.renewal import Failures
-from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec, take_step
+from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec
 from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
 from apexrl.lines import say
@@ -114,8 +114,10 @@ def play_games(
         if is_filmed:
             _film(envs[0], recorder)
         actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
+        for i in playing:  # those that have threads of their own play at the same time
+            envs[i].send(actions[i : i + 1])
         for i in playing:
-            seen = take_step(envs[i], actions[i : i + 1])
+            seen = envs[i].receive()
             frames[i], starts[i], rewards[i] = seen.frames[0], seen.starts[0], seen.rewards[0]
             num_failures[i] += starts[i] and not has_ended[i]
             has_ended[i] = seen.episode_steps[0]

@@ -169,7 +169,7 @@ class LearnerLoop:
     def _learn(self, replicas: Replicas, spec: StreamSpec, checkpoint: Checkpoint | None, stop: Stop) -> bool:
         """Makes or restores the learner, updates it, leaves a last checkpoint; returns whether the run is complete."""
         command = self._command
-        if spec.has_small_frames:
+        if spec.has_small_frames or self._device.type == "cuda":
             switch_threads_often()
         updater = make_updater(command, spec, self._device_stream, self._team, self._moments)
         self._identity = Identity.of(spec, command.agent, command.network)

@@ -9,6 +9,7 @@ On a CPU work is done when the call returns, and nothing here costs anything.
 import collections
 import contextlib
 import functools
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,25 @@ def wait(event: Event, most_seconds: float = MAX_WAIT_SECONDS) -> None:
         if time.monotonic() > deadline:
             raise ApexError(f"the GPU did not finish its work in {most_seconds:.0f} s: look at nvidia-smi")
         time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def capture(
+    graph: torch.cuda.CUDAGraph, pool: "torch.cuda._POOL_HANDLE | None", stream: torch.cuda.Stream
+) -> Iterator[None]:
+    """Captures this thread's work in a graph; other threads may go on asking for their events.
+
+    Garbage is not collected meanwhile: where an old graph is among it, its end would spoil the capture.
+    """
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class DeviceStream:

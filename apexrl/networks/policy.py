@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from apexrl.errors import WireError, fault_of
 from apexrl.networks.device import fastest_dtype
-from apexrl.networks.device_stream import wait
+from apexrl.networks.device_stream import capture, wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import FrameStack
 from apexrl.networks.normalizer import with_normalizer
@@ -259,7 +259,7 @@ class _CapturedCalls:
         torch.cuda.synchronize(self.policy.device)
         graph = torch.cuda.CUDAGraph()
         pool = self._graphs[0].pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
+        with capture(graph, pool, side):
             self._work()
         self._graphs.append(graph)
 

@@ -1,3 +1,4 @@
+import gc
 import threading
 import time
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from apexrl.errors import ApexError
-from apexrl.networks.device_stream import DONE, Arrivals, DeviceStream, Staging, wait
+from apexrl.networks.device_stream import DONE, Arrivals, DeviceStream, Staging, capture, wait
 from tests.devices import GPU, NEEDS_GPU
 
 
@@ -116,7 +117,7 @@ def test_on_a_gpu_other_threads_work_while_this_one_captures(device):
         with device_stream.aside() as stream:
             numbers.add_(1)
             _ = numbers @ numbers  # libraries begin outside of captures
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with capture(graph, None, stream):
                 result = numbers @ numbers
         while len(added) < 100:
             assert thread.is_alive()
@@ -129,3 +130,23 @@ def test_on_a_gpu_other_threads_work_while_this_one_captures(device):
         found, event = device_stream.fetch({"result": result, "counter": counter})
     wait(event)
     assert found["result"] == 10**6 and found["counter"].unique().tolist() == [len(added)]
+
+
+@pytest.mark.parametrize("device", [pytest.param(GPU, id="cuda", marks=NEEDS_GPU)])
+def test_an_old_graph_among_the_garbage_spoils_no_capture(device):
+    class Holder:
+        def __init__(self):
+            self.itself, self.graph = self, torch.cuda.CUDAGraph()
+
+    stream, numbers = torch.cuda.Stream(device), torch.zeros(10, device=device)
+    for _ in range(2):  # the first one is garbage when the second is captured
+        holder = Holder()
+        with capture(holder.graph, None, stream):
+            cycles = [[] for _ in range(10_000)]
+            for cycle in cycles:
+                cycle.append(cycle)  # so many would start a collection
+            numbers.add_(1)
+    assert gc.isenabled()
+    holder.graph.replay()
+    torch.cuda.synchronize(device)
+    assert numbers.unique().tolist() == [1]

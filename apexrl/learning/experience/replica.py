@@ -25,7 +25,8 @@ from apexrl.types import Episode, LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
 
-POLL_MILLISECONDS = 5
+POLL_MILLISECONDS = 5  # what the learner's thread says meanwhile waits as long
+GPU_POLL_MILLISECONDS = 1  # there an update takes less than one
 MAX_KEPT_EPISODES = 10_000
 
 
@@ -116,8 +117,9 @@ class Replica:
         if device_stream.cuda is not None:  # else this thread would make a context on the first GPU, too
             torch.cuda.set_device(device_stream.device)
         try:
+            milliseconds = POLL_MILLISECONDS if device_stream.cuda is None else GPU_POLL_MILLISECONDS
             while not self._stop.is_set():
-                self.follow(POLL_MILLISECONDS)
+                self.follow(milliseconds)
             self._send()
         except WireError as error:
             raise PeerError(

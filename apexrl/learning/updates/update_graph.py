@@ -19,7 +19,7 @@ from apexrl.agents.contract import Batch, Batches
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw, Gathered, SampledKeys, fill
 from apexrl.learning.experience.unroll_store import UnrollStore
-from apexrl.networks.device_stream import DeviceStream, Staging
+from apexrl.networks.device_stream import DeviceStream, Staging, capture
 
 logger = logging.getLogger(__name__)
 
@@ -213,17 +213,16 @@ class UpdateGraph:
     def _capture(self, stream: torch.cuda.Stream) -> None:
         work = self._work
 
-        def capture() -> torch.cuda.graph:
+        def next_graph() -> contextlib.AbstractContextManager[None]:
             self._graphs.append(torch.cuda.CUDAGraph())
             pool = self._graphs[0].pool() if len(self._graphs) > 1 else None
-            # thread_local: other threads may go on asking for their events.
-            return torch.cuda.graph(self._graphs[-1], pool, stream, capture_error_mode="thread_local")
+            return capture(self._graphs[-1], pool, stream)
 
-        with capture():
+        with next_graph():
             parts = work.parts(self._batches())
             self._values = Work(lambda _: parts, None).run({}) if work.between is None else advanced(parts)
         while self._values is None:
-            with capture():
+            with next_graph():
                 self._values = advanced(parts)
 
     def _batches(self) -> dict[str, Batch]:
