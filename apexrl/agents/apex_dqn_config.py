@@ -71,7 +71,7 @@ GPU: Preset = {
     "replay": {**TWO_CORES["replay"], "capacity": 2_000_000},  # the paper's; two cores have no memory for it
     "learning": {"prefetch_batches": 16},  # updates of 64 are short
 }
-"""For Atari on a machine with a GPU: the numbers that learned on two cores. They were never trained on a GPU."""
+"""For Atari on a machine with a GPU: the numbers that learned on two cores (docs/log/gpu.md)."""
 
 SMALL: Preset = {
     "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},

@@ -212,7 +212,7 @@ FAMILY = Family(
             "learning": TWO_CORES["learning"],
             "replay": {"min_size_to_sample": 2_000},
         },
-        "gpu": TWO_CORES,  # the numbers that learned; they were never trained on a GPU
+        "gpu": TWO_CORES,  # never trained on a GPU
         "two-cores": TWO_CORES,
         "small": SMALL,
     },

@@ -52,7 +52,6 @@ from apexrl.types import EnvironmentSpec, StreamSpec
 logger = logging.getLogger("run")
 
 STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is random: no greedy one solves these
-PRESET_NOTES = {"gpu": " (numbers that learned on two cores; never trained on a GPU)"}
 
 STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
@@ -290,13 +289,12 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
-    preset = command.preset + PRESET_NOTES.get(command.preset, "")
     falling = describe_fall(update, command.learning, 0.0 if command.reproducible else command.max_seconds)
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", environment),
         ("agent", command.agent),
-        ("preset", preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
+        ("preset", command.preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", sampling),
         ("update", f"{_sizes(command.agent, update)}, {update.optimizer} {update.learning_rate:g}{falling}"),
