@@ -1,6 +1,7 @@
 """Gymnasium's registry of environments: the entry of an id, and the id that was meant."""
 
 import difflib
+import importlib.metadata
 import re
 from types import ModuleType
 
@@ -26,6 +27,7 @@ def registered(env: str) -> EnvSpec:
     module, _, name = env.rpartition(":")
     imported = import_own(module, f"environment {env!r}") if module else None
     dm_suite.register(name)
+    _register_plugin(name.rpartition("/")[0])
     try:
         return gymnasium.spec(name)
     except Exception as error:
@@ -41,6 +43,20 @@ def registered(env: str) -> EnvSpec:
             f"unknown environment {env!r} ({reason_of(error)}); "
             "say e.g. CartPole-v1 or ALE/Breakout-v5, or module:Id for one of your own"
         ) from error
+
+
+def _register_plugin(namespace: str) -> None:
+    """Lets the installed package that announces a namespace of ids register them, as Gymnasium did before 1.0.
+
+    Raises: ConfigError when the package fails.
+    """
+    if not namespace or any(entry.namespace == namespace for entry in gymnasium.registry.values()):
+        return
+    for plugin in importlib.metadata.entry_points(group="gymnasium.envs", name=namespace):
+        try:
+            plugin.load()()
+        except Exception as error:
+            raise ConfigError(f"{plugin.value} of an installed package fails: {reason_of(error)}") from error
 
 
 def similar(name: str, module: str = "") -> str:

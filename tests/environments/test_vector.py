@@ -208,25 +208,6 @@ def test_an_environment_that_cannot_be_played_is_refused_in_one_line(env, compla
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("env", ["zoo_like:tictactoe_v3", "zoo_like.tictactoe_v3:env", "zoo_like.parallel_v0:Any-v0"])
-def test_several_agents_in_one_environment_are_refused_by_that_name(env, tmp_path, monkeypatch):
-    (tmp_path / "zoo_like").mkdir()
-    (tmp_path / "zoo_like" / "__init__.py").write_text("from zoo_like import tictactoe_v3\n")
-    (tmp_path / "zoo_like" / "tictactoe_v3.py").write_text("def env(): pass\ndef raw_env(): pass\n")
-    (tmp_path / "zoo_like" / "parallel_v0.py").write_text("def parallel_env(): pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=f"unknown environment '{env}': .*several agents in one environment"):
-        make_environment(EnvConfig(env=env), 1)
-
-
-def test_only_names_of_a_modules_own_package_are_meant(tmp_path, monkeypatch):
-    """There is no way to name Atari's games by another module."""
-    (tmp_path / "no_games.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"unknown environment 'no_games:TicTacToe3D-v9' .* or module:Id for one of"):
-        make_environment(EnvConfig(env="no_games:TicTacToe3D-v9"), 1)
-
-
 @pytest.mark.parametrize("error", ["RuntimeError('no licence')", "SystemExit(3)"])
 def test_a_module_that_fails_at_its_import_is_named(tmp_path, monkeypatch, error):
     (tmp_path / "failing_module.py").write_text(f"raise {error}\n")
