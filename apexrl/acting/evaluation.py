@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
 MAX_FAILURES = 5  # of an environment in an evaluation; then it has played enough
+LOOK_SECONDS = 0.5  # between two looks for newer parameters
 
 
 class Games(NamedTuple):
@@ -79,18 +80,28 @@ class Progress:
         self._finished = finished
 
 
+class Ending(Protocol):
+    """The part of a `Stop` that games look at in each step."""
+
+    def is_set(self) -> bool:
+        """Returns whether the games end now."""
+
+    def heed_signals(self) -> None:
+        """Sets handlers of signals again."""
+
+
 def play_games(
     agent: Actor,
     envs: list[VectorEnvironment],
     config: EvaluationConfig,
     seed: int,
-    recorder: VideoWriter,
+    recorder: VideoWriter | None,
     progress: Progress,
-    stop: Stop,
+    stop: Ending,
 ) -> Games | None:
     """Plays games to their end in environments of one game each; None when stopped before.
 
-    The recorder gets the pictures of the first game, the progress the returns. Each environment plays the same number
+    A recorder gets the pictures of the first game, the progress the returns. Each environment plays the same number
     of games (the first ones one more), however long they last: taking the games that end first would favour short ones.
     One that has played its games rests, for a last game may take ten times as long as the others. A game that fails
     counts for nothing, and another one is played in its place; an environment that fails MAX_FAILURES times rests, too.
@@ -110,9 +121,8 @@ def play_games(
         if stop.is_set():
             return None
         stop.heed_signals()
-        is_filmed = playing[0] == 0 and not games[0]
-        if is_filmed:
-            _film(envs[0], recorder)
+        filming = recorder if playing[0] == 0 and not games[0] else None
+        _film(envs[0], filming)
         actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
         for i in playing:  # those that have threads of their own play at the same time
             envs[i].send(actions[i : i + 1])
@@ -123,8 +133,8 @@ def play_games(
             has_ended[i] = seen.episode_steps[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
-        if is_filmed and games[0]:  # the picture with which the game ended
-            _film(envs[0], recorder)
+        if games[0]:  # the picture with which the game ended
+            _film(envs[0], filming)
         progress.update([game[0] for stream in games for game in stream])
     played = [game for stream in games for game in stream]
     if not played:
@@ -134,9 +144,8 @@ def play_games(
     return Games([game[0] for game in played], [game[1] for game in played])
 
 
-def _film(env: VectorEnvironment, recorder: VideoWriter) -> None:
-    picture = env.render()
-    if picture is not None:
+def _film(env: VectorEnvironment, recorder: VideoWriter | None) -> None:
+    if recorder is not None and (picture := env.render()) is not None:
         recorder.add(picture)
 
 
@@ -159,41 +168,45 @@ class Evaluator:
             for i in range(num_envs)
         ]
         self._best: float | None = None  # the greatest mean so far
+        self._played = 0  # evaluations
         self._family = family_of(command.agent)
         self.environment = make_spec(command.env, self._envs[0])
         self.spec: StreamSpec = self._family.stream(command.algorithm, self.environment)
 
     def evaluate(
-        self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Stop
+        self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Ending
     ) -> Evaluation | None:
         """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile.
 
+        It films the first evaluation, each `film_every`th one after it, and a run's last one.
         A mean that no earlier one exceeds may be luck: as many other games are played then, and all of them count.
         """
         started = time.monotonic()
         version = parameters.header.params_version
         agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
+        is_filmed = parameters.header.is_last or self._played % self._command.evaluation.film_every == 0
         video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
-        recorder = VideoWriter(video, self._envs[0].pictures_per_second)
-        games = self._play(agent, (version,), recorder, report, stop)
+        recorder = VideoWriter(video if is_filmed else None, self._envs[0].pictures_per_second)
+        games = self._play(agent, (version,), recorder if is_filmed else None, report, stop)
         picture = recorder.close()
         if self.videos:
             self.videos.take(recorder.video)
         if games is not None and self._may_be_best(games, version):
             logger.info("update %d: mean %.2f may be the best, other games decide", version, games.mean)
-            others = self._play(agent, (version, 1), VideoWriter(None, 1.0), report, stop)
+            others = self._play(agent, (version, 1), None, report, stop)
             games = others and Games(games.returns + others.returns, games.steps + others.steps)
         if games is None:
             return None
         self._best = games.mean if self._best is None else max(self._best, games.mean)
+        self._played += 1
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
         path = str(recorder.video.resolve()) if recorder.video else ""
         exploration = agent.evaluation_exploration
         return Evaluation(version, exploration, returns, steps, seconds, picture=picture, video=path)
 
-    def _play(self, agent: Actor, key: tuple[int, ...], recorder: VideoWriter,
-              report: Callable[[dict[str, float]], None], stop: Stop) -> Games | None:  # fmt: skip
+    def _play(self, agent: Actor, key: tuple[int, ...], recorder: VideoWriter | None,
+              report: Callable[[dict[str, float]], None], stop: Ending) -> Games | None:  # fmt: skip
         """Plays the configured number of games, whose seeds follow from the run's seed and a key, the update first."""
         # Neighbouring seeds of runs share no games, as they would if the environments' seeds were counted on from them.
         seeds = np.random.SeedSequence(self._command.seed, spawn_key=key)
@@ -211,8 +224,32 @@ class Evaluator:
             env.close()
 
 
+class GivingWay:
+    """The stop of an evaluation that may take minutes and tells little: it is set when newer parameters are due, too.
+
+    It keeps those that came, for the next evaluation. Used from the thread that owns the subscriber.
+    """
+
+    def __init__(self, stop: Stop, subscriber: ParameterSubscriber, played: bytes, due: float):
+        self.newest: bytes | None = None
+        self.heed_signals = stop.heed_signals
+        self._stop, self._subscriber, self._played, self._due, self._looks_at = stop, subscriber, played, due, 0.0
+
+    def is_set(self) -> bool:
+        """Returns whether the evaluation ends now."""
+        if self._stop.is_set() or (now := time.monotonic()) < self._looks_at:
+            return self._stop.is_set()
+        self._looks_at = now + LOOK_SECONDS
+        encoded = self._subscriber.fetch_encoded()
+        if encoded not in (None, self._played):
+            self.newest = encoded
+        return self.newest is not None and (now >= self._due or _is_last(self.newest))
+
+
 def follow(command: ActorCommand, stop: Stop) -> None:
     """Evaluates the learner's newest parameters again and again until stopped, and the last ones of a run at once.
+
+    An untrained network may play a game without end: its evaluation gives way to the next one that is due.
 
     Raises: PeerTimeout when the learner is away for longer than the patience.
     """
@@ -223,16 +260,17 @@ def follow(command: ActorCommand, stop: Stop) -> None:
     keyring = load_keyring(wires.keys, "actor")
     subscriber = ParameterSubscriber(address(wires.learner_host, wires.parameter_port), keyring)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), process_name(0), keyring)
-    due, played, told, meter = time.monotonic(), None, None, CpuMeter()
+    due, played, told, meter, newest = time.monotonic(), None, None, CpuMeter(), None
 
     def report(scalars: dict[str, float]) -> None:
         metrics.report(scalars | {"system/evaluator_cores": meter.cores()})
 
     try:
         while not stop.is_set():
-            encoded = newest_when_due(subscriber, due, wires.patience_seconds, stop)
+            encoded = newest_when_due(subscriber, due, wires.patience_seconds, stop, newest)
             if encoded is None:
                 break
+            newest = None
             parameters = _playable(encoded, evaluator, command.agent, subscriber, played)
             if parameters is None:
                 if told is not None and played is not None and played.is_last:
@@ -240,13 +278,19 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 continue
             started = time.monotonic()
             metrics.run = parameters.header.run
+            next_due = started + command.evaluation.evaluation_period_seconds
+            giving_way = GivingWay(stop, subscriber, encoded, next_due)
+            is_trained = parameters.header.params_version > 0
             try:
-                outcome = evaluator.evaluate(parameters, report, stop)
+                outcome = evaluator.evaluate(parameters, report, stop if is_trained else giving_way)
             except WireError as error:
                 subscriber.drop(error)
                 continue
+            newest = giving_way.newest
+            if outcome is None and newest is not None:
+                logger.info("update 0: its evaluation gives way to that of newer parameters")
             if outcome is not None:
-                due, played = started + command.evaluation.evaluation_period_seconds, parameters.header
+                due, played = next_due, parameters.header
                 told = msgspec.structs.replace(
                     outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
                 )
@@ -259,12 +303,15 @@ def follow(command: ActorCommand, stop: Stop) -> None:
         metrics.close()
 
 
-def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_seconds: float, stop: Stop) -> bytes | None:
+def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_seconds: float, stop: Stop,
+                    newest: bytes | None = None) -> bytes | None:  # fmt: skip
     """Returns the newest parameters when they are due, a run's last ones at once; None when stopped before.
 
+    Args:
+      newest: those that came already.
     Raises: PeerTimeout when none come for longer than the patience.
     """
-    newest, heard = None, time.monotonic()
+    heard = time.monotonic()
     while not stop.is_set():
         encoded, now = subscriber.fetch_encoded(500), time.monotonic()
         if encoded is not None:

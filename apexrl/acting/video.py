@@ -1,7 +1,10 @@
 """Pictures of a game: a video that is written during play, and a strip of a few pictures."""
 
+import contextlib
 import itertools
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -15,6 +18,8 @@ MAX_VIDEO_PICTURES = 4_500  # five minutes of Atari
 KEPT_PICTURES = 64
 STRIP_PICTURES = 6
 VIDEOS_KEPT = 20
+SMALL_PIXELS = 200  # a shorter side of fewer is doubled, as Atari's 160; it costs three times the CPU time
+HARMLESS = b"OpenCV: FFMPEG: tag"  # it wants a tag of codecs, which WebM does not have
 
 
 class VideoFolder:
@@ -103,9 +108,11 @@ class VideoWriter:
 
     def _write(self, video: Path, picture: np.ndarray) -> None:
         height, width = picture.shape[:2]
-        size = (2 * width, 2 * height)
+        scale = 2 if min(width, height) < SMALL_PIXELS else 1
+        size = (scale * width, scale * height)
         if self._writer is None:
-            writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"VP80"), self._pictures_per_second, size)
+            with without_lines(HARMLESS):
+                writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"VP80"), self._pictures_per_second, size)
             if not writer.isOpened():
                 logger.warning("no video: %s cannot be written; see whether its directory can, and its disk", video)
                 self.video = None
@@ -113,3 +120,22 @@ class VideoWriter:
             self._writer = writer
         bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
         self._writer.write(cv2.resize(bgr, size, interpolation=cv2.INTER_NEAREST))
+
+
+@contextlib.contextmanager
+def without_lines(beginning: bytes) -> Iterator[None]:
+    """Leaves out lines of standard error that begin so, which C code writes; all others follow at the end."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    error = os.dup(2)
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(error, 2)
+        os.close(error)
+        with contextlib.suppress(BlockingIOError):  # nothing was written
+            lines = os.read(reading, 2**16).splitlines(keepends=True)
+            os.write(2, b"".join(line for line in lines if not line.startswith(beginning)))
+        os.close(reading)

@@ -262,4 +262,6 @@ class EvaluationConfig:
     checkpoint: str = ""
     """Play this checkpoint once instead of following the learner."""
     record_dir: str = ""
-    """Write a video of the first game of each evaluation here."""
+    """Write a video of an evaluation's first game here."""
+    film_every: Annotated[int, Range(1)] = 5
+    """Film the first evaluation, every so manieth after it, and the last. Filming may cost more than playing."""

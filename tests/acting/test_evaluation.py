@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apexrl.acting import evaluation
-from apexrl.acting.evaluation import Progress, newest_when_due, play_games
+from apexrl.acting.evaluation import GivingWay, Progress, newest_when_due, play_games
 from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
 from apexrl.config.sections import EnvConfig, EvaluationConfig
@@ -215,6 +215,21 @@ def test_a_candidate_for_the_best_is_played_again_and_all_its_games_count():
     evaluator.close()
 
 
+def test_the_first_evaluation_is_filmed_and_every_so_manieth_and_the_last(tmp_path):
+    flags = ["--env", "Catch-v0", "--episodes", "1", "--film-every", "3", "--record-dir", str(tmp_path)]
+    evaluator = evaluation.Evaluator(parse(ActorCommand, flags))
+    parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
+    filmed = []
+    for version in range(6):
+        header = msgspec.structs.replace(parameters.header, params_version=version, is_last=version == 5)
+        outcome = evaluator.evaluate(parameters._replace(header=header), lambda metrics: None, Stop())
+        assert bool(outcome.video) == bool(outcome.picture)
+        filmed += [version] * bool(outcome.video)
+    evaluator.close()
+    assert filmed == [0, 3, 5]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"game-{version:08d}.webm" for version in filmed]
+
+
 def test_the_agent_is_shown_the_newest_frames_and_where_games_begin(recorder, silent):
     agent = Agent()
     play_games(agent, [Game(2), Game(3)], EvaluationConfig(episodes=3), 0, recorder, silent, Stop())
@@ -286,7 +301,7 @@ class Subscriber:
     def __init__(self, *values):
         self.values = list(values)
 
-    def fetch_encoded(self, timeout_milliseconds):
+    def fetch_encoded(self, timeout_milliseconds=0):
         return self.values.pop(0) if self.values else None
 
 
@@ -302,6 +317,22 @@ def test_the_newest_parameters_are_played_when_they_are_due_and_the_last_ones_at
     assert newest_when_due(Subscriber(first, b"malformed"), math.inf, 100.0, Stop()) == b"malformed"
     soon = time.monotonic() + 0.2
     assert newest_when_due(Subscriber(first, None, second), soon, 100.0, Stop()) == second
+
+
+def test_an_evaluation_of_update_0_gives_way_to_newer_parameters_that_are_due(monkeypatch, recorder, silent):
+    monkeypatch.setattr(evaluation, "LOOK_SECONDS", 0.0)
+    first, second, last = published(0), published(1), published(2, is_last=True)
+
+    def played(due, *values):
+        giving_way = GivingWay(Stop(), Subscriber(*values), first, due)
+        games = play_games(Agent(), [Game(9)], EvaluationConfig(episodes=1), 0, recorder, silent, giving_way)
+        return games is not None, giving_way.newest
+
+    assert played(0.0, None, first, first) == (True, None), "nothing is newer"
+    assert played(math.inf, None, second, first) == (True, second), "it is not due, and is kept"
+    assert played(0.0, None, second) == (False, second)
+    assert played(math.inf, second, last) == (False, last), "a run's last ones are due at once"
+    assert newest_when_due(Subscriber(), 0.0, 100.0, Stop(), second) == second
 
 
 def test_parameters_are_waited_for_with_patience_and_not_after_a_stop():

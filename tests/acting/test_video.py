@@ -1,10 +1,11 @@
 import logging
+import os
 
 import cv2
 import numpy as np
 import pytest
 
-from apexrl.acting.video import VIDEOS_KEPT, VideoFolder, VideoWriter
+from apexrl.acting.video import HARMLESS, VIDEOS_KEPT, VideoFolder, VideoWriter, without_lines
 from apexrl.errors import ConfigError
 
 
@@ -44,6 +45,28 @@ def test_pictures_of_other_sizes_become_as_large_as_the_first(tmp_path):
     assert writer.close().startswith(b"\x89PNG")
     reader = cv2.VideoCapture(str(tmp_path / "game.webm"))
     assert [reader.read()[1].shape for _ in range(3)] == [(64, 64, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("size", "written"), [((210, 160), (420, 320)), ((400, 600), (400, 600)), ((33, 201), (66, 402))]
+)
+def test_small_pictures_are_doubled(tmp_path, size, factor):
+    writer = VideoWriter(tmp_path / "game.webm", 30.0)
+    writer.add(np.zeros((*size, 3), np.uint8))
+    writer.close()
+    assert cv2.VideoCapture(str(tmp_path / "game.webm")).read()[1].shape == (factor * size[0], factor * size[1], 3)
+
+
+def test_a_video_prints_no_line_that_looks_like_an_error(tmp_path, capfd):
+    record(VideoFolder(tmp_path), "game")
+    assert capfd.readouterr().err == ""
+
+
+def test_other_lines_of_standard_error_are_kept(capfd):
+    with without_lines(HARMLESS):
+        os.write(2, b"a game's warning\n" + HARMLESS + b" 0x30385056/'VP80'\nhalf a line")
+    os.write(2, b" and its end\n")
+    assert capfd.readouterr().err == "a game's warning\nhalf a line and its end\n"
 
 
 def test_a_video_that_cannot_be_written_is_not_announced(tmp_path, caplog):
