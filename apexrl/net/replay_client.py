@@ -90,9 +90,14 @@ class ReplayClient(Closing):
 
         Raises: KeyError when the table was not named at the start, PeerRefused when the server refuses us.
         """
+        return self.batch_comes(table, 0.001).finish()
+
+    @call
+    def batch_comes(self, table: str, timeout_seconds: float) -> Steps[bool]:
+        """Is `has_batch` to be awaited, which waits so long for one."""
         check_named(table, self._batches)
         self._poll()  # keeps the connection alive
-        return Call(self._polling(lambda: bool(self._batches[table]), 0.001)).finish()
+        return (yield from self._polling(lambda: bool(self._batches[table]), timeout_seconds))
 
     def sample(self, table: str, timeout_seconds: float) -> Sample:
         """Returns a batch: keys and importance weights [B], and probabilities where they were asked for.

@@ -1,7 +1,10 @@
+import asyncio
+import contextlib
+
 import numpy as np
 import pytest
 
-from apexrl.errors import PeerError
+from apexrl.errors import PeerError, PeerRefused
 from apexrl.net import InsertClient, ShardedReplayClient, shard_of
 from tests.net.peers import TABLE, block_of
 from tests.system.processes import wait_for
@@ -67,3 +70,66 @@ def test_actors_are_spread_over_the_shards():
     counts = np.bincount([shard_of(f"host-{i}", 4) for i in range(4000)], minlength=4)
     assert (counts > 850).all()
     assert shard_of("host-7", 4) == shard_of("host-7", 4)
+
+
+@pytest.fixture
+def filled(start_server, spec, header, context):
+    """Gives three servers of two tables, each with ten unrolls, which tell their shard by their first steps."""
+    tables = (f"{TABLE}=priority:0:1", "any=uniform:0:1")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(start_server(tables=tables)) for _ in range(SHARDS)]
+        for shard, server in enumerate(servers):
+            with InsertClient(server.actor_endpoint, f"actor-{shard}", spec, 4, context=context) as actor:
+                for i in range(10):
+                    actor.insert(header(1000 * shard + 8 * i), block_of(spec, i), 100)
+                assert actor.flush(100)
+        yield [server.learner_endpoint for server in servers]
+
+
+@pytest.mark.parametrize("with_unrolls", [True, False])
+def test_unrolls_of_all_shards_come_with_their_keys(filled, context, with_unrolls):
+    sizes, unrolls_of = {TABLE: 16, "any": 4}, {TABLE: 8, "any": 1}
+    with ShardedReplayClient(filled, "reader", sizes, context=context, with_unrolls=with_unrolls) as client:
+        assert client.spec is None
+        for table, size in sizes.items():
+            found = [batch for batch, _ in zip(client.unroll_batches(table, 100), range(12), strict=False)]
+            assert {number % SHARDS for batch in found for number in batch.unrolls} == {0, 1, 2}
+            for sample, numbers, starts, unrolls in found:
+                shards, keys = sample.keys % SHARDS, sample.keys // SHARDS
+                assert len(keys) == size and len(set(shards)) == 1 and unrolls.keys() == set(numbers.tolist())
+                assert (numbers == keys // unrolls_of[table] * SHARDS + shards).all()
+                assert (starts == keys % unrolls_of[table]).all()
+                for number, stored in unrolls.items():
+                    assert stored.header.first_step == 1000 * (number % SHARDS) + 8 * (number // SHARDS)
+        assert client.spec == client.shards[2].spec is not None and client.has_batch("any")
+
+
+def test_items_are_taken_out_of_the_tables_of_all_shards(filled, context):
+    with ShardedReplayClient(filled, "reader", context=context) as client:
+        assert client.delete("any", np.arange(SHARDS * 9), 100) == SHARDS * 9
+        assert client.delete("any", [0, 27, 29, 400], 100) == 2
+        with ShardedReplayClient(filled, "reader", {"any": 1}, context=context) as reader:
+            assert reader.sample("any", 100).keys.tolist() == [28]
+        assert client.reset("any", 100) == 1 and client.reset(TABLE, 100) == SHARDS * 80
+        assert client.reset(TABLE, 100) == 0
+        with pytest.raises(PeerRefused, match="there is no table nope"):
+            client.reset("nope", 100)
+        with pytest.raises(KeyError, match="not named"):
+            client.sample("any", 100)
+
+
+def test_calls_to_shards_are_awaited_while_others_go_on(filled, context):
+    with ShardedReplayClient(filled, "reader", {"any": 10}, context=context) as client:
+
+        async def read():
+            sample = await client.sampling("any", 100)
+            found = await client.fetching(sample.keys, 100)
+            assert found.keys() == set(sample.keys.tolist())
+            return sample.keys % SHARDS, await client.sampling_unrolls("any", 100)
+
+        async def both():
+            with ShardedReplayClient(filled, "other", context=context) as other:
+                return await asyncio.gather(read(), other.deleting(TABLE, [0, 1], 100), other.resetting(TABLE, 100))
+
+        (shards, batch), deleted, emptied = asyncio.run(both())
+        assert len(set(shards)) == 1 and len(batch.unrolls) == 10 and deleted + emptied == SHARDS * 80
