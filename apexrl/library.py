@@ -20,9 +20,10 @@ from gymnasium.vector.utils import batch_space, iterate
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.apart import Apart
+from apexrl.bounds import clipped
 from apexrl.casts import exactly
 from apexrl.config.commands import ActorCommand
-from apexrl.environments.actions import Actions, clipped
+from apexrl.environments.actions import Actions
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError

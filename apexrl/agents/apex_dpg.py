@@ -17,6 +17,7 @@ from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartO
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.exploration import noise_ladder
+from apexrl.bounds import clipped, range_of
 from apexrl.losses.categorical_returns import cross_entropy, projected
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.critics import Critics
@@ -36,9 +37,9 @@ class DpgActing(Acting):
 
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns actions [E, size] within the bounds."""
-        low, high = np.array(self.spec.action_bounds, np.float32).T
-        noise = exploration[:, None] * (high - low) / 2 * rng.standard_normal(values.shape)
-        return (values + noise).clip(low, high).astype(np.float32), {}
+        _, reach = range_of(self.spec.action_bounds)
+        noise = exploration[:, None] * reach * rng.standard_normal(values.shape)
+        return clipped(values + noise, self.spec.action_bounds), {}
 
 
 class DpgLearning(Learning):

@@ -349,7 +349,7 @@ def check_discrete(environment: EnvironmentSpec) -> None:
     if not environment.num_actions:
         raise ConfigError(
             f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers, and this "
-            "algorithm chooses one of several: give --agent sac or apex-dpg, or leave --agent out"
+            "algorithm chooses one of several: give --agent sac, apex-dpg or impact, or leave --agent out"
         )
 
 

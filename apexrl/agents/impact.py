@@ -3,31 +3,62 @@
 A target network, which is copied every few updates, gives the targets of V-trace, and the policy that the surrogate
 holds on to. The newest unrolls are learned from several times: a uniform table with a capacity is the circular buffer.
 
+Actions may be vectors: a Gaussian whose deviations no observation changes, as PPO has it on MuJoCo. Its draws are
+clipped to the bounds of the environment, and the log holds them as they were taken (`losses.gaussian`).
+
 Deviation: values that targets bootstrap from are the target network's, too, so that a draw's are computed once.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batches
+from apexrl.agents.contract import Batches, Exploration, Extras
 from apexrl.agents.engine.minibatches import shuffled, unroll_rows
-from apexrl.agents.engine.plain import Networks, Target
+from apexrl.agents.engine.plain import Acting, Networks, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.impact_config import ImpactAlgorithm, ImpactUpdate, wants
-from apexrl.agents.impala import ImpalaActing, ImpalaLearning, make_network, make_rows
+from apexrl.agents.impact_config import ImpactAlgorithm, ImpactUpdate, check_vectors, wants
+from apexrl.agents.impala import MOST_VALUE, ImpalaActing, ImpalaLearning, make_network, make_rows
 from apexrl.agents.replaying.policy_targets import Rows, Traced
 from apexrl.agents.replaying.replay_states import unrolls_of
 from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS
-from apexrl.losses.categorical import action_log_probs
+from apexrl.bounds import clipped, range_of
+from apexrl.losses.gaussian import LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION
 from apexrl.losses.policy_gradient import clipped_surrogate_loss
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
+from apexrl.types import StreamSpec
 
 __all__ = ["make_actor", "make_learner", "make_network", "make_rows"]
+
+
+MOST_LOG_RATIO = 30.0  # of densities, as of probabilities: no ratio overflows
+
+
+class GaussianActing(Acting):
+    """Draws of a Gaussian, and its moments for the log; in evaluations the mean."""
+
+    algorithm: ImpactAlgorithm
+
+    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
+        """Returns the shares [E] of the policy's own deviation: all of it."""
+        return np.ones(len(slots))
+
+    def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
+        """Returns actions [E, size] within the bounds, and the extras of the log."""
+        moments, value = values[:, :-1], values[:, -1]
+        means, logs = np.split(moments, 2, axis=1)
+        deviations = np.exp(logs.clip(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION))
+        drawn = means + exploration[:, None] * deviations * rng.standard_normal(means.shape)
+        center, reach = range_of(self.spec.action_bounds)
+        return clipped(center + reach * drawn, self.spec.action_bounds), {
+            "behavior_moments": moments,
+            "behavior_value": value.clip(-MOST_VALUE, MOST_VALUE).astype(np.float16),
+        }
 
 
 class ImpactLearning(ImpalaLearning):
@@ -38,6 +69,7 @@ class ImpactLearning(ImpalaLearning):
 
     def __init__(self, *sections: Any):
         super().__init__(*sections)
+        check_vectors(self.update, self.spec)
         self.num_steps = self.update.minibatches
 
     @property
@@ -67,11 +99,17 @@ class ImpactLearning(ImpalaLearning):
     def policy_loss(self, rows: Rows, known: Callable[[], Traced]) -> tuple[Tensor, Traced]:
         """Returns the clipped surrogate of the ratio min(actor / target policy, rho bar) * policy / actor."""
         traced = known()
-        log_probs = action_log_probs(rows.output.logits[:-1], rows.batch.action)
+        log_probs = self.policies.log_probs(rows.output.logits[:-1], rows.batch.action)
         actors = traced.log_probs - traced.log_rhos
-        ratios = (-traced.log_rhos).exp().clamp(max=self.update.target_rho_bar) * (log_probs - actors).exp()
+        of_actors = (log_probs - actors).clamp(max=MOST_LOG_RATIO).exp()
+        ratios = (-traced.log_rhos).exp().clamp(max=self.update.target_rho_bar) * of_actors
         loss = clipped_surrogate_loss(ratios, traced.targets.pg_advantages, self.update.surrogate_clip)
         return loss, traced
 
 
-make_actor, make_learner = actor_of(ImpalaActing, ActorCriticConfig, make_network), learner_of(ImpactLearning)
+def acting_of(algorithm: ImpactAlgorithm, spec: StreamSpec) -> Acting:
+    """Returns the actor's half for the actions of a spec."""
+    return ImpalaActing(algorithm, spec) if spec.num_actions else GaussianActing(algorithm, spec)
+
+
+make_actor, make_learner = actor_of(acting_of, ActorCriticConfig, make_network), learner_of(ImpactLearning)

@@ -10,6 +10,7 @@ from apexrl.agents.replaying.mix import parts_of
 from apexrl.config.sections import Range
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.types import EnvironmentSpec, StreamSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,48 @@ SMALL: Preset = {
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
 
 
+MUJOCO: Preset = {
+    "algorithm": {"unroll_starts": 64},
+    "update": {"batch_size": 16, "mix": ("uniform@64=1",), "minibatches": 4, "target_period_updates": 16,
+               "learning_rate": 3e-4, "surrogate_clip": 0.2, "trace_lambda": 0.95, "entropy_cost": 0.0,
+               "max_gradient_norm": 0.5, "learning_rate_schedule": "linear"},
+    "network": {"hidden_size": 128},
+    "replay": {"capacity": 100_000, "min_size_to_sample": 4_096, "samples_per_insert": 4.0},
+    "learning": {"normalize_observations": True, "scale_rewards": True, "publish_period_updates": 1,
+                 "publish_period_seconds": 0.1},
+    "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 64},
+    "evaluation": {"evaluation_period_seconds": 15.0},
+}  # fmt: skip
+"""For actions that are vectors: PPO's clip, trace and rate on MuJoCo (arXiv:1707.06347, OpenAI's baselines), with
+observations and rewards in the run's measure. Not tuned."""
+
+
+def stream(algorithm: ImpactAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment, whatever its actions are: as IMPALA's.
+
+    Raises: ConfigError when an LSTM is to see actions that are vectors.
+    """
+    if algorithm.lstm and not environment.num_actions:
+        raise ConfigError(
+            f"--lstm sees the last action as one of several, and environment {environment.env!r} has actions of "
+            f"{len(environment.action_bounds)} numbers: leave it out"
+        )
+    return impala_config.policy_stream(algorithm, environment)
+
+
+def check_vectors(update: ImpactUpdate, environment: EnvironmentSpec) -> None:
+    """Raises ConfigError when actions are vectors, and flags compare policies over several actions."""
+    parts = parts_of(update.mix)
+    compares = {
+        "--trust-region": bool(update.trust_region),
+        "--policy-cloning-cost": bool(update.policy_cloning_cost),
+        f"--mix {' '.join(update.mix)}": any(part.rule is not None or part.overwrites_worst for part in parts),
+    }
+    if not environment.num_actions and (asked := [flag for flag, is_on in compares.items() if is_on]):
+        raise ConfigError(f"{asked[0]} compares policies over several actions, and those of environment "
+                          f"{environment.env!r} are vectors: leave it out")  # fmt: skip
+
+
 def wants(algorithm: ImpactAlgorithm, update: ImpactUpdate) -> tuple[Want, ...]:
     """Returns the wants of the learner.
 
@@ -100,7 +143,7 @@ FAMILY = Family(
     ImpactAlgorithm(),
     ActorCriticConfig("shallow", (32, 64, 64), 512),
     ImpactUpdate(),
-    impala_config.stream,
+    stream,
     wants,
     impala_config.tables,
     "apexrl.agents.impact",
@@ -110,6 +153,7 @@ FAMILY = Family(
         "gpu": TWO_CORES,
         "two-cores": TWO_CORES,
         "small": SMALL,
+        "mujoco": MUJOCO,
     },
     raw_rewards_flag=impala_config.FAMILY.raw_rewards_flag,
 )  # fmt: skip

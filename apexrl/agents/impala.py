@@ -14,16 +14,16 @@ from apexrl.agents.contract import Batches, Exploration, Extras, UnrollBatch
 from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, RMSPropForm
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, selections_of, wants
+from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, behavior_field, selections_of, wants
 from apexrl.agents.recurrence import lstm_size_of
 from apexrl.agents.replaying.mix import parts_of
-from apexrl.agents.replaying.policy_targets import Rows, Traced, metrics_of
+from apexrl.agents.replaying.policy_targets import Categoricals, Gaussians, Policies, Rows, Traced, metrics_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
-from apexrl.losses.categorical import action_log_probs, log_probs
+from apexrl.losses.categorical import log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
-from apexrl.losses.policy_gradient import entropy_loss, policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
+from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import vtrace
 from apexrl.networks import actor_critic
@@ -82,7 +82,8 @@ class ImpalaLearning(Learning):
         super().__init__(*sections)
         update, spec, device = self.update, self.spec, self.device
         self.is_mean = update.reduction == "mean"
-        self._action_names = spec.action_names or tuple(map(str, range(spec.num_actions)))
+        self.policies: Policies = Categoricals(spec) if spec.num_actions else Gaussians(spec, device)
+        self._behavior = behavior_field(spec).name
         self._parts, wanted = parts_of(update.mix), wants(self.algorithm, update)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         num_features = lstm_size_of(spec) or self.network.hidden_size
@@ -120,9 +121,9 @@ class ImpalaLearning(Learning):
     def traced(self, rows: Rows) -> Traced:
         """Returns the targets of a network's own policy."""
         update, batch, logits, values = self.update, rows.batch, rows.output.logits[:-1], rows.output.values[:-1]
-        behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]  # a reset ignored its action
-        log_probs = action_log_probs(logits, batch.action)
-        log_rhos = log_probs - action_log_probs(behavior, batch.action)
+        behavior, valid = batch.extras[self._behavior], ~batch.start[1:]  # a reset ignored its action
+        log_probs = self.policies.log_probs(logits, batch.action)
+        log_rhos = log_probs - self.policies.log_probs(behavior, batch.action)
         accept = None
         if self._online_share < 1 and update.trust_region:
             accept = accepted_states(behavior, logits, update.trust_region, update.rho_bar)
@@ -143,10 +144,10 @@ class ImpalaLearning(Learning):
     def _losses_of(self, rows: Rows, known: Callable[[], Any]) -> Losses:
         update, (begun, batch, is_new, output) = self.update, rows
         logits, values = output.logits[:-1], output.values[:-1]
-        behavior, valid = batch.extras["behavior_log_probs"], ~batch.start[1:]
+        behavior, valid = batch.extras[self._behavior], ~batch.start[1:]
         losses, (targets, log_rhos, _, accept) = self.policy_loss(rows, known)
         losses = losses + update.value_cost * value_loss(values, targets.vs)
-        losses = losses + self._entropy_cost * self._entropy_weight(is_new) * entropy_loss(logits)
+        losses = losses + self._entropy_cost * self._entropy_weight(is_new) * -self.policies.entropy(logits)
         losses = losses.masked_fill(~targets.learned, 0)
         if update.policy_cloning_cost or update.value_cloning_cost:
             cloning = update.policy_cloning_cost * policy_cloning_loss(behavior, logits)
@@ -154,7 +155,7 @@ class ImpalaLearning(Learning):
             losses = losses + cloning.masked_fill(is_new, 0)
         loss, count = sum_losses(losses, valid, batch.weight)
         real = valid & (batch.weight > 0)
-        metrics = metrics_of(real, logits, values, log_rhos, targets, self._action_names)
+        metrics = metrics_of(real, logits, values, log_rhos, targets, self.policies)
         rejected = None if accept is None else ~accept
         results = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
         overwriting = [part.name for part in self._parts if part.overwrites_worst]

@@ -120,14 +120,22 @@ def stream(algorithm: ImpalaAlgorithm, environment: EnvironmentSpec) -> StreamSp
     Raises: ConfigError when an action is a vector of numbers.
     """
     check_discrete(environment)
-    extras = [
-        # float16 changes an importance ratio by 0.2 % at most, bfloat16 by 5 %.
-        Field("behavior_log_probs", "step", "float16", (environment.num_actions,)),
-        Field("behavior_value", "step", "float16"),
-    ]
+    return policy_stream(algorithm, environment)
+
+
+def policy_stream(algorithm: ImpalaAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment, whatever its actions are."""
+    extras = [behavior_field(environment), Field("behavior_value", "step", "float16")]
     if algorithm.lstm:
         extras += recurrent_fields(algorithm.lstm_size)
     return environment.streamed(algorithm.unroll_starts, overlap_steps=0, extras=tuple(extras))
+
+
+def behavior_field(environment: EnvironmentSpec) -> Field:
+    """Returns the field of the policy that acted: log-probabilities of all actions, or moments of a Gaussian."""
+    if environment.num_actions:  # float16 changes an importance ratio by 0.2 % at most, bfloat16 by 5 %
+        return Field("behavior_log_probs", "step", "float16", (environment.num_actions,))
+    return Field("behavior_moments", "step", "float32", (2 * len(environment.action_bounds),))
 
 
 def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:

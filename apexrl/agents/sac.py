@@ -17,6 +17,7 @@ from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartO
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.sac_config import SacAlgorithm, SacUpdate
+from apexrl.bounds import clipped, range_of
 from apexrl.losses.maximum_entropy import (
     LEAST_LOG_DEVIATION,
     MOST_LOG_DEVIATION,
@@ -45,9 +46,8 @@ class SacActing(Acting):
         means, logs = np.split(values, 2, axis=1)
         deviations = np.exp(logs.clip(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION))
         drawn = means + exploration[:, None] * deviations * rng.standard_normal(means.shape)
-        low, high = np.array(self.spec.action_bounds, np.float32).T
-        actions = (low + high) / 2 + (high - low) / 2 * np.tanh(drawn)
-        return actions.astype(np.float32).clip(low, high), {}
+        center, reach = range_of(self.spec.action_bounds)
+        return clipped(center + reach * np.tanh(drawn), self.spec.action_bounds), {}
 
 
 class Temperature(nn.Module):

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from apexrl.bounds import Bounds, clipped
 from apexrl.errors import ApexError, ConfigError
 from apexrl.types import MAX_ACTION_SIZE
 
@@ -30,7 +31,7 @@ class Actions:
         if refusal := _why_others(space):
             raise ConfigError(f"environment {env!r} has actions {space}; {refusal}")
         self.space = space
-        self.bounds: tuple[tuple[float, float], ...] = ()  # of each number of a vector
+        self.bounds: Bounds = ()  # of each number of a vector
         self.num = 0  # of discrete ones
         match space:
             case Box():
@@ -89,7 +90,7 @@ def _why_others(space: gymnasium.Space) -> str:
     return ""
 
 
-def taken(actions: Any, steps: np.ndarray, num_actions: int, bounds: tuple[tuple[float, float], ...]) -> np.ndarray:
+def taken(actions: Any, steps: np.ndarray, num_actions: int, bounds: Bounds) -> np.ndarray:
     """Returns actions as environments take them: [E] int32, or [E, action size] float32 within their bounds.
 
     Args:
@@ -113,9 +114,3 @@ def taken(actions: Any, steps: np.ndarray, num_actions: int, bounds: tuple[tuple
         raise ApexError(f"the agent gives the action {given[wrong]} in step {steps[wrong] + 1} of an episode: "
                         f"{needed} are needed")  # fmt: skip
     return given.astype(np.int32) if num_actions else clipped(given, bounds)
-
-
-def clipped(actions: np.ndarray, bounds: tuple[tuple[float, float], ...]) -> np.ndarray:
-    """Returns vectors of actions [.., action size] as float32 within their bounds."""
-    low, high = np.array(bounds, np.float32).T
-    return np.clip(actions, low, high).astype(np.float32)

@@ -1,9 +1,9 @@
-"""The losses of an actor-critic: policy gradient, value, entropy. Each is one number a step, until they are summed."""
+"""The losses of an actor-critic: policy gradient and value. Each is one number a step, until they are summed."""
 
 import torch
 from torch import Tensor
 
-from apexrl.losses.categorical import action_log_probs, entropy
+from apexrl.losses.categorical import action_log_probs
 
 
 def policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
@@ -32,11 +32,6 @@ def value_loss(values: Tensor, targets: Tensor) -> Tensor:
     if values.shape != targets.shape:
         raise ValueError(f"shapes differ: {tuple(values.shape)}, {tuple(targets.shape)}")
     return 0.5 * (targets.detach() - values).square()
-
-
-def entropy_loss(logits: Tensor) -> Tensor:
-    """Returns the negative entropy [T, B] of policies [T, B, A]: minimising it keeps the policy random."""
-    return -entropy(logits)
 
 
 def sum_losses(losses: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

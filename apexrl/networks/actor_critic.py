@@ -5,7 +5,7 @@ Learners call `unroll` with whole unrolls. Actors call the network through a `Po
 * without an LSTM, `Policy.values` returns [E, A + 1],
 * with an LSTM, `Policy.values` also takes the `memory_of` the environments, and returns [E, A + 1 + 2 lstm_size].
 
-`split` takes both apart.
+`split` takes both apart. Where actions are vectors, a policy is the moments of a Gaussian instead of A logits.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.recurrent import History, RecurrentNetwork
 from apexrl.networks.torsos import ResidualTorso, Torso, check_sizes, make_torso
@@ -23,7 +22,7 @@ from apexrl.types import EnvironmentSpec
 class ActorCriticOutput(NamedTuple):
     """The results for observations [..], all float32."""
 
-    logits: Tensor  # [.., A] of the policy
+    logits: Tensor  # [.., A] of the policy, or moments [.., 2 size] of a Gaussian
     values: Tensor  # [..]
     state: Tensor | None  # [B, 2, lstm_size], without gradient; None without an LSTM
     features: Tensor | None = None  # [.., size] that the last layers see; None in an actor
@@ -32,31 +31,36 @@ class ActorCriticOutput(NamedTuple):
 def make_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0) -> "ActorCriticNetwork":
     """Returns the actor-critic network for the observations of a spec, with an LSTM where its size is not 0.
 
-    Raises: ConfigError when actions or frames are of a kind that is not supported, or a size makes no sense.
+    Raises: ConfigError when frames are of a kind that is not supported, or a size makes no sense.
     """
-    if not spec.num_actions:
-        raise ConfigError(f"{spec.env} has actions that are vectors: this network chooses among discrete actions")
     check_sizes(config, *config.channels, config.hidden_size, *([lstm_size] if lstm_size else []))
     torso = make_torso(spec, config.channels, config.hidden_size, config.torso)
-    return ActorCriticNetwork(torso, config.hidden_size, spec.num_actions, lstm_size)
+    return ActorCriticNetwork(torso, config.hidden_size, spec, lstm_size)
+
+
+def policy_size(spec: EnvironmentSpec) -> int:
+    """Returns how many numbers give a policy: A logits, or the moments of a Gaussian."""
+    return spec.num_actions or 2 * len(spec.action_bounds)
 
 
 class ActorCriticNetwork(RecurrentNetwork):
-    """Logits of a policy and a value of each observation.
+    """A policy and a value of each observation.
 
     Source: arXiv:1802.01561, figure 3.
     """
 
-    def __init__(self, torso: Torso, hidden_size: int, num_actions: int, lstm_size: int):
-        super().__init__(torso, hidden_size, num_actions, lstm_size)
-        self.policy = nn.Linear(self.core_size, self.num_actions)
+    def __init__(self, torso: Torso, hidden_size: int, spec: EnvironmentSpec, lstm_size: int):
+        super().__init__(torso, hidden_size, spec.num_actions, lstm_size)
+        self.policy_size = policy_size(spec)
+        self.policy = (nn.Linear(self.core_size, spec.num_actions) if spec.num_actions
+                       else GaussianHead(self.core_size, len(spec.action_bounds)))  # fmt: skip
         self.value = nn.Linear(self.core_size, 1)
         initialize(self.hidden, *torso_layers(torso))
-        initialize(self.policy, gain=0.01)
+        initialize(self.policy if isinstance(self.policy, nn.Linear) else self.policy.means, gain=0.01)
         initialize(self.value, gain=1.0)
 
     def outputs(self, core: Tensor) -> Tensor:
-        """Returns [.., A + 1]: the logits, and the value."""
+        """Returns [.., A + 1]: the logits or moments, and the value."""
         return torch.cat([self.policy(core), self.value(core)], dim=-1)
 
     def unroll(
@@ -67,6 +71,23 @@ class ActorCriticNetwork(RecurrentNetwork):
         with torch.autocast(core.device.type, enabled=False):
             ended = None if state is None else state.detach()
             return ActorCriticOutput(self.policy(core), self.value(core).squeeze(-1), ended, core)
+
+
+class GaussianHead(nn.Module):
+    """The moments [.., 2 size] of a Gaussian, whose deviations no observation changes. They begin at 1.
+
+    Sources: TRPO (arXiv:1502.05477, appendix D), and PPO of OpenAI's baselines.
+    """
+
+    def __init__(self, num_features: int, size: int):
+        super().__init__()
+        self.means = nn.Linear(num_features, size)
+        self.log_deviations = nn.Parameter(torch.zeros(size))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Returns means, then logarithms of deviations."""
+        means = self.means(features)
+        return torch.cat([means, self.log_deviations.expand_as(means)], dim=-1)
 
 
 def torso_layers(torso: Torso) -> list[nn.Module]:
@@ -90,9 +111,9 @@ def initialize(*layers: nn.Module, gain: float = 2**0.5) -> None:
         nn.init.zeros_(layer.bias)
 
 
-def split(values: Tensor, num_actions: int) -> ActorCriticOutput:
-    """Returns the parts of the result [E, X] of `Policy.values`; views of it."""
-    state = values[:, num_actions + 1 :]
+def split(values: Tensor, size: int) -> ActorCriticOutput:
+    """Returns the parts of the result [E, X] of `Policy.values` for a `policy_size`; views of it."""
+    state = values[:, size + 1 :]
     recurrent = state.shape[1] > 0
-    parts = values[:, :num_actions], values[:, num_actions]
+    parts = values[:, :size], values[:, size]
     return ActorCriticOutput(*parts, state.unflatten(1, (2, -1)) if recurrent else None)

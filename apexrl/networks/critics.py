@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from apexrl.networks.action_range import RangedModule
 from apexrl.networks.config import CriticNorm, VectorConfig
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.torsos import make_torso
@@ -57,11 +58,8 @@ class Critics(nn.Module):
         return values, next_values
 
 
-class Critic(nn.Module):
+class Critic(RangedModule):
     """The value of an action, which joins the observation where it is a vector, or else the features of pictures."""
-
-    center: Tensor
-    reach: Tensor
 
     def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm, num_outputs: int):
         super().__init__()
@@ -69,10 +67,8 @@ class Critic(nn.Module):
         is_vector, num_numbers = len(spec.frame_shape) <= 1, spec.stacked_frames * spec.frame_size
         self.torso = None if is_vector else make_torso(spec, config.channels, size)
         num_features = num_numbers if self.torso is None else self.torso.num_features
-        low, high = torch.tensor(spec.action_bounds).T
-        self.register_buffer("center", (low + high) / 2, persistent=False)
-        self.register_buffer("reach", (high - low) / 2, persistent=False)
-        num_inputs = num_features + len(low)
+        self.take_range(spec)
+        num_inputs = num_features + len(spec.action_bounds)
         layers: list[nn.Module] = [NORMS[norm](num_inputs)] if norm == "batch" else []
         for inputs in (num_inputs, size):
             normed = [NORMS[norm](size), nn.ReLU()]  # CrossQ normalizes what the next layer takes

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import ConfigError
+from apexrl.networks.action_range import RangedModule
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.torsos import FrameNetwork, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
@@ -20,21 +21,16 @@ def make_policy(spec: EnvironmentSpec, config: DeterministicConfig) -> "Determin
     return DeterministicPolicy(spec, config)
 
 
-class DeterministicPolicy(FrameNetwork):
+class DeterministicPolicy(FrameNetwork, RangedModule):
     """An action for each observation, within the bounds of the environment by a tanh.
 
     Source: arXiv:1509.02971.
     """
 
-    center: Tensor
-    reach: Tensor
-
     def __init__(self, spec: EnvironmentSpec, config: DeterministicConfig):
         super().__init__(make_torso(spec, config.channels, config.hidden_size))
-        low, high = torch.tensor(spec.action_bounds).T
-        self.action = nn.Linear(self.torso.num_features, len(low))
-        self.register_buffer("center", (low + high) / 2, persistent=False)
-        self.register_buffer("reach", (high - low) / 2, persistent=False)
+        self.action = nn.Linear(self.torso.num_features, len(spec.action_bounds))
+        self.take_range(spec)
 
     def heads(self, features: Tensor) -> Tensor:
         """Returns the actions [B, size] float32 of the torso's features."""

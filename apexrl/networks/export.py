@@ -44,14 +44,14 @@ class _Values(nn.Module):
 
 
 class _PolicyAndValue(nn.Module):
-    """[B, A] logits and [B] values."""
+    """[B, A] logits or moments, and [B] values."""
 
     def __init__(self, network: ActorCriticNetwork):
         super().__init__()
         self.network = network
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        output = split(self.network(observation), self.network.num_actions)
+        output = split(self.network(observation), self.network.policy_size)
         return output.logits, output.values
 
 
@@ -94,7 +94,7 @@ def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
     )
     wrapped: nn.Module = _Values(network)
     if isinstance(network, ActorCriticNetwork):
-        outputs, wrapped = ("logits", "value"), _PolicyAndValue(network)
+        outputs, wrapped = ("logits" if spec.num_actions else "moments", "value"), _PolicyAndValue(network)
     if not isinstance(network, RecurrentNetwork) or network.lstm is None:
         return Graph(wrapped, inputs, outputs)
     inputs |= {

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from apexrl.networks.action_range import RangedModule
 from apexrl.networks.config import GaussianConfig
 from apexrl.networks.torsos import FrameNetwork, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
@@ -17,21 +18,16 @@ def make_policy(spec: EnvironmentSpec, config: GaussianConfig) -> "GaussianPolic
     return GaussianPolicy(spec, config)
 
 
-class GaussianPolicy(FrameNetwork):
+class GaussianPolicy(FrameNetwork, RangedModule):
     """The means of an action's numbers and the logarithms of their deviations, before the tanh.
 
     Source: SAC, arXiv:1812.05905.
     """
 
-    center: Tensor
-    reach: Tensor
-
     def __init__(self, spec: EnvironmentSpec, config: GaussianConfig):
         super().__init__(make_torso(spec, config.channels, config.hidden_size))
-        low, high = torch.tensor(spec.action_bounds).T
-        self.moments = nn.Linear(self.torso.num_features, 2 * len(low))
-        self.register_buffer("center", (low + high) / 2, persistent=False)
-        self.register_buffer("reach", (high - low) / 2, persistent=False)
+        self.moments = nn.Linear(self.torso.num_features, 2 * len(spec.action_bounds))
+        self.take_range(spec)
 
     def heads(self, features: Tensor) -> Tensor:
         """Returns [B, 2 size] float32 of the torso's features: means, then logarithms of deviations."""

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-from apexrl.environments.actions import Actions, clipped
+from apexrl.bounds import clipped
+from apexrl.environments.actions import Actions
 
 
 @pytest.mark.parametrize(

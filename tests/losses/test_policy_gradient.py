@@ -2,14 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.losses.categorical import entropy
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
-from apexrl.losses.policy_gradient import (
-    entropy_loss,
-    policy_gradient_loss,
-    soft_asymmetric,
-    sum_losses,
-    value_loss,
-)
+from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.vtrace import vtrace
 from tests.losses.unrolls import T, random_unrolls
 
@@ -54,7 +49,7 @@ def whole_loss(parameters, unrolls, inputs, reduction, targets=None):
     losses = (
         policy_gradient_loss(logits, actions, targets.pg_advantages)
         + 0.5 * value_loss(values, targets.vs)
-        + 0.1 * entropy_loss(logits)
+        - 0.1 * entropy(logits)
         + 0.3 * policy_cloning_loss(behavior_logits, logits)
         + 0.2 * value_cloning_loss(unrolls.values, values)
     )

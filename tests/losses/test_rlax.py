@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.losses import gaussian
+from apexrl.losses.categorical import entropy
 from apexrl.losses.categorical_returns import projected
-from apexrl.losses.policy_gradient import clipped_surrogate_loss, entropy_loss, policy_gradient_loss
+from apexrl.losses.policy_gradient import clipped_surrogate_loss, policy_gradient_loss
 from apexrl.losses.quantiles import quantile_huber, quantile_huber_gradient
 from apexrl.losses.value_learning import n_step_targets
 from apexrl.losses.vtrace import vtrace
@@ -82,6 +84,14 @@ def sequence():
     return {f"sequence {name}": array for name, array in numbers.items()}
 
 
+def gaussians():
+    """Actions inside their bounds: rlax clips none."""
+    rng = np.random.default_rng(4)
+    numbers = {"means": rng.normal(size=(20, 3)), "deviations": rng.random((20, 3)) + 0.1}
+    numbers["actions"] = rng.uniform(-0.99, 0.99, (20, 3))
+    return {f"gaussian {name}": array.astype(np.float32) for name, array in numbers.items()}
+
+
 def distributions():
     rng = np.random.default_rng(3)
     support, rewards = np.linspace(-3, 3, 7, dtype=np.float32), rng.normal(0, 2, 20).astype(np.float32)
@@ -103,7 +113,7 @@ def unrolls():
 @pytest.fixture(scope="module")
 def by_rlax(unrolls, tmp_path_factory):
     source, target = (tmp_path_factory.mktemp("rlax") / f"{name}.npz" for name in ("arguments", "results"))
-    arrays = columns_of(unrolls)[1] | policies() | returns() | sequence() | distributions()
+    arrays = columns_of(unrolls)[1] | policies() | returns() | sequence() | distributions() | gaussians()
     np.savez(source, settings=np.array(SETTINGS), **arrays)
     command = [sys.executable, "-m", "tests.losses.rlax_losses", source, target]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
@@ -128,13 +138,21 @@ def test_the_policys_losses_are_those_of_rlax(by_rlax, name):
     given = {key: torch.from_numpy(array) for key, array in policies().items()}
     logits = given["logits"].requires_grad_()
     if name == "entropy":
-        losses = entropy_loss(logits)
+        losses = -entropy(logits)
     else:
         losses = policy_gradient_loss(logits, given["actions"], given["advantages"])
     means = (losses * given["weights"]).mean(dim=0)
     means.sum().backward()
     np.testing.assert_allclose(means.detach(), by_rlax[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(logits.grad, by_rlax[f"{name} gradient"], rtol=1e-5, atol=1e-6)
+
+
+def test_gaussian_policies_are_those_of_rlax(by_rlax):
+    means, deviations, actions = (torch.from_numpy(array) for array in gaussians().values())
+    moments = torch.cat([means, deviations.log()], dim=1)
+    found = {"log-probability": gaussian.action_log_probs(moments, actions), "entropy": gaussian.entropy(moments)}
+    for name, numbers in found.items():
+        np.testing.assert_allclose(numbers, by_rlax[f"gaussian {name}"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_of_quantiles_is_that_of_rlax(by_rlax):

@@ -285,7 +285,19 @@ def test_the_greatest_network_that_is_described_takes_no_memory():
         policy_of(spec, config, make_network(spec, Sizes(DEEP)))
 
 
-def test_actions_that_are_vectors_are_refused():
-    spec = EnvironmentSpec("Shape-v0", (3,), "float32", 1, 0, 1, ((-1.0, 1.0),))
-    with pytest.raises(ConfigError, match="discrete actions"):
-        make_network(spec, Sizes(SHALLOW))
+def test_the_policy_over_vectors_is_a_gaussian_whose_deviations_are_learned_for_all_observations():
+    bounds = ((-1.0, 1.0), (0.0, 3.0))
+    spec, sizes = EnvironmentSpec("Shape-v0", (3,), "float32", 2, 0, 1, bounds), Sizes(SHALLOW)
+    torch.manual_seed(0)
+    network = make_network(spec, sizes)
+    with torch.no_grad():
+        network.policy.log_deviations.copy_(torch.tensor([-1.0, 0.5]))
+    frames, starts, stacks, _, _ = stream(spec)
+    output = network.unroll(stored(spec, stacks))
+    assert (output.logits[..., 2:] == torch.tensor([-1.0, 0.5])).all() and output.logits[..., :2].std() > 0
+    acting = policy_of(spec, sizes, network)
+    stack = acting.frame_stack(NUM_ENVS)
+    for t in range(STEPS):
+        found = split(torch.from_numpy(acting.values(frames[t], starts[t], stack)), 4)
+        torch.testing.assert_close(found.logits, output.logits[t].detach())
+        torch.testing.assert_close(found.values, output.values[t].detach())

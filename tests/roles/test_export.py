@@ -30,6 +30,8 @@ SCREENS = EnvironmentSpec("Screens-v0", (40, 44), "uint8", 4, 6, 4)
 COLOURS = EnvironmentSpec("Colours-v0", (10, 5, 3), "uint8", 2, 3, 1)
 VECTORS = EnvironmentSpec("Vectors-v0", (4,), "float32", 2, 3, 1, action_names=("left", "stay", "right"))
 
+ARMS = EnvironmentSpec("Arm-v0", (4,), "float32", 2, 0, 1, action_bounds=((-2.0, 2.0), (0.0, 1.0)))
+
 
 @pytest.fixture
 def checkpoint(tmp_path):
@@ -88,8 +90,9 @@ def check_notes(said, session, environment, lstm):
         ("impala", VECTORS, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
         ("r2d2", VECTORS, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
         ("apex-dqn", VECTORS, DuelingConfig((4, 4, 4), 16), False),
+        ("impact", ARMS, ActorCriticConfig("shallow", (4, 4, 4), 16), False),
     ],
-    ids=["apex-dqn", "impala", "impala-lstm-normalized", "r2d2-normalized", "apex-dqn-normalized"],
+    ids=["apex-dqn", "impala", "impala-lstm-normalized", "r2d2-normalized", "apex-dqn-normalized", "impact-vectors"],
 )
 def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, agent, environment, network, lstm):
     monkeypatch.setattr("apexrl.networks.policy.fastest_dtype", lambda device, spec: torch.float32)
@@ -116,7 +119,9 @@ def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, 
         _, _, state = actor.act(seen, np.zeros(NUM_ENVS), state, rng)
         together = np.column_stack([array.reshape(NUM_ENVS, -1) for array in found])
         np.testing.assert_allclose(together, wanted[-1], rtol=0, atol=1e-5)
-    assert np.std(wanted, axis=0).min() > 1e-4, "each number depends on the observation"
+    num_constant = (np.std(wanted, axis=(0, 1)) < 1e-4).sum()
+    assert num_constant == len(environment.action_bounds), "all but a Gaussian's deviations depend on the observation"
+    assert [output.name for output in session.get_outputs()][0] != "logits" or environment.num_actions
 
 
 def test_what_has_no_graph_is_refused(tmp_path, checkpoint, monkeypatch):

@@ -1,15 +1,16 @@
 """The rows of a batch with the results of a network, the targets of its policy, and what is told of them."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from apexrl.agents.contract import Batches, UnrollBatch
-from apexrl.losses.categorical import entropy, log_probs
+from apexrl.bounds import range_of
+from apexrl.losses import categorical, gaussian
 from apexrl.losses.vtrace import VTrace
 from apexrl.networks.actor_critic import ActorCriticOutput
+from apexrl.types import EnvironmentSpec
 
 MOST_SHOWN_RATIO = 100.0  # in a metric's mean
 
@@ -38,20 +39,73 @@ class Traced(NamedTuple):
         return Traced(targets, self.log_rhos[:, rows], self.log_probs[:, rows], accept)
 
 
+class Policies(Protocol):
+    """A kind of policies, each given by its `logits` [..]: what a network's head gives and the log holds."""
+
+    shown_names: tuple[str, ...]
+
+    def log_probs(self, logits: Tensor, actions: Tensor) -> Tensor:
+        """Returns the log-probabilities [..] of actions of the log."""
+        ...
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Returns the entropies [..]."""
+        ...
+
+    def shown(self, logits: Tensor) -> Tensor:
+        """Returns the numbers [.., n] of which people see the means, by `shown_names`."""
+        ...
+
+
+class Categoricals:
+    """Policies over A actions."""
+
+    def __init__(self, spec: EnvironmentSpec):
+        names = spec.action_names or tuple(map(str, range(spec.num_actions)))
+        self.shown_names = tuple(f"probability_{name}" for name in names)
+
+    def log_probs(self, logits: Tensor, actions: Tensor) -> Tensor:
+        return categorical.action_log_probs(logits, actions)
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        return categorical.entropy(logits)
+
+    def shown(self, logits: Tensor) -> Tensor:
+        return categorical.log_probs(logits).exp()
+
+
+class Gaussians:
+    """Policies over vectors of actions."""
+
+    shown_names: tuple[str, ...] = ("deviation",)
+
+    def __init__(self, spec: EnvironmentSpec, device: torch.device):
+        self._center, self._reach = (torch.tensor(n, device=device) for n in range_of(spec.action_bounds))
+
+    def log_probs(self, logits: Tensor, actions: Tensor) -> Tensor:
+        return gaussian.action_log_probs(logits, (actions - self._center) / self._reach)
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        return gaussian.entropy(logits)
+
+    def shown(self, logits: Tensor) -> Tensor:
+        return gaussian.deviations(logits).mean(dim=-1, keepdim=True)
+
+
 @torch.no_grad()
-def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace,
-               action_names: Sequence[str]) -> dict[str, Tensor]:  # fmt: skip
+def metrics_of(real: Tensor, logits: Tensor, values: Tensor, log_rhos: Tensor, targets: VTrace, policies: Policies
+               ) -> dict[str, Tensor]:  # fmt: skip
     """Returns means over the real steps [T, B] of a batch, those that are no resets and do not only fill it."""
     share = real / real.sum().clamp(min=1)
 
     def mean(numbers: Tensor) -> Tensor:
         return (share * numbers.masked_fill(~real, 0)).sum()
 
-    probabilities = (share.unsqueeze(-1) * log_probs(logits).exp()).sum(dim=(0, 1))
+    shown = (share.unsqueeze(-1) * policies.shown(logits)).sum(dim=(0, 1))
     return {
         "td_error": mean(targets.errors.abs()),
         "value_mean": mean(values),
-        "entropy": mean(entropy(logits)),
+        "entropy": mean(policies.entropy(logits)),
         "importance_ratio": mean(log_rhos.exp().clamp(max=MOST_SHOWN_RATIO)),
         "rejected_share": mean((~targets.learned).float()),
-    } | {f"probability_{name}": p for name, p in zip(action_names, probabilities.unbind(), strict=True)}
+    } | dict(zip(policies.shown_names, shown.unbind(), strict=True))

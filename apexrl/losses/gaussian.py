@@ -1,0 +1,40 @@
+"""Gaussian policies over vectors of numbers, each of which is clipped to -1 to 1 before it is taken as an action.
+
+A policy is given by its moments [..., 2 size]: means, then logarithms of deviations. An action at a bound stands for
+all draws beyond it, so its probability is that of the tail. Source: clipped action policy gradients, arXiv:1802.07564.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION = -5.0, 2.0
+AT_BOUND = 1 - 1e-6  # an action that was scaled to its bounds and back may miss them by its rounding
+
+
+def action_log_probs(moments: Tensor, actions: Tensor) -> Tensor:
+    """Returns the log-probabilities [...] of actions [..., size] from -1 to 1: a density, or tails at bounds."""
+    if moments.shape[:-1] != actions.shape[:-1] or moments.shape[-1] != 2 * actions.shape[-1]:
+        raise ValueError(f"moments {tuple(moments.shape)} are not those of actions {tuple(actions.shape)}")
+    means, logs = _split(moments)
+    deviations = logs.exp()
+    density = -0.5 * ((actions - means) / deviations).square() - logs - 0.5 * math.log(2 * math.pi)
+    tail = torch.special.log_ndtr((actions.sign() * means - 1) / deviations)
+    return torch.where(actions.abs() >= AT_BOUND, tail, density).sum(dim=-1)
+
+
+def entropy(moments: Tensor) -> Tensor:
+    """Returns the entropies [...] of policies before their draws are clipped."""
+    _, logs = _split(moments)
+    return (logs + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
+
+
+def deviations(moments: Tensor) -> Tensor:
+    """Returns the deviations [..., size] of policies."""
+    return _split(moments)[1].exp()
+
+
+def _split(moments: Tensor) -> tuple[Tensor, Tensor]:
+    means, logs = moments.chunk(2, dim=-1)
+    return means, logs.clamp(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION)
