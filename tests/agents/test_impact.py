@@ -255,7 +255,7 @@ def test_flags_that_exclude_each_other_are_refused(changes, complaint):
     [
         (
             {"trust_region": 0.1},
-            r"--trust-region compares policies over several actions, and those of environment 'Arm",
+            "--trust-region compares policies over several actions, and those of environment",
         ),
         ({"policy_cloning_cost": 0.1}, "--policy-cloning-cost compares"),
         ({"mix": ("elite-1@40=1",)}, r"--mix elite-1@40=1 compares"),

@@ -44,11 +44,9 @@ def main(source, target):
     results["n-step errors"] = rlax.transformed_n_step_q_learning(*ours, n=5, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR)
     ratios = np.exp(logits[..., 0])
     results["surrogate"] = jax.vmap(lambda r, a: rlax.clipped_surrogate_pg_loss(r, a, 0.4), 1)(ratios, advantages)
-    gaussian, means = rlax.gaussian_diagonal(), given["gaussian means"]
-    results["gaussian log-probability"] = gaussian.logprob(
-        given["gaussian actions"], means, given["gaussian deviations"]
-    )
-    results["gaussian entropy"] = gaussian.entropy(means, given["gaussian deviations"])
+    actions, *moments = (given[f"gaussian {name}"] for name in ("actions", "means", "deviations"))
+    results["gaussian log-probability"] = rlax.gaussian_diagonal().logprob(actions, *moments)
+    results["gaussian entropy"] = rlax.gaussian_diagonal().entropy(*moments)
     project = jax.vmap(rlax.categorical_l2_project, (0, 0, None))
     results["projected"] = project(given["moved"], given["probabilities"], given["support"])
     np.savez(target, **results)
