@@ -65,6 +65,7 @@ class Stop(threading.Event):
         self.num_signals = 0
         self._wakeup: int | None = None  # the descriptor that Python writes the number of a signal to
         self._heeds_at = 0.0
+        self._hang_up: Callable[[], None] | None = None
 
     def fail(self, error: BaseException) -> None:
         """Sets the stop because of an error. The first error is kept."""
@@ -82,11 +83,19 @@ class Stop(threading.Event):
         self.heed_signals()
 
         def wait() -> None:
-            while os.read(reading, 1):
+            while received := os.read(reading, 1):
+                if received[0] == signal.SIGHUP and self._hang_up is not None:
+                    self._hang_up()
+                    continue
                 self.num_signals += 1
                 self.set()
 
         self.thread(wait, "signals")
+
+    def on_hang_up(self, act: Callable[[], None]) -> None:
+        """Makes SIGHUP call a function, in the thread of the signals; without `on_signals`, nothing."""
+        self._hang_up, self._heeds_at = act, 0.0
+        self.heed_signals()
 
     def heed_signals(self) -> None:
         """Sets the handlers of `on_signals` again, which foreign code may have replaced; without that call, nothing.
@@ -98,7 +107,7 @@ class Stop(threading.Event):
             return
         self._heeds_at = now + HEED_SECONDS
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if self._hang_up is not None else [])):
             signal.signal(number, _ignore)
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:

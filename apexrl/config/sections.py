@@ -142,6 +142,8 @@ class ReplayConfig:
 
     capacity: int = 2_000_000
     """Transitions kept; a soft limit (Ape-X)."""
+    max_gb: Annotated[float, Range(0)] = 0.0
+    """Gigabytes of compressed unrolls that the replay server keeps at most; 0: --capacity is the only bound."""
     min_size_to_sample: int = 50_000
     """Transitions before the first batch (Ape-X); a queue gives what there is."""
     samples_per_insert: Annotated[float, Range(0)] = 0.8

@@ -42,7 +42,9 @@ class Logs:
         return LogClient(replay, name, batch_sizes, prefetch_batches, keyring=self._keyring)
 
     def start(self, stop: Stop) -> None:
-        """Starts the threads of the servers, where there are any."""
+        """Starts the threads of the servers, where there are any. SIGHUP makes them read again who may connect."""
+        if self._keyring is not None:
+            stop.on_hang_up(self._keyring.read_again_or_tell)
 
     def close(self) -> None:
         """Frees the keys."""
@@ -66,6 +68,7 @@ class Connections(Logs):
 
     def start(self, stop: Stop) -> None:
         """Starts the threads."""
+        super().start(stop)
         stop.thread(self._metrics.run, "metrics")
         stop.thread(self._publisher.run, "parameters")
 

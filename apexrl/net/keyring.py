@@ -5,6 +5,7 @@ actor (evaluators are actors). A role may have further keys, named `ROLE-anythin
 accepts all of its public keys. A key is a line of 40 characters (Z85).
 """
 
+import logging
 import os
 import struct
 from pathlib import Path
@@ -16,12 +17,17 @@ from zmq.utils import z85
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_whole
 
+logger = logging.getLogger(__name__)
+
 MAX_KEY_BYTES = 4096
 ROLES = ("replay", "learner", "actor")
 
 
 class Keyring:
-    """The keys of one process, and the guards of its server sockets. Only the thread that makes the sockets uses it."""
+    """The keys of one process, and the guards of its server sockets. Only the thread that makes the sockets uses it.
+
+    `read_again_or_tell` is for any thread, such as the one that hears SIGHUP.
+    """
 
     def __init__(self, directory: Path, role: str):
         """Reads the keys.
@@ -56,6 +62,14 @@ class Keyring:
         """
         for allowed in self._allowed:
             allowed.read()
+
+    def read_again_or_tell(self) -> None:
+        """Reads the keys again, and says so. Where they cannot be read the old ones count."""
+        try:
+            self.read_again()
+            logger.info("the keys in %s were read again: they count for new connections", self.directory)
+        except ConfigError as error:
+            logger.error("the keys stay as they are: %s", error)
 
     def introduce(self, socket: zmq.Socket, server: str) -> None:
         """Makes a socket, before it connects, show our key and talk only to the owner of the server role's key."""

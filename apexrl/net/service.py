@@ -157,7 +157,8 @@ class ReplayService:
         if self._journal_dir is not None:
             journal = Journal(self._journal_dir, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
-        logger.info("the log holds %s, %d transitions at most", spec.env, self._config.capacity)
+        by_bytes = f" and {self._config.max_gb:g} GB" if self._config.max_gb else ""
+        logger.info("the log holds %s, %d transitions%s at most", spec.env, self._config.capacity, by_bytes)
         if self.open_log is not None:
             replay.set_batch_sizes(*self.open_log.learners.batch_sizes)
             with contextlib.suppress(JournalError):  # it holds nothing

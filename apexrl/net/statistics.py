@@ -63,7 +63,7 @@ def log_metrics(replay: Replay, now: float) -> dict[str, float]:
     oldest = log.get(log.first_number)
     metrics: dict[str, float] = {
         "size": log.num_transitions,
-        "fill": log.num_transitions / replay.config.capacity,
+        "fill": replay.fill,
         "age_seconds": now - oldest.arrived_seconds if oldest is not None else 0.0,
         "transitions_inserted": log.num_inserted,
         "transitions_sampled": sum(_transitions_sampled(table, replay) for table in replay.tables.values()),

@@ -1,6 +1,7 @@
 """One replay: the log, its journal, the tables that sample it, and the limiters between inserts and samples."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,7 @@ class Replay:
         self.spec = spec
         self.soft_unrolls = -(-config.capacity // spec.unroll_starts)
         self.ring_unrolls = ring_unrolls(config.capacity, spec.unroll_starts)
+        self.max_bytes = round(config.max_gb * 1e9) or math.inf
         self.log = UnrollLog(self.ring_unrolls)
         self.journal = journal
         self.num_batches = 0
@@ -62,6 +64,11 @@ class Replay:
             if table.most_draws
         }
         self.set_batch_sizes()
+
+    @property
+    def fill(self) -> float:
+        """The log's size as a share of its bound: of transitions or of bytes, whichever it is nearer to."""
+        return max(self.log.num_transitions / self.config.capacity, self.log.num_bytes / self.max_bytes)
 
     def set_batch_sizes(self, *learners: Mapping[str, int]) -> None:
         """Takes the batch sizes of each learner, by table, and fits the limiters to them.
@@ -109,6 +116,7 @@ class Replay:
             for table in self.tables.values():
                 table.insert(first + done, priorities[done:stop], valid[done:stop])
             done = stop
+        self._evict_to(self.ring_unrolls)
         return first
 
     def restore(self, unrolls: Sequence[RecoveredUnroll], end_number: int, directory: Path) -> None:
@@ -141,6 +149,7 @@ class Replay:
             except ValueError as error:
                 logger.warning("table %s goes on with the actors' own priorities: %s", name, error)
                 table.begin_anew()
+        self._evict_to(self.ring_unrolls)
 
     def skip_to(self, number: int) -> None:
         """Goes on at a number; those before it that were not inserted do not exist. Old ones make room for them."""
@@ -270,7 +279,8 @@ class Replay:
         )
 
     def _evict_to(self, num_unrolls: int) -> None:
-        while len(self.log) > num_unrolls:
+        """Removes the oldest unrolls until there are so few, and their bytes fit; the newest always stays."""
+        while len(self.log) > num_unrolls or (self.log.num_bytes > self.max_bytes and len(self.log) > 1):
             number = self.log.evict()
             for table in self.tables.values():
                 table.evict(number)

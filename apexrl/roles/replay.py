@@ -1,7 +1,6 @@
 """The replay server keeps the log of experience and draws the learners' batches: `apexrl replay`, or replay.py."""
 
 import asyncio
-import logging
 import signal
 import time
 from pathlib import Path
@@ -12,13 +11,11 @@ from apexrl.config.commands import ReplayCommand
 from apexrl.config.flags import of_own_shard, parse
 from apexrl.errors import MALFORMED, ConfigError
 from apexrl.lifecycle import CpuMeter, Stop, measured, resident_bytes, run_role
-from apexrl.net.keyring import Keyring, load_keyring
+from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.replay_server import ReplayServer
 from apexrl.net.sockets import address
 from apexrl.types import StreamSpec
-
-logger = logging.getLogger(__name__)
 
 
 async def serve(command: ReplayCommand, stop: Stop) -> None:
@@ -36,7 +33,7 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     if keyring is not None:
-        loop.add_signal_handler(signal.SIGHUP, read_keys_again, keyring)
+        loop.add_signal_handler(signal.SIGHUP, keyring.read_again_or_tell)
     serving = asyncio.create_task(server.run(ended))
     next_report, meter = time.monotonic() + REPORT_PERIOD_SECONDS, CpuMeter()
     try:
@@ -56,15 +53,6 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     finally:
         server.close()
         metrics.close()
-
-
-def read_keys_again(keyring: Keyring) -> None:
-    """Lets new keys in, and removed ones no more; says so. Where they cannot be read the old ones count."""
-    try:
-        keyring.read_again()
-        logger.info("the keys in %s were read again: they count for new connections", keyring.directory)
-    except ConfigError as error:
-        logger.error("the keys stay as they are: %s", error)
 
 
 def stream_of(text: str) -> StreamSpec:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,7 +11,10 @@ import time
 import pytest
 import zmq
 
+from apexrl.config.sections import WireConfig
 from apexrl.errors import ConfigError, PeerError
+from apexrl.learning.connections import Connections
+from apexrl.lifecycle import Stop
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import Keyring, load_keyring, make_keys, public_keys, read_key
 from apexrl.net.log_client import LogClient
@@ -45,6 +49,41 @@ def test_keys_that_are_read_again_let_others_in(keys, strange, start_server, spe
         (keys / "actor-bad.public").write_text("no key")
         with pytest.raises(ConfigError):
             keyring.read_again()
+
+
+def test_a_hang_up_makes_a_learner_read_its_keys_again(keys, strange, free_ports, context, caplog):
+    (strange / "learner.public").write_bytes((keys / "learner.public").read_bytes())
+    parameter_port, metrics_port = free_ports(2)
+    stop = Stop()
+    stop.on_signals()
+    logs = Connections(WireConfig(parameter_port=parameter_port, metrics_port=metrics_port, keys=str(keys)))
+    logs.start(stop)
+    logs.accept("run")
+    endpoint = f"tcp://127.0.0.1:{metrics_port}"
+
+    def gets_in(client):
+        client.run = "run"
+        client.report({"x": 1.0})
+        time.sleep(0.02)
+        return "x" in logs.latest()
+
+    for is_known in (False, True):
+        with contextlib.closing(MetricsClient(endpoint, "new", Keyring(strange, "actor"), context)) as client:
+            if is_known:
+                wait_for(lambda: gets_in(client), 60, "its metrics")  # noqa: B023 - this round's
+            else:
+                assert not any(gets_in(client) for _ in range(50))
+        (keys / "actor-new.public").write_bytes((strange / "actor.public").read_bytes())
+        os.kill(os.getpid(), signal.SIGHUP)
+        wait_for(lambda: "were read again" in caplog.text, 60, "its line")
+        caplog.clear()
+    (keys / "actor-new.public").write_text("no key")
+    os.kill(os.getpid(), signal.SIGHUP)
+    wait_for(lambda: "the keys stay as they are" in caplog.text, 60, "its line")
+    assert not stop.is_set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.wait(60) and stop.error is None
+    logs.close()
 
 
 @pytest.fixture

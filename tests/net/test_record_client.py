@@ -234,3 +234,15 @@ def test_a_server_in_a_program_ends_with_its_block_and_keeps_its_journal(tmp_pat
                     assert client.sample("stack", 100).keys.tolist() == [4, 3, 2, 1]
                     assert sorted(client.sample("any", 100).keys) == [0, 1, 2, 4, 5]
                     assert client.reset("once", 100) == 0
+
+
+def test_a_server_keeps_as_many_bytes_as_it_was_given():
+    config = ReplayConfig(capacity=1000, max_gb=20e-6, tables=("any=uniform:0:1",))
+    with ReplayServer(config) as server, RecordClient(server.endpoints, "records", FIELDS, {"any": 4}) as client:
+        fill(client, 300)
+        with ReplayClient(server.learner_endpoint, "reader") as reader:
+            metrics = reader.statistics(100).metrics
+        assert 15_000 < metrics["log_bytes"] <= 20_000 and 0.75 < metrics["fill"] <= 1 and metrics["size"] < 300
+        client.reset("any", 100)
+        fill(client, 4)
+        assert sorted(client.sample("any", 100).keys.tolist()) is not None

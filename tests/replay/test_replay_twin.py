@@ -1,5 +1,7 @@
 """The whole replay against a slow twin in plain Python, under random operations and restarts."""
 
+import dataclasses
+import math
 import random
 from typing import NamedTuple
 
@@ -52,9 +54,10 @@ class Sent(NamedTuple):
 class SlowReplay:
     """Dictionaries and scans; knows what may be drawn, with which probability."""
 
-    def __init__(self, exponent, num_priorities):
+    def __init__(self, exponent, num_priorities, max_bytes):
         self.exponent = exponent
         self.p = num_priorities
+        self.max_bytes = max_bytes
         self.first = self.end = self.num_batches = 0
         self.inserted = dict.fromkeys(TABLES, 0)
         self.sampled = dict(self.inserted)
@@ -72,6 +75,7 @@ class SlowReplay:
             self.hold(self.end, sent)
             self.end += 1
             self.count([sent])
+        self.fit()
 
     def count(self, unrolls):
         for table in TABLES:
@@ -84,9 +88,17 @@ class SlowReplay:
 
     def evict(self):
         while self.end - self.first > SOFT:
-            for k in range(self.p):
-                del self.powers[self.first * self.p + k]
-            self.first += 1
+            self.drop()
+
+    def fit(self):
+        """Drops the oldest until the bytes fit."""
+        while sum(entry_of(n, self.sent[n]).num_bytes for n in range(self.first, self.end)) > self.max_bytes:
+            self.drop()
+
+    def drop(self):
+        for k in range(self.p):
+            del self.powers[self.first * self.p + k]
+        self.first += 1
 
     def update(self, keys, priorities):
         for key, priority in zip(keys, priorities, strict=True):
@@ -141,9 +153,9 @@ class SlowReplay:
     def snapshot(self):
         return (self.first, self.end, dict(self.powers), dict(self.inserted), dict(self.sampled), set(self.drawn))
 
-    def restart(self, snapshot, exponent):
+    def restart(self, snapshot, exponent, oldest):
         self.num_batches = 0
-        self.first = max(self.end - SOFT, 0)
+        self.first = max(self.end - SOFT, oldest)
         held = range(self.first, self.end)
         old = self.exponent
         self.exponent, self.powers = exponent, {}
@@ -160,22 +172,24 @@ class SlowReplay:
                     self.powers[key] = self.power(powers[key] ** (1 / old))
             since = range(max(end, self.first), self.end)
         self.count([self.sent[n] for n in since])
+        self.fit()
 
 
 def entry_of(number, sent):
-    return LogEntry(b"message %d" % number, b"block" * number, sum(sent.valid), 0.0)
+    return LogEntry(b"message %d" % number, b"block" * (number % 7), sum(sent.valid), 0.0)
 
 
 class Machine:
     """A replay with its journal, and the twin, doing the same."""
 
-    def __init__(self, directory, spec):
+    def __init__(self, directory, spec, max_bytes):
         self.directory = directory
         self.spec = spec
-        self.slow = SlowReplay(0.6, spec.num_priorities)
+        self.slow = SlowReplay(0.6, spec.num_priorities, max_bytes)
         self.snapshot = None  # the twin's, of when one was written
+        self.config = dataclasses.replace(CONFIG, max_gb=0.0 if max_bytes == math.inf else max_bytes / 1e9)
         identity = new_identity(spec)
-        self.fast = Replay(CONFIG, identity, 0, Journal(directory, identity, segment_bytes=300))
+        self.fast = Replay(self.config, identity, 0, Journal(directory, identity, segment_bytes=300))
 
     def insert(self, unrolls):
         first = self.slow.end
@@ -209,7 +223,7 @@ class Machine:
             identity, self.snapshot = new_identity(self.spec), None
             recovered = Recovered(identity, [], 0)
         journal = Journal(self.directory, recovered.identity, segment_bytes=300)
-        config = ReplayConfig(**{**vars(CONFIG), "priority_exponent": exponent})
+        config = dataclasses.replace(self.config, priority_exponent=exponent)
         self.fast = Replay(config, recovered.identity, 0, journal)
         unrolls = [
             RecoveredUnroll(
@@ -224,7 +238,7 @@ class Machine:
         self.fast.restore(unrolls, recovered.end_number, self.directory)
         snapshot, written = self.snapshot or (None, exponent)
         self.slow.exponent = written
-        self.slow.restart(snapshot, exponent)
+        self.slow.restart(snapshot, exponent, min((unroll.number for unroll in unrolls), default=0))
 
     def check(self):
         fast, slow, log = self.fast, self.slow, self.fast.log
@@ -272,10 +286,12 @@ def step(machine, rng):
 
 
 @pytest.mark.parametrize("granularity", SPECS)
-@pytest.mark.parametrize("seed", range(10))
-def test_equals_the_slow_twin_under_random_operations_and_restarts(seed, granularity, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("seed", "max_bytes"), [*((seed, math.inf) for seed in range(10)), (0, 100), (1, 200), (2, 200)]
+)
+def test_equals_the_slow_twin_under_random_operations_and_restarts(seed, max_bytes, granularity, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda _: None)
     rng = random.Random(seed)
-    machine = Machine(tmp_path, SPECS[granularity])
+    machine = Machine(tmp_path, SPECS[granularity], max_bytes)
     for _ in range(500):
         step(machine, rng)

@@ -46,7 +46,7 @@ TEXTS = tuple(
         ("replay/learners", "", "Learners that are connected, guests among them."),
         ("replay/slots", "", "Environment slots that are leased; each has its exploration."),
         ("replay/size", "transitions", "Transitions in the log."),
-        ("replay/fill", "share", "The same as a share of the capacity, which is a soft limit."),
+        ("replay/fill", "share", "The same as a share of the capacity, a soft limit; of --max-gb, if it is nearer."),
         ("replay/age_seconds", "s", "Age of the oldest unroll."),
         ("replay/transitions_inserted", "transitions", f"Transitions that came {SINCE}."),
         ("replay/transitions_sampled", "transitions", f"Transitions that all tables gave {SINCE}, {CANDIDATES}."),
