@@ -54,36 +54,34 @@ def test_keys_that_are_read_again_let_others_in(keys, strange, start_server, spe
 def test_a_hang_up_makes_a_learner_read_its_keys_again(keys, strange, free_ports, context, caplog):
     (strange / "learner.public").write_bytes((keys / "learner.public").read_bytes())
     parameter_port, metrics_port = free_ports(2)
-    stop = Stop()
+    caplog.set_level("INFO")
+    new_key, stop = (strange / "actor.public").read_text(), Stop()
     stop.on_signals()
-    logs = Connections(WireConfig(parameter_port=parameter_port, metrics_port=metrics_port, keys=str(keys)))
-    logs.start(stop)
-    logs.accept("run")
-    endpoint = f"tcp://127.0.0.1:{metrics_port}"
+    wires = WireConfig(parameter_port=parameter_port, metrics_port=metrics_port, keys=str(keys))
+    with contextlib.closing(Connections(wires)) as logs:
+        logs.start(stop)
+        logs.accept("run")
 
-    def gets_in(client):
-        client.run = "run"
-        client.report({"x": 1.0})
-        time.sleep(0.02)
-        return "x" in logs.latest()
+        def gets_in(client):
+            client.run = "run"
+            client.report({"x": 1.0})
+            time.sleep(0.02)
+            return "x" in logs.latest()
 
-    for is_known in (False, True):
-        with contextlib.closing(MetricsClient(endpoint, "new", Keyring(strange, "actor"), context)) as client:
-            if is_known:
-                wait_for(lambda: gets_in(client), 60, "its metrics")  # noqa: B023 - this round's
-            else:
-                assert not any(gets_in(client) for _ in range(50))
-        (keys / "actor-new.public").write_bytes((strange / "actor.public").read_bytes())
-        os.kill(os.getpid(), signal.SIGHUP)
-        wait_for(lambda: "were read again" in caplog.text, 60, "its line")
-        caplog.clear()
-    (keys / "actor-new.public").write_text("no key")
-    os.kill(os.getpid(), signal.SIGHUP)
-    wait_for(lambda: "the keys stay as they are" in caplog.text, 60, "its line")
-    assert not stop.is_set()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.wait(60) and stop.error is None
-    logs.close()
+        for is_known in (False, True):
+            endpoint = f"tcp://127.0.0.1:{metrics_port}"
+            with contextlib.closing(MetricsClient(endpoint, "new", Keyring(strange, "actor"), context)) as client:
+                if is_known:
+                    wait_for(lambda: gets_in(client), 60, "its metrics")
+                else:
+                    assert not any(gets_in(client) for _ in range(50))
+            key, told = ("no key", "stay as they are") if is_known else (new_key, "were read again")
+            (keys / "actor-new.public").write_text(key)
+            os.kill(os.getpid(), signal.SIGHUP)
+            wait_for(lambda: told in caplog.text, 60, "its line")
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(60) and stop.error is None
 
 
 @pytest.fixture
