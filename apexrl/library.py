@@ -91,9 +91,9 @@ def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callbac
         raise ConfigError(f"apexrl.train is called inside of a run, by a module that this imports: {GUARD}")
     is_given = bool(flags.get("resume") or flags.get("run_dir"))
     if not is_given:
-        flags["run_dir"] = made_run(new_run(env))
+        flags["run_dir"] = made_run(new_run(env, _command_line(flags)))
     directory = flags.get("resume") or flags["run_dir"]
-    words = [word for flag, value in {"env": env, **flags}.items() for word in _words(flag, value)]
+    words = _command_line({"env": env, **flags})
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "apexrl", "train", *words],
         env={**child_environment(), PARENT_VARIABLE: str(os.getpid())},
@@ -137,6 +137,10 @@ def _interrupt(process: subprocess.Popen) -> None:
             return
     process.kill()  # its roles notice, and end
     process.wait()
+
+
+def _command_line(flags: Mapping[str, Any]) -> list[str]:
+    return [word for flag, value in flags.items() for word in _words(flag, value)]
 
 
 def _words(flag: str, value: Any) -> list[str]:

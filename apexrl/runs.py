@@ -4,8 +4,9 @@ import csv
 import io
 import itertools
 import math
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from apexrl.types import Count, Finite, Name
 RUNS = Path("runs")  # where runs lie unless told otherwise
 CONFIG_FILE, STATUS_FILE, CURVE_FILE, SUMMARY_FILE = "config.json", "status.json", "evaluations.csv", "summary.json"
 CHECKPOINTS = ("checkpoints/best.safetensors", "checkpoints/latest.safetensors")  # the first that there is is played
+VIDEOS = "videos"  # the directory of a run's videos
 DEPTHS = ("*", "*/*")  # a run, or a run of a sweep
 
 
@@ -71,12 +73,52 @@ class CurvePoint(NamedTuple):
     exploration: float = math.nan  # in the agent's own measure; unknown in files of earlier versions
 
 
+UNFIT = re.compile(r"[^\w.+=]+")  # for the name of a directory
+MAX_NAME = 80
+# Flags that do not tell runs apart: the place, the end and the processes of a run.
+UNNAMED = {
+    *("env", "run-dir", "fork", "guest", "at", "from-journal", "journal-dir", "keys", "trust", "callback", "port-base"),
+    *("total-frames", "total-updates", "stop-at-return", "tensorboard", "wandb", "mlflow", "evaluator", "smoke"),
+    *("episodes", "record-dir", "film-every", "max-restarts", "memory-gb", "num-workers", "keep-checkpoints"),
+    *("device", "actor-device", "learner-devices"),
+}
+UNNAMED_ENDS = ("-port", "-host", "-seconds")
 MOST = (*[2.0**53] * 4, *[1e300] * 5)  # of each number
 
 
-def new_run(env: str) -> str:
-    """Returns the directory of a run that begins now, and was given none."""
-    return str(RUNS / f"{env.replace('/', '-').replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
+def new_run(env: str, words: Sequence[str] = ()) -> str:
+    """Returns the directory of a run that begins now, and was given none: its environment, its --name, its time.
+
+    Args:
+      words: the command line; without a --name, its flags that tell about the learning are the name.
+    """
+    flags = given_flags(words)
+    named = flags.pop("name", "") or "-".join(
+        part for flag, value in flags.items() if _is_telling(flag.removeprefix("no-")) for part in (flag, value) if part
+    )
+    parts = [env, UNFIT.sub("-", named)[:MAX_NAME].strip("-"), time.strftime("%Y%m%d-%H%M%S")]
+    return str(RUNS / UNFIT.sub("-", "-".join(filter(None, parts))))
+
+
+def _is_telling(flag: str) -> bool:
+    return flag not in UNNAMED and not flag.endswith(UNNAMED_ENDS)
+
+
+def given_flags(words: Sequence[str]) -> dict[str, str]:
+    """Returns the values of a command line's flags, as they were given, by the names of the flags without hyphens."""
+    flags: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, flags[name] = word.removeprefix("--").partition("=")
+        elif name:
+            flags[name] = f"{flags[name]} {word}".strip()
+    return flags
+
+
+def video_name(params_version: int) -> str:
+    """Returns the name of the video of the games with some parameters."""
+    return f"game-{params_version:08d}.webm"
 
 
 def made_run(directory: str) -> str:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.runs import CONFIG_FILE, STATUS_FILE, found_runs, made_run, newest_run, read_found
+from apexrl.runs import CONFIG_FILE, STATUS_FILE, found_runs, made_run, new_run, newest_run, read_found
 from apexrl.tools.runs import list_runs
 
 
@@ -93,3 +93,21 @@ def test_nothing_in_a_run_controls_the_terminal_that_lists_it(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out + printed.err
     assert "good\\x1b]0;title\\x07" in printed.out and printed.err.count("left out") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], ""),
+        (["--env", "Catch-v0", "--total-frames", "60k", "--actor-port", "5", "--no-tensorboard"], ""),
+        (["--agent", "impala", "--learning-rate=3e-4", "--no-lstm"], "agent-impala-learning-rate-3e-4-no-lstm-"),
+        (["--mix", "queue=1/2", "recent=1/2", "--env-kwargs", '{"a": -1}'], "mix-queue=1-2-recent=1-2-env-kwargs-a-1-"),
+        (["--seed", "2", "--name", "my run/2"], "my-run-2-"),
+        (["--name", "a" * 200], "a" * 80 + "-"),
+    ],
+)  # fmt: skip
+def test_a_run_is_named_by_what_was_given(words, named):
+    directory = Path(new_run("ALE/Pong-v5", words))
+    assert directory.parent == Path("runs")
+    begin, day, second = directory.name.rsplit("-", 2)
+    assert f"{begin}-" == f"ALE-Pong-v5-{named}" and len(day + second) == 14

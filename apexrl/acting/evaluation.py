@@ -30,6 +30,7 @@ from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import ParametersHeader
 from apexrl.networks.parameters import Parameters, decode_header, decode_parameters
+from apexrl.runs import video_name
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class Evaluator:
         version = parameters.header.params_version
         agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
         is_filmed = parameters.header.is_last or self._played % self._command.evaluation.film_every == 0
-        video = self.videos.new_path(f"game-{version:08d}") if self.videos else None
+        video = self.videos.new_path(video_name(version)) if self.videos else None
         recorder = VideoWriter(video if is_filmed else None, self._envs[0].pictures_per_second)
         games = self._play(agent, (version,), recorder if is_filmed else None, report, stop)
         picture = recorder.close()

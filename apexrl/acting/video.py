@@ -1,4 +1,4 @@
-"""Pictures of a game: a video that is written during play, and a strip of a few pictures."""
+"""Pictures of a game: a video that is written during play, and a short picture that moves."""
 
 import contextlib
 import itertools
@@ -15,8 +15,9 @@ from apexrl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 MAX_VIDEO_PICTURES = 4_500  # five minutes of Atari
-KEPT_PICTURES = 64
-STRIP_PICTURES = 6
+KEPT_PICTURES = 64  # in the picture that moves
+MAX_MOVING_BYTES = 2**19  # so that an event file grows slowly
+PICTURE_MILLISECONDS, LAST_MILLISECONDS = 100, 1_500
 VIDEOS_KEPT = 20
 SMALL_PIXELS = 200  # a shorter side of fewer is doubled, as Atari's 160; it costs three times the CPU time
 HARMLESS = b"OpenCV: FFMPEG: tag"  # it wants a tag of codecs, which WebM does not have
@@ -38,9 +39,9 @@ class VideoFolder:
             raise ConfigError(f"--record-dir {directory} cannot be made ({error.strerror}): give another") from error
 
     def new_path(self, name: str) -> Path:
-        """Returns a free path for a video of this name."""
-        suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        paths = (self._directory / f"{name}{suffix}.webm" for suffix in suffixes)
+        """Returns a free path for a video of this name, or with a number behind it."""
+        path = self._directory / name
+        paths = itertools.chain([path], (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2)))
         return next(path for path in paths if not path.exists())
 
     def take(self, video: Path | None) -> None:
@@ -86,18 +87,22 @@ class VideoWriter:
         self._count += 1
 
     def close(self) -> bytes:
-        """Finishes the video. Returns a PNG of a few pictures side by side, empty when there was no picture."""
+        """Finishes the video. Returns a PNG that moves through the game, empty when there was no picture."""
         if self._writer is None:
             self.video = None
         else:
             self._writer.release()
             self._check()
-        if not self._kept:
-            return b""
-        chosen = np.linspace(0, len(self._kept) - 1, STRIP_PICTURES).astype(int)
-        strip = np.concatenate([self._kept[i] for i in chosen], axis=1)
-        encoded, data = cv2.imencode(".png", cv2.cvtColor(strip, cv2.COLOR_RGB2BGR))
-        return data.tobytes() if encoded else b""
+        kept = self._kept
+        while kept:
+            moving = cv2.Animation()
+            moving.frames = [cv2.cvtColor(picture, cv2.COLOR_RGB2BGR) for picture in kept]
+            moving.durations = [PICTURE_MILLISECONDS] * (len(kept) - 1) + [LAST_MILLISECONDS]
+            encoded, data = cv2.imencodeanimation(".png", moving)
+            if encoded and len(data) <= MAX_MOVING_BYTES:
+                return data.tobytes()
+            kept = kept[1::2]
+        return b""
 
     def _check(self) -> None:
         """Removes a video that cannot be played: OpenCV tells nobody that the disk was full."""

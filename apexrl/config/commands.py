@@ -117,7 +117,9 @@ class RunCommand(Command):
     actor_device: str = "cpu"
     """Where actors compute their actions: cpu, cuda or cuda:N; auto: a GPU when there is one."""
     run_dir: str = ""
-    """Directory of this run; by default runs/ENV-TIME."""
+    """Directory of this run; by default runs/ENV-NAME-TIME."""
+    name: str = ""
+    """Name of a new run, in its directory's name and so in TensorBoard; by default the flags that were given."""
     resume: str = ""
     """Continue the run in this directory, with its configuration; flags given here win."""
     trust: bool = False

@@ -120,7 +120,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     command = fitted(command, machine, stream, is_asked_for="capacity" in asked.given or command.reproducible)
     ask(Question(network=Identity.of(stream, command.agent, command.network)))
     if not command.run_dir:
-        command = dataclasses.replace(command, run_dir=new_run(command.env.env))
+        command = dataclasses.replace(command, run_dir=new_run(command.env.env, asked.words))
     pairs = zip(known[::2], known[1::2], strict=True)
     kept = [word for pair in pairs if name_of(pair[0]) not in asked.given for word in pair]
     return Plan(command, stream, machine, kept)

@@ -92,7 +92,7 @@ class Driver:
         directory = asked.command.resume or asked.command.run_dir
         self.asked = on_saved(asked, arguments)
         if not directory:
-            directory = str(Path(new_run(self.asked.env.env)).resolve())
+            directory = str(Path(new_run(self.asked.env.env, arguments)).resolve())
             arguments = [*arguments, "--run-dir", directory]
         self.directory, self._arguments = Path(directory), arguments
         self._run = config.ray_namespace or f"apexrl-{self.directory.name}"

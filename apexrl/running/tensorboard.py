@@ -6,6 +6,8 @@ it anew, which reads the event files again.
 
 import logging
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,9 @@ LEAST_SAMPLES = 100
 MOST_BYTES = 400 * 10**6  # of resident memory; more where it has as much at the first look, of many runs
 MOST_GROWTH = 3  # times the memory of the first look
 LOOK_SECONDS = 60.0
+LINK_SECONDS = 5.0
+DEPTHS = (".", "*", "*/*", "*/*/*")  # of runs below a directory: one, those of a sweep, earlier results of either
+EVENTS = "tensorboard/events.out.tfevents.*"  # of a run
 
 
 def main(stop: Stop) -> None:
@@ -30,20 +35,45 @@ def main(stop: Stop) -> None:
     """
     directory, host, port = sys.argv[1:]
     quieten()
+    with tempfile.TemporaryDirectory(prefix="apexrl-board-") as shown:
+        serve(Path(directory), Path(shown), host, int(port), stop)
+
+
+def serve(directory: Path, shown: Path, host: str, port: int, stop: Stop) -> None:
+    """Serves the runs below a directory under their names, by links in another directory, until told to stop."""
+    link_runs(directory, shown)
     server = program.TensorBoard()
     # The fast loader is a process of its own that would outlive us, and one small run does not need it.
     server.configure(
-        logdir=directory, host=host, port=int(port), load_fast="false", reload_interval=5.0,
-        samples_per_plugin={"scalars": samples_of(Path(directory))},
+        logdir=str(shown), host=host, port=port, load_fast="false", reload_interval=5.0,
+        samples_per_plugin={"scalars": samples_of(directory)},
     )  # fmt: skip
     server.launch()
     quieten()  # the launch resets a level
-    most_bytes = 0.0
-    while not stop.wait(LOOK_SECONDS):
+    most_bytes, due = 0.0, time.monotonic() + LOOK_SECONDS
+    while not stop.wait(min(LINK_SECONDS, LOOK_SECONDS)):
+        link_runs(directory, shown)
+        if time.monotonic() < due:
+            continue
+        due = time.monotonic() + LOOK_SECONDS
         num_bytes = psutil.Process().memory_info().rss
         most_bytes = most_bytes or max(MOST_BYTES, MOST_GROWTH * num_bytes)
         if num_bytes > most_bytes:
             raise PeerError(f"TensorBoard has grown to {num_bytes / 1e6:.0f} MB: it begins anew")
+
+
+def link_runs(directory: Path, shown: Path) -> None:
+    """Links each run's event files under the run's name, and takes away links to what is gone."""
+    for link in shown.rglob("*"):
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+    directory = directory.resolve()
+    for events in (path for depth in DEPTHS for path in directory.glob(f"{depth}/{EVENTS}")):
+        run = events.parent.parent
+        link = shown / (run.relative_to(directory) if run != directory else run.name) / events.name
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(events)
 
 
 def samples_of(directory: Path) -> int:

@@ -17,10 +17,12 @@ from apexrl.learning.record.run_page import flags_of
 from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import Stop, run_role
 from apexrl.net.metrics_channel import EVALUATED_FRAMES, LEARNER_TAGS
+from apexrl.runs import VIDEOS, video_name
 
 PROJECT = "apexrl"
 LOOK_SECONDS = 5.0
 MAX_ID_BYTES = 4096
+GAME = "evaluation/game"
 
 
 class Tracker(NamedTuple):
@@ -28,6 +30,7 @@ class Tracker(NamedTuple):
 
     id: str  # by which a later start goes on with it
     log: Callable[[Mapping[str, float], int], object]  # metrics by tag, environment frames, also earlier ones
+    show: Callable[[Path, int], object]  # a video, environment frames
     finish: Callable[[], None]
 
 
@@ -39,7 +42,11 @@ def wandb_run(name: str, known: str, directory: Path, flags: Mapping[str, Any]) 
         project=PROJECT, name=name, id=known or None, resume="allow", dir=directory, config=dict(flags)
     )  # fmt: skip
     run.define_metric("*", step_metric="frames")
-    return Tracker(run.id, lambda metrics, frames: run.log({**metrics, "frames": frames}), run.finish)
+
+    def show(video: Path, frames: int) -> None:
+        run.log({GAME: wandb.Video(str(video)), "frames": frames})
+
+    return Tracker(run.id, lambda metrics, frames: run.log({**metrics, "frames": frames}), show, run.finish)
 
 
 def mlflow_run(name: str, known: str, directory: Path, flags: Mapping[str, Any]) -> Tracker:
@@ -54,7 +61,7 @@ def mlflow_run(name: str, known: str, directory: Path, flags: Mapping[str, Any])
     def log(metrics: Mapping[str, float], frames: int) -> None:
         mlflow.log_metrics({re.sub(r"[^\w.\- :/]", "_", tag): value for tag, value in metrics.items()}, step=frames)
 
-    return Tracker(run.info.run_id, log, mlflow.end_run)
+    return Tracker(run.info.run_id, log, lambda video, frames: mlflow.log_artifact(str(video), VIDEOS), mlflow.end_run)
 
 
 KINDS: Mapping[str, Callable[[str, str, Path, Mapping[str, Any]], Tracker]] = {
@@ -74,7 +81,7 @@ def begin(kind: str, directory: Path) -> Tracker:
 def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
     """Tells the metrics of a run when they are new, until told to stop; then once more.
 
-    An evaluation is told once, at the frames of its network, which the run has left behind meanwhile.
+    An evaluation is told once, at the frames of its network, which the run has left behind meanwhile. So is its video.
     """
     told, evaluated, last = None, None, False
     while not last:
@@ -91,7 +98,11 @@ def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
         if evaluation and evaluation != evaluated:
             evaluated = evaluation
             # The status of an earlier version does not say where the network was trained.
-            tracker.log(evaluation, int(evaluation.get(EVALUATED_FRAMES, status.frames)))
+            frames = int(evaluation.get(EVALUATED_FRAMES, status.frames))
+            tracker.log(evaluation, frames)
+            video = directory / VIDEOS / video_name(int(evaluation.get("evaluation/params_version", 0)))
+            if video.is_file():
+                tracker.show(video, frames)
 
 
 def main(stop: Stop) -> None:

@@ -70,7 +70,7 @@ def test_a_resumed_run_has_the_flags_of_its_algorithm(saved):
 
 def test_two_runs_that_begin_in_one_second_have_directories_of_their_own(tmp_path, free_ports, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("apexrl.running.plan.new_run", lambda env: f"runs/{env}-20261125-134451")
+    monkeypatch.setattr("apexrl.running.plan.new_run", lambda env, words: f"runs/{env}-20261125-134451")
     flags = ["--env", "Catch-v0", "--no-tensorboard", *wires_of(free_ports(4))]
     with contextlib.ExitStack() as held:
         plans = [prepare(flags, Console(quiet=True), held) for _ in range(2)]

@@ -10,7 +10,7 @@ from apexrl.errors import PeerError
 from apexrl.learning.record.event_file import EventFile
 from apexrl.lifecycle import Stop
 from apexrl.running import tensorboard
-from apexrl.running.tensorboard import LEAST_SAMPLES, MOST_BYTES, SAMPLES, samples_of
+from apexrl.running.tensorboard import LEAST_SAMPLES, MOST_BYTES, SAMPLES, link_runs, samples_of
 from tests.system.processes import Process, wait_for
 
 COUNTS = [(0, SAMPLES), (4, SAMPLES), (9, 500), (49, 100), (500, LEAST_SAMPLES)]
@@ -37,7 +37,7 @@ def test_of_a_long_run_a_sample_is_kept_with_the_newest_number(tmp_path, free_po
         events.scalars({"learner/loss": float(frames)}, frames)
     events.flush()
     (port,) = free_ports(1)
-    query = urllib.parse.urlencode({"run": "run/tensorboard", "tag": "learner/loss"})
+    query = urllib.parse.urlencode({"run": "run", "tag": "learner/loss"})
 
     def found():
         try:
@@ -49,6 +49,25 @@ def test_of_a_long_run_a_sample_is_kept_with_the_newest_number(tmp_path, free_po
     with Process(["-m", "apexrl.running.tensorboard", tmp_path, "127.0.0.1", port], tmp_path / "board.txt"):
         rows = wait_for(found, 60, "the numbers")
     assert len(rows) == 500 and rows[-1][1:] == [3 * SAMPLES - 1, 3.0 * SAMPLES - 1]
+
+
+def test_runs_are_shown_under_their_names_wherever_they_lie(tmp_path):
+    runs, shown = tmp_path / "runs", tmp_path / "shown"
+    make_runs(runs, 2)
+    make_runs(runs / "run-0" / "earlier-1", 0)
+    make_runs(runs / "sweep", 1)
+    shown.mkdir()
+    for _ in range(2):
+        link_runs(runs, shown)
+        names = {str(link.parent.relative_to(shown)) for link in shown.rglob("events*")}
+        assert names == {"run-0", "run-1", "sweep/run-0"} and len(list(shown.rglob("events*"))) == 9
+    (runs / "run-1").rename(tmp_path / "elsewhere")
+    (runs / "run-0" / "tensorboard").rename(runs / "run-0" / "earlier-1")
+    link_runs(runs, shown)
+    assert {str(link.parent.relative_to(shown)) for link in shown.rglob("events*")} == {"sweep/run-0"}
+    (tmp_path / "one").mkdir()
+    link_runs(tmp_path / "elsewhere", tmp_path / "one")
+    assert {str(link.parent.relative_to(tmp_path)) for link in (tmp_path / "one").rglob("events*")} == {"one/elsewhere"}
 
 
 class Growing:

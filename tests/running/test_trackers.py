@@ -42,7 +42,7 @@ class Now:
 
 def test_metrics_are_told_once(run):
     told = []
-    tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
+    tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), *[None] * 2)
     trackers.follow(run, tracker, Now())
     assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40)]
 
@@ -55,15 +55,18 @@ def test_what_comes_without_new_frames_is_told(run):
         told.append((dict(metrics), frames))
         (run / STATUS_FILE).write_bytes(msgspec.json.encode(last))
 
-    trackers.follow(run, trackers.Tracker("1", log, lambda: None), Now())
+    trackers.follow(run, trackers.Tracker("1", log, *[None] * 2), Now())
     assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
 
 
 def test_an_evaluation_is_told_once_and_where_its_network_was_trained(run):
-    told = []
+    told, shown = [], []
+    (run / "videos").mkdir()
+    (run / "videos" / "game-00000008.webm").touch()
 
     def write(frames, evaluated):
         results = {"evaluation/return_mean": evaluated / 4, "evaluation/frames": float(evaluated)}
+        results["evaluation/params_version"] = evaluated / 10
         living = {"replay/size": float(frames), "evaluation/games_finished": 3.0, "evaluation/return_so_far": 1.0}
         status = Status("Catch-v0", frames, Counters(), living | results, "")
         (run / STATUS_FILE).write_bytes(msgspec.json.encode(status))
@@ -74,8 +77,12 @@ def test_an_evaluation_is_told_once_and_where_its_network_was_trained(run):
             write(100 * self.looks, 40 if self.looks < 3 else 80)
             return self.looks == 4
 
-    tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), lambda: None)
+    def show(video, frames):
+        shown.append((video.name, frames))
+
+    tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), show, None)
     trackers.follow(run, tracker, Going())
+    assert shown == [("game-00000008.webm", 80)], "the other one was not filmed"
     drawn = [(frames, metrics["evaluation/return_mean"]) for metrics, frames in told if "evaluation/frames" in metrics]
     assert drawn == [(40, 10.0), (80, 20.0)]
     living = [(metrics, frames) for metrics, frames in told if "evaluation/frames" not in metrics]
@@ -87,7 +94,7 @@ def test_a_later_start_goes_on_with_the_run_of_the_tracker(run, monkeypatch):
 
     def begin(name, known, directory, flags):
         begun.append((name, known, flags["learning-rate"]))
-        return trackers.Tracker(known or "id-1", None, None)
+        return trackers.Tracker(known or "id-1", None, None, None)
 
     monkeypatch.setattr(trackers, "KINDS", {"wandb": begin})
     assert trackers.begin("wandb", run).id == trackers.begin("wandb", run).id == "id-1"

@@ -30,6 +30,7 @@ PICTURES_BYTES, PICTURES_RATE = 8 * 2**20, 2048.0
 FRAMING_BYTES = 16  # of a record
 SAID_SECONDS = 600.0
 FILE_VERSION = "brain.Event:2"
+ABOUT = "about"  # the first of the texts, which are sorted by their tags
 # The cards that TensorBoard shows first: it sorts them by their tags.
 OVERVIEW = {
     "evaluation/return_mean": "Overview/1 evaluation return",
@@ -98,7 +99,7 @@ class EventFile:
         """Adds the flags of the run, for HParams, and a page of Markdown about it."""
         for summary in hparams(flags, {"evaluation/return_mean": 0.0}):
             self._add(Event(wall_time=time.time(), summary=summary), self._numbers)
-        self.text("run", page, 0)
+        self.text(ABOUT, page, 0)
 
     def scalars(self, metrics: dict[str, float], frames: int) -> None:
         """Adds metrics under their tags at a number of environment frames; some of them in the overview, too."""

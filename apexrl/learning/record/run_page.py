@@ -14,7 +14,7 @@ from apexrl.files import read_json
 from apexrl.runs import CONFIG_FILE, Section, flat
 
 # Sections and flags that begin so: they change nothing about the learning.
-LEFT_OUT = ("wires", "tensorboard", "run_dir", "max_seconds", "port_base", "callback")
+LEFT_OUT = ("wires", "tensorboard", "run_dir", "name", "max_seconds", "port_base", "callback")
 NAMING = ("env", "agent", "preset", "seed")
 
 

@@ -197,11 +197,10 @@ class RunRecord:
         seconds, frames = self._published.get(evaluation.params_version, (self._seconds, self.frames))
         self._results |= metrics | {EVALUATED_FRAMES: float(frames)}
         self._events.scalars(metrics, frames)
-        self._events.text("evaluation/games", evaluation.words, frames)
+        video = f", `{evaluation.video.replace('`', '')}`" if evaluation.video else ""
+        self._events.text("evaluation/games", evaluation.words + video, frames)
         if evaluation.picture:
             self._events.png("evaluation/game", evaluation.picture, frames)
-        if evaluation.video:
-            self._events.text("evaluation/video", f"`{evaluation.video.replace('`', '')}`", frames)
         self._curve += f"{seconds:.0f},{frames},{_curve_values(evaluation, metrics)}\n"
         self._is_curve_written = False
         mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return

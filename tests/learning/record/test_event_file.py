@@ -37,7 +37,8 @@ def test_the_page_the_flags_and_the_overview_are_there(tmp_path):
         events.scalars({"evaluation/return_mean": 3.0, "replay/size": 5.0, "own/number": 1.0}, frames)
     events.flush()
     found = read(tmp_path)
-    assert b"### Flags" in found.Tensors("run/text_summary")[0].tensor_proto.string_val[0]
+    assert b"### Flags" in found.Tensors("about/text_summary")[0].tensor_proto.string_val[0]
+    assert min(found.Tags()["tensors"]) == "about/text_summary"
     assert any(tag.startswith("_hparams_") for tag in found.summary_metadata)
     assert [event.value for event in found.Scalars(OVERVIEW["evaluation/return_mean"])] == [3.0, 3.0]
     described = {tag: found.SummaryMetadata(tag).summary_description for tag in ("replay/size", "own/number")}
