@@ -23,11 +23,18 @@ FAMILIES = {
     "impact": ("--env", "Catch-v0", "--agent", "impact"),
     "r2d2": ("--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "8"),
     "sac": ("--env", "Pendulum-v1", "--agent", "sac", "--preset", "small", "--samples-per-insert", "8"),
+    "apex-dpg": ("--env", "Pendulum-v1", "--agent", "apex-dpg", "--preset", "small", "--samples-per-insert", "8"),
+    "pqn": ("--env", "Catch-v0", "--agent", "pqn"),
+    "vectors": ("--env", "Pendulum-v1", "--agent", "impact", "--preset", "mujoco", "--min-size-to-sample", "2000"),
 }
 GUESTS = {  # of each host: one that has the run's unrolls, and one that cuts them anew
     "impala": {"same": ("--mix", "uniform=1"), "other": ("--agent", "apex-dqn")},
     "r2d2": {"same": ("--batch-size", "4"), "other": ("--agent", "apex-dqn")},
     "sac": {"same": (), "other": ("--agent", "apex-dpg")},
+    "apex-dpg": {"same": (), "other": ("--agent", "sac")},
+    "pqn": {"same": (), "other": ("--agent", "apex-dqn")},
+    "impact": {"same": (), "other": ("--agent", "pqn")},
+    "vectors": {"same": (), "other": ("--agent", "sac", "--samples-per-insert", "8")},
 }
 
 
@@ -76,7 +83,7 @@ def test_two_learners_of_one_host_listen_for_this_host_alone(tmp_path, free_port
 
 
 @pytest.mark.parametrize(
-    "family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in ("impala", "impact", "r2d2", "sac"))]
+    "family", ["apex-dqn", *(pytest.param(name, marks=LONG) for name in FAMILIES if name != "apex-dqn")]
 )
 def test_two_learners_train_one_network_and_one_goes_on_with_it(tmp_path, free_ports, family):
     (ports, meeting), directory = ports_of(free_ports, 2), tmp_path / "run"

@@ -23,7 +23,11 @@ CATCH = ["--env", "Catch-v0"]
 LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--batch-size", "8", "--lstm"]
 R2D2 = ["--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "4", "--sequence-unrolls", "2"]
 IMPACT = [*CATCH, "--agent", "impact", "--batch-size", "8", "--minibatches", "4"]
+PQN = [*CATCH, "--agent", "pqn"]
+VECTORS = ["--env", "Pendulum-v1", "--agent", "impact", "--preset", "mujoco", "--batch-size", "4", "--minibatches", "2",
+           "--min-size-to-sample", "500", "--hidden-size", "32"]  # fmt: skip
 SAC = ["--env", "Pendulum-v1", "--min-size-to-sample", "500", "--batch-size", "16", "--hidden-size", "32"]
+DPG = [*SAC, "--agent", "apex-dpg"]
 COUNTING = ["--agent", "tests.system.counting_agent:counting", "--env", "tests.system.counting_env:Counting-v0",
             "--environments-per-worker", "3"]  # fmt: skip
 
@@ -51,7 +55,10 @@ def run(tmp_path, ports, name, *flags):
     return tmp_path / name
 
 
-@pytest.mark.parametrize("family", [CATCH, LASER, R2D2, IMPACT, SAC, COUNTING])
+@pytest.mark.parametrize("family", [
+    CATCH, LASER, R2D2, IMPACT, SAC, COUNTING,
+    *(pytest.param(family, marks=pytest.mark.long("seeds")) for family in (PQN, VECTORS, DPG)),
+])  # fmt: skip
 def test_one_seed_gives_one_network_bit_for_bit(tmp_path, free_ports, family):
     flags = [*family, "--total-updates", 60, "--evaluation-period-updates", 20]
     first, again, other = (

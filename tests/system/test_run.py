@@ -40,6 +40,14 @@ FEW = 30  # updates, which take a second
 MIX, LSTM = ("--mix", "queue=1/4", "uniform=3/4"), ("--lstm", "--lstm-size", "32")
 CATCH = ("--agent", "impala", "--env", "Catch-v0", "--evaluation-period-seconds", "5", "--batch-size", "8", *MIX, *LSTM)
 MEMORY = ("--agent", "r2d2", "--env", "MemoryCatch-v0", "--evaluation-period-seconds", "5", "--batch-size", "8")
+SOON = ("--min-size-to-sample", "500", "--evaluation-period-seconds", "5")
+OTHERS = {
+    "apex-dpg": ("--agent", "apex-dpg", "--env", "Pendulum-v1", "--preset", "small", *SOON),
+    "sac": ("--agent", "sac", "--env", "Pendulum-v1", "--preset", "small", *SOON),
+    "impact": ("--agent", "impact", "--env", "Catch-v0", *SOON),
+    "impact-vectors": ("--agent", "impact", "--env", "Pendulum-v1", "--preset", "mujoco", *SOON),
+    "pqn": ("--agent", "pqn", "--env", "Catch-v0", *SOON),
+}
 
 
 def roles_of(run):
@@ -82,7 +90,10 @@ def test_smoke_run_on_pong(tmp_path, free_ports):
     assert "cores" in run.text() and "samples an insert" in run.text()
 
 
-@pytest.mark.parametrize("flags", [CARTPOLE, CATCH, MEMORY], ids=["apex-dqn", "laser", "r2d2"])
+@pytest.mark.parametrize("flags", [
+    pytest.param(CARTPOLE, id="apex-dqn"), pytest.param(CATCH, id="laser"), pytest.param(MEMORY, id="r2d2"),
+    *(pytest.param(flags, id=name, marks=pytest.mark.long("kills")) for name, flags in OTHERS.items()),
+])  # fmt: skip
 def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(tmp_path, free_ports, flags):
     ports = free_ports(4)
     directory = tmp_path / "run"
@@ -102,7 +113,7 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     summary = read_json(directory / "summary.json")
     assert summary["roles_restarted"] == 4 and summary["evaluation_episodes"] >= 10
-    if flags is not CARTPOLE:  # CartPole needs pygame to be drawn
+    if "Catch" in str(flags):  # the others need pygame to be drawn
         assert list((directory / "videos").glob("*.webm"))
     latest = directory / "checkpoints" / "latest.safetensors"
     assert f"checkpoint written: {latest}, update {summary['updates']:,}\n" in run.text()

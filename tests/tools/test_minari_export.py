@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from minari import MinariDataset
 
+from apexrl.agents.families import FAMILIES
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_spec
 from apexrl.errors import ConfigError
@@ -16,13 +17,16 @@ from apexrl.net import wire
 from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.segment import Entry
 from apexrl.tools.minari_export import GameReader, write_dataset
-from apexrl.types import StreamSpec, StreamUnrolls
+from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 from apexrl.unroll import UnrollCodec
+from tests.fields import random_unroll
 from tests.streams import record
 from tests.tools.test_replay_tool import tool
 
 NUM_ENVS, NUM_STEPS = 3, 90
 CONFIGS = [EnvConfig("Catch-v0"), EnvConfig("Catch-v0", max_episode_frames=5), EnvConfig("CartPole-v1")]
+CHOICES = EnvironmentSpec("Vectors-v0", (4,), "float32", 1, 3, 1)
+ARMS = EnvironmentSpec("Arm-v0", (4,), "float32", 1, 0, 1, action_bounds=((-2.0, 2.0), (0.0, 1.0)))
 
 
 def played(config, starts=8, overlap=3):
@@ -103,6 +107,27 @@ def test_games_of_which_steps_are_missing_are_left_out(config, missing):
         elif i // NUM_ENVS not in missing:
             kept.append(entry)
     assert_games(spec, streams, kept, held.__contains__)
+
+
+@pytest.mark.parametrize("environment", [CHOICES, ARMS], ids=["choices", "vectors"])
+@pytest.mark.parametrize("agent", FAMILIES)
+def test_games_are_read_from_the_log_of_each_algorithm(agent, environment):
+    family = FAMILIES[agent]
+    try:
+        spec = family.stream(family.algorithm, environment)
+    except ConfigError:  # it is for the other kind of actions
+        return
+    unroll = random_unroll(spec, 1)
+    plain = environment.streamed(spec.unroll_starts, spec.overlap_steps)
+    message = wire.encode(wire.Insert(0, "a", 0, 0, 0, 0.1, b"", b""))
+    found, expected = (
+        list(GameReader(own).games([Entry(0, message, UnrollCodec(own).encode(unroll._replace(extras=extras)))]))
+        for own, extras in ((spec, unroll.extras), (plain, {}))
+    )
+    assert len(found) == len(expected) > 0
+    for game, twin in zip(found, expected, strict=True):
+        for name in game._fields:
+            np.testing.assert_array_equal(getattr(game, name), getattr(twin, name))
 
 
 @pytest.fixture

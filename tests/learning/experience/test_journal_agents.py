@@ -1,4 +1,4 @@
-"""One journal teaches each algorithm of its kind of actions: unrolls of IMPALA, and of SAC, read for the others too."""
+"""One journal teaches each algorithm of its kind of actions: unrolls of actor-critics, and of SAC, read for others."""
 
 import numpy as np
 import pytest
@@ -29,14 +29,15 @@ def journal_of(tmp_path, environment, *flags):
     command = parse(OfflineCommand, [*flags, "--from-journal", str(tmp_path)])
     spec = family_of(command.agent).stream(command.algorithm, environment)
     made = Journal(tmp_path, new_identity(spec))
-    ones = np.ones(spec.unroll_starts)
-    valid, priorities = np.packbits(ones.astype(bool)).tobytes(), ones.astype(np.float32).tobytes()
+    valid = np.packbits(np.ones(spec.unroll_starts, bool)).tobytes()
+    priorities = np.ones(spec.num_priorities, np.float32).tobytes()
     for i in range(NUM_UNROLLS):
         unroll = random_unroll(spec, i)
         if environment is VECTORS:
             actions = np.random.default_rng(i).integers(0, 3, spec.unroll_steps).astype(np.int32)
-            log_probs = np.full((spec.unroll_steps, 3), -np.log(3), np.float16)
-            unroll = unroll._replace(actions=actions, extras={**unroll.extras, "behavior_log_probs": log_probs})
+            unroll = unroll._replace(actions=actions)
+            if "behavior_log_probs" in unroll.extras:
+                unroll.extras["behavior_log_probs"][:] = -np.log(3)
         insert = wire.Insert(i, "actor", i % 2, (i // 2) * spec.unroll_starts, 7, 0.4, valid, priorities, ())
         made.append(i, [(wire.encode(insert), UnrollCodec(spec).encode(unroll))])
     made.close()
@@ -50,11 +51,31 @@ def journal_of(tmp_path, environment, *flags):
         ("--agent", "apex-dqn", "--unroll-starts", "33", "--n-steps", "5"),
         ("--agent", "impala", "--mix", "uniform=1"),
         ("--agent", "impala", "--mix", "uniform@20=1/2", "elite-1=1/2", "--unroll-starts", "10"),
+        ("--agent", "impact", "--mix", "uniform@20=1", "--minibatches", "2"),
+        ("--agent", "pqn", "--mix", "queue=1/2", "uniform@20=1/2"),
     ],
-    ids=["apex", "apex-of-other-lengths", "impala", "selected"],
+    ids=["apex", "apex-of-other-lengths", "impala", "selected", "impact", "pqn"],
 )
 def test_an_algorithm_learns_from_the_journal_of_impala(tmp_path, flags):
     learn(journal_of(tmp_path, VECTORS, "--agent", "impala", "--mix", "uniform=1"), VECTORS, flags)
+
+
+OF_R2D2 = {
+    "r2d2": ("--agent", "r2d2", "--sequence-unrolls", "2"),
+    "apex": ("--agent", "apex-dqn"),
+    "pqn": ("--agent", "pqn", "--mix", "uniform@20=1"),
+}
+
+
+@pytest.mark.parametrize("flags", OF_R2D2.values(), ids=OF_R2D2)
+def test_an_algorithm_learns_from_the_journal_of_r2d2(tmp_path, flags):
+    learn(journal_of(tmp_path, VECTORS, "--agent", "r2d2", "--preset", "small"), VECTORS, flags)
+
+
+@pytest.mark.parametrize("agent", ["impact", "sac", "apex-dpg"])
+def test_an_algorithm_for_vectors_learns_from_the_journal_of_impact(tmp_path, agent):
+    mix = ("--mix", "uniform@20=1") if agent == "impact" else ()
+    learn(journal_of(tmp_path, ARMS, "--agent", "impact"), ARMS, ("--agent", agent, *mix))
 
 
 @pytest.mark.parametrize(
