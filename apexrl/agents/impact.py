@@ -74,7 +74,7 @@ class ImpactLearning(ImpalaLearning):
 
     @property
     def target(self) -> Target:
-        return Target(self.update.target_period_updates)
+        return Target(self.update.target_period_updates, parts=("network",))
 
     def from_target(self, target: Networks, batches: Batches) -> Traced:
         """Returns the targets of the target policy."""

@@ -23,6 +23,7 @@ from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
 from apexrl.losses.categorical import log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
+from apexrl.losses.maximum_entropy import temperature_loss
 from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import vtrace
@@ -30,6 +31,7 @@ from apexrl.networks import actor_critic
 from apexrl.networks.actor_critic import ActorCriticNetwork, split
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
+from apexrl.networks.temperature import Temperature
 from apexrl.streams import StreamOrder
 from apexrl.types import StreamSpec
 
@@ -92,7 +94,10 @@ class ImpalaLearning(Learning):
         self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
 
     def parts(self) -> dict[str, nn.Module]:
-        return {"network": make_network(self.spec, self.network)}
+        parts: dict[str, nn.Module] = {"network": make_network(self.spec, self.network)}
+        if self.update.entropy_target:
+            parts["temperature"] = Temperature(self.update.entropy_cost)
+        return parts
 
     def schedule(self, frames: int, share: float) -> None:
         """Sets the weight of the entropy."""
@@ -108,7 +113,7 @@ class ImpalaLearning(Learning):
         rows = self.unrolled(online["network"], batches)
         self._replay_states.keep(batches, rows.output.state)
         with exactly(self.device):
-            return self._losses_of(rows, known)
+            return self._losses_of(rows, known, online.get("temperature"))
 
     def unrolled(self, network: ActorCriticNetwork, batches: Batches) -> Rows:
         """Returns the rows of all parts with the results of a network."""
@@ -141,13 +146,15 @@ class ImpalaLearning(Learning):
         loss = policy_gradient_loss(rows.output.logits[:-1], rows.batch.action, traced.targets.pg_advantages)
         return loss, traced
 
-    def _losses_of(self, rows: Rows, known: Callable[[], Any]) -> Losses:
+    def _losses_of(self, rows: Rows, known: Callable[[], Any], temperature: Temperature | None) -> Losses:
         update, (begun, batch, is_new, output) = self.update, rows
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras[self._behavior], ~batch.start[1:]
         losses, (targets, log_rhos, _, accept) = self.policy_loss(rows, known)
         losses = losses + update.value_cost * value_loss(values, targets.vs)
-        losses = losses + self._entropy_cost * self._entropy_weight(is_new) * -self.policies.entropy(logits)
+        entropy, entropy_weight = self.policies.entropy(logits), self._entropy_weight(is_new)
+        cost = self._entropy_cost if temperature is None else temperature.price
+        losses = losses + cost * entropy_weight * -entropy
         losses = losses.masked_fill(~targets.learned, 0)
         if update.policy_cloning_cost or update.value_cloning_cost:
             cloning = update.policy_cloning_cost * policy_cloning_loss(behavior, logits)
@@ -161,7 +168,12 @@ class ImpalaLearning(Learning):
         overwriting = [part.name for part in self._parts if part.overwrites_worst]
         priorities = {name: relevance(results[name]["distance"]) for name in overwriting}
         mean = loss.detach() / count.masked_fill(count == 0, 1)
-        return Losses({"network": loss}, count, priorities, {"loss": mean} | metrics, results)
+        of_parts = {"network": loss}
+        if temperature is not None:
+            steering = temperature_loss(temperature.logarithm, -entropy, update.entropy_target) * entropy_weight
+            of_parts["temperature"], _ = sum_losses(steering.masked_fill(~targets.learned, 0), valid, batch.weight)
+            metrics["temperature"] = cost
+        return Losses(of_parts, count, priorities, {"loss": mean} | metrics, results)
 
     def _joined(self, batches: Batches) -> tuple[UnrollBatch, Tensor]:
         """Returns the batches of all parts as one of B rows, and [B] bool: which of them are new."""

@@ -69,6 +69,9 @@ class ImpalaUpdate(UpdateConfig):
     entropy_frames: Annotated[int, Range(0)] = 0
     """Environment frames over which the weight of the entropy goes linearly to its end; 0: it is constant. They are
     the frames of the log: a journal that is read whole has passed them at once."""
+    entropy_target: Annotated[float, Range(-1000, 1000)] = 0.0
+    """Entropy in nats that the weight of the entropy is learned to keep, from --entropy-cost on, as SAC's temperature;
+    0: it is not learned. The most is log A of A actions. That of a Gaussian is in halves of actions' ranges."""
     rho_bar: float = 1.0
     """Greatest importance ratio of a step's error: it decides which policy's value is learned (IMPALA)."""
     c_bar: float = 1.0
@@ -154,6 +157,8 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
         raise ConfigError("--policy-cloning-cost and --value-cloning-cost are for replayed unrolls: add some to --mix")
     if update.entropy_cost_end and not update.entropy_frames:
         raise ConfigError(f"--entropy-cost-end {update.entropy_cost_end:g} is never reached: give --entropy-frames")
+    if update.entropy_target and (update.entropy_frames or not update.entropy_cost):
+        raise ConfigError("--entropy-target learns the weight, from an --entropy-cost above 0 on: no --entropy-frames")
     replays, selections = replay_view(algorithm, update), selections_of(update)
     found = []
     for part in parts:

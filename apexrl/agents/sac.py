@@ -4,7 +4,6 @@ With `--critic-norm batch` the critics are CrossQ's (arXiv:1902.05605): they nor
 batch, and have no targets. Its policy is SAC's here, without batch normalization, so actors need no statistics.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from apexrl.losses.maximum_entropy import (
 from apexrl.networks.config import GaussianConfig
 from apexrl.networks.critics import Critics
 from apexrl.networks.gaussian import make_policy
+from apexrl.networks.temperature import Temperature
 
 SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn
 
@@ -48,14 +48,6 @@ class SacActing(Acting):
         drawn = means + exploration[:, None] * deviations * rng.standard_normal(means.shape)
         center, reach = range_of(self.spec.action_bounds)
         return clipped(center + reach * np.tanh(drawn), self.spec.action_bounds), {}
-
-
-class Temperature(nn.Module):
-    """The price of entropy, by its logarithm."""
-
-    def __init__(self, first: float):
-        super().__init__()
-        self.logarithm = nn.Parameter(torch.tensor(math.log(first)))
 
 
 class SacLearning(Learning):
@@ -96,16 +88,17 @@ class SacLearning(Learning):
         actions = policy.center + policy.reach * actions
         if from_target is None:
             return actions, log_probs, torch.zeros_like(log_probs), noises[1]
-        return actions, log_probs, soft_value(from_target(after, actions), log_probs, self._price(online)), noises[1]
+        values = soft_value(from_target(after, actions), log_probs, online["temperature"].price)
+        return actions, log_probs, values, noises[1]
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, ...]]) -> Losses:
         """Returns half the squared errors of the critics, the policy's soft values, and the temperature's loss."""
         batch, critics, policy = batches[self.update.table], online["critics"], online["policy"]
-        here = batch.observation, batch.action
+        here, price = (batch.observation, batch.action), online["temperature"].price
         if self.target is None:
             next_actions, next_log_probs, _, noise = known()
             values, next_values = critics.joint(here, (batch.next_observation, next_actions))
-            after = soft_value(next_values.detach(), next_log_probs, self._price(online))
+            after = soft_value(next_values.detach(), next_log_probs, price)
         else:
             values = critics(*here)
             _, _, after, noise = known()
@@ -115,19 +108,14 @@ class SacLearning(Learning):
         logarithm = online["temperature"].logarithm
         target_entropy = self.update.entropy_target * actions.shape[1]
         losses = {
-            "policy": -(batch.weight * soft_value(chosen, log_probs, self._price(online))).sum(),
+            "policy": -(batch.weight * soft_value(chosen, log_probs, price)).sum(),
             "critics": 0.5 * (batch.weight * errors.square()).sum(),
             "temperature": (batch.weight * temperature_loss(logarithm, log_probs, target_entropy)).sum(),
         }
-        surprise, price = errors.detach().abs().mean(dim=0), self._price(online)
+        surprise = errors.detach().abs().mean(dim=0)
         metrics = {"td_error": surprise, "q_mean": values.detach().mean(dim=0), "q_max": values.detach().amax(dim=0),
                    "entropy": -log_probs.detach(), "temperature": price}  # fmt: skip
         return Losses(losses, len(surprise), {self.update.table: surprise + SMALLEST_PRIORITY}, metrics)
-
-    @staticmethod
-    def _price(online: Networks) -> Tensor:
-        price: Tensor = online["temperature"].logarithm.detach().exp()
-        return price
 
 
 make_network = make_policy

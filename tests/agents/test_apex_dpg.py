@@ -180,7 +180,7 @@ def test_each_kind_of_action_has_its_algorithms():
     discrete = EnvironmentSpec("Pong-v0", (5,), "float32", 1, 3, 1)
     with pytest.raises(ConfigError, match=r"'Pong-v0' has 3 actions to choose from.* give --agent apex-dqn or impala"):
         FAMILY.stream(ALGORITHM, discrete)
-    with pytest.raises(ConfigError, match=r"has actions of 2 numbers.* give --agent sac or apex-dpg"):
+    with pytest.raises(ConfigError, match=r"has actions of 2 numbers.* give --agent sac, apex-dpg or impact"):
         APEX_DQN.stream(APEX_DQN.algorithm, EnvironmentSpec("Arm-v0", (5,), "float32", 1, 0, 1, action_bounds=BOUNDS))
 
 

@@ -172,5 +172,5 @@ def test_values_computed_ahead_change_nothing(make_unroll):
 
 def test_actions_that_are_numbers_are_refused():
     environment = EnvironmentSpec("Pendulum-v1", (3,), "float32", 1, 0, 1, action_bounds=((-2.0, 2.0),))
-    with pytest.raises(ConfigError, match="give --agent sac or apex-dpg"):
+    with pytest.raises(ConfigError, match="give --agent sac, apex-dpg or impact"):
         FAMILY.stream(ALGORITHM, environment)

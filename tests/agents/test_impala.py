@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from apexrl.errors import ConfigError
+from apexrl.losses.relevance import accepted_states
 from tests.agents.impala_parts import (
     LASER,
     NUM_ACTIONS,
@@ -49,6 +51,42 @@ def test_gradients_are_those_of_the_papers_definitions(name, lstm):
         assert 0.1 < metrics["rejected_share"] < 0.9
     else:
         assert metrics["rejected_share"] == 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("mix", [("queue=1",), LASER], ids=["impala", "laser"])
+def test_a_target_steers_the_weight_of_the_entropy(mix, reduction):
+    usual = {"mix": mix, "reduction": reduction, "entropy_cost": 0.3}
+    update = updates(**usual, entropy_target=0.9)
+    learner, plain = make_learner(update), make_learner(updates(**usual))
+    batches = random_batches(1, sizes_of(update), weights=(0.0, 0.5, 1.0))
+    (found, metrics), (expected, _) = gradients_of(learner, batches), gradients_of(plain, batches)
+    assert torch.equal(found, expected) and metrics["temperature"] == pytest.approx(0.3)
+    slow, share = 0.0, 1 / 4 if mix == LASER else 1
+    batch = batches["queue"]  # only new rows steer it
+    logits = learner.online["network"].unroll(batch.observation).logits.detach()
+    accepted = torch.ones(T, len(batch.weight), dtype=torch.bool)
+    if mix == LASER:
+        mu = batch.extras["behavior_log_probs"]
+        accepted = accepted_states(mu, logits[:-1], update.trust_region, update.rho_bar)
+    for b in range(len(batch.weight)):
+        for t in range(T):
+            if not batch.start[t + 1, b] and accepted[t, b]:
+                pi = logits[t, b].double().softmax(-1)
+                slow += batch.weight[b].item() / share * (-(pi * pi.log()).sum().item() - 0.9)
+    (logarithm,) = learner.online["temperature"].parameters()
+    assert logarithm.grad.item() == pytest.approx(slow, rel=1e-4) and slow < 0, "too little entropy: it gets dearer"
+    learner.apply()
+    assert logarithm.item() > math.log(0.3)
+    assert "temperature.logarithm" in learner.learning_tensors() and learner.acting_tensors().keys() == (
+        plain.acting_tensors().keys()
+    )
+
+
+@pytest.mark.parametrize("changes", [{"entropy_cost": 0.0}, {"entropy_frames": 10}])
+def test_a_target_of_the_entropy_needs_a_weight_that_is_learned(changes):
+    with pytest.raises(ConfigError, match="--entropy-target learns the weight"):
+        make_learner(updates(**{"entropy_target": 0.9, **changes}))
 
 
 @pytest.mark.parametrize(("frames", "cost"), [(0, 0.4), (50, 0.25), (100, 0.1), (10**9, 0.1)])

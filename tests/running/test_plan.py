@@ -185,7 +185,7 @@ def test_the_flags_of_a_smoke_run_win_over_its_sizes():
 def test_actions_that_an_algorithm_does_not_take_are_refused():
     for agent in ("apex-dqn", "impala"):
         with pytest.raises(
-            ConfigError, match=r"'Pendulum-v1' has actions of 1 numbers, .* give --agent sac or apex-dpg"
+            ConfigError, match=r"'Pendulum-v1' has actions of 1 numbers, .* give --agent sac, apex-dpg or impact"
         ):
             planned("--env", "Pendulum-v1", "--agent", agent)
     for agent in ("sac", "apex-dpg"):
