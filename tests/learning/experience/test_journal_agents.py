@@ -10,6 +10,7 @@ from apexrl.learning.experience.journal_client import JournalClient
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.loop import make_updater
+from apexrl.learning.record.metric_texts import text_of
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.networks.device_stream import DeviceStream
@@ -108,6 +109,7 @@ def learn(journal, environment, flags):
         pending = updater.update(draw)
         priorities, metrics = pending.result()
         assert np.isfinite(list(metrics.values())).all()
+        assert not [name for name in metrics if text_of(f"learner/{name}") is None], "metrics without a text"
         for table, values in priorities.items():
             replica.update_priorities(draw.generation, table, pending.keys[table], values)
     client.close()
