@@ -57,6 +57,7 @@ class Cluster(NamedTuple):
     learner_flags: tuple[tuple[str, str], ...]  # names and values
     replay_flags: tuple[tuple[str, str], ...]
     vpc_id: str
+    subnet_ids: tuple[str, ...]
     learners: int  # on all hosts
     shards: int
     learner_families: tuple[str, ...]

@@ -44,6 +44,22 @@ def zones_of_types(cluster: Cluster) -> dict[str, set[str]]:
     return zones
 
 
+@functools.cache
+def subnets_of(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Returns EC2's descriptions of the cluster's subnets that exist, by their ids in the plan's order."""
+    filters = [{"Name": "subnet-id", "Values": list(cluster.subnet_ids)}]
+    answer = client("ec2", cluster.region).describe_subnets(Filters=filters) if cluster.subnet_ids else {"Subnets": []}
+    found = {subnet["SubnetId"]: subnet for subnet in answer["Subnets"]}
+    return {name: found[name] for name in cluster.subnet_ids if name in found}
+
+
+def zones_for(cluster: Cluster) -> list[str]:
+    """Returns the zones in which a cluster can be: they offer all types, and have one of its subnets, if it has any."""
+    zones = set.intersection(*zones_of_types(cluster).values())
+    own = {subnet["AvailabilityZone"] for subnet in subnets_of(cluster).values()}
+    return sorted(zones & own if cluster.subnet_ids else zones)
+
+
 def images_of(cluster: Cluster) -> dict[str, list[tuple[str, str, str]]]:
     """Returns the images by role: the creation date, the version and the id of each that the cluster may use."""
     images = client("ec2", cluster.region).describe_images(

@@ -11,14 +11,21 @@ from typing import Any
 
 from deploy.aws import AwsError, client, code_of, explain, partition_of
 from deploy.cluster import NEWEST, Cluster
-from deploy.findings import IMAGE_ROLES, Line, describe_types, has_to_build, images_of, zones_of_types
+from deploy.findings import (
+    IMAGE_ROLES,
+    Line,
+    describe_types,
+    has_to_build,
+    images_of,
+    subnets_of,
+    zones_for,
+    zones_of_types,
+)
 from deploy.keys import key_names, stored_keys
 from deploy.quotas import VPCS, allowed_quota, check_quotas
 
 PLAN_REGION = "us-east-1"
 """Where AWS answers about the account's plan, whatever the cluster's region."""
-NO_PLAN = ("aws-cn", "aws-us-gov")
-"""Partitions that have no free plan, and nothing that could be asked about it."""
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 
 
@@ -40,14 +47,15 @@ def check_region(cluster: Cluster) -> Iterator[Line]:
 def check_plan(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the account may start more than the smallest instances: those of AWS's free plan may not."""
     partition = partition_of(cluster.region)
-    if partition in NO_PLAN:
+    if partition != "aws":
         yield Line("plan", f"{partition} has no free plan")
         return
     try:
         plan = client("freetier", PLAN_REGION).get_account_plan_state()["accountPlanType"]
     except AwsError as error:
-        if code_of(error) != "ResourceNotFoundException":
-            raise
+        if code_of(error) != "ResourceNotFoundException":  # an organization may forbid the region, or the question
+            yield Line("plan", f"not asked: {explain(error)[0]}")
+            return
         plan = "PAID"  # accounts from before July 2025, and those of an organization, have no plan
     if plan == "FREE":
         cure = "aws freetier upgrade-account-plan --account-plan-type PAID --region us-east-1 (the credits stay)"
@@ -133,7 +141,7 @@ def _variable_of(cluster: Cluster, name: str) -> str:
 def check_zone(cluster: Cluster) -> Iterator[Line]:
     """Checks whether one zone offers all types."""
     names, zones = cluster.instance_types, zones_of_types(cluster)
-    everywhere = sorted(set.intersection(*zones.values()))
+    everywhere = zones_for(cluster)
     chosen = cluster.availability_zone
     missing = [name for name in names if chosen and chosen not in zones[name]]
     if missing:
@@ -148,6 +156,9 @@ def check_zone(cluster: Cluster) -> Iterator[Line]:
 
 def check_network(cluster: Cluster) -> Iterator[Line]:
     """Checks whether there is room for one more VPC, and a default one while images have to be built."""
+    if cluster.subnet_ids:
+        yield _subnets(cluster)
+        return
     vpcs = client("ec2", cluster.region).describe_vpcs()["Vpcs"]
     if cluster.vpc_id:
         is_known = cluster.vpc_id in {vpc["VpcId"] for vpc in vpcs}
@@ -162,6 +173,30 @@ def check_network(cluster: Cluster) -> Iterator[Line]:
     if has_to_build(cluster) and not any(vpc.get("IsDefault") for vpc in vpcs):
         cure = f"aws ec2 create-default-vpc --region {cluster.region}, or packer build -var subnet_id=..."
         yield Line("VPCs", "there is no default VPC, in which Packer builds the images", cure)
+
+
+def _subnets(cluster: Cluster) -> Line:
+    """Returns whether the subnets exist, and whether the addresses of replay and learners are free there."""
+    found = subnets_of(cluster)
+    if missing := [name for name in cluster.subnet_ids if name not in found]:
+        return Line("subnets", f"{', '.join(missing)} not there", "subnet_ids: subnets of this account and region")
+    zone = cluster.availability_zone or next(iter(zones_for(cluster)), "")
+    here = [subnet for subnet in found.values() if subnet["AvailabilityZone"] == zone]
+    if not here:
+        return Line("subnets", f"none in zone {zone or 'that offers all types'}", "a subnet of another zone")
+    name, network = here[0]["SubnetId"], ipaddress.ip_network(here[0]["CidrBlock"])
+    wanted = [str(network[-10 - place]) for place in range(1 + cluster.learner_hosts)]  # as network.tf takes them
+    pages = client("ec2", cluster.region).get_paginator("describe_network_interfaces")
+    interfaces = [
+        interface
+        for page in pages.paginate(Filters=[{"Name": "subnet-id", "Values": [name]}])
+        for interface in page["NetworkInterfaces"]
+        if {"Key": "Cluster", "Value": cluster.name} not in interface.get("TagSet", [])
+    ]
+    used = {address["PrivateIpAddress"] for interface in interfaces for address in interface["PrivateIpAddresses"]}
+    taken = [address for address in wanted if address in used]
+    told = f", where {', '.join(taken)} is in use and the cluster's" if taken else ""
+    return Line("subnets", f"{name} in {zone}{told}", "free it, or put another subnet first" if taken else "")
 
 
 def check_images(cluster: Cluster) -> Iterator[Line]:

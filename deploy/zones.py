@@ -4,7 +4,7 @@ import re
 
 from deploy import place
 from deploy.cluster import Cluster, values_in
-from deploy.findings import zones_of_types
+from deploy.findings import zones_for
 from deploy.place import CLUSTER, terraform
 from deploy.steps import StepError, failure, run_and_hear
 
@@ -29,7 +29,7 @@ def apply(*arguments: str) -> None:
         if not NO_CAPACITY.search(" ".join(errors.replace("│", " ").split())):  # Terraform breaks its lines
             raise failure(command, status)
         cluster = place.described()
-        zones = sorted(set.intersection(*zones_of_types(cluster).values()))
+        zones = zones_for(cluster)
         tried.append(cluster.availability_zone or zones[0])
         left = [zone for zone in zones if zone not in tried]
         stays = _reason_to_stay(cluster)

@@ -4,7 +4,8 @@
 # User-data of the instances on which Packer builds; a unit on the cluster's hosts. It ends after half an hour.
 set -euo pipefail
 
-is_connected() { ss -Hnpt state established '( dport = :443 )' | grep 'ssm-agent' >/dev/null; }
+proxy=${https_proxy:-https:443} # where there is none, AWS itself
+is_connected() { ss -Hnpt state established "( dport = :${proxy##*:} )" | grep 'ssm-agent' >/dev/null; }
 
 for _ in $(seq 20); do
   sleep "${SESSION_AGENT_SECONDS:-90}" # longer than the agent keeps a connection that it has no use for

@@ -60,7 +60,7 @@ class RunningCluster:
         self._layers = layers
         self._binds = binds
         self._directory = directory
-        cidr = resources(state)["aws_subnet.this"]["cidr_block"]
+        cidr = resources(state)["aws_subnet.this[0]"]["cidr_block"]
         self._network = ipaddress.ip_network(cidr)
         self._subnet = make_subnet(aws, cidr)
         self._fixed = fixed_addresses(state)

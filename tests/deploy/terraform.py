@@ -169,7 +169,7 @@ def role_environment(text: str) -> dict[str, str]:
     """Returns the variables in the role.env that user-data writes."""
     import yaml
 
-    [file] = yaml.safe_load(text)["write_files"]
+    file = yaml.safe_load(text)["write_files"][0]
     return dict(line.split("=", 1) for line in file["content"].splitlines())
 
 

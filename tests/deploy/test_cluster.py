@@ -122,7 +122,7 @@ def running(build, cloud, state, address, tmp_path_factory):
     """Replay, learner and two actor hosts, and an operator on the internet."""
     directory = tmp_path_factory.mktemp("cluster")
     layers = {name: image.layers for name, image in build.images.items()}
-    cidr = resources(state)["aws_subnet.this"]["cidr_block"]
+    cidr = resources(state)["aws_subnet.this[0]"]["cidr_block"]
     put_deadline(cloud, state)
     with (
         vpc(cidr, address, cloud, rootfs.base()) as network,

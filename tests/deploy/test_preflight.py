@@ -1,5 +1,6 @@
 """`python -m deploy preflight` against AWS as moto serves it: a ready account, then wrong things."""
 
+import ipaddress
 import json
 import re
 import urllib.request
@@ -96,6 +97,20 @@ def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
     assert "spot standard instances: 64 wanted, 0 in use, 128 allowed" in text
     assert "on-demand G and VT instances: 16 wanted, 0 in use, 16 allowed" in text
     assert all(f"{image}, version 1.2.3" in text for image in ready.values())
+
+
+def test_subnets_that_exist_have_the_fixed_addresses_free(ready, preflight, aws):
+    ec2 = aws.client("ec2")
+    subnets = {subnet["AvailabilityZone"]: subnet for subnet in ec2.describe_subnets()["Subnets"]}
+    own, other = (subnets[f"us-east-1{letter}"]["SubnetId"] for letter in "ac")
+    _, verdicts, _ = preflight({"subnet_ids": [other, own]})
+    assert f"subnets: {own} in us-east-1a" in verdicts["PASS"]
+    assert "zone: us-east-1a (all types are in us-east-1a, us-east-1c)" in verdicts["PASS"]
+    address = str(ipaddress.ip_network(subnets["us-east-1a"]["CidrBlock"])[-11])
+    ec2.create_network_interface(SubnetId=own, PrivateIpAddress=address)
+    told = f"subnets: {own} in us-east-1a, where {address} is in use and the cluster's"
+    assert preflight({"subnet_ids": [other, own]})[1]["FAIL"] == [told]
+    assert preflight({"subnet_ids": [own, "subnet-0a"]})[1]["FAIL"] == ["subnets: subnet-0a not there"]
 
 
 def test_it_changes_nothing_and_shows_no_key(ready, preflight, aws):

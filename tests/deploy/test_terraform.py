@@ -253,7 +253,7 @@ def test_a_cluster_whose_bucket_is_gone_can_be_destroyed(applied_cluster, tmp_pa
 
 def test_the_zone_is_kept(applied_cluster, applied, tmp_path):
     workspace = applied_cluster.copy(tmp_path)
-    assert resources(applied)["aws_subnet.this"]["availability_zone"] == "us-east-1a"
+    assert resources(applied)["aws_subnet.this[0]"]["availability_zone"] == "us-east-1a"
     state = (workspace.directory / "terraform.tfstate").read_text()
     (workspace.directory / "terraform.tfstate").write_text(state.replace("us-east-1a", "us-east-1e"))
     refused = workspace.plan(GIVEN)  # as if AWS offered less there than before

@@ -152,7 +152,7 @@ def test_disks_are_encrypted_and_go_with_their_host(applied):
     ]
     journal = found["aws_ebs_volume.journal"]
     assert (journal["type"], journal["size"], journal["encrypted"], journal["throughput"]) == ("gp3", 100, True, 250)
-    assert journal["availability_zone"] == found["aws_subnet.this"]["availability_zone"]
+    assert journal["availability_zone"] == found["aws_subnet.this[0]"]["availability_zone"]
     assert all(one["encrypted"] in (True, "true") for one in disks)
     assert all(one["delete_on_termination"] in (True, "true") for one in disks)
 
@@ -212,7 +212,7 @@ def test_a_learner_host_is_a_group_of_one_on_demand_of_the_first_type_that_there
     assert found["wait_for_capacity_timeout"] == "15m" and not found["force_delete"]
     [refresh] = found["instance_refresh"]
     assert refresh["preferences"][0]["min_healthy_percentage"] == 0, "the old one ends before the new one starts"
-    assert found["vpc_zone_identifier"] == [resources(applied)["aws_subnet.this"]["id"]]
+    assert found["vpc_zone_identifier"] == [resources(applied)["aws_subnet.this[0]"]["id"]]
     other = {"results_bucket": BUCKET, "learner_instance_types": ["g6e.4xlarge"]}
     [policy] = resources(cluster.planned(other))["aws_autoscaling_group.learner[0]"]["mixed_instances_policy"]
     assert [entry["instance_type"] for entry in policy["launch_template"][0]["override"]] == ["g6e.4xlarge"]

@@ -1,4 +1,4 @@
-# Of accounts with rules of their own: a network, a boundary and a key that exist.
+# Of accounts with rules of their own: a network, a proxy, a boundary and a key that exist.
 
 variable "vpc_id" {
   description = "A VPC with an internet gateway that gets the cluster's subnet, whose addresses are vpc_cidr: a range of that VPC that nothing uses. null: a VPC of the cluster's own."
@@ -8,6 +8,34 @@ variable "vpc_id" {
   validation {
     condition     = var.vpc_id == null || can(regex("^vpc-[0-9a-f]+$", var.vpc_id))
     error_message = "vpc_id has to be the id of a VPC, such as vpc-0123456789abcdef0; leave it out to get one."
+  }
+}
+
+variable "subnet_ids" {
+  description = "Subnets that the cluster runs in, where nobody may make one: the first of its zone. Their hosts need a way out to AWS; they get public addresses where the subnet gives them. Replay and learners take the 10th address from the end, and those before it. Empty: a subnet of the cluster's own."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for id in var.subnet_ids : can(regex("^subnet-[0-9a-f]+$", id))])
+    error_message = "subnet_ids has to hold ids of subnets, such as [\"subnet-0123456789abcdef0\"]; leave it out to get one."
+  }
+
+  validation {
+    condition     = length(var.subnet_ids) == 0 || var.vpc_id == null
+    error_message = "subnet_ids and vpc_id exclude each other: the cluster runs in subnets that exist, or makes one in a VPC that exists."
+  }
+}
+
+variable "proxy" {
+  description = "Proxy by which hosts reach AWS and packages, such as http://proxy.example.com:3128. Everybody on a host can read it: no password. null: none."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.proxy == null || can(regex("^http://[A-Za-z0-9.-]+:[1-9][0-9]{0,4}$", var.proxy))
+    error_message = "proxy has to be http://HOST:PORT, without a password, such as http://proxy.example.com:3128; leave it out for none."
   }
 }
 

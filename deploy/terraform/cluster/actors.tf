@@ -16,7 +16,7 @@ resource "aws_launch_template" "actor" {
   }
 
   network_interfaces {
-    associate_public_ip_address = true
+    associate_public_ip_address = local.gives_public_ip
     delete_on_termination       = true
     security_groups             = [aws_security_group.role["actor"].id]
   }
@@ -57,7 +57,7 @@ resource "aws_autoscaling_group" "actor" {
   min_size                  = 0
   max_size                  = var.actor_hosts
   desired_capacity          = var.actor_hosts
-  vpc_zone_identifier       = [aws_subnet.this.id]
+  vpc_zone_identifier       = [local.subnet_id]
   health_check_type         = "EC2"
   capacity_rebalance        = true # a replacement is started at the warning, before spot takes the host
   wait_for_capacity_timeout = "0"  # spot may take its time; the cluster works with the hosts that are there
@@ -109,7 +109,7 @@ resource "aws_autoscaling_group" "actor" {
   }
 
   lifecycle {
-    replace_triggered_by = [aws_subnet.this.id] # as of the learner's
+    replace_triggered_by = [terraform_data.subnet.id] # as of the learner's
   }
 
   # After replay and learner: where EC2 has no GPU to give, no actor host costs anything.

@@ -40,7 +40,7 @@ locals {
     ])
   }
   types_missing_in_zone = { for zone, types in local.types_of_zone : zone => sort(setsubtract(local.instance_types, types)) }
-  zones                 = sort([for zone, missing in local.types_missing_in_zone : zone if length(missing) == 0])
+  zones                 = sort([for zone, missing in local.types_missing_in_zone : zone if length(missing) == 0 && (local.makes_subnet || contains(keys(local.subnets_of_zones), zone))])
   zone                  = var.availability_zone != null ? var.availability_zone : try(local.zones[0], "none")
 }
 
@@ -186,12 +186,12 @@ resource "terraform_data" "zone" {
 
     precondition {
       condition     = var.availability_zone != null || length(local.zones) > 0
-      error_message = "No zone of ${var.region} offers ${join(", ", sort(local.instance_types))} together (missing: ${join("; ", [for zone, types in local.types_missing_in_zone : "${zone} ${join(" ", types)}"])}). Change replay_instance_type, learner_instance_types or actor_instance_types, or choose another region."
+      error_message = "No zone of ${var.region} offers ${join(", ", sort(local.instance_types))} together${local.of_subnets} (missing: ${join("; ", [for zone, types in local.types_missing_in_zone : "${zone} ${join(" ", types)}"])}). Change replay_instance_type, learner_instance_types or actor_instance_types, or choose another region."
     }
 
     precondition {
       condition     = var.availability_zone == null || contains(local.zones, coalesce(var.availability_zone, "none"))
-      error_message = "availability_zone ${coalesce(var.availability_zone, "none")} does not offer ${join(", ", try(local.types_missing_in_zone[var.availability_zone], ["anything"]))}; zones that offer all instance types: ${length(local.zones) > 0 ? join(", ", local.zones) : "none"}. Leave availability_zone out, or change the instance types."
+      error_message = "availability_zone ${coalesce(var.availability_zone, "none")} does not offer ${coalesce(join(", ", try(local.types_missing_in_zone[var.availability_zone], ["anything"])), "a subnet of subnet_ids")}; zones that offer all instance types: ${length(local.zones) > 0 ? join(", ", local.zones) : "none"}. Leave availability_zone out, or change the instance types."
     }
 
     precondition {

@@ -19,7 +19,7 @@ resource "aws_launch_template" "learner" {
   }
 
   network_interfaces {
-    associate_public_ip_address = true
+    associate_public_ip_address = local.gives_public_ip
     delete_on_termination       = true
     security_groups             = [aws_security_group.role["learner"].id]
   }
@@ -62,7 +62,7 @@ resource "aws_autoscaling_group" "learner" {
   min_size                  = 0
   max_size                  = 1
   desired_capacity          = 1
-  vpc_zone_identifier       = [aws_subnet.this.id]
+  vpc_zone_identifier       = [local.subnet_id]
   placement_group           = one(aws_placement_group.this[*].name)
   health_check_type         = "EC2"
   wait_for_capacity_timeout = "15m" # without capacity `apply` fails with AWS's reason, and makes no actor host
@@ -110,7 +110,7 @@ resource "aws_autoscaling_group" "learner" {
   }
 
   lifecycle {
-    replace_triggered_by = [aws_subnet.this.id] # its host would keep the subnet of another zone from its end
+    replace_triggered_by = [terraform_data.subnet.id] # its host would keep the subnet of another zone from its end
   }
 
   timeouts {

@@ -5,12 +5,12 @@ locals {
   account   = data.aws_caller_identity.current.account_id
   partition = data.aws_partition.current.partition
 
-  # One subnet, as wide as the network. AWS keeps its first four addresses and its last.
-  replay_address = cidrhost(var.vpc_cidr, 10)
+  # One subnet, as wide as the network where it is the cluster's own. AWS keeps its first four addresses and its last.
+  replay_address = local.fixed_addresses[0]
   learner_hosts = [for rank in range(var.learner_hosts) : {
     name    = rank == 0 ? "learner" : "learner-${rank}"
     group   = rank == 0 ? "${var.name}-learner" : "${var.name}-learner-${rank}"
-    address = cidrhost(var.vpc_cidr, 11 + rank)
+    address = local.fixed_addresses[1 + rank]
   }]
 
   key_path      = "/${local.project}/${var.name}/keys"
@@ -26,6 +26,8 @@ locals {
     "--agent ${var.agent}", "--preset ${var.preset}", "--seed ${var.seed}", "--shards ${local.shards}",
     "--replay-host ${local.replay_address}", "--learner-host ${local.learner_hosts[0].address}",
   ])
+
+  proxy_port = try(tonumber(split(":", var.proxy)[2]), 0)
 
   acting_flags = join("", [
     var.actor_workers_per_host > 0 ? " --num-workers ${var.actor_workers_per_host}" : "",
@@ -70,6 +72,7 @@ locals {
     for name, environment in local.host_environment :
     name => templatefile("${path.module}/templates/${var.release == null ? "user-data" : "release"}.yaml.tftpl", {
       environment = environment
+      proxy       = var.proxy
       region      = var.region
       bucket      = var.results_bucket
       key         = local.release_key

@@ -38,9 +38,9 @@ resource "aws_iam_role_policy" "release" {
   })
 }
 
-# Ubuntu's packages come by http: they are signed.
+# Ubuntu's packages come by http, or by the proxy: they are signed.
 resource "aws_vpc_security_group_egress_rule" "packages" {
-  for_each = { for role, group in aws_security_group.role : role => group if var.release != null }
+  for_each = { for role, group in aws_security_group.role : role => group if var.release != null && var.proxy == null }
 
   security_group_id = each.value.id
   cidr_ipv4         = "0.0.0.0/0"

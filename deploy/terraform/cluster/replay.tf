@@ -8,7 +8,7 @@ resource "aws_placement_group" "this" {
 # The journal of experience outlives its host: it is attached again to the next one, whatever that was replaced for.
 resource "aws_ebs_volume" "journal" {
   #checkov:skip=CKV_AWS_189:EBS encrypts with the account's own key; a KMS key costs a dollar a month, and experience is no secret.
-  availability_zone = aws_subnet.this.availability_zone
+  availability_zone = terraform_data.zone.input
   type              = "gp3"
   size              = var.replay_volume_gib
   throughput        = 250 # MB/s: the server writes while it serves
@@ -32,9 +32,9 @@ resource "aws_instance" "replay" {
   #checkov:skip=CKV_AWS_126:Detailed monitoring costs money; the roles report their own figures every few seconds.
   ami                         = local.image_id.cpu
   instance_type               = var.replay_instance_type
-  subnet_id                   = aws_subnet.this.id
+  subnet_id                   = local.subnet_id
   private_ip                  = local.replay_address
-  associate_public_ip_address = true
+  associate_public_ip_address = local.gives_public_ip
   vpc_security_group_ids      = [aws_security_group.role["replay"].id]
   iam_instance_profile        = aws_iam_instance_profile.host["replay"].name
   placement_group             = one(aws_placement_group.this[*].name)

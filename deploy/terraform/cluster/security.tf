@@ -81,3 +81,16 @@ resource "aws_vpc_security_group_egress_rule" "aws" {
 
   tags = { Name = "${var.name}-${each.key}-aws" }
 }
+
+resource "aws_vpc_security_group_egress_rule" "proxy" {
+  for_each = { for role, group in aws_security_group.role : role => group if !contains([0, 443], local.proxy_port) }
+
+  security_group_id = each.value.id
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = local.proxy_port
+  to_port           = local.proxy_port
+  description       = "The proxy"
+
+  tags = { Name = "${var.name}-${each.key}-proxy" }
+}

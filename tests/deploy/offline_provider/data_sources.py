@@ -178,6 +178,22 @@ def _partition(_: dict[str, Any], region: str) -> dict[str, Any]:
     return {"id": partition, "partition": partition, "dns_suffix": "amazonaws.com"}
 
 
+SUBNETS = {  # zone, addresses, and whether its hosts get public ones
+    "subnet-0a": ("us-east-1a", "172.31.0.0/20", True),
+    "subnet-0b": ("us-east-1b", "172.31.16.0/20", False),
+    "subnet-0c": ("us-east-1a", "172.31.32.0/20", False),
+}
+
+
+def _subnet(config: dict[str, Any], _: str) -> dict[str, Any]:
+    name = config["id"]
+    if name not in SUBNETS:
+        raise NotFoundError(f"no matching EC2 Subnet found: {name}")
+    zone, addresses, is_public = SUBNETS[name]
+    found = {"id": name, "vpc_id": "vpc-0e", "availability_zone": zone, "cidr_block": addresses}
+    return found | {"map_public_ip_on_launch": is_public}
+
+
 READERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "aws_ami": _image,
     "aws_ami_ids": _image_ids,
@@ -189,4 +205,5 @@ READERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "aws_partition": _partition,
     "aws_s3_bucket": _bucket,
     "aws_ssm_parameter": _parameter,
+    "aws_subnet": _subnet,
 }

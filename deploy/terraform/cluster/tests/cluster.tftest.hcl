@@ -67,7 +67,7 @@ run "defaults" {
   command = apply
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1b"
+    condition     = aws_subnet.this[0].availability_zone == "us-east-1b"
     error_message = "The zone has to be the first that offers all instance types."
   }
 
