@@ -63,6 +63,7 @@ def test_all_pods_see_the_runs_and_have_what_they_ask_for(job):
         assert container["resources"]["requests"] == container["resources"]["limits"]
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
         assert container["image"] == "IMAGE" and container["workingDir"] == "/apexrl"
+        assert pod["terminationGracePeriodSeconds"] >= 60, "a last checkpoint takes its time"
 
 
 def test_its_entrypoint_is_a_run_on_the_shared_volume(job):
@@ -75,5 +76,8 @@ def test_its_entrypoint_is_a_run_on_the_shared_volume(job):
     assert config.ray_address == "auto" and any(
         asked.command.run_dir.startswith(mount["mountPath"]) for mount in mounts
     )
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    [maker] = head["initContainers"]
+    assert asked.command.wires.keys == "/runs/keys" and maker["command"][2].endswith("apexrl keys /runs/keys")
     environment = yaml.safe_load(job["spec"]["runtimeEnvYAML"])
     assert environment["env_vars"] == {"PYTHONPATH": "/apexrl", "RAY_JOB_STOP_WAIT_TIME_S": "60"}
