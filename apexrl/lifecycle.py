@@ -1,7 +1,6 @@
 """The life of a process: a stop that signals set, threads whose errors end the program, logs, memory."""
 
 import contextlib
-import ctypes
 import errno
 import json
 import logging
@@ -35,7 +34,6 @@ ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by it
 HEED_SECONDS = 1.0
 THREADS_SECONDS = 2.0  # that threads of foreign code may hold up the end of a role
 _SWITCH_SECONDS = 0.0005
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 FEW_CORES = 4  # up to which actors and the evaluator make way for the learner
 NICENESS = 5  # a quarter of a core that is shared with one other process
 PACKAGE = Path(__file__).resolve().parent
@@ -353,24 +351,10 @@ def num_cores(process: Path = SELF) -> int:
     return max(min([allowed, *map(math.ceil, cpu_quotas(process))]), 1)
 
 
-def keep_freed_memory() -> None:
-    """Makes glibc keep the freed memory of tensors for later ones instead of returning it to the kernel.
-
-    A batch of screens has some megabytes. Fresh pages for each of its tensors cost as much as the arithmetic (measured:
-    docs/log/learner.md). Without glibc the function does nothing.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc takes
-        mallopt(_M_TRIM_THRESHOLD, 1 * 2**30)
-        mallopt(_M_TOP_PAD, 64 * 2**20)
-
-
 def switch_threads_often() -> None:
     """Lets threads of this process take turns ten times as often as Python does by itself.
 
-    An update of a small network is hundreds of short operations, and one on a GPU takes less than a millisecond. After
-    each of them its thread may wait as long as that for another thread of Python (measured: docs/log/learner.md).
+    After each short operation of an update its thread may wait so long for another one (docs/log/learner.md).
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
 

@@ -1,11 +1,15 @@
-"""The memory that this process may still take: free memory of the machine, within the limits of its control groups."""
+"""The memory that this process may still take, within the limits of its control groups, and what it keeps of it."""
 
+import contextlib
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from apexrl.control_groups import SELF, groups_of
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
 # For each file system type: the files with a group's limit and use, and the name of the line with its file cache.
 FILES = {
@@ -45,3 +49,16 @@ def _cached(path: Path, name: str) -> int:
         return int(numbers.get(name, 0))
     except (OSError, ValueError):
         return 0
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep the freed memory of tensors for later ones instead of returning it to the kernel.
+
+    A batch of screens has some megabytes. Fresh pages for each of its tensors cost as much as the arithmetic (measured:
+    docs/log/learner.md). Without glibc the function does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 1 * 2**30)
+        mallopt(_M_TOP_PAD, 64 * 2**20)

@@ -105,7 +105,7 @@ def learn(port: int, seconds: float, batch: int, wait: float = 60.0, rate: float
 
     from apexrl.agents.contract import Transitions, Want
     from apexrl.learning.experience.unroll_store import UnrollStore
-    from apexrl.lifecycle import keep_freed_memory
+    from apexrl.memory import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

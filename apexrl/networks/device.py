@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from apexrl.errors import ConfigError
-from apexrl.lifecycle import keep_freed_memory
+from apexrl.memory import keep_freed_memory
 from apexrl.types import EnvironmentSpec
 
 
