@@ -1,4 +1,4 @@
-"""`apexrl inspect [inspect|verify|export|summary|migrate] DIR` reads the journal of a replay server.
+"""`apexrl inspect [inspect|verify|export|summary|migrate] DIR` reads the journal of a replay server; mirror copies one.
 
 It works while a server writes the journal: it takes no lock, mends nothing, and writes nothing into the journal. It
 skips a file that is evicted meanwhile. An incomplete last record counts as being written, not as damaged.
@@ -27,6 +27,7 @@ from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, identity_of, read_
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
 from apexrl.replay.segment_files import MAX_SEGMENT_BYTES, first_number_of, strays
 from apexrl.replay.snapshot import Snapshot, load_snapshot
+from apexrl.tools import mirror as mirrors
 from apexrl.types import Field, StreamSpec, Unroll
 from apexrl.unroll import UnrollCodec
 
@@ -301,9 +302,24 @@ def migrate(directory: Directory) -> int:
     return 0
 
 
+def mirror(directory: Directory, server: str = "127.0.0.1:51002", keys: str = "", max_gb: float = 0.0) -> int:
+    """Follows a replay server, and writes its log into a journal here, until Ctrl-C or SIGTERM.
+
+    A replay server that is started with this --journal-dir goes on from there, when the other one is lost.
+
+    Args:
+      server: HOST:PORT, its port for learners.
+      keys: A directory of keys that has a learner's secret.
+      max_gb: Gigabytes of unrolls that the copy keeps at most; 0: as many unrolls as the server may hold.
+    """
+    return mirrors.run(directory, server, keys, max_gb)
+
+
 def main() -> int:
     """Runs one command of the command line; returns its exit status."""
-    commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, summary, migrate)}
+    commands: dict[str, Callable[..., int]] = {
+        c.__name__: c for c in (inspect, verify, export, summary, migrate, mirror)
+    }
     words = sys.argv[1:]
     if words and not words[0].startswith("-") and words[0] not in commands:
         words = ["inspect", *words]
