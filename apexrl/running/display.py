@@ -231,11 +231,15 @@ class Display:
             ("progress", status.frames, targets.total_frames, "frames"),
             ("progress", counters.updates, targets.total_updates, "updates"),
         ]
-        return [
+        shown = [
             (name, self._share(count, target, unit, self._paces[unit, counters.updates > 0]))
             for name, count, target, unit in rows
             if target and (count < target or name == "progress")
         ]
+        played = int(status.metrics.get("actor/agent_steps_total", 0))
+        if counters.updates == 0 and played > inserted:
+            shown.append(("playing", f"{played:,} steps; a stream's steps arrive when its unroll is full"))
+        return shown
 
     def _share(self, count: int, target: int, unit: str, pace: Pace) -> str:
         share = min(count / target, 1.0)

@@ -33,10 +33,10 @@ FILE_VERSION = "brain.Event:2"
 ABOUT = "about"  # the first of the texts, which are sorted by their tags
 # The cards that TensorBoard shows first: it sorts them by their tags.
 OVERVIEW = {
-    "evaluation/return_mean": "Overview/1 evaluation return",
-    "actor/return_mean": "Overview/2 training return",
-    "actor/frames_per_second": "Overview/3 frames a second",
-    "learner/updates_per_second": "Overview/4 updates a second",
+    "evaluation/return_mean": "Now/1 evaluation",
+    "actor/return_mean": "Now/2 training",
+    "actor/frames_per_second": "Now/3 frames each s",
+    "learner/updates_per_second": "Now/4 updates each s",
 }
 CHARTS = {
     "run": {

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, with_preset
+from apexrl.config.sections import DEFAULT_AGENT
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
 from apexrl.runs import CONFIG_FILE, Section, flat
@@ -26,8 +28,20 @@ class _Config(msgspec.Struct):
 
 def flags_of(directory: Path) -> dict[str, bool | float | str]:
     """Returns the flags of a run by its directory; none where no launcher has written them."""
-    config = _config_in(directory)
+    config = config_of(directory)
     return {} if config is None else _flags(config.command)
+
+
+def telling_flags(command: Mapping[str, Any]) -> dict[str, bool | float | str]:
+    """Returns the flags by which a run differs from others, by its configuration: those that its preset does not give.
+
+    Of an algorithm that is no part of apexrl these are all.
+    """
+    flags, agent = _flags(command), command.get("agent", DEFAULT_AGENT)
+    if agent not in FAMILIES:
+        return flags
+    usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, agent), command.get("preset", "auto"))))
+    return {name: value for name, value in flags.items() if name in NAMING or value != usual.get(name)}
 
 
 def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
@@ -35,18 +49,18 @@ def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
 
     A learner that was started by hand knows its own flags only.
     """
-    config = _config_in(Path(command.run_dir)) or _Config(dataclasses.asdict(command))
-    flags = _flags(config.command)
-    usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, command.agent), command.preset)))
-    telling = {name: value for name, value in flags.items() if name in NAMING or value != usual.get(name)}
+    config = config_of(Path(command.run_dir)) or _Config(dataclasses.asdict(command))
+    telling = telling_flags(config.command)
     tables: dict[str, Mapping[str, Any]] = {
-        "Flags": flags,
+        "Flags that differ from the preset": telling,
+        "All flags": _flags(config.command),
         "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
     }
-    return telling, "\n\n".join(f"### {title}\n{_table(rows)}" for title, rows in tables.items())
+    return telling, "\n\n".join(f"### {title}\n{table(rows)}" for title, rows in tables.items())
 
 
-def _config_in(directory: Path) -> _Config | None:
+def config_of(directory: Path) -> _Config | None:
+    """Returns the configuration of a run as its file holds it, None where there is none."""
     try:
         return read_json(directory / CONFIG_FILE, _Config)
     except ConfigError:
@@ -65,6 +79,7 @@ def _shown(value: Any) -> bool | float | str:
     return value if isinstance(value, bool | int | float) else str(value)
 
 
-def _table(rows: Mapping[str, Any]) -> str:
+def table(rows: Mapping[str, Any]) -> str:
+    """Returns a table in Markdown."""
     lines = [f"| {name} | {str(value).replace('|', ' ')} |" for name, value in rows.items()]
     return "\n".join(["| name | value |", "| --- | --- |", *lines])

@@ -1,0 +1,111 @@
+"""`apexrl card [RUN]`: a model card of a run in Markdown, made from its directory. Loads no network."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from apexrl.config.words import program
+from apexrl.errors import ConfigError
+from apexrl.files import replacing
+from apexrl.learning.record.run_page import config_of, table, telling_flags
+from apexrl.learning.record.status_file import read_status
+from apexrl.lifecycle import run_program
+from apexrl.lines import say
+from apexrl.networks.headers import load_header
+from apexrl.runs import CHECKPOINTS, CURVE_FILE, RUNS, found_checkpoint, newest_run, read_evaluations
+
+
+def card_of(run: Path) -> str:
+    """Returns the card of a run whose directory is given, or of one of its checkpoints.
+
+    Raises: ConfigError when it has no checkpoint, or a file of it cannot be read.
+    """
+    directory, path = found_checkpoint(run)
+    header, config, status = load_header(path), config_of(directory), read_status(directory)
+    counters = header.counters
+    values = {} if config is None else config.command
+    trained = {
+        "environment": header.spec.env,
+        "algorithm": header.agent,
+        "preset": values.get("preset", "unknown"),
+        "network": f"`{path.name}`, update {counters.updates:,}",
+    }
+    if status is not None:
+        whole = status.counters
+        trained["the whole run"] = (
+            f"{status.frames:,} frames, {whole.updates:,} updates, {whole.seconds / 60:,.1f} minutes"
+        )
+        ratio = whole.transitions_sampled / max(whole.transitions_inserted, 1)
+        trained["samples an insert"] = f"{ratio:.2f}"
+    flags = {name: value for name, value in telling_flags(values).items() if name not in ("env", "agent", "preset")}
+    parts = {
+        "Training": table(trained),
+        "Evaluation": _evaluation(directory, counters.updates),
+        "Flags that differ from the preset": table(flags) if flags else "None.",
+        "Versions and machine": table({} if config is None else {"revision": config.revision} | config.versions),
+        "Use": _use(path, values, header.agent),
+    }
+    title = f"# {header.spec.env}, played by {header.agent}\n"
+    return "\n".join([title, *(f"## {name}\n{text}\n" for name, text in parts.items())])
+
+
+def _evaluation(directory: Path, updates: int) -> str:
+    """Returns the evaluation of an update in words; of a run's latest network there may be none."""
+    path = directory / CURVE_FILE
+    points = [point for point in read_evaluations(path) if point.updates == updates] if path.is_file() else []
+    if not points:
+        return "This network was not evaluated."
+    point = points[-1]
+    rows = {"games": str(point.episodes)}
+    rows |= {name: f"{getattr(point, name):.2f}" for name in ("mean", "median", "min", "max")}
+    rows |= {"exploration": f"{point.exploration:g}", "frames until then": f"{point.frames:,}"}
+    note = "A run's best network was chosen by these games, so its mean is a little too high: play others to report it."
+    return f"{table(rows)}\n\n{note}"
+
+
+def _use(path: Path, values: Mapping[str, Any], agent: str) -> str:
+    environment = values.get("env") or {}
+    names = [agent, str(environment.get("env", "")), str(environment.get("wrapper", ""))]
+    trust = ", trust=True" if any(":" in name for name in names) else ""
+    imports = "It imports modules that the run names: trust whoever made it.\n" if trust else ""
+    return f"""{imports}```python
+import apexrl
+
+agent = apexrl.load("{path.name}"{trust})
+env = agent.make_environment()
+observation, info = env.reset(seed=0)
+action = agent.act(observation)
+```
+`apexrl watch {shlex.quote(path.name)} --episodes 100{" --trust" if trust else ""}` plays other games, and films one."""
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    return tyro.cli(write_card, prog=program())
+
+
+def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN]")] = "", output: str = "") -> int:
+    """Writes a model card, to publish beside a checkpoint: training, evaluation, flags, versions, how to load it.
+
+    Args:
+      run: The directory of a run, or a checkpoint; by default the newest run in ./runs that has one.
+      output: File to write; by default the card is printed.
+    """
+    card = card_of(Path(run) if run else newest_run(RUNS, CHECKPOINTS))
+    if not output:
+        say(card)
+        return 0
+    try:
+        with replacing(Path(output)) as temporary:
+            temporary.write_text(card)
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

@@ -1,0 +1,60 @@
+"""The card of a run."""
+
+import sys
+
+import pytest
+import torch
+
+from apexrl.config.commands import RunCommand
+from apexrl.config.flags import default_command
+from apexrl.errors import ConfigError
+from apexrl.networks.checkpoint import save_checkpoint
+from apexrl.networks.config import to_text
+from apexrl.networks.headers import CheckpointHeader, Counters
+from apexrl.tools import card
+from apexrl.types import StreamSpec
+from tests.tools.run_directories import write_run
+
+
+def with_network(directory, name, updates, env="Catch-v0"):
+    (directory / "checkpoints").mkdir(exist_ok=True)
+    spec = StreamSpec(env, (2,), "float32", 1, 2, 1)
+    network = to_text(default_command(RunCommand).network)
+    header = CheckpointHeader(spec, "apex-dqn", network, Counters(updates=updates))
+    save_checkpoint(directory / "checkpoints" / name, header, {"a": torch.ones(1)})
+
+
+def test_a_card_tells_training_evaluation_flags_versions_and_use(tmp_path, monkeypatch, capsys):
+    run = write_run(tmp_path / "run", [0.0, 0.5, 1.0, 0.75], seed=3, learning_rate=0.5)
+    with_network(run, "latest.safetensors", 30)
+    with_network(run, "best.safetensors", 20)
+    text = card.card_of(run)
+    lines = text.splitlines()
+    assert lines[0] == "# Catch-v0, played by apex-dqn"
+    for row in (
+        "| network | `best.safetensors`, update 20 |", "| the whole run | 3,000 frames, 30 updates, 3.0 minutes |",
+        "| samples an insert | 4.00 |", "| games | 10 |", "| mean | 1.00 |", "| min | 0.00 |", "| max | 2.00 |",
+        "| frames until then | 2,000 |", "| learning-rate | 0.5 |", "| seed | 3 |",
+        'agent = apexrl.load("best.safetensors")',
+    ):  # fmt: skip
+        assert row in lines, row
+    assert "| torch |" in text and "batch-size" not in text and "trust" not in text
+    latest = card.card_of(run / "checkpoints" / "latest.safetensors")
+    assert "`latest.safetensors`, update 30" in latest and "| mean | 0.75 |" in latest
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["apexrl card", "run", "--output", "README.md"])
+    assert card.main() == 0 and (tmp_path / "README.md").read_text() == text
+    monkeypatch.setattr(sys, "argv", ["apexrl card", "run"])
+    assert card.main() == 0 and capsys.readouterr().out == text + "\n"
+
+
+def test_a_card_of_modules_says_to_trust_them_and_one_without_games_says_so(tmp_path):
+    run = write_run(tmp_path / "run", [], env="my_walk:Walk-v0")
+    with_network(run, "latest.safetensors", 7, env="my_walk:Walk-v0")
+    text = card.card_of(run)
+    assert "This network was not evaluated." in text and "trust=True" in text and "--trust`" in text
+
+
+def test_a_directory_without_a_network_has_no_card(tmp_path):
+    with pytest.raises(ConfigError, match="has no checkpoints/best"):
+        card.card_of(write_run(tmp_path / "run", [1.0]))
