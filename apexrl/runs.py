@@ -94,13 +94,14 @@ def new_run(env: str, words: Sequence[str] = ()) -> str:
     """
     flags = given_flags(words)
     named = flags.pop("name", "") or "-".join(
-        part for flag, value in flags.items() if _is_telling(flag.removeprefix("no-")) for part in (flag, value) if part
+        part for flag, value in flags.items() if is_telling(flag.removeprefix("no-")) for part in (flag, value) if part
     )
     parts = [env, UNFIT.sub("-", named)[:MAX_NAME].strip("-"), time.strftime("%Y%m%d-%H%M%S")]
     return str(RUNS / UNFIT.sub("-", "-".join(filter(None, parts))))
 
 
-def _is_telling(flag: str) -> bool:
+def is_telling(flag: str) -> bool:
+    """Returns whether a flag, without its hyphens, may decide how a run learns."""
     return flag not in UNNAMED and not flag.endswith(UNNAMED_ENDS)
 
 

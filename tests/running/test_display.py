@@ -128,6 +128,19 @@ def test_the_way_to_the_first_update_and_to_the_end(console, tmp_path):
     assert way(3000) == {"progress": "█" * 24 + " 100% of 8,000 frames"}
 
 
+def test_steps_that_are_played_are_shown_before_the_first_unroll_arrives(console, tmp_path):
+    display = Display(console, tmp_path, Supervisor(10), Targets(warm_up_transitions=2000))
+
+    def playing(steps, updates=0, arrived=0):
+        counters = Counters(updates=updates, logs=(LogPosition(transitions=arrived),))
+        status = Status("Catch-v0", arrived, counters, {"actor/agent_steps_total": steps}, "")
+        write_status(tmp_path, status, age_seconds=-10.0)
+        return dict(display.rows()).get("playing", "")
+
+    assert playing(1280.0).startswith("1,280 steps;")
+    assert not playing(0.0) and not playing(1280.0, arrived=1280) and not playing(1280.0, updates=1)
+
+
 def test_a_bar_has_characters_that_the_terminal_knows():
     assert bar(0.25, "UTF-8") == "█" * 6 + "░" * 18 and bar(0.25, "latin-1") == "#" * 6 + "." * 18
 

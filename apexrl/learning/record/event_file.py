@@ -31,12 +31,12 @@ FRAMING_BYTES = 16  # of a record
 SAID_SECONDS = 600.0
 FILE_VERSION = "brain.Event:2"
 ABOUT = "about"  # the first of the texts, which are sorted by their tags
-# The cards that TensorBoard shows first: it sorts them by their tags.
+# The cards that TensorBoard shows first: it sorts them by their tags. A card has room for 22 characters.
 OVERVIEW = {
-    "evaluation/return_mean": "Now/1 evaluation",
-    "actor/return_mean": "Now/2 training",
-    "actor/frames_per_second": "Now/3 frames each s",
-    "learner/updates_per_second": "Now/4 updates each s",
+    "evaluation/return_mean": "Overview/1 evaluation",
+    "actor/return_mean": "Overview/2 training",
+    "actor/frames_per_second": "Overview/3 frames/s",
+    "learner/updates_per_second": "Overview/4 updates/s",
 }
 CHARTS = {
     "run": {

@@ -13,7 +13,7 @@ from apexrl.config.flags import default_command, with_preset
 from apexrl.config.sections import DEFAULT_AGENT
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
-from apexrl.runs import CONFIG_FILE, Section, flat
+from apexrl.runs import CONFIG_FILE, Section, flat, is_telling
 
 # Sections and flags that begin so: they change nothing about the learning.
 LEFT_OUT = ("wires", "tensorboard", "run_dir", "name", "max_seconds", "port_base", "callback")
@@ -56,7 +56,8 @@ def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
         "All flags": _flags(config.command),
         "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
     }
-    return telling, "\n\n".join(f"### {title}\n{table(rows)}" for title, rows in tables.items())
+    compared = {name: value for name, value in telling.items() if name in NAMING or is_telling(name)}
+    return compared, "\n\n".join(f"### {title}\n{table(rows)}" for title, rows in tables.items())
 
 
 def config_of(directory: Path) -> _Config | None:

@@ -44,6 +44,7 @@ def test_the_page_the_flags_and_the_overview_are_there(tmp_path):
     described = {tag: found.SummaryMetadata(tag).summary_description for tag in ("replay/size", "own/number")}
     assert described == {"replay/size": "Transitions in the log. Unit: transitions.", "own/number": ""}
     assert min(found.Tags()["scalars"]).startswith("Overview/")  # the first cards
+    assert max(map(len, OVERVIEW.values())) <= 22, "the title of a card is cut"
 
 
 @pytest.mark.parametrize(
