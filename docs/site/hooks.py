@@ -40,6 +40,7 @@ CODE = {
     "": "text",
 }
 """By suffix, the language of files that are shown as a page of code."""
+ASIDE = ("log/", "results/")  # pages of how figures were made, which a search for help should not find first
 UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
 
@@ -68,6 +69,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]  # it has one entry
+    if page.file.src_uri.startswith(ASIDE):
+        page.meta["search"] = {"exclude": True}
     make_list = LISTS.get(page.file.src_uri, str)
     return LINK.sub(replaced, markdown) + make_list()
 
