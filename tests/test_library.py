@@ -1,6 +1,8 @@
 """The names of the library: a run, its records, and its agent in a loop of one's own."""
 
+import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -135,6 +137,17 @@ def test_the_example_of_play_plays(tmp_path, monkeypatch, capsys, run):
     runpy.run_path(str(ROOT / "examples" / "train_and_play.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert f"{run.evaluations[0].frames:8,} frames" in said and said.count("game ") == 5
+
+
+def test_the_notebook_plots_and_plays(monkeypatch, capsys, run):
+    """With the run that is there, as a script of its cells."""
+    monkeypatch.setattr(apexrl.library, "train", lambda *arguments, **flags: run)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    cells = json.loads((ROOT / "examples" / "train_plot_play.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(sources) == 4 and not any(cell.get("outputs") for cell in cells)
+    exec("\n".join(sources), {})
+    assert re.fullmatch(r"return \S+ after \d+ steps\n", capsys.readouterr().out)
 
 
 def test_the_example_of_a_search_reports_evaluations_and_prunes(monkeypatch, run):

@@ -36,6 +36,7 @@ CODE = {
     ".yaml": "yaml",
     ".toml": "toml",
     ".json": "json",
+    ".ipynb": "json",
     ".tf": "hcl",
     "": "text",
 }
