@@ -44,6 +44,7 @@ COMMANDS = {
     "card": Entry("apexrl.tools.card:main", "writes a model card of a run, to publish beside its network"),
     "version": Entry("apexrl.tools.version:main", "its version, torch's, and the device; --version is the same"),
     "inspect": Entry("apexrl.tools.replay_tool:main", "reads, checks and exports the experience of a run"),
+    "deploy": Entry("apexrl.tools.deploy:main", "a cluster on EC2, from a checkout"),
 }
 
 

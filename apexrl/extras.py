@@ -19,6 +19,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "minari": ("minari", "h5py"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
+    "deploy": ("boto3",),
 }
 """By the name of an extra in pyproject.toml, the modules by whose lack it is known to be missing."""
 

@@ -131,6 +131,11 @@ def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_secon
     )
 
 
+def total_of(rows: list[Row]) -> Row:
+    """Returns the sum of an hour."""
+    return Row("an hour", sum(row.on_demand for row in rows), sum(row.low for row in rows), sum(r.high for r in rows))
+
+
 def report(
     cluster: Cluster, frames_per_second: float | None = None, updates_per_second: float | None = None
 ) -> list[str]:
@@ -146,7 +151,7 @@ def report(
             raise DeployError(f"{name} {rate:g}: a positive number is needed")
     prices = read_prices()
     rows = hourly_rows(cluster, prices)
-    total = Row("an hour", sum(r.on_demand for r in rows), sum(r.low for r in rows), sum(r.high for r in rows))
+    total = total_of(rows)
     sums = [total, _times(total, cluster.max_hours, f"until the time limit of {cluster.max_hours} h")]
     if frames_per_second:
         hours = FRAMES / frames_per_second / 3600

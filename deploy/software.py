@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from deploy.cluster import Cluster
 from deploy.place import CHOICE, write_variable
 from deploy.preflight import check_images
-from deploy.steps import ROOT, DeployError, must_read, run
+from deploy.steps import ROOT, DeployError, must_read, run, tell
 
 BUILD_SECONDS = 5400.0
 INIT_SECONDS = 900.0
@@ -60,12 +60,15 @@ def provide(software: Software, cluster: Cluster) -> None:
             CHOICE.unlink(missing_ok=True)
         return
     if software.kind == "images":
+        build = "two c7i.xlarge for the minutes of their builds, then the snapshots: a few dollars a month"
+        tell("The images", build, 'the commands of "To leave nothing behind" in deploy/README.md')
         run("packer", "init", "deploy/packer", seconds=INIT_SECONDS)
         given = ("-var", f"version={software.version}", "-var", f"region={cluster.region}")
         run("packer", "build", *given, "deploy/packer", seconds=BUILD_SECONDS)
     else:
         file = f"build/release-{software.version}.tar"
-        run("bash", "deploy/packer/release.sh", software.version, file, seconds=COPY_SECONDS)
         target = f"s3://{cluster.results_bucket}/releases/{software.version}.tar"
+        tell("The release", "nothing worth a cent", f"`aws s3 rm --region {cluster.region} {target}`")
+        run("bash", "deploy/packer/release.sh", software.version, file, seconds=COPY_SECONDS)
         run("aws", "s3", "cp", "--region", cluster.region, file, target, seconds=COPY_SECONDS)
     write_variable(CHOICE, "release" if software.release else "image_version", software.version)

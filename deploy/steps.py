@@ -123,6 +123,11 @@ def show(*command: str) -> None:
     print(f"\n$ {shlex.join(command)}", flush=True)
 
 
+def tell(step: str, costs: str, undo: str) -> None:
+    """Prints what comes next, what it costs, and how to undo it."""
+    print(f"\n# {step}. It costs {costs}. To undo it: {undo}", flush=True)
+
+
 def _environment() -> dict[str, str]:
     return os.environ | {"AWS_PAGER": ""}
 

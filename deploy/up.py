@@ -12,7 +12,7 @@ from deploy.cluster import Cluster, values_in
 from deploy.keys import key_names, store_keys, stored_keys
 from deploy.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
 from deploy.running import watch
-from deploy.steps import ROOT, DeployError, must_read, require, run, show
+from deploy.steps import ROOT, DeployError, must_read, require, run, show, tell
 
 APPLY_SECONDS = 3600.0
 BUCKETS = ROOT / CLUSTER / "bootstrap.auto.tfvars"
@@ -36,6 +36,7 @@ def up(chosen: argparse.Namespace) -> None:
     if not chosen.email and not _has_buckets(number):
         raise DeployError("--email is missing: the alarm about money has to know where to write, at the first start")
     chosen_software = software.choose(cluster, chosen.images, chosen.upgrade)
+    tell("AWS is asked about the account", "nothing", "nothing was made but AWS's own roles, which are free")
     account.check_account(cluster._replace(release=chosen_software.release), chosen.request_quotas)
     ask(cluster, chosen.yes)
     bootstrap(cluster, number, chosen.email)
@@ -44,7 +45,15 @@ def up(chosen: argparse.Namespace) -> None:
     make_keys(cluster)
     software.provide(chosen_software, cluster)
     account.check_ready(place.described())
+    an_hour = cost.total_of(cost.hourly_rows(cluster, cost.read_prices()))
+    dearest = max(an_hour.on_demand, an_hour.high)
+    tell(
+        "The hosts",
+        f"at most {dearest:.2f} dollars an hour, and {dearest * cluster.max_hours:.2f} until all end by themselves",
+        "`python -m deploy down`",
+    )
     apply(chosen.yes)
+    tell("The first frames", "nothing more", "`python -m deploy down`")
     frames.wait_for_frames(place.described(), chosen.wait_minutes)
     if chosen.no_tunnel:
         print("next: python -m deploy watch | status | logs | scale N | down")
@@ -118,6 +127,11 @@ def bucket_is_ours(bucket: str, region: str, account_number: str) -> bool:
 def bootstrap(cluster: Cluster, account_number: str, emails: list[str]) -> None:
     """Makes the buckets and the alarm, and writes down where they are."""
     region = cluster.region
+    tell(
+        "The buckets and the alarm about money",
+        "cents a month, by what the buckets hold",
+        "empty and delete the buckets in the S3 console, and delete the budget",
+    )
     if _has_buckets(account_number):
         print("\nbuckets and alarm: there already")
         return
@@ -154,6 +168,9 @@ def make_keys(cluster: Cluster) -> None:
 
     Raises: DeployError when they cannot be made, or a cluster that is up would have hosts with different keys.
     """
+    names = " ".join(key_names(cluster.name))
+    remove = f"`aws ssm delete-parameters --region {cluster.region} --names {names}`"
+    tell("The keys of the roles", "nothing", remove)
     ssm = client("ssm", cluster.region)
     stored = stored_keys(ssm, cluster.name)
     missing = [name for name in key_names(cluster.name) if name not in stored]

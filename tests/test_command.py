@@ -9,6 +9,7 @@ import pytest
 from apexrl import __version__
 from apexrl.__main__ import COMMANDS, main, resuming
 from apexrl.errors import ConfigError
+from apexrl.tools import deploy
 from tests.system.processes import ROOT
 from tests.test_runs import make_run
 
@@ -105,6 +106,15 @@ def test_resume_takes_the_newest_run_or_the_named_one(monkeypatch, tmp_path, cap
     assert resuming(["runs/a", "--seed", "3"]) == ["--resume", "runs/a", "--seed", "3"]
     assert started(monkeypatch, "resume", "--help") == 0
     assert "usage: apexrl resume [RUN] [FLAGS]" in capsys.readouterr().out
+
+
+def test_a_cluster_is_made_from_a_checkout_alone(monkeypatch, capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        started(monkeypatch, "deploy", "--help")
+    assert ended.value.code == 0 and "usage: python -m deploy" in capsys.readouterr().out
+    monkeypatch.setattr(deploy, "HOME", tmp_path)
+    assert started(monkeypatch, "deploy", "up") == 2
+    assert capsys.readouterr().err.startswith("cannot deploy: a cluster is made from a checkout")
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])

@@ -1,6 +1,7 @@
 """`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
 
 import contextlib
+import re
 import sys
 from types import SimpleNamespace
 
@@ -57,6 +58,7 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         "python -m deploy preflight",
         apply,
     ]
+    check_steps_tell_their_price(printed, release.rpartition(" ")[2], apply)
     stopped = f"up stopped: `{apply}` ended with status 1; see above. The same command goes on\n"
     assert clone.said == f"it fails\n{stopped}"
     assert 'key    = "cluster/apexrl-smoke.tfstate"' in (clone.cluster / "backend.hcl").read_text()
@@ -101,6 +103,18 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     ]
 
     check_no_other_takes_its_place(clone, init)
+
+
+def check_steps_tell_their_price(printed, release, apply):
+    """Before each step `up` says what it costs and how to undo it."""
+    told = [line for line in printed.splitlines() if line.startswith("# ")]
+    assert all(re.fullmatch(r"# .+\. It costs .+\. To undo it: .+", line) for line in told)
+    assert [line[2:].partition(". It")[0] for line in told] == [
+        *("AWS is asked about the account", "The buckets and the alarm about money", "The keys of the roles"),
+        *("The release", "The hosts"),
+    ]
+    assert "at most 1.39 dollars an hour, and 1.39 until all end by themselves. To undo" in told[-1]
+    assert f"{release}`" in told[-2] and printed.index(told[-1]) < printed.index(f"$ {apply}")
 
 
 def check_no_other_takes_its_place(clone, init):
