@@ -18,8 +18,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}: `{self.prog} --help` lists what there is\n")
 
 
-def _parser() -> Parser:
-    parser = Parser("python -m deploy", description="Runs a cluster on EC2.", allow_abbrev=False)
+def _parser(program: str) -> Parser:
+    parser = Parser(program, description="Runs a cluster on EC2.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, plan: bool = False) -> argparse.ArgumentParser:
@@ -63,25 +63,24 @@ def _parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
-    """Runs one command; returns the exit status."""
-    chosen = _parser().parse_args(words)
+def main(words: list[str], program: str = "python -m deploy") -> int:
+    """Runs one command, as somebody has typed it; returns the exit status."""
+    chosen = _parser(program).parse_args(words)
     try:
         if chosen.command == "flags":
             from deploy import flags  # noqa: PLC0415 - it needs what `bash run.sh` installs
 
             flags.write()
             return 0
-        from deploy import planned, running, up  # noqa: PLC0415 - they need what INSTALL installs
+        from deploy import commands, up  # noqa: PLC0415 - they need what INSTALL installs
         from deploy.aws import AwsError, explain  # noqa: PLC0415
         from deploy.steps import DeployError, StepError  # noqa: PLC0415
     except ModuleNotFoundError as error:
         cure = "bash run.sh --help, and its .venv/bin/python" if chosen.command == "flags" else INSTALL
         print(f"cannot {chosen.command}: no module {error.name} in {sys.executable}: {cure}", file=sys.stderr)
         return 2
-    rooms = {"up": up, "preflight": planned, "cost": planned, "keys": planned}
     try:
-        return getattr(rooms.get(chosen.command, running), chosen.command)(chosen) or 0
+        return getattr(up if chosen.command == "up" else commands, chosen.command)(chosen) or 0
     except AwsError as error:
         print(f"cannot {chosen.command}: {': '.join(explain(error))}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.cluster import Cluster, read_cluster, values_in
-from deploy.steps import ROOT, DeployError, must_read, read, run, show
+from deploy.steps import ROOT, DeployError, must_read, run, show
 
 EXAMPLES = ROOT / "deploy" / "examples"
 CLUSTER = "deploy/terraform/cluster"
@@ -77,11 +77,7 @@ def _made() -> list[str]:
     """Returns the addresses of all that Terraform has made from here and not destroyed."""
     if not _has_state():
         return []
-    listed = read(*terraform(CLUSTER, "state", "list"))
-    if listed.returncode and NO_STATE not in listed.stderr:
-        reason = " ".join(listed.stderr.split())[-300:]
-        raise DeployError(f"`terraform -chdir={CLUSTER} state list` does not tell whether a cluster is up: {reason}")
-    return listed.stdout.split()
+    return must_read(*terraform(CLUSTER, "state", "list"), unless=NO_STATE).split()
 
 
 def describe(plan: str) -> None:

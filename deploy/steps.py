@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FINISH_SECONDS = 300.0
@@ -87,35 +88,22 @@ def run_until_interrupted(*command: str) -> int:
         return 0
 
 
-def read(*command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command that only looks, without a word.
+def must_read(*command: str, unless: str = "") -> str:
+    """Runs a command that only looks, without a word; returns what it prints.
 
-    Raises: StepError when it takes longer than READ_SECONDS.
+    Args:
+      unless: errors with this text are no failure.
+    Raises: StepError when it fails, or takes longer than READ_SECONDS.
     """
+    given: dict[str, Any] = {"cwd": ROOT, "env": _environment(), "capture_output": True, "text": True}
     try:
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env=_environment(),
-            capture_output=True,
-            text=True,
-            timeout=READ_SECONDS,
-            check=False,
-        )
+        result = subprocess.run(command, **given, timeout=READ_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise StepError(f"`{shlex.join(command)}` did not end within {READ_SECONDS:.0f} s: run it by hand") from error
-
-
-def must_read(*command: str) -> str:
-    """Returns what a command that only looks prints.
-
-    Raises: StepError when it fails.
-    """
-    result = read(*command)
-    if result.returncode:
+    if result.returncode and not (unless and unless in result.stderr):
         reason = " ".join(result.stderr.split())[-300:] or "it said nothing"
         raise StepError(f"`{shlex.join(command)}` ended with status {result.returncode}: {reason}")
-    return result.stdout
+    return str(result.stdout)
 
 
 def show(*command: str) -> None:

@@ -3,19 +3,39 @@
 import argparse
 import datetime
 import re
+import shlex
 import sys
 from pathlib import Path
 
-from deploy import account, cost, frames, place, software, zones
+from deploy import cost, frames, place, software
 from deploy.aws import AwsError, client, code_of
 from deploy.cluster import Cluster, values_in
+from deploy.commands import watch
+from deploy.findings import Line, zones_for
 from deploy.keys import key_names, store_keys, stored_keys
 from deploy.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
-from deploy.running import watch
-from deploy.steps import ROOT, DeployError, must_read, require, run, show, tell
+from deploy.preflight import failures
+from deploy.steps import (
+    ROOT,
+    DeployError,
+    StepError,
+    failure,
+    must_read,
+    require,
+    run,
+    run_and_hear,
+    show,
+    tell,
+)
 
 APPLY_SECONDS = 3600.0
 BUCKETS = ROOT / CLUSTER / "bootstrap.auto.tfvars"
+CURE_SECONDS = 60.0
+MADE_LATER = ("bucket", "image", "release", "keys")
+"""Findings that later steps of `up` cure."""
+ROLE = re.compile(r"aws iam create-service-linked-role --aws-service-name [a-z]+\.amazonaws\.com")
+NO_CAPACITY = re.compile("InsufficientInstanceCapacity|do not have sufficient [^ ]+ capacity")  # of EC2, of a group
+CURE = "give other learner_instance_types or replay_instance_type, or use_placement_group = false"
 MAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
@@ -29,7 +49,7 @@ def up(chosen: argparse.Namespace) -> None:
         if not MAIL.fullmatch(email):
             raise DeployError(f"--email {email}: an address such as you@example.com was expected")
     place.describe(chosen.plan)
-    zones.heed_named_zone()
+    heed_named_zone()
     cluster = place.described()
     check_region(cluster.region)
     number = client("sts", cluster.region).get_caller_identity()["Account"]
@@ -37,14 +57,14 @@ def up(chosen: argparse.Namespace) -> None:
         raise DeployError("--email is missing: the alarm about money has to know where to write, at the first start")
     chosen_software = software.choose(cluster, chosen.images, chosen.upgrade)
     tell("AWS is asked about the account", "nothing", "nothing was made but AWS's own roles, which are free")
-    account.check_account(cluster._replace(release=chosen_software.release), chosen.request_quotas)
+    check_account(cluster._replace(release=chosen_software.release), chosen.request_quotas)
     ask(cluster, chosen.yes)
     bootstrap(cluster, number, chosen.email)
     cluster = place.described()  # the bucket is known now
     initialize(cluster.name)
     make_keys(cluster)
     software.provide(chosen_software, cluster)
-    account.check_ready(place.described())
+    check_ready(place.described())
     an_hour = cost.total_of(cost.hourly_rows(cluster, cost.read_prices()))
     dearest = max(an_hour.on_demand, an_hour.high)
     tell(
@@ -219,7 +239,7 @@ def apply(yes: bool) -> None:
     """
     again = ("-replace=terraform_data.deadline",) if _is_over(place.outputs().get("deadline", "")) else ()
     approval = ("-input=false", "-auto-approve") if yes or not place.exists() else ()
-    zones.apply(*approval, *again)
+    apply_in_zones(*approval, *again)
 
 
 def _is_over(deadline: str) -> bool:
@@ -227,3 +247,87 @@ def _is_over(deadline: str) -> bool:
         return False
     end = datetime.datetime.strptime(deadline, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
     return end < datetime.datetime.now(datetime.UTC)
+
+
+def apply_in_zones(*arguments: str) -> None:
+    """Runs `terraform apply`. Where EC2 has no capacity it goes on in the next zone that offers all types.
+
+    It stays in a zone that somebody has named, and where the journal may hold experience: that is lost by a move.
+
+    Raises: StepError when it fails, or no zone is left.
+    """
+    command = terraform(CLUSTER, "apply", *arguments)
+    tried: list[str] = []
+    while True:
+        status, errors = run_and_hear(*command, seconds=APPLY_SECONDS)
+        if not status:
+            return
+        if not NO_CAPACITY.search(" ".join(errors.replace("│", " ").split())):  # Terraform breaks its lines
+            raise failure(command, status)
+        cluster = place.described()
+        zones = zones_for(cluster)
+        tried.append(cluster.availability_zone or zones[0])
+        left = [zone for zone in zones if zone not in tried]
+        stays = _reason_to_stay(cluster)
+        if stays or not left:
+            told = stays or "no other zone offers all types, and another region may have them"
+            raise StepError(
+                f"EC2 has no capacity in {', '.join(tried)} ({told}): try again later, or {CURE}; what has started "
+                "costs until `python -m deploy down`"
+            )
+        place.write_variable(place.ZONE, "availability_zone", left[0])
+
+
+def _reason_to_stay(cluster: Cluster) -> str:
+    if cluster.availability_zone and not place.ZONE.exists():
+        return "availability_zone names it; without it `up` tries others"
+    if place.may_hold_experience():
+        return "the cluster's experience is there"
+    return ""
+
+
+def heed_named_zone() -> None:
+    """Forgets a zone that was chosen here, when terraform.tfvars names one."""
+    if values_in(place.VARIABLES, "availability_zone")["availability_zone"]:
+        place.ZONE.unlink(missing_ok=True)
+
+
+def check_account(cluster: Cluster, request_quotas: bool) -> None:
+    """Checks all that `up` cannot make itself. The roles that AWS wants, which cost nothing, it makes.
+
+    Args:
+      cluster: with the release that its hosts will install, if any.
+      request_quotas: whether to ask AWS for quotas that are too low.
+    Raises: DeployError when something has to be changed first. StepError when AWS has not granted the quotas yet.
+    """
+    blocking = _blocking(cluster, request_quotas)
+    for line in blocking:
+        if found := ROLE.match(line.cure):
+            run(*shlex.split(found[0]), seconds=CURE_SECONDS)
+    blocking = [line for line in blocking if not ROLE.match(line.cure)]
+    if others := [line for line in blocking if line.name != "quota"]:
+        raise DeployError(f"{_text(others)}; then the same command again")
+    if not blocking:
+        return
+    if not request_quotas:
+        raise DeployError(f"{_text(blocking)}; or the same command with --request-quotas, which asks AWS")
+    raise StepError("AWS has the requests for quotas; it writes when they are granted. Then the same command again")
+
+
+def check_ready(cluster: Cluster) -> None:
+    """Checks that everything is there.
+
+    Raises: DeployError when something is missing.
+    """
+    show("python", "-m", "deploy", "preflight")
+    if found := failures(cluster):
+        raise DeployError(_text(found))
+
+
+def _blocking(cluster: Cluster, request_quotas: bool) -> list[Line]:
+    show("python", "-m", "deploy", "preflight", *(("--request-quotas",) if request_quotas else ()))
+    return [line for line in failures(cluster, request_quotas=request_quotas) if line.name not in MADE_LATER]
+
+
+def _text(found: list[Line]) -> str:
+    return "; ".join(f"{line.name}: {line.finding} ({line.cure})" for line in found)

@@ -111,7 +111,7 @@ def test_resume_takes_the_newest_run_or_the_named_one(monkeypatch, tmp_path, cap
 def test_a_cluster_is_made_from_a_checkout_alone(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         started(monkeypatch, "deploy", "--help")
-    assert ended.value.code == 0 and "usage: python -m deploy" in capsys.readouterr().out
+    assert ended.value.code == 0 and "usage: apexrl deploy " in capsys.readouterr().out
     monkeypatch.setattr(deploy, "HOME", tmp_path)
     assert started(monkeypatch, "deploy", "up") == 2
     assert capsys.readouterr().err.startswith("cannot deploy: a cluster is made from a checkout")

@@ -2,6 +2,7 @@
 
 import sys
 
+from apexrl.config.words import program
 from apexrl.extras import HOME
 from apexrl.lines import say
 
@@ -14,4 +15,4 @@ def main() -> int:
     sys.path.insert(0, str(HOME))  # an editable installation finds apexrl alone
     from deploy.__main__ import main as run  # noqa: PLC0415 - see above
 
-    return run(sys.argv[1:])
+    return run(sys.argv[1:], program())

@@ -232,11 +232,7 @@ def main(arguments: list[str]) -> int:
                 plain[name]()
             case [name, path] if name in with_path:
                 with_path[name](Path(path))
-            case ["address"]:
-                import host_address  # noqa: PLC0415 - see above
-
-                host_address.take()
-            case ["deadline" | "leave" as name]:
+            case ["address" | "deadline" | "leave" as name]:
                 import apexrl_store  # noqa: PLC0415 - see above
 
                 getattr(apexrl_store, name)()

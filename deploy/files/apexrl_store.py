@@ -1,4 +1,4 @@
-"""A host's data in AWS: it fetches its keys from the Parameter Store, and copies the run from and to S3.
+"""A host in AWS: it takes its address, fetches its keys from the Parameter Store, and copies the run from and to S3.
 
 boto3 finds region, endpoint and credentials itself, in the environment and the instance's profile.
 """
@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -22,7 +23,8 @@ import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from host_environment import HostError, role, variable
+from host_environment import HostError, own_address, role, variable
+from host_metadata import Metadata
 
 logger = logging.getLogger("apexrl_host")
 
@@ -33,6 +35,8 @@ PUBLIC = ("replay", "learner", "actor")
 PATIENCE_SECONDS = 120.0
 RETRY_SECONDS = 5.0
 LOCK_SECONDS = 120.0
+COMMAND_SECONDS = 10.0
+MACS = "/latest/meta-data/network/interfaces/macs"
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
 
@@ -214,6 +218,40 @@ def _is_complete(run_dir: Path) -> bool:
     status = json.loads((run_dir / "status.json").read_text())
     made = {"--total-frames": status["frames"], "--total-updates": status["counters"]["updates"]}
     return any(0 < int(wanted.get(flag, "0")) <= count for flag, count in made.items())
+
+
+def address() -> None:
+    """Takes the private address of this host's rank, also from an instance that hangs, and lets Linux answer to it.
+
+    A group gives each new instance another address. That of the rank is added to its network interface.
+
+    Raises: HostError when AWS does not give it. OSError when the metadata service does not answer.
+    """
+    own, metadata = own_address(), Metadata()
+    mac = (metadata.get("/latest/meta-data/mac") or "").strip()
+    interface = (metadata.get(f"{MACS}/{mac}/interface-id") or "").strip()
+    if not interface:
+        raise HostError("the metadata service names no network interface of this host")
+    if own not in (metadata.get(f"{MACS}/{mac}/local-ipv4s") or "").split():
+        assign(own, interface)
+    # On lo, as systemd-networkd removes from the other interfaces what it does not know. Linux answers there, too.
+    subprocess.run(["ip", "address", "replace", f"{own}/32", "dev", "lo"], check=True, timeout=COMMAND_SECONDS)
+    logger.info("%s is the address of this host, at %s", own, interface)
+
+
+def assign(own: str, interface: str) -> None:
+    """Gives an address to a network interface of this host.
+
+    Raises: HostError when AWS does not.
+    """
+    try:
+        answer = boto3.client("ec2", config=QUICKLY).assign_private_ip_addresses(
+            NetworkInterfaceId=interface, PrivateIpAddresses=[own], AllowReassignment=True
+        )
+    except AWS_ERRORS as error:
+        raise HostError(str(error)) from error
+    if own not in [entry["PrivateIpAddress"] for entry in answer["AssignedPrivateIpAddresses"]]:
+        raise HostError(f"AWS has not given {own} to {interface}")
 
 
 def _state(path: Path) -> str:

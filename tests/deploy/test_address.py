@@ -69,7 +69,7 @@ def test_without_its_address_a_host_does_not_answer_to_it(take, metadata):
 
 def test_the_address_is_taken_from_a_host_that_hangs(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "deploy" / "files")
-    import host_address
+    import apexrl_store
 
     asked, given = [], [ADDRESS]
 
@@ -78,10 +78,10 @@ def test_the_address_is_taken_from_a_host_that_hangs(monkeypatch):
             asked.append(words)
             return {"AssignedPrivateIpAddresses": [{"PrivateIpAddress": address} for address in given]}
 
-    monkeypatch.setattr(host_address.boto3, "client", lambda *_, **__: Ec2())
-    host_address.assign(ADDRESS, "eni-1")
+    monkeypatch.setattr(apexrl_store.boto3, "client", lambda *_, **__: Ec2())
+    apexrl_store.assign(ADDRESS, "eni-1")
     expected = {"NetworkInterfaceId": "eni-1", "PrivateIpAddresses": [ADDRESS], "AllowReassignment": True}
     assert asked == [expected]
     given[:] = ["10.79.0.99"]
-    with pytest.raises(host_address.HostError, match=f"AWS has not given {ADDRESS} to eni-1"):
-        host_address.assign(ADDRESS, "eni-1")
+    with pytest.raises(apexrl_store.HostError, match=f"AWS has not given {ADDRESS} to eni-1"):
+        apexrl_store.assign(ADDRESS, "eni-1")

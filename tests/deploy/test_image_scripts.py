@@ -67,12 +67,15 @@ def test_an_unconnected_agent_of_session_manager_is_restarted(tmp_path):
     restart = f'echo "$2" >>{tmp_path}/restarted; [ "$(wc -l <{tmp_path}/restarted)" -lt 3 ] || touch {tmp_path}/there'
     path = programs(
         tmp_path,
-        ss=f"if [ -e {tmp_path}/there ]; then echo 'users:((\"ssm-agent-worke\",pid=1))'; fi",
+        ss=f"echo $* >>{tmp_path}/asked; if [ -e {tmp_path}/there ]; then echo 'users:((\"ssm-agent-worke\",pid=1))'; fi",
         systemctl=f'if [ "$1" = restart ]; then {restart}; else echo "{unit} enabled"; fi',
     )
     variables = {"PATH": path, "SESSION_AGENT_SECONDS": "0"}
-    for _ in range(2):
+    for proxy, port in (({}, 443), ({"https_proxy": "http://proxy.example.com:3128"}, 3128)):
         script = ROOT / "deploy/files/session_agent.sh"
-        result = subprocess.run([script], env=variables, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(
+            [script], env=variables | proxy, capture_output=True, text=True, timeout=60, check=False
+        )
         assert result.returncode == 0 and "is connected" in result.stdout, result.stderr
         assert (tmp_path / "restarted").read_text().split() == [unit] * 3
+        assert (tmp_path / "asked").read_text().splitlines()[-1].endswith(f"( dport = :{port} )")

@@ -363,7 +363,7 @@ def test_another_zone_ends_the_hosts_before_their_subnet(applied_cluster, tmp_pa
     """As `up` has it for want of capacity, before there was an actor host. A subnet with hosts cannot be deleted."""
     workspace = applied_cluster.copy(tmp_path)
     planned = changes(workspace, GIVEN | {"availability_zone": "us-east-1b"})
-    moved = ("subnet.this", "instance.replay", "ebs_volume.journal", "autoscaling_group.learner[0]")
+    moved = ("subnet.this[0]", "instance.replay", "ebs_volume.journal", "autoscaling_group.learner[0]")
     for address in (*moved, "autoscaling_group.actor"):
         assert planned[f"aws_{address}"] == ["delete", "create"], address
     workspace.apply(GIVEN | {"availability_zone": "us-east-1b"})

@@ -57,6 +57,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("operator_cidrs", ["0.0.0.0/0"], "Give your address with /32"),
     ("max_hours", 1000, "1 to 168"),
     ("vpc_id", "mine", "such as vpc-0123456789abcdef0"),
+    ("subnet_ids", ["mine"], 'such as ["subnet-0123456789abcdef0"]'),
+    ("proxy", "proxy.example.com", "such as http://proxy.example.com:3128"),
     ("permissions_boundary", "boundary", "such as arn:aws:iam::123456789012:policy/boundary"),
     ("log_retention_days", 10, "CloudWatch knows no others"),
 ]

@@ -144,24 +144,15 @@ def check_no_other_takes_its_place(clone, init):
 @pytest.fixture
 def commands(monkeypatch):
     """The package of the commands; what it would run goes into a list."""
-    from deploy import account, frames, place, software, steps, up, zones
+    from deploy import frames, place, software, up
 
     monkeypatch.setenv("PATH", with_terraform()["PATH"])
 
     ran = []
-    for module in (account, place, software, up):
+    for module in (place, software, up):
         monkeypatch.setattr(module, "run", lambda *command, seconds: ran.append(" ".join(command)))
-    monkeypatch.setattr(zones, "run_and_hear", lambda *command, seconds: (ran.append(" ".join(command)), (0, ""))[1])
-    modules = {
-        "zones": zones,
-        "account": account,
-        "frames": frames,
-        "place": place,
-        "software": software,
-        "steps": steps,
-        "up": up,
-    }
-    return SimpleNamespace(**modules, ran=ran)
+    monkeypatch.setattr(up, "run_and_hear", lambda *command, seconds: (ran.append(" ".join(command)), (0, ""))[1])
+    return SimpleNamespace(frames=frames, place=place, software=software, up=up, ran=ran)
 
 
 def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(commands, monkeypatch, tmp_path):
@@ -336,42 +327,29 @@ def test_keys_of_a_cluster_that_is_up_are_never_changed(commands, monkeypatch, c
 
 
 def test_outputs_that_are_not_there_yet_are_one_line(commands, monkeypatch):
-    from deploy import running
+    from deploy import commands as others
 
-    monkeypatch.setattr(running, "require", lambda *_: None)
+    monkeypatch.setattr(others, "require", lambda *_: None)
     monkeypatch.setattr(commands.place, "described", lambda: None)
     monkeypatch.setattr(commands.place, "outputs", lambda: {"results": "s3://results/smoke/run-1/"})
-    for command in (running.watch, running.logs):
+    for command in (others.watch, others.logs):
         with pytest.raises(DeployError, match="`up` has not come to its end"):
             command(SimpleNamespace(role="", since="10m"))
 
 
 def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
-    account = commands.account
+    up = commands.up
     request = "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA"
     cure = f"{request} --desired-value 16 --region us-east-1"
     low = Line("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
-    answers, slept = [[low], [low], []], []
-    asked = []
-
-    def failures(cluster, request_quotas):
-        asked.append(request_quotas)
-        return answers.pop(0) if len(answers) > 1 else answers[0]
-
-    monkeypatch.setattr(account, "failures", failures)
-    monkeypatch.setattr(account.time, "sleep", slept.append)
-    account.check_account(None, request_quotas=True)
-    assert asked == [True, False, False] and slept == [60, 60]
     other = Line("zone", "no zone offers all types", "replace the rarest type")
-    for failures, flags, told in (
-        ([low, other], {"request_quotas": True}, r"^zone: no zone offers all types \(replace the rarest type\); then"),
-        ([low], {"request_quotas": False}, "with --request-quotas, which asks AWS$"),
+    for found, asks, told in (
+        ([low], True, pytest.raises(StepError, match="it writes when they are granted")),
+        ([low, other], True, pytest.raises(DeployError, match=r"^zone: no zone offers all types \(replace the rarest")),
+        ([low], False, pytest.raises(DeployError, match=r"with --request-quotas, which asks AWS$")),
+        ([], False, contextlib.nullcontext()),
     ):
-        answers[:] = [failures]
-        with pytest.raises(DeployError, match=told):
-            account.check_account(None, **flags)
+        monkeypatch.setattr(up, "failures", lambda _, request_quotas, found=found: found)
+        with told:
+            up.check_account(None, asks)
     assert not commands.ran
-    answers[:] = [[low]]
-    monkeypatch.setattr(account, "QUOTA_MINUTES", 0)
-    with pytest.raises(StepError, match="it writes when they are granted"):
-        account.check_account(None, request_quotas=True)
