@@ -1,5 +1,7 @@
-"""The control groups that limit this process, of both versions, and their quotas of CPU time."""
+"""The control groups that limit this process, of both versions: their quotas of CPU time, and the cores to use."""
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -48,3 +50,9 @@ def cpu_quotas(process: Path = SELF) -> Iterator[float]:
             continue
         if share > 0:  # -1: no quota
             yield share
+
+
+def num_cores(process: Path = SELF) -> int:
+    """Returns the number of cores that this process may use, by its affinity and the quotas of its control groups."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min([allowed, *map(math.ceil, cpu_quotas(process))]), 1)

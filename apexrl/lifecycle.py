@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import resource
 import secrets
@@ -21,7 +20,6 @@ from typing import NoReturn, TextIO
 
 import psutil
 
-from apexrl.control_groups import SELF, cpu_quotas
 from apexrl.errors import ApexError, ConfigError, KilledError
 from apexrl.extras import why_missing
 from apexrl.guard import check_not_imported
@@ -343,12 +341,6 @@ def make_way(cores: int) -> None:
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):  # a kernel without autogroups
             Path("/proc/self/autogroup").write_text(str(NICENESS))
-
-
-def num_cores(process: Path = SELF) -> int:
-    """Returns the number of cores that this process may use, by its affinity and the quotas of its control groups."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min([allowed, *map(math.ceil, cpu_quotas(process))]), 1)
 
 
 def switch_threads_often() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apexrl.lifecycle import num_cores
+from apexrl.control_groups import num_cores
 from tests.system.processes import ROOT
 
 KINDS = pytest.mark.parametrize("kind", ["cgroup2", "cgroup"])
@@ -84,7 +84,7 @@ def test_a_process_in_a_real_group_sees_its_quota():
         pytest.skip(f"needs root and control groups that can be made ({error.strerror})")
     code = (
         f"import os, pathlib; pathlib.Path({str(group / 'cgroup.procs')!r}).write_text(str(os.getpid()))\n"
-        "from apexrl.lifecycle import num_cores; print(num_cores())"
+        "from apexrl.control_groups import num_cores; print(num_cores())"
     )
     try:
         found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

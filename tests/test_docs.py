@@ -89,3 +89,8 @@ def test_the_page_of_benchmarks_says_what_its_chart_shows():
                     bars.title,
                     system,
                 )
+
+
+def test_tests_that_a_page_names_are_there():
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs/service.md").read_text()))
+    assert len(named) > 10 and all((ROOT / path).is_file() for path in named), named

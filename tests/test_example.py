@@ -89,3 +89,10 @@ def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
         program = program.replace(port, str(free))
     (tmp_path / "client.py").write_text(program)
     assert in_base(tmp_path / "client.py") == "stored: True\n(32, 64) <U20\n"
+
+
+def test_two_kinds_of_records_in_one_program_as_the_page_has_it(tmp_path, monkeypatch):
+    page = (ROOT / "docs/service.md").read_text().partition("### Records of two kinds\n")[2]
+    (tmp_path / "kinds.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    monkeypatch.chdir(tmp_path)
+    assert in_base(tmp_path / "kinds.py") == "['an answer' 'an answer']\n"

@@ -18,10 +18,11 @@ from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import ActorCommand
 from apexrl.config.sections import EvaluationConfig
+from apexrl.control_groups import num_cores
 from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec
 from apexrl.errors import ApexError, PeerTimeout, WireError
-from apexrl.lifecycle import CpuMeter, Stop, make_way, num_cores, process_name
+from apexrl.lifecycle import CpuMeter, Stop, make_way, process_name
 from apexrl.lines import say
 from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import MAX_GAMES, REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum

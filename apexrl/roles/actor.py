@@ -6,7 +6,8 @@ import sys
 from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.config.flags import parse
 from apexrl.config.words import value_given
-from apexrl.lifecycle import Stop, make_way, num_cores, run_role
+from apexrl.control_groups import num_cores
+from apexrl.lifecycle import Stop, make_way, run_role
 
 
 def main(stop: Stop) -> None:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from apexrl.agents.contract import Want
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import wants_of
+from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
 from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
-from apexrl.lifecycle import num_cores
 from apexrl.memory import free_memory_bytes
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.torch_look import Ask, Question

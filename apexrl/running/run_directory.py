@@ -19,10 +19,10 @@ from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.flags import Asked, actor_command, check_ranges, default_command
 from apexrl.config.sections import EnvConfig, LearningConfig
 from apexrl.config.words import Basis, program
+from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json
 from apexrl.learning.record.status_file import STATUS_FILE
-from apexrl.lifecycle import num_cores
 from apexrl.networks.headers import (
     CHECKPOINTS,
     NUMBERED,

@@ -89,7 +89,8 @@ class Mirror(Closing):
         if number < self.end_number:
             return
         if self._journal is None or number > self.end_number:  # a gap begins a file
-            self.sync()
+            if self._journal is not None:
+                self._journal.close()
             self._journal = Journal(self._directory, self._identity, segment_bytes=self._segment_bytes)
         self._journal.append(number, [(message, unroll.block)])
         self._held[number], self.end_number = new, number + 1
@@ -136,9 +137,8 @@ def follow(client: LogClient, copy: Mirror, is_over: Callable[[], bool]) -> None
             copy.sync()
             synced = now
         if now - told >= TELL_PERIOD_SECONDS:
-            say(
-                f"up to unroll {copy.end_number}, {copy.num_bytes / 1e6:.1f} MB; waits for {client.waits_for or 'none'}"
-            )
+            waits = f", waits for {client.waits_for}" if client.waits_for else ""
+            say(f"up to unroll {copy.end_number}, {copy.num_bytes / 1e6:.1f} MB{waits}")
             told = now
 
 

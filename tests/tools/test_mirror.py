@@ -19,7 +19,7 @@ from apexrl.tools import replay_tool
 from apexrl.tools.mirror import Mirror, follow
 from tests.system.processes import ROOT, call
 
-CONFIG = ReplayConfig(capacity=10_000, tables=("hard=priority:0:1", "any=uniform:0:1"))
+CONFIG = ReplayConfig(capacity=10_000, tables=("hard=priority:0:1", "any=uniform:0:1", "queue=fifo:0:1"))
 FIELDS = {"id": "int64", "name": "U8"}
 NO_BOUND = float("inf")
 
@@ -51,9 +51,10 @@ def test_a_server_goes_on_from_the_copy(tmp_path):
     assert second.ancestors == (first.log,) and second.log != first.log and second.spec == first.spec
     with ReplayServer(CONFIG, journal_dir=copy) as server:
         fill(server, range(30, 32))
-        sizes = {"any": 32, "hard": 16}
+        sizes = {"any": 32, "hard": 16, "queue": 32}
         with RecordClient(server.endpoints, "reader", batch_sizes=sizes) as client:
             assert sorted(client.sample("any", 100).data["id"]) == list(range(32))
+            assert client.sample("queue", 100).data["id"].tolist() == list(range(32))
             hard = client.sample("hard", 100)
             powers = (np.arange(32) + 1.0) ** CONFIG.priority_exponent  # as their writers gave them
             assert hard.probabilities == pytest.approx((powers / powers.sum())[hard.data["id"]], rel=1e-5)
