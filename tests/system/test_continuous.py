@@ -16,8 +16,13 @@ SHORT = ("--reproducible", "--total-updates", "8", "--min-size-to-sample", "300"
         ("Pendulum-v1", ("--critic-norm", "batch"), "sac"),
         ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "td3"), "apex-dpg"),
         ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "d4pg"), "apex-dpg"),
+        (
+            "HalfCheetah-v5",
+            ("--agent", "impact", "--preset", "mujoco", "--minibatches", "4", "--no-evaluator"),
+            "impact",
+        ),
     ],
-    ids=["cheetah", "suite", "crossq", "td3", "d4pg"],
+    ids=["cheetah", "suite", "crossq", "td3", "d4pg", "impact"],
 )
 def test_a_few_updates_are_made(tmp_path, free_ports, env, flags, agent):
     with launch(tmp_path, free_ports(4), "--env", env, *flags, *SHORT) as run:

@@ -94,10 +94,21 @@ def test_a_ball_that_was_seen_once_is_caught_within_80000_agent_steps(tmp_path, 
 
 @pytest.mark.long("trainings")
 @pytest.mark.timeout(3200)
-@pytest.mark.parametrize("flags", [("--agent", "apex-dpg", "--min-size-to-sample", "1000"), ("--seed", "2")])
-def test_a_pendulum_is_swung_up_within_40000_agent_steps(tmp_path, free_ports, flags):
+@pytest.mark.parametrize(
+    ("flags", "most_steps"),
+    [
+        (("--agent", "apex-dpg", "--min-size-to-sample", "1000"), 40_000),
+        (("--seed", "2"), 40_000),
+        (
+            ("--agent", "impact", "--preset", "mujoco", "--learning-rate", "1e-3", "--gamma", "0.9"),
+            80_000,
+        ),
+    ],
+    ids=["apex-dpg", "sac", "impact"],
+)
+def test_a_pendulum_is_swung_up(tmp_path, free_ports, flags, most_steps):
     """By a policy over vectors of actions: the RL Zoo's TD3 has -158, and what chooses at random -1,200."""
-    flags = ("--env", "Pendulum-v1", "--total-frames", "40000", *flags)
+    flags = ("--env", "Pendulum-v1", "--total-frames", most_steps, *flags)
     summary = learn(tmp_path, free_ports(4), *flags, "--reproducible", "--episodes", "20", enough=-200)
     assert summary["evaluation_best_return"] >= -200
 
