@@ -7,6 +7,8 @@ from tests.system.processes import launch, read_json
 SHORT = ("--reproducible", "--total-updates", "8", "--min-size-to-sample", "300", "--episodes", "1",
          "--max-episode-frames", "400", "--batch-size", "16", "--hidden-size", "16", "--capacity", "2000")  # fmt: skip
 
+IMPACT = ("--agent", "impact", "--preset", "mujoco", "--minibatches", "4")
+
 
 @pytest.mark.parametrize(
     ("env", "flags", "agent"),
