@@ -65,9 +65,10 @@ def test_an_unconnected_agent_of_session_manager_is_restarted(tmp_path):
     """And left alone once it is connected, as a restart would end the build's session."""
     unit = "snap.amazon-ssm-agent.amazon-ssm-agent.service"
     restart = f'echo "$2" >>{tmp_path}/restarted; [ "$(wc -l <{tmp_path}/restarted)" -lt 3 ] || touch {tmp_path}/there'
+    asked = tmp_path / "asked"
     path = programs(
         tmp_path,
-        ss=f"echo $* >>{tmp_path}/asked; if [ -e {tmp_path}/there ]; then echo 'users:((\"ssm-agent-worke\",pid=1))'; fi",
+        ss=f"echo $* >>{asked}; if [ -e {tmp_path}/there ]; then echo 'users:((\"ssm-agent-worke\",pid=1))'; fi",
         systemctl=f'if [ "$1" = restart ]; then {restart}; else echo "{unit} enabled"; fi',
     )
     variables = {"PATH": path, "SESSION_AGENT_SECONDS": "0"}
@@ -78,4 +79,4 @@ def test_an_unconnected_agent_of_session_manager_is_restarted(tmp_path):
         )
         assert result.returncode == 0 and "is connected" in result.stdout, result.stderr
         assert (tmp_path / "restarted").read_text().split() == [unit] * 3
-        assert (tmp_path / "asked").read_text().splitlines()[-1].endswith(f"( dport = :{port} )")
+        assert asked.read_text().splitlines()[-1].endswith(f"( dport = :{port} )")
