@@ -57,7 +57,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("operator_cidrs", ["0.0.0.0/0"], "Give your address with /32"),
     ("max_hours", 1000, "1 to 168"),
     ("vpc_id", "mine", "such as vpc-0123456789abcdef0"),
-    ("subnet_ids", ["mine"], 'such as ["subnet-0123456789abcdef0"]'),
     ("proxy", "proxy.example.com", "such as http://proxy.example.com:3128"),
     ("permissions_boundary", "boundary", "such as arn:aws:iam::123456789012:policy/boundary"),
     ("log_retention_days", 10, "CloudWatch knows no others"),
@@ -71,6 +70,7 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
     ],
     [
         ("availability_zone", "us-west-2a", "us-east-1a; leave it out"),
+        ("subnet_ids", ["mine"], 'such as ["subnet-0123456789abcdef0"]'),
         ("kms_key_id", "arn:aws:kms:eu-west-1:123456789012:key/1", "a KMS key in region us-east-1"),
         ("actor_on_demand_hosts", 7, "from 0 to actor_hosts (6)"),
         ("learner_hosts", 3, "1, 2, 4 or 8"),
