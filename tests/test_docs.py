@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import json
 import re
 import subprocess
 import sys
@@ -78,6 +79,16 @@ def test_pages_fetch_nothing_and_show_lists_and_tables_as_such(site):
         assert not FOREIGN.findall(text), path
         for paragraph in PARAGRAPH.findall(text):
             assert not LIST_OR_TABLE.search(CODE.sub("", paragraph)), (path, paragraph)
+
+
+def test_a_search_and_the_menu_lead_to_pages_for_readers(site):
+    found = {
+        entry["location"].partition("#")[0]
+        for entry in json.loads((site / "search/search_index.json").read_text())["docs"]
+    }
+    assert {"not-learning.html", "environments.html", "screen.html"} < found
+    assert not [location for location in found if location.startswith(("log/", "results/"))]
+    assert 'href="log/' not in (site / "index.html").read_text()
 
 
 def test_the_page_of_benchmarks_says_what_its_chart_shows():
