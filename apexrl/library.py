@@ -249,8 +249,8 @@ def load(path: str | Path, trust: bool = False) -> Agent:
     Args:
       path: a run's directory, or a checkpoint in one. A checkpoint alone knows its environment, arguments, wrappers and
         pictures, no other flags: episodes last to the limit with which the environment is registered.
-      trust: import the modules of environment, wrappers and algorithm that its files name, also those that your program
-        has not imported. Their code runs here.
+      trust: import the modules of environment, wrappers, algorithm and network that its files name, also those that
+        your program has not imported. Their code runs here.
     Raises: ConfigError or WireError when there is none that can be read, or it names modules that are not trusted.
     """
     directory, file = found_checkpoint(Path(path))

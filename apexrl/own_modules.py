@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from apexrl.errors import ConfigError, reason_of
 from apexrl.guard import importing
 
-NAMING = ("--env", "--wrapper", "--agent", "--callback")  # the flags whose values may be module:name
+NAMING = ("--env", "--wrapper", "--agent", "--network", "--callback")  # the flags whose values may be module:name
 
 
 class Trust(NamedTuple):
@@ -29,9 +29,11 @@ class Trust(NamedTuple):
         """Returns the trust that a command line tells."""
         return cls(frozenset(_modules_in(arguments)), "--trust" in arguments, cure)
 
-    def check(self, source: object, agent: str = "", env: str = "", wrapper: Sequence[str] = ()) -> None:
+    def check(
+        self, source: object, agent: str = "", env: str = "", wrapper: Sequence[str] = (), network: str = ""
+    ) -> None:
         """Raises ConfigError when the names that came out of a source are of a module that nobody has named."""
-        named = [("--agent", agent), ("--env", env), *(("--wrapper", name) for name in wrapper)]
+        named = [("--agent", agent), ("--env", env), ("--network", network), *(("--wrapper", name) for name in wrapper)]
         for flag, module in ((flag, value.rpartition(":")[0]) for flag, value in named):
             if not module or self.is_blind or module in self.modules or _is_loaded(module):
                 continue

@@ -55,7 +55,7 @@ class Policy(FrameNetwork):
     """Actions within the bounds of the environment."""
 
     def __init__(self, spec, config):
-        super().__init__(make_torso(spec, (32, 64, 64), config.hidden_size))
+        super().__init__(make_torso(spec, (32, 64, 64), config.hidden_size, own=config))
         self.action = nn.Linear(self.torso.num_features, len(spec.action_bounds))
         low, high = torch.tensor(spec.action_bounds).T
         self.register_buffer("center", (low + high) / 2, persistent=False)

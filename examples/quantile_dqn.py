@@ -30,7 +30,7 @@ class QuantileNetwork(FrameNetwork):
     """A torso, a hidden layer, and N quantiles of each action's return."""
 
     def __init__(self, spec, config):
-        super().__init__(make_torso(spec, config.channels, config.hidden_size))
+        super().__init__(make_torso(spec, config.channels, config.hidden_size, own=config))
         self.hidden = nn.Linear(self.torso.num_features, config.hidden_size)
         self.last = nn.Linear(config.hidden_size, spec.num_actions * config.quantiles)
         self.num_quantiles = config.quantiles

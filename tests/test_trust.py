@@ -24,7 +24,7 @@ from apexrl.tools import compare, runs
 from tests.system.processes import call
 from tests.tools.run_directories import write_run
 
-PLACES = ("env", "wrapper", "agent")
+PLACES = ("env", "wrapper", "agent", "network")
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ NAMES = {
     "env": {"env": "foreign.payload:X-v0"},
     "wrapper": {"env": "Catch-v0", "wrapper": ["foreign.payload:x"]},
     "agent": {"env": "Catch-v0"},
+    "network": {"env": "Catch-v0"},
 }
 
 
@@ -53,7 +54,8 @@ def header_of(spec, place):
     variant = msgspec.json.encode({"wrapper": named["wrapper"]}).decode() if "wrapper" in named else ""
     named_spec = msgspec.structs.replace(spec, env=named["env"], variant=variant)
     agent = "foreign.payload:x" if place == "agent" else "apex-dqn"
-    return CheckpointHeader(named_spec, agent, "{}", Counters(updates=3))
+    network = '{"network":"foreign.payload:x"}' if place == "network" else "{}"
+    return CheckpointHeader(named_spec, agent, network, Counters(updates=3))
 
 
 @pytest.fixture(params=PLACES)
@@ -65,6 +67,8 @@ def hostile(request, foreign, spec):
     config["command"]["env"] |= NAMES[request.param]
     if request.param == "agent":
         config["command"]["agent"] = "foreign.payload:x"
+    if request.param == "network":
+        config["command"]["network"]["network"] = "foreign.payload:x"
     path.write_bytes(msgspec.json.encode(config))
     for name in (BEST, "latest.safetensors"):
         header = header_of(spec, request.param)
@@ -109,7 +113,7 @@ def test_a_checkpoint_alone_imports_nothing(foreign, spec, monkeypatch, place):
     refuses(foreign, apexrl.load, path)
     monkeypatch.setattr(sys, "argv", ["apexrl watch", str(path)])
     refuses(foreign, watch.main, Stop())
-    if place == "agent":
+    if place in ("agent", "network"):
         monkeypatch.setattr(sys, "argv", ["apexrl export", str(path)])
         assert refuses(foreign, export.main, Stop()).endswith(f"say apexrl export {path} --trust")
 
@@ -125,7 +129,7 @@ def test_a_journal_whose_actors_named_a_module_imports_nothing(foreign, spec, pl
 def test_a_person_who_names_or_trusts_a_module_gets_it_imported(hostile, foreign, request):
     place = request.node.callspec.params["hostile"]
     named = {"env": ["--env", "foreign.payload:X-v0"], "wrapper": ["--wrapper=foreign.payload:x"]}
-    own = named.get(place, ["--agent", "foreign.payload:x"])
+    own = named.get(place, [f"--{place}", "foreign.payload:x"])
     for words in (["--resume", hostile, "--trust"], ["--fork", hostile, *own]):
         with pytest.raises(ConfigError, match=r"foreign\.payload") as fault:  # which has nothing in it
             prepared(*words)

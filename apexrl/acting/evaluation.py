@@ -273,7 +273,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             if encoded is None:
                 break
             newest = None
-            parameters = _playable(encoded, evaluator, command.agent, subscriber, played)
+            parameters = _playable(encoded, evaluator, command, subscriber, played)
             if parameters is None:
                 if told is not None and played is not None and played.is_last:
                     metrics.evaluation(told)  # once more: the learner may have been away
@@ -336,7 +336,7 @@ def _is_last(encoded: bytes) -> bool:
 def _playable(
     encoded: bytes,
     evaluator: Evaluator,
-    agent: str,
+    command: ActorCommand,
     subscriber: ParameterSubscriber,
     played: ParametersHeader | None,
 ) -> Parameters | None:
@@ -352,8 +352,8 @@ def _playable(
     if parameters.header == played:  # a sign of life, nothing new
         return None
     if played is None:
-        check_fits(parameters, evaluator.spec, agent)
-    elif unfit := why_unfit(parameters, evaluator.spec, agent):
+        check_fits(parameters, evaluator.spec, command)
+    elif unfit := why_unfit(parameters, evaluator.spec, command):
         subscriber.drop(WireError(unfit))
         return None
     return parameters
@@ -371,7 +371,7 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
         parameters = checkpoint.parameters()
         spec = checkpoint.header.spec  # its way of cutting streams into unrolls does not matter to play it
         cut = spec.unroll_starts, spec.overlap_steps, spec.extras, spec.has_unroll_priorities
-        check_fits(parameters, evaluator.environment.streamed(*cut), command.agent)
+        check_fits(parameters, evaluator.environment.streamed(*cut), command)
         outcome = evaluator.evaluate(parameters, lambda metrics: None, stop)
         if outcome is not None:
             say(f"{command.env.env}, update {outcome.params_version}: {outcome.words}")

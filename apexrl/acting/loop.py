@@ -25,6 +25,7 @@ from apexrl.net.keyring import load_keyring
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, MetricsClient
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
+from apexrl.networks.config import own_network
 from apexrl.networks.device import choose_device
 from apexrl.networks.parameters import Parameters
 from apexrl.streams import difference
@@ -281,7 +282,7 @@ class ActorLoop:
         while not stop.is_set():
             parameters = self.parameters.fetch(200)
             if parameters is not None:
-                check_fits(parameters, self.spec, self._command.agent)
+                check_fits(parameters, self.spec, self._command)
                 try:
                     family = family_of(self._command.agent)
                     return implementation(family).make_actor(self._command.algorithm, parameters, self._device)
@@ -321,7 +322,7 @@ class ActorLoop:
         if parameters is None:
             return
         try:
-            unfit = why_unfit(parameters, self.spec, self._command.agent)
+            unfit = why_unfit(parameters, self.spec, self._command)
             if unfit:
                 raise WireError(unfit)
             agent.load(parameters)
@@ -368,18 +369,23 @@ def shard_of(worker_index: int, num_shards: int) -> int:
     return (zlib.crc32(socket.gethostname().encode()) + worker_index) % num_shards
 
 
-def why_unfit(parameters: Parameters, spec: StreamSpec, agent: str) -> str:
-    """Returns why a learner's parameters are not for us, or an empty string."""
+def why_unfit(parameters: Parameters, spec: StreamSpec, command: ActorCommand) -> str:
+    """Returns why a learner's parameters are not for us, or an empty string. They name no module but ours."""
     header = parameters.header
-    if header.agent != agent:
-        return f"they are of the agent {header.agent}, ours is {agent}: give the same --agent everywhere"
+    theirs = {"agent": header.agent, "network": own_network(header.network)}
+    for flag, name in theirs.items():
+        if name != (own := getattr(command, flag)):
+            return (
+                f"they are of the {flag} {name or 'of the family'}, ours is {own or 'that of the family'}: "
+                f"give the same --{flag} everywhere"
+            )
     if header.spec != spec:
         return f"they are for another stream ({difference(header.spec, spec)}): give actors and learner the same flags"
     return ""
 
 
-def check_fits(parameters: Parameters, spec: StreamSpec, agent: str) -> None:
+def check_fits(parameters: Parameters, spec: StreamSpec, command: ActorCommand) -> None:
     """Raises ConfigError when a learner's parameters are not for us."""
-    unfit = why_unfit(parameters, spec, agent)
+    unfit = why_unfit(parameters, spec, command)
     if unfit:
         raise ConfigError(f"the parameters do not fit: {unfit}")

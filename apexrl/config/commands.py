@@ -44,6 +44,8 @@ class ActorCommand(Command):
     evaluation: EvaluationConfig = EvaluationConfig()
     device: str = "cpu"
     """Where actions are computed: cpu, cuda or cuda:N; auto: a GPU when there is one."""
+    network: str = ""
+    """The --network of the learner, whose layers these actors import."""
     evaluate: bool = False
     """Evaluate instead of exploring: follow the learner, or play --checkpoint."""
 

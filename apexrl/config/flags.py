@@ -11,6 +11,7 @@ import shutil
 import sys
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import tyro
@@ -49,7 +50,9 @@ def default_command(command: type[C], agent: str = DEFAULT_AGENT) -> C:
     Raises: ConfigError when there is no such algorithm.
     """
     family, fields = family_of(agent), command.__dataclass_fields__
-    sections: dict[str, Any] = {name: getattr(family, name) for name in FAMILY_SECTIONS if name in fields}
+    sections: dict[str, Any] = {
+        name: getattr(family, name) for name in FAMILY_SECTIONS if name in fields and fields[name].default is MISSING
+    }
     return command(agent=agent, **sections)
 
 
@@ -69,7 +72,7 @@ def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:
 
     Raises: TypeError when a section has no field of a name.
     """
-    own = {name: values for name, values in sections.items() if name in command.__dataclass_fields__}
+    own = {name: values for name, values in sections.items() if dataclasses.is_dataclass(getattr(command, name, None))}
     changes: dict[str, Any] = {
         name: dataclasses.replace(getattr(command, name), **values) for name, values in own.items()
     }
@@ -327,7 +330,7 @@ def actor_command(command: RunCommand) -> ActorCommand:
     """Returns the actors' part of a run."""
     return ActorCommand(
         **_shared(command), env=command.env, wires=command.wires, algorithm=command.algorithm, acting=command.acting,
-        evaluation=command.evaluation, device=command.actor_device,
+        evaluation=command.evaluation, device=command.actor_device, network=command.network.network,
     )  # fmt: skip
 
 

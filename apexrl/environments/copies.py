@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.actions import Actions, taken
 from apexrl.environments.game_book import GameBook
-from apexrl.environments.observations import presented
+from apexrl.environments.observations import parts_of, presented
 from apexrl.environments.off_screen import why_no_pictures
 from apexrl.environments.renewal import Copy, Failures
 from apexrl.environments.single import longest_episode, make_single, own_render_mode
@@ -59,6 +59,7 @@ class GymnasiumEnvironment:
             raise
         self.num_actions, self.action_bounds = self._own_actions.num, self._own_actions.bounds
         self.action_names = self._own_actions.names
+        self.parts = parts_of(self._copies[0].env)
         box = self._envs.single_observation_space
         self.frame_shape = tuple(box.shape or ())
         self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"

@@ -38,15 +38,24 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
             notes.add(f"observations without {', '.join(dropped)}, which cannot be flattened")
             env = gymnasium.wrappers.FilterObservation(env, kept)
         if pictures := [key for key in kept if _is_picture(env.observation_space[key])]:
-            notes.add(
-                f"{' and '.join(pictures)} becomes part of a vector; a --wrapper that shows it alone keeps it a picture"
-            )
+            alone = "a --wrapper that shows it alone keeps it a picture, and a --network sees both"
+            notes.add(f"{' and '.join(pictures)} becomes part of a vector; {alone}")
     if not _is_flattenable(env.observation_space):
         raise ConfigError(
             f"environment {config.env!r} has observations {env.observation_space}, which cannot be flattened: "
             f"{TO_VECTOR}"
         )
     return gymnasium.wrappers.FlattenObservation(env)
+
+
+def parts_of(env: gymnasium.Env) -> tuple[str, ...]:
+    """Returns the parts NAME=SHAPE of the vector that `presented` has made of a dictionary; none of anything else."""
+    inner = env.env.observation_space if isinstance(env, gymnasium.wrappers.FlattenObservation) else None
+    if not isinstance(inner, Dict):
+        return ()
+    flat = gymnasium.spaces.flatdim
+    shapes = {key: (isinstance(space, Box) and space.shape) or (flat(space),) for key, space in inner.items()}
+    return tuple(f"{key}={','.join(map(str, shape))}" for key, shape in shapes.items())
 
 
 def presenter(env: gymnasium.Env, config: EnvConfig) -> tuple[Box, Callable[[Any], np.ndarray]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.own_torso import OwnTorso
 from apexrl.networks.recurrent import History, RecurrentNetwork
 from apexrl.networks.torsos import ResidualTorso, Torso, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
@@ -34,7 +35,7 @@ def make_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: in
     Raises: ConfigError when frames are of a kind that is not supported, or a size makes no sense.
     """
     check_sizes(config, *config.channels, config.hidden_size, *([lstm_size] if lstm_size else []))
-    torso = make_torso(spec, config.channels, config.hidden_size, config.torso)
+    torso = make_torso(spec, config.channels, config.hidden_size, config.torso, config)
     return ActorCriticNetwork(torso, config.hidden_size, spec, lstm_size)
 
 
@@ -91,8 +92,8 @@ class GaussianHead(nn.Module):
 
 
 def torso_layers(torso: Torso) -> list[nn.Module]:
-    """Returns the layers of a torso that are followed by a ReLU; a residual torso adds its layers up instead."""
-    if isinstance(torso, ResidualTorso) or not isinstance(torso, nn.Module):
+    """Returns the layers of a torso that are followed by a ReLU: none of a residual or the user's own."""
+    if isinstance(torso, ResidualTorso | OwnTorso) or not isinstance(torso, nn.Module):
         return []
     return [layer for layer in torso.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
 

@@ -84,8 +84,18 @@ class ActorCriticConfig(NetworkConfig):
 
 
 def to_text(config: NetworkConfig) -> str:
-    """Returns a configuration as JSON."""
-    return msgspec.json.encode(config).decode()
+    """Returns a configuration as JSON; without the fields of --network where there is none."""
+    fields = dataclasses.asdict(config)
+    kept = {name: value for name, value in fields.items() if value or name not in ("network", "inputs")}
+    return msgspec.json.encode(kept).decode()
+
+
+def own_network(text: str) -> str:
+    """Returns the --network of a configuration as JSON; empty where there is none, or the text is no configuration."""
+    try:
+        return from_text(text, NetworkConfig).network
+    except WireError:
+        return ""
 
 
 def from_text(text: str, kind: type[T]) -> T:

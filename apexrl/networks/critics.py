@@ -59,13 +59,13 @@ class Critics(nn.Module):
 
 
 class Critic(RangedModule):
-    """The value of an action, which joins the observation where it is a vector, or else the features of pictures."""
+    """The value of an action, which joins the observation where it is a vector, or else the features of a torso."""
 
     def __init__(self, spec: EnvironmentSpec, config: VectorConfig, norm: CriticNorm, num_outputs: int):
         super().__init__()
         self.layout, size = FrameLayout.of(spec), config.hidden_size
-        is_vector, num_numbers = len(spec.frame_shape) <= 1, spec.stacked_frames * spec.frame_size
-        self.torso = None if is_vector else make_torso(spec, config.channels, size)
+        has_torso, num_numbers = len(spec.frame_shape) > 1 or config.network, spec.stacked_frames * spec.frame_size
+        self.torso = make_torso(spec, config.channels, size, own=config) if has_torso else None
         num_features = num_numbers if self.torso is None else self.torso.num_features
         self.take_range(spec)
         num_inputs = num_features + len(spec.action_bounds)

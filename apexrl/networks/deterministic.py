@@ -28,7 +28,7 @@ class DeterministicPolicy(FrameNetwork, RangedModule):
     """
 
     def __init__(self, spec: EnvironmentSpec, config: DeterministicConfig):
-        super().__init__(make_torso(spec, config.channels, config.hidden_size))
+        super().__init__(make_torso(spec, config.channels, config.hidden_size, own=config))
         self.action = nn.Linear(self.torso.num_features, len(spec.action_bounds))
         self.take_range(spec)
 

@@ -19,7 +19,7 @@ def make_network(spec: EnvironmentSpec, config: DuelingConfig) -> "DuelingNetwor
     Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
     """
     check_sizes(config, *config.channels, config.hidden_size)
-    torso = make_torso(spec, config.channels, config.hidden_size)
+    torso = make_torso(spec, config.channels, config.hidden_size, own=config)
     if config.quantiles:
         return QuantileNetwork(torso, config.hidden_size, spec.num_actions, config.quantiles)
     return DuelingNetwork(torso, config.hidden_size, spec.num_actions)
@@ -119,5 +119,5 @@ def make_recurrent_network(spec: EnvironmentSpec, config: ActorCriticConfig, lst
     Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
     """
     check_sizes(config, *config.channels, config.hidden_size, lstm_size)
-    torso = make_torso(spec, config.channels, config.hidden_size, config.torso)
+    torso = make_torso(spec, config.channels, config.hidden_size, config.torso, config)
     return RecurrentDuelingNetwork(torso, config.hidden_size, spec.num_actions, lstm_size)

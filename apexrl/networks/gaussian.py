@@ -25,7 +25,7 @@ class GaussianPolicy(FrameNetwork, RangedModule):
     """
 
     def __init__(self, spec: EnvironmentSpec, config: GaussianConfig):
-        super().__init__(make_torso(spec, config.channels, config.hidden_size))
+        super().__init__(make_torso(spec, config.channels, config.hidden_size, own=config))
         self.moments = nn.Linear(self.torso.num_features, 2 * len(spec.action_bounds))
         self.take_range(spec)
 

@@ -16,7 +16,7 @@ def make_network(spec: EnvironmentSpec, config: NormalizedConfig) -> "Normalized
     Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
     """
     check_sizes(config, *config.channels, config.hidden_size)
-    torso = make_torso(spec, config.channels, config.hidden_size)
+    torso = make_torso(spec, config.channels, config.hidden_size, own=config)
     return NormalizedNetwork(torso, config.hidden_size, spec.num_actions)
 
 

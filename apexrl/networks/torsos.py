@@ -16,6 +16,7 @@ from apexrl.errors import ConfigError
 from apexrl.networks.config import TorsoKind
 from apexrl.networks.frame_layout import SMALLEST_SCREEN, FrameLayout
 from apexrl.networks.normalizer import Normalizer
+from apexrl.networks.own_torso import OwnTorso
 from apexrl.types import EnvironmentSpec
 
 LARGEST_LAYER = 65_536  # channels or units
@@ -50,14 +51,21 @@ class Torso(Protocol):
 
 
 def make_torso(
-    spec: EnvironmentSpec, conv_channels: tuple[int, int, int], hidden_size: int, kind: TorsoKind = "shallow"
+    spec: EnvironmentSpec,
+    conv_channels: tuple[int, int, int],
+    hidden_size: int,
+    kind: TorsoKind = "shallow",
+    own: NetworkConfig | None = None,
 ) -> Torso:
     """Returns the torso for the frames of a spec: convolutions for pictures, a perceptron for vectors.
 
     Args:
       kind: which convolutions look at screens; pictures too small for them have one torso of their own.
-    Raises: ConfigError when the shape of the frames is not supported.
+      own: the network's configuration; the user's module, where it names one, takes the place of all others.
+    Raises: ConfigError when the shape of the frames is not supported, or the user's module does not work.
     """
+    if own is not None and own.network:
+        return OwnTorso(spec, own)
     shape = spec.frame_shape
     if len(shape) <= 1:
         return Perceptron(spec, hidden_size)

@@ -33,7 +33,7 @@ class ExportCommand:
     output: str = ""
     """File to write; by default the checkpoint's name with .onnx."""
     trust: bool = False
-    """Import the module of the algorithm that the checkpoint names: its code runs here."""
+    """Import the modules of algorithm and network that the checkpoint names: their code runs here."""
 
 
 def main(stop: Stop) -> None:
@@ -57,13 +57,14 @@ def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
     Raises: ConfigError when it has no graph or the file cannot be written; WireError when it is no checkpoint.
     """
     from apexrl.networks.checkpoint import load_checkpoint
+    from apexrl.networks.config import own_network
     from apexrl.networks.export import graph_of, write_onnx
 
     for name in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell their steps
         logging.getLogger(name).setLevel(logging.ERROR)
     checkpoint = load_checkpoint(path)
     header, spec = checkpoint.header, checkpoint.header.spec
-    trust.check(path, agent=header.agent)
+    trust.check(path, agent=header.agent, network=own_network(header.network))
     graph = graph_of(network_of(checkpoint), spec)
     notes = {
         "env": spec.env, "variant": spec.variant, "agent": header.agent, "updates": str(header.counters.updates),

@@ -31,7 +31,7 @@ class WatchCommand:
     seed: Annotated[int, Range(0)] = 0
     """Seed of the games."""
     trust: bool = False
-    """Import the modules of environment, wrappers and algorithm that the run names: their code runs here."""
+    """Import the modules of environment, wrappers, algorithm and network that the run names: their code runs here."""
 
 
 def main(stop: Stop) -> None:

@@ -39,6 +39,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
     doing: str = ""  # a call of the environment begins
     spec: EnvironmentSpec | None = None  # it has been made and reset, and has taken a step
+    parts: tuple[str, ...] = ()  # of its observations, as NAME=SHAPE, where these are a dictionary
     said: Said | None = None
     fault: str = ""  # for which no run can begin
     errno: int | None = None  # of the operating system, if it is its fault
@@ -84,7 +85,7 @@ class Look:
                 self.said.append(line.said)
             if line.doing:
                 self._since = self._said_at = time.monotonic()
-            for name in ("doing", "spec", "fault", "errno"):
+            for name in ("doing", "spec", "parts", "fault", "errno"):
                 setattr(self.found, name, getattr(line, name) or getattr(self.found, name))
 
     def _check_time(self) -> None:
@@ -102,8 +103,8 @@ class Look:
             )
 
 
-def look_at(config: EnvConfig, patience_seconds: float) -> EnvironmentSpec:
-    """Returns the frames and the actions of an environment that can be made, reset and stepped.
+def look_at(config: EnvConfig, patience_seconds: float) -> tuple[EnvironmentSpec, tuple[str, ...]]:
+    """Returns the frames and the actions of an environment that can be made, reset and stepped, and its parts.
 
     A fault that comes after the first step, as those of simulators that fail now and then, is told in a line.
 
@@ -112,15 +113,16 @@ def look_at(config: EnvConfig, patience_seconds: float) -> EnvironmentSpec:
     Raises: ConfigError when there is none, when it gives something else than its spaces say, or when a call of it takes
       too long.
     """
-    spec, said = _seen(config, patience_seconds, os.getcwd())
+    found, said = _seen(config, patience_seconds, os.getcwd())
     for name, level, text in said:
         logging.getLogger(name).log(level, "%s", text)
-    return spec
+    assert found.spec is not None
+    return found.spec, found.parts
 
 
 @functools.lru_cache  # the variants of a sweep have few environments
-def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[EnvironmentSpec, list[Said]]:
-    """Returns the spec of an environment, and what a look from that directory has said to logs."""
+def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[Line, list[Said]]:
+    """Returns what a look from that directory has found, with a spec, and what it has said to logs."""
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as printed:
         look, mark = Look(config, patience_seconds, told), new_mark()
         process = subprocess.Popen(
@@ -151,5 +153,4 @@ def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[E
         if found.spec is None:
             raise ConfigError(ended)
         look.said.append((logger.name, logging.WARNING, f"{ended}; the run begins all the same"))
-    assert found.spec is not None
-    return found.spec, look.said
+    return found, look.said

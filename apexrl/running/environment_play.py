@@ -60,7 +60,7 @@ def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None
     for number in range(1, STEPS + 1):
         teller.call(f"step {number}", take_step, envs, random_action(rng, spec))
         if number == 1:
-            teller.tell(Line(spec=spec))
+            teller.tell(Line(spec=spec, parts=getattr(envs, "parts", ())))
         if time.monotonic() >= ends_at:
             return
 

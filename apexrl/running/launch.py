@@ -314,7 +314,7 @@ def say_next(console: Console, command: RunCommand) -> None:
         console.print(f"no video was made: {directory}/logs/evaluator.log says why", soft_wrap=True)
     if latest_path(directory).is_file():
         console.print("next:")
-        names = command.agent, command.env.env, *command.env.wrapper
+        names = command.agent, command.env.env, command.network.network, *command.env.wrapper
         trust = " --trust" if any(":" in name for name in names) else ""  # this run's person has named the modules
         for name in ("watch", "compare" if command.reproducible else "resume"):
             flags = "" if name == "compare" else trust

@@ -92,7 +92,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
         _refuse(_changed(command, saved, ["agent"]), verb)  # another algorithm has other flags
         command = asked.onto(saved)
     device, actor_device = ("cpu", "cpu") if command.reproducible else (command.learning.device, command.actor_device)
-    environment = look_at(command.env, command.wires.patience_seconds)  # another process loads torch meanwhile
+    environment, parts = look_at(command.env, command.wires.patience_seconds)  # another process loads torch meanwhile
     is_free = saved is None and not command.guest and "agent" not in asked.given
     if is_free and command.agent == DEFAULT_AGENT and environment.action_bounds:
         default = dataclasses.replace(default_command(RunCommand, VECTOR_AGENT), env=command.env)
@@ -107,6 +107,8 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     command = dataclasses.replace(command, preset=basis.preset, wires=_reachable(command.wires))
     if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
         command = with_sections(command, {"replay": {"journal_dir": str(Path(command.replay.journal_dir).resolve())}})
+    if command.network.network and "inputs" not in asked.given:
+        command = with_sections(command, {"network": {"inputs": parts}})
     family = family_of(command.agent)
     command = with_sections(command, _fitting_unrolls(command, environment, "unroll_starts" in asked.given))
     stream = family.stream(command.algorithm, environment)
@@ -289,6 +291,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
+    network = {name: size for name, size in vars(command.network).items() if size not in ("", ())}
     falling = describe_fall(update, command.learning, 0.0 if command.reproducible else command.max_seconds)
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
@@ -298,7 +301,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", sampling),
         ("update", f"{_sizes(command.agent, update)}, {update.optimizer} {update.learning_rate:g}{falling}"),
-        ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in vars(command.network).items())),
+        ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in network.items())),
     ]  # fmt: skip
     if wires.shards > 1:
         learners, num_learners = "one learner", command.learning.num_learners

@@ -23,6 +23,7 @@ from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, locked, read_json, write_json
 from apexrl.learning.record.status_file import STATUS_FILE
+from apexrl.networks.config import own_network
 from apexrl.networks.headers import (
     CHECKPOINTS,
     NUMBERED,
@@ -176,6 +177,7 @@ def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str
         check_ranges(command)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    trust.check(path, network=command.network.network)
     return dataclasses.replace(command, env=_trusted(command.env, path, trust)), not_given
 
 
@@ -191,12 +193,12 @@ def played(directory: Path, header: CheckpointHeader, trust: Trust) -> ActorComm
     Raises: ConfigError when the run's configuration, or the settings of the environment, cannot be read, or name
       modules that nobody trusts.
     """
-    trust.check(directory, agent=header.agent)
+    trust.check(directory, agent=header.agent, network=(network := own_network(header.network)))
     if (directory / CONFIG_FILE).is_file():
         return actor_command(read_config(directory / CONFIG_FILE, trust)[0])
     spec = header.spec
     env = _trusted(EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames), directory, trust)
-    return dataclasses.replace(default_command(ActorCommand, header.agent), env=env)
+    return dataclasses.replace(default_command(ActorCommand, header.agent), env=env, network=network)
 
 
 def saved_values(path: Path) -> dict[str, Any]:

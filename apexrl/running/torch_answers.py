@@ -8,13 +8,14 @@ import msgspec
 import torch
 
 from apexrl.agents.families import family_of, implementation
-from apexrl.errors import MALFORMED, ApexError, reason_of
+from apexrl.errors import MALFORMED, ApexError, ConfigError, reason_of
 from apexrl.learning.connections import check_size
 from apexrl.learning.record.latest import latest_checkpoint
 from apexrl.lifecycle import Stop, end_with_parent
 from apexrl.networks.config import from_text
 from apexrl.networks.device import choose_device
 from apexrl.networks.headers import Identity
+from apexrl.networks.own_torso import OwnTorso
 from apexrl.running.torch_look import Answer, Question
 
 
@@ -42,6 +43,11 @@ def check_network(identity: Identity) -> None:
     with torch.device("meta"):  # it takes no memory
         made = implementation(family).make_network(identity.spec, network)
     check_size(made.state_dict())
+    own = [part for part in made.modules() if isinstance(part, OwnTorso)]
+    if network.network and not own:
+        raise ConfigError(f"--agent {identity.agent} takes no --network: it gives `make_torso` no `own`")
+    for torso in own:
+        torso.check_exportable()
 
 
 def main() -> None:

@@ -58,7 +58,8 @@ def test_a_picture_in_a_dictionary_becomes_a_vector_with_a_warning(caplog):
     assert frame.shape == (48 * 40 * 3,)
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         "observations without words, which cannot be flattened",
-        "picture becomes part of a vector; a --wrapper that shows it alone keeps it a picture",
+        "picture becomes part of a vector; a --wrapper that shows it alone keeps it a picture, "
+        "and a --network sees both",
     ]
 
 

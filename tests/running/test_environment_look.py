@@ -28,7 +28,7 @@ WAIT = 600.0
 
 def test_an_environment_that_takes_its_process_over_leaves_ours_alone():
     before = os.getcwd(), signal.getsignal(signal.SIGTERM), psutil.Process().num_threads()
-    spec = look_at(EnvConfig("tests.system.rude_env:Rude-v0"), WAIT)
+    spec, _ = look_at(EnvConfig("tests.system.rude_env:Rude-v0"), WAIT)
     assert (spec.frame_shape, spec.num_actions) == ((2,), 2)
     assert (os.getcwd(), signal.getsignal(signal.SIGTERM), psutil.Process().num_threads()) == before
     assert not [child for child in psutil.Process().children() if "apexrl.running" in " ".join(child.cmdline())]
@@ -50,7 +50,7 @@ def test_an_environment_that_never_answers_or_dies_is_named(env, kwargs, deadlin
 
 
 def test_a_death_after_the_first_step_is_told_and_the_run_begins(caplog):
-    assert look_at(EnvConfig(f"{ODD}:Dying-v0", '{"at": "step"}'), WAIT).num_actions == 2
+    assert look_at(EnvConfig(f"{ODD}:Dying-v0", '{"at": "step"}'), WAIT)[0].num_actions == 2
     assert "signal SIGSEGV in step 5; the run begins all the same" in caplog.text
 
 
@@ -64,7 +64,7 @@ def test_a_simulator_in_a_session_of_its_own_ends_with_the_look(tmp_path, at):
 
 
 def test_what_an_environment_makes_us_log_is_said_by_us(caplog):
-    assert look_at(EnvConfig(f"{ODD}:Painted-v0", '{"is_first": true}'), WAIT).frame_shape == (48, 40, 3)
+    assert look_at(EnvConfig(f"{ODD}:Painted-v0", '{"is_first": true}'), WAIT)[0].frame_shape == (48, 40, 3)
     assert "have their channels first, and are turned to (48, 40, 3)" in caplog.text
 
 

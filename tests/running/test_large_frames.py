@@ -16,7 +16,7 @@ CAMERA = EnvironmentSpec("Camera-v0", (480, 640, 3), "uint8", 1, 2, 1)
 
 def plan_of(monkeypatch, spec, *flags):
     """A plan of an environment that was looked at."""
-    monkeypatch.setattr("apexrl.running.plan.look_at", lambda *_: spec)
+    monkeypatch.setattr("apexrl.running.plan.look_at", lambda *_: (spec, ()))
     arguments = ["--env", spec.env, "--memory-gb", "999", *flags]
     return make_plan(Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments), None)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from apexrl.agents.contract import Spawn
 from apexrl.networks.lstm import EpisodicLSTM
+from apexrl.networks.own_torso import OwnTorso
 
 LEAST_WEIGHTS = 65_536  # of a fully connected layer: that of a smaller one takes less time than to hand it over
 
@@ -26,14 +27,14 @@ class WeightGradients:
     def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], spawn: Spawn):
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
-        Those of an LSTM are left to autograd, too: it is called once a step.
+        Those of an LSTM are left to autograd, too: it is called once a step; and so is a module of the user's.
 
         Args:
           places: where the gradient of each parameter of the network belongs.
         """
         self._places, self._spawn = places, spawn
         first, parts = next(network.parameters()), set(network.modules())
-        parts -= {part for memory in parts if isinstance(memory, EpisodicLSTM) for part in memory.modules()}
+        parts -= {part for other in parts if isinstance(other, EpisodicLSTM | OwnTorso) for part in other.modules()}
         self._layers = {part for part in parts if _is_large(part) and part.weight is not first}
         self._pending: dict[nn.Module, Callable[[], None]] = {}  # in the order of the backward pass: what ends each
         for layer in self._layers:
