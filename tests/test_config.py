@@ -44,6 +44,7 @@ CHOICES = {
     "queue": "b",
     "stop_at_return": 3.0,
     "callback": ("module:one",),
+    "inputs": ("map=9x9x3", "wish=2"),
     "munchausen": 0.0,  # it excludes --value-rescaling
 }
 
@@ -131,7 +132,9 @@ def test_an_algorithm_of_ones_own_has_flags_like_ours(command, form, capsys):
     assert ("--trace-length FLOAT Share of a trace that is left a step later. (default: 0.9)" in shown) == hasattr(
         parsed, "algorithm"
     )
-    assert ("--width INT Units of the one layer." in shown) == hasattr(parsed, "network")
+    assert ("--width INT Units of the one layer." in shown) == dataclasses.is_dataclass(
+        getattr(parsed, "network", None)
+    )
     assert ("--queue STR The table that unrolls come from." in shown) == hasattr(parsed, "update")
     assert "--n-steps" not in shown and "--hidden-size" not in shown
 

@@ -116,7 +116,7 @@ class NetworkConfig:
     network: str = dataclasses.field(default="", kw_only=True)
     """Layers of your own that look at observations, `module:name`, in the place of the family's first ones."""
     inputs: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
-    """Parts of a vector of observations as NAME=SHAPE, such as map=9,9,3, for --network; `apexrl train` finds them."""
+    """Parts of a vector of observations as NAME=SHAPE, such as map=9x9x3, for --network; `apexrl train` finds them."""
 
 
 @dataclasses.dataclass(frozen=True)

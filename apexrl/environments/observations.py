@@ -55,7 +55,7 @@ def parts_of(env: gymnasium.Env) -> tuple[str, ...]:
         return ()
     flat = gymnasium.spaces.flatdim
     shapes = {key: (isinstance(space, Box) and space.shape) or (flat(space),) for key, space in inner.items()}
-    return tuple(f"{key}={','.join(map(str, shape))}" for key, shape in shapes.items())
+    return tuple(f"{key}={'x'.join(map(str, shape))}" for key, shape in shapes.items())
 
 
 def presenter(env: gymnasium.Env, config: EnvConfig) -> tuple[Box, Callable[[Any], np.ndarray]]:

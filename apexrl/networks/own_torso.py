@@ -108,8 +108,8 @@ def parts_of(inputs: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     parts = {}
     for part in inputs:
         name, _, shape = part.rpartition("=")
-        sizes = shape.split(",")
+        sizes = shape.split("x")
         if not name or name in parts or not all(size.isdecimal() for size in sizes):
-            raise ConfigError(f"--inputs {part}: give each part once, as NAME=SHAPE, such as map=9,9,3")
+            raise ConfigError(f"--inputs {part}: give each part once, as NAME=SHAPE, such as map=9x9x3")
         parts[name] = tuple(map(int, sizes))
     return parts

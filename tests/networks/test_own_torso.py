@@ -94,7 +94,7 @@ def test_the_parts_of_a_dictionary_are_apart_again():
 
     env = presented(Parts(), EnvConfig("x"), set())
     parts = parts_of(env)
-    assert sorted(parts) == ["a=b=1", "map=3,2,3", "wish=4"]
+    assert sorted(parts) == ["a=b=1", "map=3x2x3", "wish=4"]
     spec = spec_of(env.observation_space.shape, 1)
     torso = OwnTorso(spec, config_of("Kept", *parts))
     inside = [env.env.observation_space.sample() for _ in range(5)]
@@ -119,7 +119,7 @@ def test_every_family_takes_it_and_trains_it(agent):
     if agent in ("sac", "apex-dpg"):
         spec = type(spec)(spec.env, (77,), "float32", 1, 0, 1, ((-1.0, 1.0),))
     stream_spec = family.stream(family.algorithm, spec)
-    network = dataclasses.replace(family.network, network=f"{HERE}:Layers", inputs=("map=5,5,3", "wish=2"))
+    network = dataclasses.replace(family.network, network=f"{HERE}:Layers", inputs=("map=5x5x3", "wish=2"))
     check_network(Identity.of(stream_spec, agent, network))
     learner = implementation(family).make_learner(family.algorithm, network, family.update, stream_spec, CPU)
     own = [name for name in learner.acting_tensors() if "torso.module.layers.wish" in name]

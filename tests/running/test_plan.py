@@ -282,12 +282,18 @@ def test_each_role_gets_its_part_of_a_run():
     for role, (_, part) in roles.items():
         assert parse(type(part), to_flags(part)) == part
         for field in dataclasses.fields(part):
-            if (role, field.name) not in {("replay", "replay"), ("evaluator", "evaluation")}:
+            if field.name != "network" and (role, field.name) not in {
+                ("replay", "replay"),
+                ("evaluator", "evaluation"),
+            }:
                 assert getattr(part, field.name) == getattr(command, field.name, getattr(part, field.name))
     replay, evaluator = roles["replay"][1].replay, roles["evaluator"][1]
     assert (replay.tables, replay.journal_dir) == (("queue=fifo",), str(Path("runs/x/journal").resolve()))
     assert (evaluator.evaluation.record_dir, evaluator.evaluate) == ("runs/x/videos", True)
     assert (evaluator.device, roles["actors"][1].device) == ("cpu", "cuda")
+    assert roles["learner"][1].network == command.network
+    own = dataclasses.replace(command, network=dataclasses.replace(command.network, network="my:Own"))
+    assert [roles_of(own)[role][1].network for role in ("actors", "evaluator")] == ["my:Own"] * 2
     assert "evaluator" not in roles_of(dataclasses.replace(command, evaluator=False))
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import apexrl
-from apexrl.errors import ConfigError
+from apexrl.errors import ApexError, ConfigError
 from apexrl.networks.config import own_network
 from apexrl.networks.headers import load_header
+from apexrl.own_modules import Trust
 from apexrl.roles.export import export
 from tests.captured_runs import check_captured_run
 from tests.system.processes import ROOT, launch, read_json
@@ -18,7 +19,7 @@ from tests.system.test_training import learn
 
 EXAMPLE = ROOT / "examples" / "two_inputs.py"
 FLAGS = ["--env", "two_inputs:Errand-v0", "--network", "two_inputs:TwoInputs"]
-INPUTS = ["--inputs", "map=5,5,3", "wish=2"]  # a run finds them itself
+INPUTS = ["--inputs", "map=5x5x3", "wish=2"]  # a run finds them itself
 SHORT = ["--preset", "small", "--total-updates", "12", "--min-size-to-sample", "200", "--no-evaluator"]
 
 
@@ -51,7 +52,7 @@ def test_a_run_finds_the_parts_and_its_files_are_read_where_the_module_is(tmp_pa
     (path,) = tmp_path.rglob("latest.safetensors")
     assert read_json(path.parents[1] / "summary.json")["roles_restarted"] == 0
     header = load_header(path)
-    assert own_network(header.network) == FLAGS[-1] and '"inputs":["map=5,5,3","wish=2"]' in header.network
+    assert own_network(header.network) == FLAGS[-1] and '"inputs":["map=5x5x3","wish=2"]' in header.network
     with pytest.raises(ConfigError, match="names the module two_inputs"):
         apexrl.load(path.parents[1])
     agent = apexrl.load(path.parents[1], trust=True)
@@ -60,8 +61,8 @@ def test_a_run_finds_the_parts_and_its_files_are_read_where_the_module_is(tmp_pa
     forget()
     (tmp_path / "two_inputs.py").unlink()
     monkeypatch.setattr(sys, "path", [name for name in sys.path if name != str(tmp_path)])
-    with pytest.raises(apexrl.ApexError, match="--network two_inputs:TwoInputs: two_inputs cannot be imported"):
-        export(path, tmp_path / "network.onnx")
+    with pytest.raises(ApexError, match="--network two_inputs:TwoInputs: two_inputs cannot be imported"):
+        export(path, tmp_path / "network.onnx", Trust(is_blind=True))
 
 
 def test_the_page_shows_the_example():
