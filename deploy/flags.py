@@ -2,9 +2,9 @@
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of flags.json only, with values that match
 its regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster
-itself sets (addresses, ports, shards, directories, keys), and one whose value needs quotes. limits.json has the numbers
-of actors and environments that a replay server takes, and by preset the environments of a process and the numbers by
-which a learner uses up experience.
+itself sets (addresses, ports, shards, directories, keys), those of modules that no image has, and one whose value needs
+quotes. limits.json has the numbers of actors and environments that a replay server takes, and by preset the
+environments of a process and the numbers by which a learner uses up experience.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ ROLES = ("agent", "replay", "learner", "actor", "evaluator")
 SET_BY_THE_CLUSTER = {
     *("env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"),
     *("num_learners", "learner_devices"),
+    *("network", "inputs"),  # no image has a module of the user's
 }
 NEEDS_QUOTES = {"env_kwargs"}
 

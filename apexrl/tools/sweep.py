@@ -177,9 +177,8 @@ class Sweep:
 def compare_runs(file: SweepFile, runs: Iterable[SweepRun]) -> None:
     """Compares runs by variant. A run without evaluations is named and left out."""
     runs, faults = list(runs), list[str]()
-    groups = {
-        name: readable_runs((run.directory for run in runs if run.variant == name), faults) for name in file.variants
-    }
+    names = dict.fromkeys(run.variant for run in runs)
+    groups = {name: readable_runs((run.directory for run in runs if run.variant == name), faults) for name in names}
     for fault in faults:
         say(f"left out: {fault}", file=sys.stderr)
     if groups := {name: results for name, results in groups.items() if results}:

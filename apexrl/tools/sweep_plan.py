@@ -1,6 +1,7 @@
 """The file of a sweep, and the runs that follow from it: every command line is checked before anything starts."""
 
 import math
+import random
 import re
 import shlex
 from collections.abc import Mapping
@@ -23,6 +24,28 @@ from apexrl.running.torch_look import Ask, asking
 OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--guest",
              "--smoke")  # fmt: skip
 
+
+class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The range of a number, both ends included, of which each sample has a value; whole where both ends are."""
+
+    low: int | float
+    high: int | float
+    log: bool = False  # the logarithms of the values are spread evenly
+
+    def value(self, flag: str, sample: int) -> int | float:
+        """Returns the value of a sample: another range, or more samples, change none of them.
+
+        Raises: ConfigError when there is no such range.
+        """
+        if not -math.inf < self.low < self.high < math.inf or (self.log and self.low <= 0):
+            raise ConfigError(f"{flag}: low {self.low} and high {self.high} make no range{' for log' * self.log}")
+        generator, low, high = random.Random(f"{flag} {sample}"), self.low, self.high
+        found = math.exp(generator.uniform(math.log(low), math.log(high))) if self.log else generator.uniform(low, high)
+        if type(low) is type(high) is int:
+            return min(max(round(found), low), high) if self.log else generator.randint(low, high)
+        return min(max(float(f"{found:.4g}"), low), high)
+
+
 Value = bool | int | float | str | list[int | float | str]
 
 
@@ -31,8 +54,9 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     directory: str
     seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(min_length=1)]
-    flags: dict[str, Value] = {}
-    variants: dict[str, dict[str, Value]] = {}
+    flags: dict[str, Value | Span] = {}
+    variants: dict[str, dict[str, Value | Span]] = {}
+    samples: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0  # of each variant with a range
     threshold: float | None = None
 
 
@@ -79,8 +103,8 @@ def runs_of(file: SweepFile, given: list[str]) -> list[SweepRun]:
     """
     plans = {}
     with asking() as ask:
-        for name, own in file.variants.items():
-            arguments = [*words_of({**_dashed(file.flags), **_dashed(own)}), *given]
+        for name, flags in _samples(file).items():
+            arguments = [*words_of(flags), *given]
             try:
                 _check_own(arguments)
                 plans[name] = arguments, _planned([*arguments, "--seed", str(file.seeds[0])], ask)
@@ -94,7 +118,29 @@ def runs_of(file: SweepFile, given: list[str]) -> list[SweepRun]:
     ]
 
 
-def _dashed(flags: Mapping[str, Value]) -> dict[str, Value]:
+def _samples(file: SweepFile) -> dict[str, dict[str, Value]]:
+    """Returns the flags of each variant, and of each sample of one that has ranges.
+
+    Raises: ConfigError when there are samples without a range, or the other way round.
+    """
+    variants: dict[str, dict[str, Value]] = {}
+    has_ranges = False
+    for name, own in file.variants.items():
+        flags = {**_dashed(file.flags), **_dashed(own)}
+        spans = {flag: value for flag, value in flags.items() if isinstance(value, Span)}
+        plain = {flag: value for flag, value in flags.items() if not isinstance(value, Span)}
+        if spans and not file.samples:
+            raise ConfigError(f"the variant {name}: {next(iter(spans))} is a range: give samples = N beside seeds")
+        has_ranges |= bool(spans)
+        for sample in range(file.samples if spans else 1):
+            drawn = {flag: span.value(flag, sample) for flag, span in spans.items()}
+            variants[f"{name}-{sample}" if spans else name] = plain | drawn
+    if file.samples and not has_ranges:
+        raise ConfigError(f"samples = {file.samples}, and no flag has a range: give e.g. {{low = 1e-5, high = 1e-3}}")
+    return variants
+
+
+def _dashed(flags: Mapping[str, Value | Span]) -> dict[str, Value | Span]:
     return {flag_of(name): value for name, value in flags.items()}
 
 

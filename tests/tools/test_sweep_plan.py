@@ -1,14 +1,16 @@
 """The runs of a sweep's file, and which of several values a run gets."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, with_preset, with_sections
 from apexrl.errors import ConfigError
 from apexrl.running.plan import make_plan
-from apexrl.tools.sweep_plan import SweepFile, read_file, runs_of
+from apexrl.tools.sweep_plan import Span, SweepFile, read_file, runs_of
 
 SMALL = {"env": "Catch-v0", "max-seconds": 5}
 
@@ -38,6 +40,54 @@ def test_a_file_becomes_runs_with_the_variants_of_a_seed_together(tmp_path):
 def test_a_file_without_variants_is_one_of_its_own_name(tmp_path):
     path = write(tmp_path, 'directory = "runs/x"\nseeds = [0]\n[flags]\nenv = "Catch-v0"\ntotal-updates = 5\n')
     assert [(run.variant, run.directory.name) for run in runs_of(read_file(path), [])] == [("rates", "rates-seed0")]
+
+
+RANGES = """directory = "runs/x"
+seeds = [0, 1]
+samples = {samples}
+[flags]
+env = "Catch-v0"
+max-seconds = 5
+learning_rate = {{low = 1e-5, high = 1e-3, log = true}}
+[variants.drawn]
+{own}
+[variants.fixed]
+learning-rate = 0.001
+"""
+
+
+def test_each_sample_of_a_range_is_a_variant_with_all_seeds(tmp_path):
+    runs = runs_of(read_file(write(tmp_path, RANGES.format(samples=3, own="batch-size = {low = 8, high = 64}"))), [])
+    assert [run.directory.name for run in runs] == [
+        f"{name}-seed{seed}" for seed in (0, 1) for name in ("drawn-0", "drawn-1", "drawn-2", "fixed")
+    ]
+    updates = [run.command.update for run in runs[:4]]
+    rates, sizes = [update.learning_rate for update in updates], [update.batch_size for update in updates]
+    assert len(set(rates[:3])) == 3 and all(1e-5 <= rate <= 1e-3 for rate in rates) and rates[3] == 0.001
+    assert all(8 <= size <= 64 for size in sizes[:3]) and len(set(sizes[:3])) > 1
+    assert [run.command.update for run in runs[:4]] == [run.command.update for run in runs[4:]]
+    more = runs_of(read_file(write(tmp_path, RANGES.format(samples=4, own=""))), [])
+    assert [run.command.update.learning_rate for run in more[:3]] == rates[:3], "neither depends on the others"
+
+
+def test_the_values_of_a_range_are_spread_over_it():
+    exponents = [math.log10(Span(1e-6, 1.0, True).value("--x", sample)) for sample in range(3000)]
+    assert np.histogram(exponents, 6, (-6, 0))[0] == pytest.approx(500, abs=100)
+    assert np.bincount([Span(3, 5).value("--x", sample) for sample in range(3000)])[3:] == pytest.approx(1000, abs=150)
+
+
+@pytest.mark.parametrize(
+    ("value", "samples", "complaint"),
+    [
+        (Span(1, 2), 0, "the variant v: --batch-size is a range: give samples = N beside seeds"),
+        (3, 2, "samples = 2, and no flag has a range"),
+        (Span(2, 2), 2, "--batch-size: low 2 and high 2 make no range$"),
+        (Span(0, 2, True), 2, "--batch-size: low 0 and high 2 make no range for log"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_told(value, samples, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        runs_of(SweepFile("runs/x", (0,), SMALL, {"v": {"batch_size": value}}, samples), [])
 
 
 @pytest.mark.parametrize(
