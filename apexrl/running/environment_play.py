@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -21,8 +22,14 @@ from apexrl.running.environment_look import CLOSING, MAKING, WRAPPERS, Line
 from apexrl.types import EnvironmentSpec
 
 T = TypeVar("T")
+logger = logging.getLogger("apexrl.running.environment_play")  # also as a program
 
 STEPS, PLAYING_SECONDS = 100, 1.0  # it takes so many steps, or ends after that time
+SLOW_SECONDS = 0.03  # of a step, of which half take longer: whose copies it pays to spread
+FASTER = (
+    "a process steps its copies one after the other, so give more --num-workers with fewer --environments-per-worker, "
+    "and a higher --samples-per-insert to learn more from each step"
+)
 RESULTS = "reset() returns an observation and an info, step() an observation, reward, terminated, truncated and an info"
 
 
@@ -50,19 +57,24 @@ class Teller(logging.Handler):
 
 
 def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None:
-    """Takes a reset and some random steps; tells the spec after the first one.
+    """Takes a reset and some random steps; tells the spec after the first one, and the cures of slow ones.
 
     Raises: ApexError when a result is none of the environment's spaces, or it fails again and again. What it raises
       until the first step; it may fail now and then later, which is logged.
     """
     rng, ends_at = np.random.default_rng(0), time.monotonic() + PLAYING_SECONDS
     teller.call("reset", envs.reset, 0)
+    seconds: list[float] = []
     for number in range(1, STEPS + 1):
+        began_at = time.monotonic()
         teller.call(f"step {number}", take_step, envs, random_action(rng, spec))
+        seconds.append(time.monotonic() - began_at)
         if number == 1:
             teller.tell(Line(spec=spec, parts=getattr(envs, "parts", ())))
         if time.monotonic() >= ends_at:
-            return
+            break
+    if (usual := statistics.median(seconds)) > SLOW_SECONDS:
+        logger.warning("%s: a step takes %.0f ms: %s", spec.env, 1000 * usual, FASTER)
 
 
 def random_action(rng: np.random.Generator, spec: EnvironmentSpec) -> np.ndarray:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 
 import gymnasium
 import msgspec
@@ -107,6 +108,16 @@ class Failing(gymnasium.Env):
 def test_a_sound_environment_takes_a_hundred_steps():
     look = told_by(Failing)
     assert look.found.spec is not None and look.found.doing == f"step {STEPS}" and not look.said
+
+
+def test_a_slow_step_is_told_with_what_helps():
+    class Sleeping(Failing):
+        def step(self, action):
+            time.sleep(0.1)
+            return super().step(action)
+
+    ((_, _, text),) = told_by(Sleeping).said
+    assert re.search("^Played-v0: a step takes 1.. ms: .* give more --num-workers", text)
 
 
 def test_an_error_of_the_first_step_is_passed_on():
