@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import gymnasium
 import numpy as np
@@ -38,6 +38,9 @@ from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, played
 from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, made_run, new_run, read_evaluations
 from apexrl.types import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from apexrl.train_flags import TrainFlags
 
 
 class Run(NamedTuple):
@@ -72,7 +75,8 @@ class Run(NamedTuple):
         return found_checkpoint(self.directory)[1]
 
 
-def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callback | None = None, **flags: Any) -> Run:
+def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callback | None = None,
+          **flags: "Unpack[TrainFlags]") -> Run:  # fmt: skip
     """Trains on this machine until the run ends, as `run.sh` does; returns the run.
 
     An interrupt (Ctrl-C) ends the run with a checkpoint, a second one kills it. The run ends with this process, too.
@@ -82,7 +86,8 @@ def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callbac
       on_status: called here with each new `Status` of the run, every few seconds.
       on_evaluation: called here with each new evaluation, a `CurvePoint`. When one of the two returns True, the run
         ends as after an interrupt, and is returned.
-      flags: those of `run.sh` with underscores, as in total_frames=200_000, env_kwargs={...}, tensorboard=False.
+      flags: those of `run.sh` with underscores, as in total_frames=200_000, env_kwargs={...}, tensorboard=False. Their
+        types are for editors and mypy; an algorithm of your own may have others.
     Raises: ApexError when the run fails; its own output says why. ConfigError inside of a run, which imports a module
       that trains. KeyboardInterrupt after an interrupt. What one of the functions raises, when the run has ended.
     """

@@ -120,7 +120,7 @@ def text_of_limits() -> str:
 
 
 def write() -> None:
-    """Writes both files."""
+    """Writes the files."""
     FLAGS_FILE.write_text(text_of_all(), encoding="utf-8")
     LIMITS_FILE.write_text(text_of_limits(), encoding="utf-8")
     print(FLAGS_FILE, LIMITS_FILE)
