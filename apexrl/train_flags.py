@@ -46,6 +46,7 @@ class TrainFlags(TypedDict, total=False):
     evaluation_period_updates: int
     evaluator: bool
     eviction_period_batches: int
+    film_every: int
     final_evaluation_seconds: float
     fire_at_reset: bool
     first_temperature: float
@@ -77,6 +78,7 @@ class TrainFlags(TypedDict, total=False):
     lstm: bool
     lstm_size: int
     max_episode_frames: int
+    max_gb: float
     max_gradient_norm: float
     max_restarts: int
     max_seconds: float
@@ -91,6 +93,7 @@ class TrainFlags(TypedDict, total=False):
     most_return: float
     munchausen: float
     n_steps: int
+    name: str
     network: str
     noise_least: float
     noise_most: float
