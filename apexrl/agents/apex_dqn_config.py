@@ -58,6 +58,7 @@ TWO_CORES: Preset = {
         "batch_size": 64,
         "optimizer": "adam",
         "learning_rate": 2.5e-4,
+        "learning_rate_schedule": "linear",  # a constant one holds Breakout back: docs/log/games.md
         "optimizer_epsilon": 1e-5,
         "target_period_updates": 500,
     },
@@ -74,13 +75,14 @@ GPU: Preset = {
 """For Atari on a machine with a GPU: the numbers that learned on two cores (docs/log/gpu.md)."""
 
 SMALL: Preset = {
-    "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "target_period_updates": 100},
+    "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "learning_rate_schedule": "constant",
+               "target_period_updates": 100},
     "network": {"channels": (16, 32, 32), "hidden_size": 128},
     "replay": {"capacity": 100_000, "min_size_to_sample": 2_000, "samples_per_insert": 8.0},
     "learning": {"publish_period_seconds": 0.2},  # a run takes a minute or two
     "acting": {"environments_per_worker": 8, "environment_groups": 1, "parameter_period_frames": 20},
     "evaluation": {"evaluation_period_seconds": 10.0},
-}
+}  # fmt: skip
 """For observations of a few numbers or pixels, on any machine: CartPole, Catch."""
 
 

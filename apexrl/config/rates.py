@@ -4,6 +4,7 @@ import math
 
 from apexrl.config.sections import LearningConfig, UpdateConfig
 
+ENDLESS_FRAMES = 16_000_000  # after which a rate has half fallen that is to fall in a run without an end
 SHAPES = {"linear": "linearly", "cosine": "along a cosine"}
 
 
@@ -16,6 +17,11 @@ def rate_at(update: UpdateConfig, share: float) -> float:
         case "cosine":
             return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
     return start
+
+
+def share_of_endless(frames: int) -> float:
+    """Returns how far a rate has fallen in a run without an end: never all of the way."""
+    return frames / (frames + ENDLESS_FRAMES)
 
 
 def why_senseless(update: UpdateConfig) -> str:
@@ -36,5 +42,5 @@ def describe_fall(update: UpdateConfig, learning: LearningConfig, max_seconds: f
     ends = [f"{min(frames):,} frames"] if frames else []
     ends += [f"{max_seconds:g} seconds"] if max_seconds else []
     if not ends:
-        return ", constant: it falls where --total-frames, --max-seconds or --learning-rate-frames are given"
+        return f" falling {shape} to {update.learning_rate_end:g}, half of the way over {ENDLESS_FRAMES:,} frames"
     return f" falling {shape} to {update.learning_rate_end:g} over {' or '.join(ends)}"

@@ -3,7 +3,7 @@
 import msgspec
 
 from apexrl.config.commands import LearnerCommand
-from apexrl.config.rates import rate_at
+from apexrl.config.rates import rate_at, share_of_endless
 from apexrl.config.sections import LearningConfig
 from apexrl.networks.headers import Fall
 
@@ -13,7 +13,8 @@ SPENT = 0.01  # of a learning rate: what is below teaches nothing
 class Schedule:
     """The fall of a learning rate. One owner.
 
-    It goes with the frames of the run and with the time until its end, whichever is further. A run that goes on with
+    It goes with the frames of the run and with the time until its end, whichever is further; without an end it falls
+    ever more slowly (`rates.share_of_endless`). A run that goes on with
     other ends falls from where it is to the new ones; with another --learning-rate it begins there. One whose rate is
     spent begins as if it had had its new ends from the start.
     """
@@ -50,6 +51,8 @@ class Schedule:
         """Takes the frames of the run and the result of `late`; returns how far the rate has fallen, 0 to 1."""
         fall, totals = self.fall, (self.fall.total_frames, self.fall.end_frames)
         passed = [(frames - fall.begun_frames) / max(end - fall.begun_frames, 1) for end in totals if end]
+        if not passed and not fall.ends_at:
+            passed = [share_of_endless(frames - fall.begun_frames)]
         share = fall.begun_share + (1 - fall.begun_share) * min(max(late, *passed, 0.0), 1.0)
         self.fall = msgspec.structs.replace(fall, share=share)
         return share
