@@ -237,7 +237,8 @@ class Learner(Protocol):
         Args:
           frames: environment frames of the run so far, those before a resume included.
           share: of the way to the run's end, 0 to 1: of --total-frames, --max-seconds or --learning-rate-frames, of
-            which the first ends it; always 0 without any. It never falls where a run goes on with a later end.
+            which the first ends it; without any it grows ever more slowly. It never falls where a run goes on with
+            a later end.
         """
         ...
 

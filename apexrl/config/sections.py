@@ -147,8 +147,6 @@ class ReplayConfig:
 
     capacity: int = 2_000_000
     """Transitions kept; a soft limit (Ape-X)."""
-    max_gb: Annotated[float, Range(0)] = 0.0
-    """Gigabytes of compressed unrolls that the replay server keeps at most; 0: --capacity is the only bound."""
     min_size_to_sample: int = 50_000
     """Transitions before the first batch (Ape-X); a queue gives what there is."""
     samples_per_insert: Annotated[float, Range(0)] = 0.8
@@ -170,6 +168,8 @@ class ReplayConfig:
     """Seconds of experience that a power cut may take from the journal; 0: all that it acknowledges is on the disk."""
     journal_snapshot_seconds: float = 60.0
     """Seconds between snapshots of the priorities beside the journal."""
+    max_gb: Annotated[float, Range(0)] = 0.0
+    """Gigabytes of compressed unrolls that the replay server keeps at most; 0: --capacity is the only bound."""
 
 
 @dataclasses.dataclass(frozen=True)

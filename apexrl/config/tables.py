@@ -107,4 +107,7 @@ def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:
         size, capacity = shared(spec.min_size_to_sample), shared(spec.capacity)
         tables.append(str(spec._replace(min_size_to_sample=size, capacity=capacity)))
     capacity, min_size = (-(-n // num_shards) for n in (config.capacity, config.min_size_to_sample))
-    return dataclasses.replace(config, capacity=capacity, min_size_to_sample=min_size, tables=tuple(tables))
+    max_gb = config.max_gb / num_shards
+    return dataclasses.replace(
+        config, capacity=capacity, max_gb=max_gb, min_size_to_sample=min_size, tables=tuple(tables)
+    )

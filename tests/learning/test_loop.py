@@ -9,6 +9,7 @@ import torch
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.contract import Outcome
 from apexrl.config.commands import LearnerCommand
+from apexrl.config.rates import share_of_endless
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import loop as learning_loop
@@ -191,7 +192,8 @@ def test_the_learner_knows_how_far_the_run_is_before_each_update(make_loop, spec
     loop.update(updater, GrowingReplica(stop, 10), mock.MagicMock(), spec, stop)
     frames = [200, 200, 400, 400, 600, 600, 800, 800, 1000, 1000]
     assert [seen for seen, _ in learner.updated] == frames
-    assert [share for _, share in learner.updated] == [f / total_frames if total_frames else 0 for f in frames]
+    shares = [f / total_frames if total_frames else share_of_endless(f) for f in frames]
+    assert [share for _, share in learner.updated] == shares
     assert learner.told == learner.updated[::2]
     updater.load_state_dict(updater.state_dict(), 7)
     updater.schedule(1000, 0.0)

@@ -75,10 +75,10 @@ def test_a_shard_has_ports_and_a_part_of_the_experience_of_its_own():
     wires = WireConfig(actor_port=100, batch_port=101, shards=3)
     assert [(w.actor_port, w.batch_port) for w in map(wires.of_shard, range(3))] == [(100, 101), (102, 103), (104, 105)]
     replay = ReplayConfig(
-        100, 11, tables=("queue=fifo", "new=uniform:0:7:50", "old=uniform:2.5", "all=priority::1_000")
+        100, 11, tables=("queue=fifo", "new=uniform:0:7:50", "old=uniform:2.5", "all=priority::1_000"), max_gb=3.0
     )
     part = part_of(replay, 2)
-    assert (part.capacity, part.min_size_to_sample) == (50, 6) and part_of(replay, 1) == replay
+    assert (part.capacity, part.min_size_to_sample, part.max_gb) == (50, 6, 1.5) and part_of(replay, 1) == replay
     assert part.tables == ("queue=fifo", "new=uniform:0:4:25", "old=uniform:2.5", "all=priority::500")
     with pytest.raises(ConfigError, match="--tables odd=uniform:0:many: give NAME=KIND"):
         part_of(ReplayConfig(100, 11, tables=("odd=uniform:0:many",)), 2)
