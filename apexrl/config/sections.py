@@ -130,7 +130,8 @@ class UpdateConfig:
     learning_rate: float = 0.00025
     """Step size."""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """constant, or the shape of its fall over --total-frames, --max-seconds or --learning-rate-frames: the first."""
+    """constant, or the shape of its fall over --total-frames, --max-seconds or --learning-rate-frames: the first.
+    Without any it falls ever more slowly."""
     learning_rate_end: Annotated[float, Range(0)] = 0.0
     """Step size to which it falls."""
     learning_rate_frames: Annotated[int, Range(0)] = 0
