@@ -13,7 +13,7 @@ import torch
 
 from apexrl.acting.foreign import ForeignEnvironment
 from apexrl.acting.loop import check_fits, why_unfit
-from apexrl.acting.video import VideoFolder, VideoWriter
+from apexrl.acting.video import MAX_FILM_SECONDS, VideoFolder, VideoWriter
 from apexrl.agents.contract import Actor, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import ActorCommand
@@ -124,7 +124,8 @@ def play_games(
             return None
         stop.heed_signals()
         filming = recorder if playing[0] == 0 and not games[0] else None
-        _film(envs[0], filming)
+        if filming is not None:
+            filming.film(envs[0].render)
         actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
         for i in playing:  # those that have threads of their own play at the same time
             envs[i].send(actions[i : i + 1])
@@ -135,8 +136,8 @@ def play_games(
             has_ended[i] = seen.episode_steps[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
-        if games[0]:  # the picture with which the game ended
-            _film(envs[0], filming)
+        if filming is not None and games[0]:  # the picture with which the game ended
+            filming.film(envs[0].render)
         progress.update([game[0] for stream in games for game in stream])
     played = [game for stream in games for game in stream]
     if not played:
@@ -144,11 +145,6 @@ def play_games(
     if len(played) < config.episodes:
         logger.warning("an evaluation has %d of %d games: the others failed", len(played), config.episodes)
     return Games([game[0] for game in played], [game[1] for game in played])
-
-
-def _film(env: VectorEnvironment, recorder: VideoWriter | None) -> None:
-    if recorder is not None and (picture := env.render()) is not None:
-        recorder.add(picture)
 
 
 class Evaluator:
@@ -188,7 +184,8 @@ class Evaluator:
         agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
         is_filmed = parameters.header.is_last or self._played % self._command.evaluation.film_every == 0
         video = self.videos.new_path(video_name(version)) if self.videos else None
-        recorder = VideoWriter(video if is_filmed else None, self._envs[0].pictures_per_second)
+        most_seconds = math.inf if self._command.evaluation.checkpoint else MAX_FILM_SECONDS
+        recorder = VideoWriter(video if is_filmed else None, self._envs[0].pictures_per_second, most_seconds)
         games = self._play(agent, (version,), recorder if is_filmed else None, report, stop)
         picture = recorder.close()
         if self.videos:

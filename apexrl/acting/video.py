@@ -3,8 +3,10 @@
 import contextlib
 import itertools
 import logging
+import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -15,6 +17,7 @@ from apexrl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 MAX_VIDEO_PICTURES = 4_500  # five minutes of Atari
+MAX_FILM_SECONDS = 10.0  # that a run spends on the pictures of a game: without a GPU MuJoCo's take 50 ms each
 KEPT_PICTURES = 64  # in the picture that moves
 MAX_MOVING_BYTES = 2**19  # so that an event file grows slowly
 PICTURE_MILLISECONDS, LAST_MILLISECONDS = 100, 1_500
@@ -63,14 +66,27 @@ class VideoWriter:
     `video` is the file that it writes. It is None when nobody asked for a video or the file cannot be written.
     """
 
-    def __init__(self, video: Path | None, pictures_per_second: float):
-        """Begins a recording, into a WebM file, which browsers play, when there is a path."""
+    def __init__(self, video: Path | None, pictures_per_second: float, most_seconds: float = math.inf):
+        """Begins a recording, into a WebM file, which browsers play, when there is a path.
+
+        Args:
+          most_seconds: that `film` spends on it; the rest of the game is not seen.
+        """
         self.video = video
+        self._seconds_left = most_seconds
         self._pictures_per_second = pictures_per_second
         self._writer: cv2.VideoWriter | None = None
         self._count = 0
         self._kept: list[np.ndarray] = []
         self._stride = 1
+
+    def film(self, render: Callable[[], np.ndarray | None]) -> None:
+        """Adds the picture that is drawn, if any, while there is time."""
+        if self._seconds_left > 0:
+            started = time.monotonic()
+            if (picture := render()) is not None:
+                self.add(picture)
+            self._seconds_left -= time.monotonic() - started
 
     def add(self, picture: np.ndarray) -> None:
         """Adds an RGB picture [height, width, 3]; one of another size becomes as large as the first."""

@@ -272,4 +272,4 @@ class EvaluationConfig:
     record_dir: str = ""
     """Write a video of an evaluation's first game here."""
     film_every: Annotated[int, Range(1)] = 5
-    """Film the first evaluation, every so manieth after it, and the last. Filming may cost more than playing."""
+    """Film the first evaluation, every so manieth after it, and the last. A film gets 10 seconds of drawing."""

@@ -79,8 +79,8 @@ class Recorder:
     def __init__(self):
         self.num_pictures = 0
 
-    def add(self, picture):
-        self.num_pictures += 1
+    def film(self, render):
+        self.num_pictures += render() is not None
 
 
 class Seeded(gymnasium.Env):

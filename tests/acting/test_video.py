@@ -1,5 +1,6 @@
 import logging
 import os
+import time
 
 import cv2
 import numpy as np
@@ -106,3 +107,18 @@ def test_a_folder_that_cannot_be_had_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"--record-dir .*file"):
         VideoFolder(tmp_path / "file")
+
+
+def test_film_of_slow_pictures_is_short():
+    drawn = []
+    writer = VideoWriter(None, 30.0, most_seconds=0.02)
+
+    def render():
+        time.sleep(0.03)
+        drawn.append(np.zeros((8, 8, 3), np.uint8))
+        return drawn[-1]
+
+    for _ in range(5):
+        writer.film(render)
+    assert len(drawn) == 1
+    assert writer.close()  # of the picture that there was time for
