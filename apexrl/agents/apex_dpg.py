@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.agents.apex_dpg_config import DpgAlgorithm, DpgUpdate
-from apexrl.agents.contract import Batches, Exploration, Extras
+from apexrl.agents.contract import Batches, Exploration, Extras, TransitionBatch
 from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartOptimizer, Slope, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
@@ -64,13 +64,14 @@ class DpgLearning(Learning):
         critics = Critics(self.spec, network, "layer" if network.layer_norm else "none", support)
         return {"policy": make_policy(self.spec, network), "critics": critics}
 
-    def from_target(self, target: Networks, batches: Batches) -> Tensor:
-        """Returns the least of the target critics' values [B] of the target policy's next actions.
+    def from_target(self, target: Networks, batches: Batches) -> tuple[Tensor, Tensor]:
+        """Returns the least of the target critics' values [B] of the target policy's next actions, and their sizes [B].
 
         With atoms: their probabilities [B, N] by the critic with the least value.
         """
         after, policy, critics = batches[self.update.table].next_observation, target["policy"], target["critics"]
         actions = policy(after)
+        sizes = (actions / policy.reach).abs().mean(dim=1)
         if self.update.target_noise:
             most, deviation = self.update.target_noise_clip, self.update.target_noise
             noise = (deviation * torch.randn_like(actions)).clamp(-most, most) * policy.reach
@@ -79,42 +80,41 @@ class DpgLearning(Learning):
         outputs = critics.outputs(after, actions)
         least = critics.values_of(outputs).min(dim=0)
         if critics.support is None:
-            return least.values
+            return least.values, sizes
         index = least.indices[None, :, None].expand(1, -1, outputs.shape[2])
-        return outputs.softmax(dim=2).gather(0, index).squeeze(0)
+        return outputs.softmax(dim=2).gather(0, index).squeeze(0), sizes
 
-    def losses(self, online: Networks, batches: Batches, known: Callable[[], Tensor]) -> Losses:
-        """Returns half the squared errors of the critics, the policy's way up the first one, and the errors.
+    def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, Tensor]]) -> Losses:
+        """Returns half the squared errors of the critics, and beside the policy's way up the first one.
 
         With atoms: the cross-entropy of the critics, and the errors of their means.
         """
         batch, critics = batches[self.update.table], online["critics"]
         outputs = critics.outputs(batch.observation, batch.action)
         values = critics.values_of(outputs)
-        chosen = online["policy"](batch.observation)
+        after, sizes = known()
         if critics.support is None:
-            errors = batch.n_step_return + batch.discount * known() - values  # [C, B]
+            errors = batch.n_step_return + batch.discount * after - values  # [C, B]
             of_critics = 0.5 * errors.square()
         else:
-            targets = projected(critics.support, batch.n_step_return, batch.discount, known())
+            targets = projected(critics.support, batch.n_step_return, batch.discount, after)
             errors, of_critics = targets @ critics.support - values, cross_entropy(outputs, targets)
         surprise = errors.detach().abs().mean(dim=0)
         metrics = {"td_error": surprise, "q_mean": values.detach().mean(dim=0), "q_max": values.detach().amax(dim=0),
-                   "action_size": (chosen.detach() / online["policy"].reach).abs().mean(dim=1)}  # fmt: skip
-        losses = {
-            "policy": Slope(chosen, -batch.weight.unsqueeze(1) * self._slopes(online, batch.observation, chosen)),
-            "critics": (batch.weight * of_critics).sum(),
-        }
-        return Losses(losses, len(surprise), {self.update.table: surprise + SMALLEST_PRIORITY}, metrics)
+                   "action_size": sizes}  # fmt: skip
+        return Losses({"critics": (batch.weight * of_critics).sum()}, len(surprise),
+                      {self.update.table: surprise + SMALLEST_PRIORITY}, metrics,
+                      beside=lambda: self._of_policy(online, batch))  # fmt: skip
 
-    def _slopes(self, online: Networks, observations: Tensor, chosen: Tensor) -> Tensor:
-        """Returns the slopes [B, size] of the first critic's values by the actions that the policy chooses."""
+    def _of_policy(self, online: Networks, batch: TransitionBatch) -> dict[str, Slope]:
+        """Returns the policy's loss, by the slopes of the first critic's values by the actions that it chooses."""
+        chosen, critics = online["policy"](batch.observation), online["critics"]
         actions = chosen.detach().requires_grad_()
-        critics = online["critics"]
-        values = critics.values_of(critics.each[0](observations, actions))
+        values = critics.values_of(critics.each[0](batch.observation, actions))
         (slopes,) = torch.autograd.grad(values.sum(), actions)
-        most = self.update.action_gradient_clip
-        return slopes.clamp(-most, most) if most else slopes
+        if most := self.update.action_gradient_clip:
+            slopes = slopes.clamp(-most, most)
+        return {"policy": Slope(chosen, -batch.weight.unsqueeze(1) * slopes)}
 
 
 make_network = make_policy

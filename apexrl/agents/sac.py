@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.contract import Batches, Exploration, Extras
+from apexrl.agents.contract import Batches, Exploration, Extras, TransitionBatch
 from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartOptimizer, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
@@ -92,8 +92,8 @@ class SacLearning(Learning):
         return actions, log_probs, values, noises[1]
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, ...]]) -> Losses:
-        """Returns half the squared errors of the critics, the policy's soft values, and the temperature's loss."""
-        batch, critics, policy = batches[self.update.table], online["critics"], online["policy"]
+        """Returns half the squared errors of the critics, and beside what policy and temperature learn from."""
+        batch, critics = batches[self.update.table], online["critics"]
         here, price = (batch.observation, batch.action), online["temperature"].price
         if self.target is None:
             next_actions, next_log_probs, _, noise = known()
@@ -101,21 +101,25 @@ class SacLearning(Learning):
             after = soft_value(next_values.detach(), next_log_probs, price)
         else:
             values = critics(*here)
-            _, _, after, noise = known()
+            _, next_log_probs, after, noise = known()
         errors = batch.n_step_return + batch.discount * after - values  # [C, B]
-        actions, log_probs = squashed_draws(policy(batch.observation), noise)
-        chosen = critics(batch.observation, policy.center + policy.reach * actions)
-        logarithm = online["temperature"].logarithm
-        target_entropy = self.update.entropy_target * actions.shape[1]
-        losses = {
-            "policy": -(batch.weight * soft_value(chosen, log_probs, price)).sum(),
-            "critics": 0.5 * (batch.weight * errors.square()).sum(),
-            "temperature": (batch.weight * temperature_loss(logarithm, log_probs, target_entropy)).sum(),
-        }
         surprise = errors.detach().abs().mean(dim=0)
         metrics = {"td_error": surprise, "q_mean": values.detach().mean(dim=0), "q_max": values.detach().amax(dim=0),
-                   "entropy": -log_probs.detach(), "temperature": price}  # fmt: skip
-        return Losses(losses, len(surprise), {self.update.table: surprise + SMALLEST_PRIORITY}, metrics)
+                   "entropy": -next_log_probs, "temperature": price}  # fmt: skip
+        return Losses({"critics": 0.5 * (batch.weight * errors.square()).sum()}, len(surprise),
+                      {self.update.table: surprise + SMALLEST_PRIORITY}, metrics,
+                      beside=lambda: self._of_policy(online, batch, noise))  # fmt: skip
+
+    def _of_policy(self, online: Networks, batch: TransitionBatch, noise: Tensor) -> dict[str, Tensor]:
+        """Returns the losses of the policy and of the temperature."""
+        policy, temperature = online["policy"], online["temperature"]
+        actions, log_probs = squashed_draws(policy(batch.observation), noise)
+        chosen = online["critics"](batch.observation, policy.center + policy.reach * actions)
+        target_entropy = self.update.entropy_target * actions.shape[1]
+        return {
+            "policy": -(batch.weight * soft_value(chosen, log_probs, temperature.price)).sum(),
+            "temperature": (batch.weight * temperature_loss(temperature.logarithm, log_probs, target_entropy)).sum(),
+        }
 
 
 make_network = make_policy

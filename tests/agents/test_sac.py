@@ -37,16 +37,16 @@ NORMS = ("none", "layer", "batch")
 class SacWorld(World):
     """The world of Ape-X's tests with this family's learner and experience."""
 
-    def __init__(self, make_unroll, spec, norm, device_stream=None):
+    def __init__(self, make_unroll, spec, norm, device_stream=None, update=UPDATE):
         torch.manual_seed(7)
         self.make_unroll, self.spec, self.device = make_unroll, spec, CPU
         self.device_stream = device_stream or DeviceStream(CPU)
         network = GaussianConfig((4, 4, 4), 16, critic_norm=norm)
-        learner = make_learner(ALGORITHM, network, UPDATE, spec, CPU)
+        learner = make_learner(ALGORITHM, network, update, spec, CPU)
         with torch.no_grad():
             learner.online["policy"].moments.weight.mul_(0.01)  # frames are large numbers
         self.updater = Updater(learner, self.device_stream)
-        self.store = UnrollStore(spec, RING, FAMILY.wants(ALGORITHM, UPDATE), CPU, 8, self.device_stream)
+        self.store = UnrollStore(spec, RING, FAMILY.wants(ALGORITHM, update), CPU, 8, self.device_stream)
         self.rng = np.random.default_rng(3)
         for number in range(RING):
             hold(self.store, number, self.make_unroll(spec, number))
@@ -98,7 +98,8 @@ def by_definition(learner, batch, norm, noises):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_gradients_are_those_of_the_papers(make_unroll, same_noise, norm):
-    world, twin = (SacWorld(make_unroll, VECTORS, norm) for _ in "12")
+    update = dataclasses.replace(UPDATE, policy_period_updates=1)
+    world, twin = (SacWorld(make_unroll, VECTORS, norm, update=update) for _ in "12")
     learner, batches = world.updater.learner, world.batches()
     *losses, errors = by_definition(twin.updater.learner, batches[TABLE], norm, same_noise)
     outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))

@@ -3,7 +3,7 @@
 Several learners add their gradients up as one tensor, and an optimizer moves all parameters of a part as one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,19 +43,25 @@ class Gradient:
     def compute(
         self,
         losses: Mapping[str, Tensor | Slope],
-        count: Tensor | float,
+        count: Tensor | float | None,
         by: Mapping[str, Sequence[Tensor]] | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
         """Puts the gradients of summed losses into the buffer, and the number of terms that a mean divides them by.
 
+        Two threads may do so at a time for different parts.
+
         Args:
           losses: of each part; of parts that share one, the same tensor.
+          count: the number of terms; None: it stays.
           by: the parameters of the copies that were computed with, by part, in the networks' order; those of the
             networks where None.
+          names: the parts whose losses they are; None: all.
         Raises: ApexError when they are not the losses of these parts.
         """
-        if losses.keys() != self.parts.keys():
-            raise ApexError(f"`losses` gives losses of the parts {sorted(losses)}; `parts` are {sorted(self.parts)}")
+        due = sorted(names or self.parts)
+        if sorted(losses) != due:
+            raise ApexError(f"`losses` gives losses of the parts {sorted(losses)}; `parts` are {due}")
         for name, loss in losses.items():
             _check(name, loss)
         if isinstance(count, Tensor) and count.ndim:
@@ -64,16 +70,17 @@ class Gradient:
         for name, loss in losses.items():
             outputs, slope = _outputs_of(loss)
             together.setdefault((id(outputs), id(slope)), []).append(name)
-        for number, names in enumerate(together.values(), start=1):
-            outputs, slope = _outputs_of(losses[names[0]])
-            places = [place for name in names for place in self.parts[name].places(None if by is None else by[name])]
+        for number, sharing in enumerate(together.values(), start=1):
+            outputs, slope = _outputs_of(losses[sharing[0]])
+            places = [place for name in sharing for place in self.parts[name].places(None if by is None else by[name])]
             parameters = [parameter for parameter, _ in places]
             keeps = number < len(together)
             found = torch.autograd.grad(outputs, parameters, slope, retain_graph=keeps, materialize_grads=True)
-            for name in names:
+            for name in sharing:
                 self.parts[name].wait_all()
             _copy([view for _, view in places], found)
-        self._count.fill_(count)
+        if count is not None:
+            self._count.fill_(count)
 
 
 class PartGradient:
@@ -114,6 +121,10 @@ class PartGradient:
     def places(self, by: Sequence[Tensor] | None) -> list[tuple[Tensor, Tensor]]:
         """Returns the parameters that autograd differentiates by, those of a copy where given, and their gradients."""
         return [place for place in zip(by or self._own, self._views, strict=True) if place[0].requires_grad]
+
+    def clear(self) -> None:
+        """Makes them zeros."""
+        self._gradients.zero_()
 
     def wait_all(self) -> None:
         """Waits for the gradients that the second thread computes."""

@@ -67,6 +67,9 @@ class Losses(NamedTuple):
     priorities: Mapping[str, Tensor] = MappingProxyType({})  # by table, as `contract.Outcome` has them
     metrics: Mapping[str, Tensor] = MappingProxyType({})
     rows: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+    beside: Callable[[], Mapping[str, Tensor | Slope]] | None = None
+    """Gives the losses of the parts that `of_parts` leaves out, which share no graph with those. A CPU computes them in
+    a second thread, and only where one of these parts takes a step."""
 
 
 class Learning:

@@ -46,6 +46,7 @@ class PlainLearner:
         }
         has_delays = any(setting.period_updates > 1 for setting in self._settings.values())
         self._num_updates = torch.zeros((), dtype=torch.int64, device=device) if has_delays else None
+        self._spawn: Spawn | None = None
         self._side_parts = () if spec.has_small_frames else learning.called_once  # else it costs more than it saves
 
     @property
@@ -57,7 +58,8 @@ class PlainLearner:
         return self._gradient.buffer
 
     def use_thread(self, spawn: Spawn) -> None:
-        """Leaves gradients of weights to the thread."""
+        """Leaves gradients of weights to the thread, and the losses that an algorithm computes beside."""
+        self._spawn = spawn
         for name in self._side_parts:
             self._gradient.parts[name].use_thread(spawn, self._online_copies.networks[name])
 
@@ -108,8 +110,35 @@ class PlainLearner:
         if not isinstance(losses, Losses):
             raise ApexError(f"`losses` gives a {type(losses).__name__}: give Losses")
         known()  # what nobody asked for may still be at work
-        self._gradient.compute(losses.of_parts, losses.num_terms, self._online_copies.parameters)
+        names = [name for name in self._settings if losses.beside is None or name in losses.of_parts]
+        end = self._begin(losses.beside, [name for name in self._settings if name not in names])
+        self._gradient.compute(losses.of_parts, losses.num_terms, self._online_copies.parameters, names)
+        end()
         return _detached(losses)
+
+    def _begin(self, beside: Callable[[], Mapping[str, Any]] | None, names: list[str]) -> Callable[[], None]:
+        """Begins with the gradients of parts whose losses are computed beside the others'.
+
+        Returns: a function that ends it. Where none of these parts takes a step, it makes their gradients zeros.
+        """
+
+        def compute() -> None:
+            assert beside is not None
+            with self._precision():
+                losses = beside()
+            self._gradient.compute(losses, None, self._online_copies.parameters, names)
+
+        def clear() -> None:
+            for name in names:
+                self._gradient.parts[name].clear()
+
+        if beside is None:
+            return clear
+        if self._spawn is None:  # it may be captured: the graph computes them in each update
+            return compute
+        coming = 1 if self._num_updates is None else int(self._num_updates) + 1
+        is_due = any(coming % self._settings[name].period_updates == 0 for name in names)
+        return self._spawn(compute) if is_due else clear
 
     def apply(self) -> dict[str, Tensor]:
         """Clips the gradients, takes a step of each part's optimizer, and moves the targets where they are soft."""
@@ -119,7 +148,8 @@ class PlainLearner:
         for name, optimizer in self._optimizers.items():
             period, part = self._settings[name].period_updates, self._gradient.parts[name]
             is_due = None if period == 1 or self._num_updates is None else self._num_updates % period == 0
-            norms.append(step_where_finite(optimizer, part, self._configs[name].max_gradient_norm, is_due))
+            norm = step_where_finite(optimizer, part, self._configs[name].max_gradient_norm, is_due)
+            norms.append(norm if is_due is None else torch.where(is_due, norm, 0.0))
         if self.learning.target is not None and self.learning.target.is_soft:
             self._follow(self.learning.target.rate)
         return {"gradient_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}

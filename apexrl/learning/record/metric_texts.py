@@ -73,7 +73,7 @@ TEXTS = tuple(
         ("learner/entropy", "nats", "Mean entropy of the policy."),
         ("learner/temperature", "", "Price of the entropy, where it is learned."),
         ("learner/deviation", "", "Mean deviation of a Gaussian policy, in halves of the actions' ranges."),
-        ("learner/action_size", "", "Mean size of the policy's actions, in halves of their ranges."),
+        ("learner/action_size", "", "Mean size of the target policy's actions, in halves of their ranges."),
         ("learner/importance_ratio", "", "Mean ratio of the policy's and the actor's probability of an action."),
         ("learner/importance_weight", "", "Mean importance weight of a batch."),
         ("learner/probability_*", "share", "Mean probability of an action, over the last 100 updates."),

@@ -9,6 +9,7 @@ from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer, Slope, Target
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.errors import ApexError
+from apexrl.learning.experience.draw import Draw
 from apexrl.learning.updates.updater import Updater
 from apexrl.networks import device as devices
 from apexrl.networks.config import DuelingConfig
@@ -50,6 +51,21 @@ class Delayed(PolicyAndCritic):
     @property
     def optimizers(self):
         return {"policy": PartOptimizer(learning_rate=1e-2, max_gradient_norm=1e-3, period_updates=2)}
+
+
+class Beside(Delayed):
+    """The same in another order: the policy's loss has a pass of its own, where it is due."""
+
+    calls = 0
+
+    def losses(self, online, batches, known):
+        losses = super().losses(online, batches, known)
+
+        def of_policy():
+            self.calls += 1
+            return {"policy": PolicyAndCritic.losses(self, online, batches, known).of_parts["policy"]}
+
+        return losses._replace(of_parts={"critic": losses.of_parts["critic"]}, beside=of_policy)
 
 
 class Together(PolicyAndCritic):
@@ -157,7 +173,30 @@ def test_a_part_with_a_period_moves_at_each_of_so_many_updates(make_unroll):
     assert [one["policy"] for one in moved] == [False, True, False, True] and all(one["critic"] for one in moved)
 
 
-@pytest.mark.parametrize("kind", [PolicyAndCritic, Delayed, Together])
+def test_a_loss_beside_the_others_moves_its_part_alike_and_is_computed_where_it_is_due(make_unroll):
+    beside, plain = (world_of(make_unroll, kind) for kind in (Beside, Delayed))
+    assert beside.updater.learner.has_side_work  # a second thread computes it
+    for _ in range(5):
+        for world in (beside, plain):
+            world.updater.update(Draw(0, {TABLE: world.store.gather(TABLE, *world.sample())}))
+    assert beside.updater.learner.learning.calls == 2
+    state, expected = beside.updater.state_dict(), plain.updater.state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_a_loss_beside_of_another_part_is_refused(make_unroll):
+    class Wrong(Beside):
+        optimizers = PolicyAndCritic.optimizers
+
+        def losses(self, *given):
+            return super().losses(*given)._replace(beside=dict)
+
+    world = world_of(make_unroll, Wrong)
+    with pytest.raises(ApexError, match=r"losses of the parts \[\]; `parts` are \['policy'\]"):
+        update(world.updater.learner, batches_of(world))
+
+
+@pytest.mark.parametrize("kind", [PolicyAndCritic, Delayed, Beside, Together])
 @pytest.mark.parametrize("spec", [VECTORS, SCREENS], ids=["vectors", "screens"])
 def test_a_captured_graph_makes_the_same_updates(make_unroll, kind, spec):
     graph, plain = (world_of(make_unroll, kind, stream, spec) for stream in (FakeDeviceStream(), None))
@@ -168,7 +207,7 @@ def test_a_captured_graph_makes_the_same_updates(make_unroll, kind, spec):
     assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
 
 
-@pytest.mark.parametrize("kind", [PolicyAndCritic, Delayed, Together])
+@pytest.mark.parametrize("kind", [PolicyAndCritic, Delayed, Beside, Together])
 def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(make_unroll, kind):
     world, other = world_of(make_unroll, kind), world_of(make_unroll, kind)
     for _ in range(3):
