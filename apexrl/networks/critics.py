@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from apexrl.networks.action_range import RangedModule
 from apexrl.networks.config import CriticNorm, VectorConfig
 from apexrl.networks.frame_layout import FrameLayout
+from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.torsos import make_torso
 from apexrl.types import EnvironmentSpec
 
@@ -70,9 +71,9 @@ class Critic(RangedModule):
         self.take_range(spec)
         num_inputs = num_features + len(spec.action_bounds)
         layers: list[nn.Module] = [NORMS[norm](num_inputs)] if norm == "batch" else []
-        for inputs in (num_inputs, size):
+        for layer in (nn.Linear(num_inputs, size), HiddenLinear(size, size)):
             normed = [NORMS[norm](size), nn.ReLU()]  # CrossQ normalizes what the next layer takes
-            layers += [nn.Linear(inputs, size), *(reversed(normed) if norm == "batch" else normed)]
+            layers += [layer, *(reversed(normed) if norm == "batch" else normed)]
         self.layers = nn.Sequential(*layers, nn.Linear(size, num_outputs))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:

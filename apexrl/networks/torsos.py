@@ -15,6 +15,7 @@ from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import TorsoKind
 from apexrl.networks.frame_layout import SMALLEST_SCREEN, FrameLayout
+from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.normalizer import Normalizer
 from apexrl.networks.own_torso import OwnTorso
 from apexrl.types import EnvironmentSpec
@@ -183,7 +184,7 @@ class Perceptron(nn.Module):
         super().__init__()
         self.layout = FrameLayout.of(spec)
         self.first = nn.Linear(spec.stacked_frames * spec.frame_size, hidden_size)
-        self.second = nn.Linear(hidden_size, hidden_size)
+        self.second = HiddenLinear(hidden_size, hidden_size)
         self.num_features = hidden_size
 
     def kernel(self) -> Tensor:

@@ -17,6 +17,7 @@ from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer
 from apexrl.config.sections import UpdateConfig
 from apexrl.errors import ApexError
 from apexrl.networks.device import autocast_for, copied_dtype
+from apexrl.networks.hidden_linear import HiddenLinear
 
 
 class PlainLearner:
@@ -31,6 +32,10 @@ class PlainLearner:
         self._precision = autocast_for(device, spec)
         self.online = _laid_out(learning.parts(), device)
         _check_names(learning, list(self.online))
+        if device.type == "cpu" and spec.action_bounds:  # other batches of vectors are small, and so are their products
+            for layer in self.online.modules():
+                if isinstance(layer, HiddenLinear):
+                    layer.compute_fast()
         self.target = _copies_of(self.online, learning)
         trained = {name: part for name, part in self.online.items() if next(part.parameters(), None) is not None}
         self._gradient = Gradient(trained, learning.is_mean)
