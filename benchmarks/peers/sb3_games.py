@@ -34,6 +34,8 @@ NUM_EVALUATIONS = 6
 class Evaluations(BaseCallback):
     """Plays EPISODES games at each evaluation, and ends the run after so many frames, or seconds if they are 0."""
 
+    frames_per_step = FRAMES_PER_STEP
+
     def __init__(self, envs: VecEnv, seconds: float, frames: int):
         super().__init__()
         self._envs = envs
@@ -45,7 +47,7 @@ class Evaluations(BaseCallback):
 
     def _on_step(self) -> bool:
         passed = time.perf_counter() - self._started
-        now = FRAMES_PER_STEP * self.num_timesteps if self._frames else passed
+        now = self.frames_per_step * self.num_timesteps if self._frames else passed
         if now < min(self._next, self._end):
             return True
         self._evaluate(passed)
@@ -54,14 +56,17 @@ class Evaluations(BaseCallback):
         return now < self._end
 
     def _evaluate(self, passed: float) -> None:
-        exploration, self.model.exploration_rate = self.model.exploration_rate, EPSILON
-        returns, _ = evaluate_policy(
-            self.model, self._envs, EPISODES, deterministic=False, return_episode_rewards=True
-        )  # whole games by Monitor's record, unclipped, although a life's end resets the environment
-        self.model.exploration_rate = exploration
+        returns = self.play()
         numbers = (np.mean(returns), np.median(returns), np.min(returns), np.max(returns))
-        counts = (round(passed), FRAMES_PER_STEP * self.num_timesteps, self.model._n_updates, EPISODES)
+        counts = (round(passed), self.frames_per_step * self.num_timesteps, self.model._n_updates, EPISODES)
         print(*counts, *(f"{number:.2f}" for number in numbers), sep=",", flush=True)
+
+    def play(self) -> list[float]:
+        """Returns the returns of whole games, unclipped, by Monitor's record: a life's end resets the environment."""
+        exploration, self.model.exploration_rate = self.model.exploration_rate, EPSILON
+        returns, _ = evaluate_policy(self.model, self._envs, EPISODES, deterministic=False, return_episode_rewards=True)
+        self.model.exploration_rate = exploration
+        return returns
 
 
 def main() -> None:
