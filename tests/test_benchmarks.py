@@ -234,8 +234,8 @@ def test_each_kind_of_selection_has_a_cost():
 
 
 NIGHT = ROOT / "benchmarks/experiments/atari-night.toml"
-MINATAR = ROOT / "benchmarks/experiments/minatar.toml"  # of a package that the tests do without
-SMALL_EXPERIMENTS = sorted({*NIGHT.parent.glob("*.toml")} - {NIGHT, MINATAR})
+OF_EXTRAS = {NIGHT.with_stem(name) for name in ("minatar", "robots", "robots-ratio")}  # packages that tests do without
+SMALL_EXPERIMENTS = sorted({*NIGHT.parent.glob("*.toml")} - {NIGHT} - OF_EXTRAS)
 
 
 @pytest.mark.parametrize("path", SMALL_EXPERIMENTS, ids=lambda path: path.stem)
@@ -253,6 +253,12 @@ def test_all_runs_of_an_experiment_make_an_update_after_as_many_new_unrolls(path
         new_unrolls.add(command.update.batch_size * (online or 1 / command.replay.samples_per_insert))
     others = {"corridor": 4, "laser-breakout": 4, "laser-pong": 1, "replay-states": 4, "memory-catch-r2d2": 4}
     assert new_unrolls == {others.get(path.stem, 8)}
+
+
+@pytest.mark.parametrize("path", sorted(OF_EXTRAS), ids=lambda path: path.stem)
+def test_experiments_with_packages_of_their_own_have_their_name(path):
+    file = read_file(path)
+    assert file.directory == f"runs/{path.stem}" and file.variants and file.seeds
 
 
 def test_the_atari_row_is_planned_with_one_set_of_flags():
