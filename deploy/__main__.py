@@ -68,10 +68,9 @@ def main(words: list[str], program: str = "python -m deploy") -> int:
     chosen = _parser(program).parse_args(words)
     try:
         if chosen.command == "flags":
-            from deploy import flags, train_flags  # noqa: PLC0415 - they need what `bash run.sh` installs
+            from deploy import flags  # noqa: PLC0415 - it needs what `bash run.sh` installs
 
             flags.write()
-            train_flags.write()
             return 0
         from deploy import commands, up  # noqa: PLC0415 - they need what INSTALL installs
         from deploy.aws import AwsError, explain  # noqa: PLC0415

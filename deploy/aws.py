@@ -1,6 +1,7 @@
 """Clients of AWS for the scripts: the SDK's own credential chain, short deadlines, errors with their cure."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import boto3
@@ -40,6 +41,17 @@ REFUSED = (
 def client(service: str, region: str) -> Any:
     """Returns the client of a service and region, the same at each call. Sends nothing yet."""
     return boto3.client(service, region_name=region, config=CONFIG)
+
+
+def listed(region: str, service: str, operation: str, items: str, **arguments: Any) -> Iterator[Any]:
+    """Yields what an operation lists, from all pages of its answer; `items` is their place there, as JMESPath."""
+    found = client(service, region).get_paginator(operation).paginate(**arguments).search(items)
+    return (item for item in found if item is not None)
+
+
+def tags_of(described: dict[str, Any]) -> dict[str, str]:
+    """Returns the tags in AWS's description of something."""
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", [])}
 
 
 def partition_of(region: str) -> str:

@@ -1,13 +1,15 @@
 """The commands beside `up`: preflight, cost, keys of a plan; status, watch, logs, scale, down of one that is up."""
 
 import argparse
+import datetime
+import re
 import shlex
 import sys
 import time
 from pathlib import Path
 
-from deploy import frames, place
-from deploy.aws import client
+from deploy import place
+from deploy.aws import AwsError, client, code_of, listed, tags_of
 from deploy.cluster import Cluster, read_cluster
 from deploy.cost import report
 from deploy.keys import store_keys
@@ -19,6 +21,10 @@ APPLY_SECONDS = 3600.0
 TUNNEL_SECONDS = 300.0
 SHORT_SECONDS = 30.0
 RETRY_SECONDS = 10.0
+LOOK_BACK_SECONDS = 180.0  # the replay server writes a summary every minute
+POLL_SECONDS = 10.0
+SUMMARY = re.compile(r"([\d,]+) transitions \(\d+%\);.*")
+STATES = ("pending", "running", "stopping", "stopped", "shutting-down")
 
 
 def _outputs(*names: str) -> dict[str, str]:
@@ -39,12 +45,93 @@ def _outputs(*names: str) -> dict[str, str]:
 def status(_: argparse.Namespace) -> None:
     """Prints the hosts, the deadline, the replay's summary and the results."""
     cluster, found = place.described(), _outputs("results")
-    print(f"cluster   {cluster.name} in {cluster.region}; runs until {frames.deadline(cluster)}")
-    for role, kind, state, zone, name in frames.hosts(cluster):
+    print(f"cluster   {cluster.name} in {cluster.region}; runs until {deadline(cluster)}")
+    for role, kind, state, zone, name in hosts(cluster):
         print(f"{role:9} {kind}  {state}  {zone}  {name}")
-    print(f"running   {frames.standing(cluster)}")
-    print(f"replay    {frames.newest_summary(cluster)[1] or 'no summary in the last minutes'}")
+    print(f"running   {standing(cluster)}")
+    print(f"replay    {newest_summary(cluster)[1] or 'no summary in the last minutes'}")
     print(f"results   {found['results']}")
+
+
+def newest_summary(cluster: Cluster) -> tuple[int, str]:
+    """Returns the transitions that the replay holds, and its newest summary; 0 and an empty text without any."""
+    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=LOOK_BACK_SECONDS)
+    group = {"logGroupName": f"/apexrl/{cluster.name}", "logStreamNamePrefix": "replay/"}
+    asked = group | {"startTime": int(since.timestamp() * 1000)}
+    newest = (0, "")
+    try:
+        for message in listed(cluster.region, "logs", "filter_log_events", "events[].message", **asked):
+            if found := SUMMARY.search(message):
+                newest = (int(found[1].replace(",", "")), found[0])
+    except AwsError as error:
+        if code_of(error) != "ResourceNotFoundException":
+            raise
+    return newest
+
+
+def deadline(cluster: Cluster) -> str:
+    """Returns when the hosts end, as they read it themselves: a learner that has finished its run sets it to now.
+
+    Raises: DeployError when there is none yet.
+    """
+    try:
+        found = client("ssm", cluster.region).get_parameter(Name=f"/apexrl/{cluster.name}/deadline")
+    except AwsError as error:
+        if code_of(error) != "ParameterNotFound":
+            raise
+        raise DeployError("`up` has not come to its end: the same `up` goes on") from error
+    return str(found["Parameter"]["Value"])
+
+
+def hosts(cluster: Cluster) -> list[tuple[str, str, str, str, str]]:
+    """Returns the name, type, state, zone and id of each host of the cluster: replay, learner, learner-1 ..., actor."""
+    filters = [
+        {"Name": "tag:Project", "Values": ["apexrl"]},
+        {"Name": "tag:Cluster", "Values": [cluster.name]},
+        {"Name": "instance-state-name", "Values": list(STATES)},
+    ]
+    found = []
+    for host in listed(cluster.region, "ec2", "describe_instances", "Reservations[].Instances[]", Filters=filters):
+        tags = tags_of(host)
+        name = tags.get("Name", "").removeprefix(f"{cluster.name}-") or tags.get("Role", "?")
+        zone = host["Placement"]["AvailabilityZone"]
+        found.append((name, host["InstanceType"], host["State"]["Name"], zone, host["InstanceId"]))
+    return sorted(sorted(found), key=lambda host: host[0][0], reverse=True)
+
+
+def standing(cluster: Cluster) -> str:
+    """Returns how many hosts run, in one line."""
+    found = hosts(cluster)
+    roles = {"replay": 1, "learner": cluster.learner_hosts, "actor": cluster.actor_hosts}
+    count = {role: sum(each[0].startswith(role) and each[2] == "running" for each in found) for role in roles}
+    return ", ".join(f"{role} {count[role]} of {wanted}" for role, wanted in roles.items())
+
+
+def wait_for_frames(cluster: Cluster, minutes: int) -> None:
+    """Waits until the replay holds experience.
+
+    Raises: StepError when it holds none after `minutes`.
+    """
+    started = time.monotonic()
+    told = ""
+    while True:
+        transitions, summary = newest_summary(cluster)
+        if transitions:
+            print(f"frames arrive: {summary}", flush=True)
+            return
+        passed = time.monotonic() - started
+        if passed >= minutes * 60:
+            break
+        text = f"waiting for the first frames: hosts that run: {standing(cluster)}"
+        if text != told:
+            told = text
+            print(f"{text} (at most {minutes} minutes)", flush=True)
+        time.sleep(POLL_SECONDS)
+    raise StepError(
+        f"no frames within {minutes} minutes, and the hosts cost on: `python -m deploy logs` tells why; where that "
+        f"is empty, `aws ec2 get-console-output --latest --output text --region {cluster.region} --instance-id ID` "
+        "shows how a host installs (`python -m deploy status` tells the ids); `python -m deploy down` ends them"
+    )
 
 
 def watch(_: argparse.Namespace) -> None:
@@ -146,4 +233,4 @@ def keys(chosen: argparse.Namespace) -> None:
 
     Raises: DeployError when they are there already, or cannot be stored.
     """
-    print("\n".join(store_keys(client("ssm", chosen.region), chosen.cluster, chosen.rotate)))
+    print("\n".join(store_keys(chosen.region, chosen.cluster, chosen.rotate)))

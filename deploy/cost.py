@@ -3,9 +3,12 @@
 It sends no request.
 """
 
+import dataclasses
+import functools
 import json
+import operator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from deploy.cluster import CONFIGURATION, Cluster, packer_default
 from deploy.steps import DeployError
@@ -21,85 +24,97 @@ JOURNAL_MEGABYTES_PER_SECOND = 125
 CERTAIN = ("catalog", "multiple")
 
 
-class Row(NamedTuple):
-    """Dollars an hour: with everything on demand, and as planned, at the lowest and at the highest spot price."""
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """Dollars: with everything on demand, and as planned, at the lowest and at the highest price of what may start."""
 
-    name: str
     on_demand: float
     low: float
     high: float
-    is_certain: bool = True
+    is_certain: bool  # looked up, else from memory
+
+    def __add__(self, other: "Price") -> "Price":
+        certain = self.is_certain and other.is_certain
+        return Price(self.on_demand + other.on_demand, self.low + other.low, self.high + other.high, certain)
+
+    def __mul__(self, factor: float) -> "Price":
+        return Price(self.on_demand * factor, self.low * factor, self.high * factor, self.is_certain)
 
 
-def read_prices() -> dict[str, Any]:
+@functools.cache
+def table() -> dict[str, Any]:
     """Returns the price table."""
     return dict(json.loads(PRICES.read_text(encoding="utf-8")))
 
 
-def price_of(prices: dict[str, Any], instance_type: str, kind: str) -> tuple[list[float], bool]:
-    """Returns the numbers of one price, and whether they were looked up (else they are from memory).
+def instance_price(types: tuple[str, ...], kind: str) -> Price:
+    """Returns what an instance costs an hour: on demand of the first type, as planned of any of them.
 
-    Raises: DeployError when the table lacks the price.
+    Raises: DeployError when the table lacks a price.
     """
-    entry = prices["instances"].get(instance_type, {})
-    if kind not in entry:
-        raise DeployError(f"no {kind} price of {instance_type}: add it to {PRICES}, with its source, or choose another")
-    *numbers, source = entry[kind]
-    return numbers, source in CERTAIN
+    found = []
+    for name, wanted in ((types[0], "on_demand"), *((name, kind) for name in types)):
+        entry = table()["instances"].get(name, {})
+        if wanted not in entry:
+            raise DeployError(f"no {wanted} price of {name}: add it to {PRICES}, with its source, or choose another")
+        found.append(entry[wanted])
+    numbers = [number for *each, _ in found[1:] for number in each]
+    return Price(found[0][0], min(numbers), max(numbers), all(source in CERTAIN for *_, source in found))
 
 
-def hourly_rows(cluster: Cluster, prices: dict[str, Any]) -> list[Row]:
+def other_price(name: str) -> Price:
+    """Returns what something else costs, by its name in the table."""
+    number, source = table()[name]
+    return Price(number, number, number, source in CERTAIN)
+
+
+def journal_throughput() -> Price:
+    """Returns what the journal's throughput costs a month."""
+    return other_price("gp3_mbps_month") * JOURNAL_MEGABYTES_PER_SECOND
+
+
+def hourly_prices(cluster: Cluster) -> dict[str, Price]:
     """Returns the items that cost money by the hour.
+
+    The group of actors takes the first type on demand; on spot, any type with spare capacity. Those of learners take
+    the first type, another one only where EC2 has none of it.
 
     Raises: DeployError when a price is missing.
     """
-    (each,), is_certain = price_of(prices, cluster.replay_instance_type, "on_demand")
-    rows = [Row(f"replay: 1 x {cluster.replay_instance_type}", each, each, each, is_certain)]
-    rows += [_learners(cluster, prices), _actors(cluster, prices)]
-    gibibytes = cluster.replay_volume_gib + cluster.learner_hosts * cluster.learner_volume_gib
+    learners, actors = cluster.learner_instance_types, cluster.actor_instance_types
+    hosts = cluster.learner_hosts
+    acting = instance_price(actors[:1], "on_demand") * cluster.actor_on_demand_hosts
+    if cluster.spot_hosts:
+        acting += instance_price(actors, "spot") * cluster.spot_hosts
+    gibibytes = cluster.replay_volume_gib + hosts * cluster.learner_volume_gib
     gibibytes += (1 + cluster.actor_hosts) * int(packer_default("cpu_volume_gib"))  # their own disk is their image
-    per_month, source = prices["gp3_gib_month"]
-    per_megabyte, _ = prices["gp3_mbps_month"]
-    disks = (gibibytes * per_month + JOURNAL_MEGABYTES_PER_SECOND * per_megabyte) / HOURS_A_MONTH
-    rows.append(Row(f"volumes: {gibibytes} GiB gp3", disks, disks, disks, source in CERTAIN))
-    per_hour, source = prices["public_ipv4_hour"]
-    count = 1 + cluster.learner_hosts + cluster.actor_hosts
-    addresses = count * per_hour
-    rows.append(Row(f"addresses: {count} public IPv4", addresses, addresses, addresses, source in CERTAIN))
-    return rows
-
-
-def _learners(cluster: Cluster, prices: dict[str, Any]) -> Row:
-    """Returns the learners' row. Their groups take the first type, another one only where EC2 has none of it."""
-    types, hosts = cluster.learner_instance_types, cluster.learner_hosts
-    found = [price_of(prices, name, "on_demand") for name in types]
-    each = [hosts * number for (number,), _ in found]
-    is_certain = all(certain for _, certain in found)
-    return Row(f"learner: {hosts} x {_first_of(types)}", each[0], min(each), max(each), is_certain)
+    disks = other_price("gp3_gib_month") * gibibytes + journal_throughput()
+    addresses = 1 + hosts + cluster.actor_hosts
+    return {
+        f"replay: 1 x {cluster.replay_instance_type}": instance_price((cluster.replay_instance_type,), "on_demand"),
+        f"learner: {hosts} x {_first_of(learners)}": instance_price(learners, "on_demand") * hosts,
+        f"actors: {cluster.actor_hosts} x {_first_of(actors)}": acting,
+        f"volumes: {gibibytes} GiB gp3": disks * (1 / HOURS_A_MONTH),
+        f"addresses: {addresses} public IPv4": other_price("public_ipv4_hour") * addresses,
+    }
 
 
 def _first_of(types: tuple[str, ...]) -> str:
     return types[0] + (f" (or {', '.join(types[1:])})" if types[1:] else "")
 
 
-def _actors(cluster: Cluster, prices: dict[str, Any]) -> Row:
-    """Returns the actors' row. The group takes the first type on demand; on spot, any type with spare capacity."""
-    first = cluster.actor_instance_types[0]
-    (each,), is_certain = price_of(prices, first, "on_demand")
-    low = high = cluster.actor_on_demand_hosts * each
-    if cluster.spot_hosts:
-        spots = [price_of(prices, name, "spot") for name in cluster.actor_instance_types]
-        low += cluster.spot_hosts * min(numbers[0] for numbers, _ in spots)
-        high += cluster.spot_hosts * max(numbers[1] for numbers, _ in spots)
-        is_certain = is_certain and all(certain for _, certain in spots)
-    name = f"actors: {cluster.actor_hosts} x {_first_of(cluster.actor_instance_types)}"
-    return Row(name, cluster.actor_hosts * each, low, high, is_certain)
+def hourly_total(cluster: Cluster) -> Price:
+    """Returns the price of an hour.
+
+    Raises: DeployError when a price is missing.
+    """
+    return functools.reduce(operator.add, hourly_prices(cluster).values())
 
 
-def learning_of(cluster: Cluster) -> dict[str, float]:
-    """Returns the transitions of an update and the samples of a transition, by the plan's flags or its preset.
+def hosts_of_learner(cluster: Cluster, updates_per_second: float) -> str:
+    """Returns how many actor hosts keep a learner busy; more of them only wait for it.
 
-    Raises: DeployError when they are not known of the plan's agent and preset, or a flag is no number.
+    Raises: DeployError when the table lacks the actors' type, or it is not known what a learner of this kind takes.
     """
     by_preset = json.loads(LIMITS.read_text(encoding="utf-8"))["learning"].get(cluster.agent, {})
     if cluster.preset not in by_preset:
@@ -107,33 +122,17 @@ def learning_of(cluster: Cluster) -> dict[str, float]:
             f"--updates-per-second: how many transitions a learner of agent {cluster.agent} and preset "
             f"{cluster.preset} takes is not known; leave it out"
         )
-    flags = dict(cluster.learner_flags + cluster.replay_flags)
-    try:
-        return {name: float(flags.get(name, number)) for name, number in by_preset[cluster.preset].items()}
-    except ValueError as error:
-        raise DeployError(f"batch_size and samples_per_insert of the plan have to be numbers: {error}") from error
-
-
-def hosts_of_learner(cluster: Cluster, prices: dict[str, Any], updates_per_second: float) -> str:
-    """Returns how many actor hosts keep a learner busy; more of them only wait for it.
-
-    Raises: DeployError when the table lacks the type of the actors, or `learning_of` knows too little.
-    """
-    name, learning = cluster.actor_instance_types[0], learning_of(cluster)
-    if name not in prices["instances"]:
+    flags, name = dict(cluster.learner_flags + cluster.replay_flags), cluster.actor_instance_types[0]
+    learning = {flag: float(flags.get(flag, number)) for flag, number in by_preset[cluster.preset].items()}
+    if name not in table()["instances"]:
         raise DeployError(f"no {name} in {PRICES}: add it, with its source, or choose another")
     steps_per_second = updates_per_second * learning["batch_size"] / learning["samples_per_insert"]
-    hosts = steps_per_second / (prices["instances"][name]["vcpus"] * STEPS_A_VCPU)
+    hosts = steps_per_second / (table()["instances"][name]["vcpus"] * STEPS_A_VCPU)
     return (
         f"a learner of {updates_per_second:g} updates/s of {learning['batch_size']:g} takes {steps_per_second:,.0f} "
         f"transitions/s at {learning['samples_per_insert']:g} samples an insert: {hosts:.1f} hosts of {name} make "
         f"them, if a vCPU makes {STEPS_A_VCPU:,} (docs/benchmarks.md); the plan has {cluster.actor_hosts}"
     )
-
-
-def total_of(rows: list[Row]) -> Row:
-    """Returns the sum of an hour."""
-    return Row("an hour", sum(row.on_demand for row in rows), sum(row.low for row in rows), sum(r.high for r in rows))
 
 
 def report(
@@ -149,41 +148,34 @@ def report(
     for name, rate in {"--frames-per-second": frames_per_second, "--updates-per-second": updates_per_second}.items():
         if rate is not None and not 0 < rate < float("inf"):
             raise DeployError(f"{name} {rate:g}: a positive number is needed")
-    prices = read_prices()
-    rows = hourly_rows(cluster, prices)
-    total = total_of(rows)
-    sums = [total, _times(total, cluster.max_hours, f"until the time limit of {cluster.max_hours} h")]
+    rows, total = hourly_prices(cluster), hourly_total(cluster)
+    sums = {"an hour": total, f"until the time limit of {cluster.max_hours} h": total * cluster.max_hours}
     if frames_per_second:
         hours = FRAMES / frames_per_second / 3600
-        sums.append(_times(total, hours, f"200M frames at {frames_per_second:g} frames/s: {hours:.1f} h"))
-    width = max(len(row.name) for row in [*rows, *sums]) + 2
+        sums[f"200M frames at {frames_per_second:g} frames/s: {hours:.1f} h"] = total * hours
+    width = max(map(len, rows | sums)) + 2
     planned = f"{cluster.spot_hosts} of {cluster.actor_hosts} actor hosts on spot"
     lines = [
-        f"{cluster.name}: {prices['currency']}, prices of {prices['region']}, {prices['compiled']}",
+        f"{cluster.name}: {table()['currency']}, prices of {table()['region']}, {table()['compiled']}",
         f"{'':{width}}{'on demand':>12}   {planned}",
-        *(_line(row, width) for row in rows),
+        *(_line(name, price, width) + ("" if price.is_certain else " *") for name, price in rows.items()),
         "-" * (width + 12),
-        *(_line(row, width) for row in sums),
+        *(_line(name, price, width) for name, price in sums.items()),
     ]
-    if not all(row.is_certain for row in rows):
+    if not total.is_certain:
         lines.append("* from memory: look it up before you rely on it (sources: prices.json)")
-    if cluster.region != prices["region"]:
+    if cluster.region != table()["region"]:
         lines.append(f"{cluster.region} is not in the table: its prices differ")
     if not frames_per_second:
         lines.append("for the price of 200M frames: --frames-per-second, as measured on such a cluster")
-    journal = cluster.replay_volume_gib * prices["gp3_gib_month"][0]
-    journal += JOURNAL_MEGABYTES_PER_SECOND * prices["gp3_mbps_month"][0]
-    lines.append(f"after the time limit, until terraform destroy: the journal's volume, {journal:.2f} a month")
+    journal = other_price("gp3_gib_month") * cluster.replay_volume_gib + journal_throughput()
+    lines.append(f"after the time limit, until terraform destroy: the journal's volume, {journal.high:.2f} a month")
     lines.append("not counted: S3, CloudWatch logs and alarms, the images' snapshots, traffic out of the region")
     if updates_per_second is not None:
-        lines.append(hosts_of_learner(cluster, prices, updates_per_second))
+        lines.append(hosts_of_learner(cluster, updates_per_second))
     return lines
 
 
-def _times(row: Row, factor: float, name: str) -> Row:
-    return Row(name, row.on_demand * factor, row.low * factor, row.high * factor)
-
-
-def _line(row: Row, width: int) -> str:
-    planned = f"{row.low:.2f}" if f"{row.low:.2f}" == f"{row.high:.2f}" else f"{row.low:.2f} to {row.high:.2f}"
-    return f"{row.name:{width}}{row.on_demand:>12.2f}   {planned}{'' if row.is_certain else ' *'}"
+def _line(name: str, price: Price, width: int) -> str:
+    low, high = f"{price.low:.2f}", f"{price.high:.2f}"
+    return f"{name:{width}}{price.on_demand:>12.2f}   {low if low == high else f'{low} to {high}'}"

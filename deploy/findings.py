@@ -3,10 +3,11 @@
 import functools
 from typing import Any, NamedTuple
 
-from deploy.aws import client
+from deploy.aws import AwsError, client, code_of, listed, tags_of
 from deploy.cluster import NEWEST, Cluster
 
 IMAGE_ROLES = {"cpu": "replay and actors", "gpu": "learner"}
+NO_BUCKET = "does not exist"
 
 
 class Line(NamedTuple):
@@ -18,29 +19,35 @@ class Line(NamedTuple):
 
 
 @functools.cache
-def describe_types(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Returns EC2's descriptions of the cluster's instance types by name, without those that EC2 does not know."""
-    filters = [{"Name": "instance-type", "Values": list(cluster.instance_types)}]
-    answer = client("ec2", cluster.region).describe_instance_types(Filters=filters)
-    return {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
+def account_of(region: str) -> dict[str, Any]:
+    """Returns whose credentials these are: the number of the account, and the name of the user or role."""
+    return dict(client("sts", region).get_caller_identity())
+
+
+def fault_of_bucket(bucket: str, region: str) -> str:
+    """Returns why a bucket is none of this account, empty if it is one: all accounts share the names."""
+    try:
+        client("s3", region).head_bucket(Bucket=bucket, ExpectedBucketOwner=account_of(region)["Account"])
+    except AwsError as error:
+        faults = {"404": NO_BUCKET, "403": "belongs to somebody else, or access to it is denied"}
+        if code_of(error) not in faults:
+            raise
+        return faults[code_of(error)]
+    return ""
 
 
 @functools.cache
 def zones_of_types(cluster: Cluster) -> dict[str, set[str]]:
     """Returns the zones that offer each of the cluster's instance types, of those that the account may use."""
-    ec2 = client("ec2", cluster.region)
-    standard = [
-        {"Name": "opt-in-status", "Values": ["opt-in-not-required"]},
-        {"Name": "state", "Values": ["available"]},
-    ]
-    known = {zone["ZoneName"] for zone in ec2.describe_availability_zones(Filters=standard)["AvailabilityZones"]}
+    standard = {"opt-in-status": "opt-in-not-required", "state": "available"}
+    filters = [{"Name": name, "Values": [value]} for name, value in standard.items()]
+    answer = client("ec2", cluster.region).describe_availability_zones(Filters=filters)
+    known = {zone["ZoneName"] for zone in answer["AvailabilityZones"]}
     zones: dict[str, set[str]] = {name: set() for name in cluster.instance_types}
-    for page in ec2.get_paginator("describe_instance_type_offerings").paginate(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(zones)}]
-    ):
-        for offer in page["InstanceTypeOfferings"]:
-            if offer["Location"] in known:
-                zones[offer["InstanceType"]].add(offer["Location"])
+    filters = [{"Name": "instance-type", "Values": list(zones)}]
+    where = {"LocationType": "availability-zone", "Filters": filters}
+    for offer in listed(cluster.region, "ec2", "describe_instance_type_offerings", "InstanceTypeOfferings[]", **where):
+        zones[offer["InstanceType"]] |= {offer["Location"]} & known
     return zones
 
 
@@ -60,20 +67,13 @@ def zones_for(cluster: Cluster) -> list[str]:
     return sorted(zones & own if cluster.subnet_ids else zones)
 
 
-def images_of(cluster: Cluster) -> dict[str, list[tuple[str, str, str]]]:
-    """Returns the images by role: the creation date, the version and the id of each that the cluster may use."""
-    images = client("ec2", cluster.region).describe_images(
-        Owners=["self"], Filters=[{"Name": "tag:Project", "Values": ["apexrl"]}]
-    )["Images"]
-    found: dict[str, list[tuple[str, str, str]]] = {role: [] for role in IMAGE_ROLES}
-    for image in images:
-        tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
-        right_version = cluster.image_version in ("", NEWEST, tags.get("Version"))
-        if tags.get("Role") in found and right_version and image["State"] == "available":
-            found[tags["Role"]].append((image["CreationDate"], tags.get("Version", "unknown"), image["ImageId"]))
-    return found
-
-
-def has_to_build(cluster: Cluster) -> bool:
-    """Returns whether Packer has to build images first: hosts that install a release need none."""
-    return not cluster.release and not all(images_of(cluster).values())
+def images_of(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """Returns the version and the id of the newest image that the cluster may use, by its role, where there is one."""
+    filters = [{"Name": "tag:Project", "Values": ["apexrl"]}, {"Name": "state", "Values": ["available"]}]
+    found = client("ec2", cluster.region).describe_images(Owners=["self"], Filters=filters)["Images"]
+    newest: dict[str, tuple[str, str]] = {}
+    for image in sorted(found, key=lambda image: image["CreationDate"]):
+        tags = tags_of(image)
+        if cluster.image_version in ("", NEWEST, tags.get("Version")):
+            newest[tags.get("Role", "")] = tags.get("Version", "unknown"), image["ImageId"]
+    return {role: newest[role] for role in IMAGE_ROLES if role in newest}

@@ -1,20 +1,23 @@
-"""Patterns of the flags' values, for Terraform: `python -m deploy flags` writes flags.json and limits.json anew.
+"""What others know of the flags: `python -m deploy flags` writes flags.json, limits.json and train_flags.py anew.
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of flags.json only, with values that match
 its regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster
 itself sets (addresses, ports, shards, directories, keys), those of modules that no image has, and one whose value needs
 quotes. limits.json has the numbers of actors and environments that a replay server takes, and by preset the
-environments of a process and the numbers by which a learner uses up experience.
+environments of a process and the numbers by which a learner uses up experience. apexrl/train_flags.py has the types of
+`apexrl.train`'s flags, for editors and mypy.
 """
 
 import dataclasses
 import json
+import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from apexrl.agents.families import FAMILIES
-from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
+from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
 from apexrl.config.flags import parse, range_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
@@ -29,6 +32,19 @@ from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
 
 FLAGS_FILE = Path(__file__).resolve().parent / "terraform" / "cluster" / "flags.json"
 LIMITS_FILE = FLAGS_FILE.with_name("limits.json")
+TYPES_FILE = Path(__file__).resolve().parents[1] / "apexrl" / "train_flags.py"
+HEAD = '''"""The flags of `apexrl.train` with their types, of all algorithms. Written by `python -m deploy flags`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class TrainFlags(TypedDict, total=False):
+    """Any of them may be left out; `apexrl train --help` says what they do."""
+
+'''
+GIVEN_OTHERWISE = {"env"}  # `train` has a parameter of its own for it
+OTHERS = {"env_kwargs": "str | Mapping[str, Any]"}
 PRESETS = tuple(name for name in typing.get_args(PresetName) if name != "auto")
 ROLES = ("agent", "replay", "learner", "actor", "evaluator")
 SET_BY_THE_CLUSTER = {
@@ -119,8 +135,41 @@ def text_of_limits() -> str:
     return json.dumps(limits, indent=2) + "\n"
 
 
+def text_of_types() -> str:
+    """Returns the content of train_flags.py."""
+    found: dict[str, list[str]] = {}
+    families = [FAMILIES[name] for name in agents()]
+    own = [type(part) for family in families for part in (family.algorithm, family.network, family.update)]
+    for name, kind in (field for part in (RunCommand, *own) for field in _fields(part)):
+        text = OTHERS.get(name) or _text_of(kind)
+        if name not in GIVEN_OTHERWISE and text not in found.setdefault(name, []):
+            found[name].append(text)
+    return HEAD + "".join(f"    {name}: {' | '.join(kinds)}\n" for name, kinds in sorted(found.items()))
+
+
+def _fields(config: Any) -> Iterator[tuple[str, Any]]:
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(kind := hints[field.name]):
+            yield from _fields(kind)
+        else:
+            yield field.name, kind
+
+
+def _text_of(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return f"Literal{str(list(arguments)).replace(chr(39), chr(34))}"
+    if origin is tuple:
+        of = _text_of(arguments[0])
+        return f"{of} | Sequence[{of}]" if Ellipsis in arguments else f"Sequence[{of}]"
+    if origin is types.UnionType:  # None is what is not given
+        return " | ".join(_text_of(part) for part in arguments if part is not types.NoneType)
+    return kind.__name__
+
+
 def write() -> None:
     """Writes the files."""
-    FLAGS_FILE.write_text(text_of_all(), encoding="utf-8")
-    LIMITS_FILE.write_text(text_of_limits(), encoding="utf-8")
-    print(FLAGS_FILE, LIMITS_FILE)
+    for file, text in ((FLAGS_FILE, text_of_all()), (LIMITS_FILE, text_of_limits()), (TYPES_FILE, text_of_types())):
+        file.write_text(text, encoding="utf-8")
+        print(file)

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from deploy.aws import AwsError, code_of, explain
+from deploy.aws import AwsError, client, code_of, explain, listed
 from deploy.steps import DeployError
 
 ROLES = ("replay", "learner", "actor")
@@ -20,15 +20,14 @@ def key_names(cluster: str) -> list[str]:
     return [f"/apexrl/{cluster}/keys/{role}.{half}" for role in ROLES for half in ("public", "secret")]
 
 
-def stored_keys(ssm: Any, cluster: str) -> dict[str, str]:
+def stored_keys(region: str, cluster: str) -> dict[str, str]:
     """Returns the types of the stored parameters by name, without reading their values."""
-    pages = ssm.get_paginator("describe_parameters").paginate(
-        ParameterFilters=[{"Key": "Path", "Option": "Recursive", "Values": [f"/apexrl/{cluster}/keys"]}]
-    )
-    return {found["Name"]: found["Type"] for page in pages for found in page["Parameters"]}
+    below = [{"Key": "Path", "Option": "Recursive", "Values": [f"/apexrl/{cluster}/keys"]}]
+    found = listed(region, "ssm", "describe_parameters", "Parameters[]", ParameterFilters=below)
+    return {parameter["Name"]: parameter["Type"] for parameter in found}
 
 
-def store_keys(ssm: Any, cluster: str, rotate: bool = False) -> list[str]:
+def store_keys(region: str, cluster: str, rotate: bool = False) -> list[str]:
     """Makes the keys of a cluster that are missing, and stores them; returns their names.
 
     A public key is made from its secret one, so that it fits those of the hosts. A pair without its secret key is new.
@@ -39,7 +38,7 @@ def store_keys(ssm: Any, cluster: str, rotate: bool = False) -> list[str]:
     """
     if not CLUSTER_NAME.fullmatch(cluster):
         raise DeployError(f"--cluster {cluster}: 3 to 20 small letters, digits and dashes, first a letter")
-    stored = {} if rotate else stored_keys(ssm, cluster)
+    ssm, stored = client("ssm", region), {} if rotate else stored_keys(region, cluster)
     names = key_names(cluster)
     if stored.keys() >= set(names):
         raise DeployError(

@@ -1,21 +1,21 @@
-"""The questions to AWS whether `terraform apply` can work, before it costs anything.
+"""The questions to AWS whether `terraform apply` can work in an account, before it costs anything.
 
 Every line says PASS or FAIL; a FAIL comes with its cure. Nothing is changed and no key is read, but that higher quotas
-are asked for where somebody says so.
+are asked for where somebody says so. Terraform itself checks, before it makes anything, whether the plan fits together:
+that instance types fit their roles, that images are of one version, that the bucket is in the region.
 """
 
 import ipaddress
 import urllib.request
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from deploy.aws import AwsError, client, code_of, explain, partition_of
+from deploy.aws import AwsError, client, code_of, explain, listed, partition_of, tags_of
 from deploy.cluster import NEWEST, Cluster
 from deploy.findings import (
     IMAGE_ROLES,
     Line,
-    describe_types,
-    has_to_build,
+    account_of,
+    fault_of_bucket,
     images_of,
     subnets_of,
     zones_for,
@@ -31,7 +31,7 @@ ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 
 def check_credentials(cluster: Cluster) -> Iterator[Line]:
     """Reports the account and the user of the credentials."""
-    caller = client("sts", cluster.region).get_caller_identity()
+    caller = account_of(cluster.region)
     yield Line("credentials", f"account {caller['Account']} as {caller['Arn'].rsplit(':', 1)[-1]}")
 
 
@@ -64,98 +64,20 @@ def check_plan(cluster: Cluster) -> Iterator[Line]:
         yield Line("plan", "not AWS's free plan")
 
 
-def check_bucket(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether the results bucket exists, belongs to this account, and is in the region."""
-    bucket = cluster.results_bucket
-    cure = "apply deploy/terraform/bootstrap, and give its output results_bucket in a file of variables"
-    if not bucket:
-        yield Line("bucket", "variable results_bucket is not given", cure)
-        return
-    try:
-        owner = client("sts", cluster.region).get_caller_identity()["Account"]
-        answer = client("s3", cluster.region).head_bucket(Bucket=bucket, ExpectedBucketOwner=owner)
-    except AwsError as error:
-        problems = {"404": "does not exist", "403": "belongs to somebody else, or access to it is denied"}
-        if code_of(error) not in problems:
-            raise
-        yield Line("bucket", f"{bucket} {problems[code_of(error)]}", cure)
-        return
-    region = answer.get("BucketRegion") or cluster.region
-    if region != cluster.region:
-        yield Line("bucket", f"{bucket} is in {region}, not in {cluster.region}", "a bucket in the cluster's region")
-    else:
-        yield Line("bucket", bucket)
-
-
-def check_types(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether the instance types fit their roles."""
-    names = cluster.instance_types
-    found = describe_types(cluster)
-    learning = cluster.learner_instance_types
-    grouped = (cluster.replay_instance_type, *learning) if cluster.use_placement_group else ()
-    good = True
-    for name in names:
-        entry = found.get(name)
-        problem = ""
-        if entry is None:
-            problem = f"is not offered in {cluster.region}"
-        elif "x86_64" not in entry["ProcessorInfo"]["SupportedArchitectures"]:
-            problem = "is not x86_64, the images are"
-        elif name in grouped and "cluster" not in entry["PlacementGroupInfo"]["SupportedStrategies"]:
-            problem = "cannot stand in a cluster placement group, where replay and learners are"
-        elif name in learning and not _nvidia_gpus(entry):
-            problem = "has no NVIDIA GPU, the learner needs one"
-        elif name in learning and name.partition(".")[0] not in cluster.learner_families:
-            problem = f"has no whole GPU that the image's driver drives; {', '.join(cluster.learner_families)} have"
-        elif name in learning and _nvidia_gpus(entry) < cluster.learner_gpus:
-            problem = f"has fewer GPUs ({_nvidia_gpus(entry)}) than learner_gpus ({cluster.learner_gpus})"
-        elif name in cluster.actor_instance_types and _workers(cluster, entry) < cluster.shards:
-            problem = f"has fewer vCPUs, so actor processes, than there are replay servers ({cluster.shards})"
-        if problem:
-            good = False
-            yield Line("instance type", f"{name} {problem}", f"another type in {_variable_of(cluster, name)}")
-    if good:
-        yield Line("instance types", ", ".join(names))
-        for name in learning:
-            count = _nvidia_gpus(found[name])
-            idle = count - cluster.learner_gpus
-            told = f"; {idle} do nothing and cost the same: learner_gpus = {count} uses all" if idle else ""
-            each = "a" if cluster.learner_hosts == 1 else f"each of {cluster.learner_hosts} x"
-            yield Line("GPUs", f"{cluster.learner_gpus} of {count} in {each} {name} learn{told}")
-
-
-def _nvidia_gpus(entry: dict[str, Any]) -> int:
-    return sum(gpu["Count"] for gpu in entry.get("GpuInfo", {}).get("Gpus", []) if gpu["Manufacturer"] == "NVIDIA")
-
-
-def _workers(cluster: Cluster, entry: dict[str, Any]) -> int:
-    return cluster.actor_workers_per_host or int(entry["VCpuInfo"]["DefaultVCpus"])
-
-
-def _variable_of(cluster: Cluster, name: str) -> str:
-    if name == cluster.replay_instance_type:
-        return "replay_instance_type"
-    return "learner_instance_types" if name in cluster.learner_instance_types else "actor_instance_types"
-
-
 def check_zone(cluster: Cluster) -> Iterator[Line]:
     """Checks whether one zone offers all types."""
-    names, zones = cluster.instance_types, zones_of_types(cluster)
-    everywhere = zones_for(cluster)
-    chosen = cluster.availability_zone
-    missing = [name for name in names if chosen and chosen not in zones[name]]
-    if missing:
-        choice = f"one of {', '.join(everywhere)}" if everywhere else "no zone offers all types: change the types"
-        yield Line("zone", f"{chosen} does not offer {', '.join(missing)}", f"availability_zone: {choice}")
-    elif not everywhere:
-        offers = "; ".join(f"{name}: {', '.join(sorted(found)) or 'none'}" for name, found in zones.items())
-        yield Line("zone", f"no zone offers all types ({offers})", "leave out or replace the rarest type")
-    else:
-        yield Line("zone", chosen or f"{everywhere[0]} (all types are in {', '.join(everywhere)})")
+    chosen, everywhere = cluster.availability_zone, zones_for(cluster)
+    if everywhere and chosen in ("", *everywhere):
+        yield Line("zone", f"{chosen or everywhere[0]} (all types are in {', '.join(everywhere)})")
+        return
+    zones = zones_of_types(cluster)
+    offers = "; ".join(f"{name}: {', '.join(sorted(found)) or 'none'}" for name, found in zones.items())
+    cure = f"availability_zone: one of {', '.join(everywhere)}" if everywhere else "replace the rarest type"
+    yield Line("zone", f"{chosen or 'none'} does not offer all types ({offers})", cure)
 
 
 def check_network(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether there is room for one more VPC, and a default one while images have to be built."""
+    """Checks whether there is room for one more VPC, or whether the network that was given is there and free."""
     if cluster.subnet_ids:
         yield _subnets(cluster)
         return
@@ -165,14 +87,11 @@ def check_network(cluster: Cluster) -> Iterator[Line]:
         cure = "" if is_known else "vpc_id: a VPC of this account and region"
         yield Line("VPCs", f"{cluster.vpc_id} is {'' if is_known else 'not '}there", cure)
         return
-    is_there = any({"Key": "Cluster", "Value": cluster.name} in vpc.get("Tags", []) for vpc in vpcs)
+    is_there = any(tags_of(vpc).get("Cluster") == cluster.name for vpc in vpcs)
     allowed = allowed_quota(cluster, "vpc", VPCS)
     finding = f"{len(vpcs)} in use, {allowed:g} allowed" + (", this cluster's among them" if is_there else "")
     cure = "" if is_there or len(vpcs) < allowed else "delete one that nobody uses, or ask for a higher quota"
     yield Line("VPCs", finding, cure)
-    if has_to_build(cluster) and not any(vpc.get("IsDefault") for vpc in vpcs):
-        cure = f"aws ec2 create-default-vpc --region {cluster.region}, or packer build -var subnet_id=..."
-        yield Line("VPCs", "there is no default VPC, in which Packer builds the images", cure)
 
 
 def _subnets(cluster: Cluster) -> Line:
@@ -186,37 +105,54 @@ def _subnets(cluster: Cluster) -> Line:
         return Line("subnets", f"none in zone {zone or 'that offers all types'}", "a subnet of another zone")
     name, network = here[0]["SubnetId"], ipaddress.ip_network(here[0]["CidrBlock"])
     wanted = [str(network[-10 - place]) for place in range(1 + cluster.learner_hosts)]  # as network.tf takes them
-    pages = client("ec2", cluster.region).get_paginator("describe_network_interfaces")
-    interfaces = [
-        interface
-        for page in pages.paginate(Filters=[{"Name": "subnet-id", "Values": [name]}])
-        for interface in page["NetworkInterfaces"]
+    filters = [{"Name": "subnet-id", "Values": [name]}]
+    used = {
+        address["PrivateIpAddress"]
+        for interface in listed(
+            cluster.region, "ec2", "describe_network_interfaces", "NetworkInterfaces[]", Filters=filters
+        )
         if {"Key": "Cluster", "Value": cluster.name} not in interface.get("TagSet", [])
-    ]
-    used = {address["PrivateIpAddress"] for interface in interfaces for address in interface["PrivateIpAddresses"]}
+        for address in interface["PrivateIpAddresses"]
+    }
     taken = [address for address in wanted if address in used]
     told = f", where {', '.join(taken)} is in use and the cluster's" if taken else ""
     return Line("subnets", f"{name} in {zone}{told}", "free it, or put another subnet first" if taken else "")
 
 
+def check_roles(cluster: Cluster) -> Iterator[Line]:
+    """Checks whether AWS has its roles for groups, alarms that reboot, and spot instances."""
+    wanted = {"autoscaling": "groups of instances", "events": "alarms that reboot a host"}
+    wanted |= {"spot": "spot instances"} if cluster.spot_hosts else {}
+    for service, purpose in wanted.items():
+        path = f"/aws-service-role/{service}.amazonaws.com/"
+        if client("iam", cluster.region).list_roles(PathPrefix=path)["Roles"]:
+            yield Line("role", f"AWS has its role for {purpose}")
+        else:
+            cure = f"aws iam create-service-linked-role --aws-service-name {service}.amazonaws.com"
+            yield Line("role", f"the account lacks AWS's role for {purpose}", cure)
+
+
+def check_bucket(cluster: Cluster) -> Iterator[Line]:
+    """Checks whether the results bucket exists, and belongs to this account."""
+    bucket = cluster.results_bucket
+    fault = fault_of_bucket(bucket, cluster.region) if bucket else "variable results_bucket is not given"
+    cure = "apply deploy/terraform/bootstrap, and give its output results_bucket in a file of variables"
+    yield Line("bucket", f"{bucket} {fault}".strip(), cure if fault else "")
+
+
 def check_images(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether both images exist in one version, or the release that hosts install instead."""
+    """Checks whether there is an image of each role, or the release that hosts install instead."""
     if cluster.release:
         yield _release(cluster)
         return
-    versions = {}
-    for role, found in images_of(cluster).items():
-        hosts = IMAGE_ROLES[role]
-        if not found:
-            which = f" of version {cluster.image_version}" if cluster.image_version not in ("", NEWEST) else ""
-            cure = f"packer build in deploy/packer, in {cluster.region} (deploy/README.md), or another image_version"
+    found = images_of(cluster)
+    which = f" of version {cluster.image_version}" if cluster.image_version not in ("", NEWEST) else ""
+    cure = f"packer build in deploy/packer, in {cluster.region} (deploy/README.md), or another image_version"
+    for role, hosts in IMAGE_ROLES.items():
+        if role in found:
+            yield Line("image", "{1}, version {0}, for {2}".format(*found[role], hosts))
+        else:
             yield Line("image", f"none for {hosts} (role {role}){which}", cure)
-            continue
-        _, versions[role], identifier = max(found)
-        yield Line("image", f"{identifier}, version {versions[role]}, for {hosts}")
-    if len(set(versions.values())) > 1:
-        both = " and ".join(f"{role} {version}" for role, version in versions.items())
-        yield Line("image", f"the newest versions differ: {both}", "build both, or set image_version to one of them")
 
 
 def _release(cluster: Cluster) -> Line:
@@ -236,7 +172,7 @@ def _release(cluster: Cluster) -> Line:
 
 def check_keys(cluster: Cluster) -> Iterator[Line]:
     """Checks whether the CURVE keys are stored, without reading their values."""
-    stored = stored_keys(client("ssm", cluster.region), cluster.name)
+    stored = stored_keys(cluster.region, cluster.name)
     missing = [name for name in key_names(cluster.name) if name not in stored]
     exposed = [name for name in key_names(cluster.name) if stored.get(name, "SecureString") != "SecureString"]
     make = f"python -m deploy keys --cluster {cluster.name} --region {cluster.region}"
@@ -246,19 +182,6 @@ def check_keys(cluster: Cluster) -> Iterator[Line]:
         yield Line("keys", f"not encrypted: {', '.join(exposed)}", f"{make} --rotate, and restart all hosts")
     else:
         yield Line("keys", f"{len(stored)} under /apexrl/{cluster.name}/keys")
-
-
-def check_roles(cluster: Cluster) -> Iterator[Line]:
-    """Checks whether AWS has its roles for groups, alarms that reboot, and spot instances."""
-    wanted = {"autoscaling": "groups of instances", "events": "alarms that reboot a host"}
-    wanted |= {"spot": "spot instances"} if cluster.spot_hosts else {}
-    for service, purpose in wanted.items():
-        path = f"/aws-service-role/{service}.amazonaws.com/"
-        if client("iam", cluster.region).list_roles(PathPrefix=path)["Roles"]:
-            yield Line("role", f"AWS has its role for {purpose}")
-        else:
-            cure = f"aws iam create-service-linked-role --aws-service-name {service}.amazonaws.com"
-            yield Line("role", f"the account lacks AWS's role for {purpose}", cure)
 
 
 def check_addresses(cluster: Cluster, address: str) -> Iterator[Line]:
@@ -281,20 +204,6 @@ def _public_address() -> str:
         return answer.read(64).decode("ascii", "replace").strip()
 
 
-Check = Callable[[Cluster], Iterator[Line]]
-FIRST: tuple[tuple[str, Check], ...] = (("credentials", check_credentials), ("region", check_region))
-ACCOUNT: tuple[tuple[str, Check], ...] = (
-    ("plan", check_plan),
-    ("instance types", check_types),
-    ("zone", check_zone),
-    ("VPCs", check_network),
-    ("roles", check_roles),
-)
-"""About the account, whatever was made in it."""
-PREPARED: tuple[tuple[str, Check], ...] = (("bucket", check_bucket), ("images", check_images), ("keys", check_keys))
-"""About all that has to be there before `terraform apply`."""
-
-
 def failures(
     cluster: Cluster, address: str = "", only_account: bool = False, request_quotas: bool = False
 ) -> list[Line]:
@@ -305,29 +214,35 @@ def failures(
       only_account: leave out bucket, images and keys, in an account in which nothing was made yet.
       request_quotas: ask AWS for each quota that is too low.
     """
+    first = {"credentials": check_credentials(cluster), "region": check_region(cluster)}
+    account = {
+        "plan": check_plan(cluster),
+        "zone": check_zone(cluster),
+        "VPCs": check_network(cluster),
+        "roles": check_roles(cluster),
+        "quotas": check_quotas(cluster, request_quotas),
+    }
+    made = {"bucket": check_bucket(cluster), "images": check_images(cluster), "keys": check_keys(cluster)}
+    last = {"address": check_addresses(cluster, address)}
     found: list[Line] = []
-    for name, check in FIRST:
-        found += _failures_of(name, check, cluster)
-        if found:
+    for name, lines in (first | account | ({} if only_account else made) | last).items():
+        found += _failures_in(name, lines)
+        if found and name in first:
             print("      the rest can only be asked when that passes")
             return found
-    quotas = ("quotas", lambda cluster: check_quotas(cluster, request_quotas))
-    last = ("address", lambda cluster: check_addresses(cluster, address))
-    for name, check in (*ACCOUNT, quotas, *(() if only_account else PREPARED), last):
-        found += _failures_of(name, check, cluster)
     ready = "the account is ready" if only_account else "ready for terraform apply"
     print("not ready: see the lines with FAIL" if found else ready)
     return found
 
 
-def _failures_of(name: str, check: Check, cluster: Cluster) -> list[Line]:
+def _failures_in(name: str, lines: Iterator[Line]) -> list[Line]:
     """Prints the findings of a check, or an error of AWS as a finding; returns the failures."""
     try:
-        lines = list(check(cluster))
+        found = list(lines)
     except AwsError as error:
-        lines = [Line(name, *explain(error))]
-    for line in lines:
+        found = [Line(name, *explain(error))]
+    for line in found:
         print(f"{'FAIL' if line.cure else 'PASS'}  {line.name}: {line.finding}", flush=True)
         if line.cure:
             print(f"      cure: {line.cure}", flush=True)
-    return [line for line in lines if line.cure]
+    return [line for line in found if line.cure]

@@ -1,13 +1,13 @@
-"""The quotas of an account beside what a cluster and the builds of its images need: vCPUs, by families of instances."""
+"""The quotas of an account beside what a cluster needs: vCPUs, by families of instances."""
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from deploy.aws import AwsError, client, code_of
-from deploy.cluster import Cluster, packer_default
-from deploy.findings import IMAGE_ROLES, Line, describe_types, has_to_build
+from deploy.aws import AwsError, client, code_of, listed, tags_of
+from deploy.cluster import Cluster
+from deploy.findings import Line
 
 ON_DEMAND, SPOT, GPU, GPU_P, VPCS = "L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-417A185B", "L-F678F1CE"
 QUOTA_NAMES = {
@@ -22,12 +22,11 @@ OPEN_REQUEST = ("PENDING", "CASE_OPENED")
 
 
 def quota_of(instance_type: str, spot: bool) -> str:
-    """Returns the code of the vCPU quota that an instance counts against; empty when this script knows none."""
-    family = re.match(r"[a-z]+", instance_type)
-    name = family[0] if family else ""
-    if name in STANDARD_FAMILIES:
+    """Returns the code of the vCPU quota that an instance counts against; its name where this script knows none."""
+    family = re.sub(r"[^a-z].*", "", instance_type)
+    if family in STANDARD_FAMILIES:
         return SPOT if spot else ON_DEMAND
-    return "" if spot else GPU_FAMILIES.get(name, "")
+    return f"{instance_type} on spot" if spot else GPU_FAMILIES.get(family, instance_type)
 
 
 def check_quotas(cluster: Cluster, request: bool = False) -> Iterator[Line]:
@@ -37,19 +36,14 @@ def check_quotas(cluster: Cluster, request: bool = False) -> Iterator[Line]:
       request: Ask AWS for each quota that is too low.
     """
     used = _vcpus_in_use(cluster)
-    wanted = _vcpus_wanted(cluster)
-    # The images are built before the cluster starts: they need no more than the larger of both.
-    if has_to_build(cluster):
-        wanted |= _vcpus_of_builds(cluster)
-    for code, needed in wanted.items():
+    for code, needed in _vcpus_wanted(cluster).items():
         if code not in QUOTA_NAMES:
             cure = "look for its quota in the console (Service Quotas, Amazon EC2), or choose types of other families"
             yield Line("quota", f"not checked: this script knows no quota of {code}", cure)
             continue
-        limit = allowed_quota(cluster, "ec2", code)
+        limit, desired = allowed_quota(cluster, "ec2", code), math.ceil(needed + used[code])
         finding = f"{QUOTA_NAMES[code]}: {needed} wanted, {used[code]} in use, {limit:g} allowed"
-        missing = math.ceil(needed + used[code]) if needed + used[code] > limit else 0
-        yield Line("quota", finding, _cure_of_quota(cluster, code, missing, request) if missing else "")
+        yield Line("quota", finding, _cure_of_quota(cluster, code, desired, request) if desired > limit else "")
 
 
 def _cure_of_quota(cluster: Cluster, code: str, desired: int, request: bool) -> str:
@@ -61,41 +55,12 @@ def _cure_of_quota(cluster: Cluster, code: str, desired: int, request: bool) -> 
         answer = quotas.request_service_quota_increase(ServiceCode="ec2", QuotaCode=code, DesiredValue=float(desired))
         asked = [answer["RequestedQuota"]]
     if asked:
-        newest = asked[-1]
-        state = f"{newest['DesiredValue']:g} asked for, {newest['Status']}"
+        state = f"{asked[-1]['DesiredValue']:g} asked for, {asked[-1]['Status']}"
         return f"wait until AWS has answered ({state}; hours to days)"
     return (
         f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
         f"--desired-value {desired} --region {cluster.region} (hours to days), or --request-quotas"
     )
-
-
-def _vcpus_of_builds(cluster: Cluster) -> Counter[str]:
-    """Counts the vCPUs of the instances on which Packer builds the images, all at once, by quota."""
-    name = packer_default("instance_type")
-    [entry] = client("ec2", cluster.region).describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
-    return Counter({quota_of(name, spot=False): len(IMAGE_ROLES) * int(entry["VCpuInfo"]["DefaultVCpus"])})
-
-
-def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
-    """Counts the cluster's vCPUs by quota, or by instance type where this script knows no quota.
-
-    A group may start hosts of any of its types. So each quota that one of them counts against has to be enough.
-    """
-    vcpus = {name: int(entry["VCpuInfo"]["DefaultVCpus"]) for name, entry in describe_types(cluster).items()}
-    wanted: Counter[str] = Counter()
-    for types, hosts, spot in (
-        ((cluster.replay_instance_type,), 1, False),
-        (cluster.learner_instance_types, cluster.learner_hosts, False),
-        (cluster.actor_instance_types, cluster.actor_on_demand_hosts, False),
-        (cluster.actor_instance_types, cluster.spot_hosts, True),
-    ):
-        largest: Counter[str] = Counter()
-        for name in types if hosts else ():
-            code = quota_of(name, spot) or f"{name}{' on spot' if spot else ''}"
-            largest[code] = max(largest[code], hosts * vcpus.get(name, 0))
-        wanted += largest
-    return wanted
 
 
 def allowed_quota(cluster: Cluster, service: str, code: str) -> float:
@@ -109,21 +74,41 @@ def allowed_quota(cluster: Cluster, service: str, code: str) -> float:
     return float(quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"])
 
 
+def _vcpus_of(cluster: Cluster, names: Iterable[str]) -> dict[str, int]:
+    """Returns the vCPUs of instance types, of those that EC2 has."""
+    filters = [{"Name": "instance-type", "Values": sorted(names)}]
+    found = listed(cluster.region, "ec2", "describe_instance_types", "InstanceTypes[]", Filters=filters)
+    return {entry["InstanceType"]: int(entry["VCpuInfo"]["DefaultVCpus"]) for entry in found}
+
+
+def _vcpus_wanted(cluster: Cluster) -> Counter[str]:
+    """Counts the cluster's vCPUs by quota, or by instance type where this script knows no quota.
+
+    A group may start hosts of any of its types. So each quota that one of them counts against has to be enough.
+    """
+    vcpus = _vcpus_of(cluster, cluster.instance_types)
+    wanted: Counter[str] = Counter()
+    for types, hosts, spot in (
+        ((cluster.replay_instance_type,), 1, False),
+        (cluster.learner_instance_types, cluster.learner_hosts, False),
+        (cluster.actor_instance_types, cluster.actor_on_demand_hosts, False),
+        (cluster.actor_instance_types, cluster.spot_hosts, True),
+    ):
+        largest: Counter[str] = Counter()
+        for name in types:
+            largest |= Counter({quota_of(name, spot): hosts * vcpus.get(name, 0)})
+        wanted += largest
+    return wanted
+
+
 def _vcpus_in_use(cluster: Cluster) -> Counter[str]:
     """Counts the vCPUs of the account's other instances by quota."""
     states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     running: Counter[tuple[str, bool]] = Counter()
-    ec2 = client("ec2", cluster.region)
-    for page in ec2.get_paginator("describe_instances").paginate(Filters=states):
-        for instance in (instance for group in page["Reservations"] for instance in group["Instances"]):
-            tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
-            if (tags.get("Project"), tags.get("Cluster")) != ("apexrl", cluster.name):
-                running[instance["InstanceType"], instance.get("InstanceLifecycle") == "spot"] += 1
-    names = sorted({name for name, _ in running})
-    vcpus: dict[str, int] = {}
-    for start in range(0, len(names), 100):
-        for entry in ec2.describe_instance_types(InstanceTypes=names[start : start + 100])["InstanceTypes"]:
-            vcpus[entry["InstanceType"]] = entry["VCpuInfo"]["DefaultVCpus"]
+    for host in listed(cluster.region, "ec2", "describe_instances", "Reservations[].Instances[]", Filters=states):
+        if {"Project": "apexrl", "Cluster": cluster.name}.items() - tags_of(host).items():
+            running[host["InstanceType"], host.get("InstanceLifecycle") == "spot"] += 1
+    vcpus = _vcpus_of(cluster, {name for name, _ in running}) if running else {}
     used: Counter[str] = Counter()
     for (name, spot), count in running.items():
         used[quota_of(name, spot)] += count * vcpus[name]

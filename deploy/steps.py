@@ -29,7 +29,9 @@ class DeployError(Exception):
 
 
 class StepError(Exception):
-    """A command failed, or a wait was in vain. The message says how to go on."""
+    """A command failed, or a wait was in vain. The message says how to go on; `heard` is what the command has said."""
+
+    heard = ""
 
 
 def require(*names: str) -> None:
@@ -42,17 +44,7 @@ def require(*names: str) -> None:
 def run(*command: str, seconds: float) -> None:
     """Prints and runs a command, whose output goes to the terminal.
 
-    Raises: StepError when it fails, or takes longer than `seconds`.
-    """
-    status, _ = run_and_hear(*command, seconds=seconds)
-    if status:
-        raise failure(command, status)
-
-
-def run_and_hear(*command: str, seconds: float) -> tuple[int, str]:
-    """Prints and runs a command, whose output goes to the terminal; returns its status and its errors.
-
-    Raises: StepError when it takes longer than `seconds`.
+    Raises: StepError, with its errors, when it fails; without them when it takes longer than `seconds`.
     """
     show(*command)
     process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stderr=subprocess.PIPE)
@@ -69,12 +61,10 @@ def run_and_hear(*command: str, seconds: float) -> tuple[int, str]:
     copying.start()
     status = _finish(process, seconds)
     copying.join(FINISH_SECONDS)
-    return status, b"".join(lines).decode(errors="replace")
-
-
-def failure(command: tuple[str, ...], status: int) -> StepError:
-    """Returns the error of a command that has failed."""
-    return StepError(f"`{shlex.join(command)}` ended with status {status}; see above. The same command goes on")
+    if status:
+        error = StepError(f"`{shlex.join(command)}` ended with status {status}; see above. The same command goes on")
+        error.heard = b"".join(lines).decode(errors="replace")
+        raise error
 
 
 def run_until_interrupted(*command: str) -> int:

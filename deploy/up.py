@@ -7,32 +7,20 @@ import shlex
 import sys
 from pathlib import Path
 
-from deploy import cost, frames, place, software
-from deploy.aws import AwsError, client, code_of
+from deploy import cost, place
 from deploy.cluster import Cluster, values_in
-from deploy.commands import watch
-from deploy.findings import Line, zones_for
+from deploy.commands import wait_for_frames, watch
+from deploy.findings import IMAGE_ROLES, NO_BUCKET, Line, account_of, fault_of_bucket, images_of, zones_for
 from deploy.keys import key_names, store_keys, stored_keys
-from deploy.place import BACKEND, BOOTSTRAP, CLUSTER, INIT_SECONDS, terraform
+from deploy.place import BACKEND, BOOTSTRAP, CHOICE, CLUSTER, INIT_SECONDS, terraform
 from deploy.preflight import failures
-from deploy.steps import (
-    ROOT,
-    DeployError,
-    StepError,
-    failure,
-    must_read,
-    require,
-    run,
-    run_and_hear,
-    show,
-    tell,
-)
+from deploy.steps import ROOT, DeployError, StepError, must_read, require, run, show, tell
 
 APPLY_SECONDS = 3600.0
 BUCKETS = ROOT / CLUSTER / "bootstrap.auto.tfvars"
+BUILD_SECONDS = 5400.0
+COPY_SECONDS = 600.0
 CURE_SECONDS = 60.0
-MADE_LATER = ("bucket", "image", "release", "keys")
-"""Findings that later steps of `up` cure."""
 ROLE = re.compile(r"aws iam create-service-linked-role --aws-service-name [a-z]+\.amazonaws\.com")
 NO_CAPACITY = re.compile("InsufficientInstanceCapacity|do not have sufficient [^ ]+ capacity")  # of EC2, of a group
 CURE = "give other learner_instance_types or replay_instance_type, or use_placement_group = false"
@@ -44,28 +32,25 @@ def up(chosen: argparse.Namespace) -> None:
 
     Raises: DeployError when something has to be changed first; StepError when a command fails.
     """
-    require(*_programs(chosen))
+    plugin = () if chosen.no_tunnel and not chosen.images else ("session-manager-plugin",)
+    require("terraform", "aws", "git", *(("packer",) if chosen.images else ()), *plugin)
     for email in chosen.email:
         if not MAIL.fullmatch(email):
             raise DeployError(f"--email {email}: an address such as you@example.com was expected")
     place.describe(chosen.plan)
-    heed_named_zone()
-    cluster = place.described()
-    check_region(cluster.region)
-    number = client("sts", cluster.region).get_caller_identity()["Account"]
-    if not chosen.email and not _has_buckets(number):
+    cluster = heed_description()
+    if not chosen.email and not _has_buckets():
         raise DeployError("--email is missing: the alarm about money has to know where to write, at the first start")
-    chosen_software = software.choose(cluster, chosen.images, chosen.upgrade)
     tell("AWS is asked about the account", "nothing", "nothing was made but AWS's own roles, which are free")
-    check_account(cluster._replace(release=chosen_software.release), chosen.request_quotas)
+    check_account(cluster, chosen.request_quotas)
     ask(cluster, chosen.yes)
-    bootstrap(cluster, number, chosen.email)
+    bootstrap(cluster, chosen.email)
     cluster = place.described()  # the bucket is known now
     initialize(cluster.name)
     make_keys(cluster)
-    software.provide(chosen_software, cluster)
+    provide_software(cluster, chosen.images, chosen.upgrade)
     check_ready(place.described())
-    an_hour = cost.total_of(cost.hourly_rows(cluster, cost.read_prices()))
+    an_hour = cost.hourly_total(cluster)
     dearest = max(an_hour.on_demand, an_hour.high)
     tell(
         "The hosts",
@@ -74,30 +59,28 @@ def up(chosen: argparse.Namespace) -> None:
     )
     apply(chosen.yes)
     tell("The first frames", "nothing more", "`python -m deploy down`")
-    frames.wait_for_frames(place.described(), chosen.wait_minutes)
+    wait_for_frames(place.described(), chosen.wait_minutes)
     if chosen.no_tunnel:
         print("next: python -m deploy watch | status | logs | scale N | down")
     else:
         watch(chosen)
 
 
-def _programs(chosen: argparse.Namespace) -> list[str]:
-    """Returns the programs that the chosen steps need."""
-    return [
-        *("terraform", "aws", "git"),
-        *(("packer",) if chosen.images else ()),
-        *(() if chosen.no_tunnel and not chosen.images else ("session-manager-plugin",)),
-    ]
+def heed_description() -> Cluster:
+    """Returns the cluster that terraform.tfvars describes. A zone that it names replaces one that was chosen here.
 
-
-def check_region(region: str) -> None:
-    """Raises DeployError when another file overrules the region of terraform.tfvars."""
-    wanted = values_in(place.VARIABLES, "region")["region"] or region
-    if wanted != region:
+    Raises: DeployError when another file overrules its region.
+    """
+    own = values_in(place.VARIABLES, "region", "availability_zone")
+    if own["availability_zone"]:
+        place.ZONE.unlink(missing_ok=True)
+    cluster = place.described()
+    if own["region"] not in (None, cluster.region):
         raise DeployError(
-            f"terraform.tfvars in {CLUSTER} asks for {wanted}, and a file that overrules it for {region}, where the "
-            "buckets are: change the one, or use another clone for the other region"
+            f"terraform.tfvars in {CLUSTER} asks for {own['region']}, and a file that overrules it for "
+            f"{cluster.region}, where the buckets are: change the one, or use another clone for the other region"
         )
+    return cluster
 
 
 def ask(cluster: Cluster, yes: bool) -> None:
@@ -115,36 +98,28 @@ def ask(cluster: Cluster, yes: bool) -> None:
         raise DeployError("not started, and nothing costs anything; change deploy/terraform/cluster/terraform.tfvars")
 
 
-def _has_buckets(account_number: str) -> bool:
+def _has_buckets() -> bool:
     """Returns whether the files that bootstrap leaves are there, and the bucket that they name."""
     if not BACKEND.exists() or not BUCKETS.exists():
         return False
     given = values_in(BUCKETS, "results_bucket", "region")
     if None in given.values():
         raise DeployError(f"{BUCKETS} lacks results_bucket or region: make it anew, as deploy/README.md says in step 3")
-    return bucket_is_ours(given["results_bucket"], given["region"], account_number)
+    return bucket_is_ours(given["results_bucket"], given["region"])
 
 
-def bucket_is_ours(bucket: str, region: str, account_number: str) -> bool:
+def bucket_is_ours(bucket: str, region: str) -> bool:
     """Returns whether a bucket is there.
 
     Raises: DeployError when it is somebody else's: all accounts share the names, and ours can be guessed.
     """
-    try:
-        client("s3", region).head_bucket(Bucket=bucket, ExpectedBucketOwner=account_number)
-    except AwsError as error:
-        if code_of(error) == "404":
-            return False
-        if code_of(error) == "403":
-            raise DeployError(
-                f"the bucket {bucket} is not of account {account_number}, or access to it is denied: apply {BOOTSTRAP} "
-                "by hand with another `name`"
-            ) from error
-        raise
-    return True
+    fault = fault_of_bucket(bucket, region)
+    if fault not in ("", NO_BUCKET):
+        raise DeployError(f"the bucket {bucket} {fault}: apply {BOOTSTRAP} by hand with another `name`")
+    return not fault
 
 
-def bootstrap(cluster: Cluster, account_number: str, emails: list[str]) -> None:
+def bootstrap(cluster: Cluster, emails: list[str]) -> None:
     """Makes the buckets and the alarm, and writes down where they are."""
     region = cluster.region
     tell(
@@ -152,12 +127,12 @@ def bootstrap(cluster: Cluster, account_number: str, emails: list[str]) -> None:
         "cents a month, by what the buckets hold",
         "empty and delete the buckets in the S3 console, and delete the budget",
     )
-    if _has_buckets(account_number):
+    if _has_buckets():
         print("\nbuckets and alarm: there already")
         return
-    names = {purpose: f"apexrl-{purpose}-{account_number}-{region}" for purpose in ("state", "results")}
+    names = {purpose: f"apexrl-{purpose}-{account_of(region)['Account']}-{region}" for purpose in ("state", "results")}
     if not (ROOT / BOOTSTRAP / "terraform.tfstate").exists() and all(
-        bucket_is_ours(name, region, account_number) for name in names.values()
+        bucket_is_ours(name, region) for name in names.values()
     ):
         print("\nbuckets and alarm: made from another clone")
         _write(BACKEND, f'bucket = "{names["state"]}"\nregion = "{region}"\n{_key(cluster.name)}')
@@ -191,8 +166,7 @@ def make_keys(cluster: Cluster) -> None:
     names = " ".join(key_names(cluster.name))
     remove = f"`aws ssm delete-parameters --region {cluster.region} --names {names}`"
     tell("The keys of the roles", "nothing", remove)
-    ssm = client("ssm", cluster.region)
-    stored = stored_keys(ssm, cluster.name)
+    stored = stored_keys(cluster.region, cluster.name)
     missing = [name for name in key_names(cluster.name) if name not in stored]
     if not missing:
         print("\nkeys: there already")
@@ -206,7 +180,43 @@ def make_keys(cluster: Cluster) -> None:
         )
     show(*keys)
     print(f"missing: {', '.join(missing)}")
-    store_keys(ssm, cluster.name)
+    store_keys(cluster.region, cluster.name)
+
+
+def provide_software(cluster: Cluster, images: bool, upgrade: bool) -> None:
+    """Makes what the hosts start from, unless it is there, and tells Terraform.
+
+    A release that was chosen before is kept, and images that are there are used. Otherwise it is a release, which takes
+    no build but each host some minutes at its start; or images, where somebody wants them.
+
+    Args:
+      images: images, even if they have to be built.
+      upgrade: a new release, or new images, of what is checked out.
+    Raises: StepError when a command fails.
+    """
+    if cluster.release and not images and not upgrade:
+        print(f"\nsoftware: release {cluster.release}, as before")
+        return
+    there = images_of(cluster)
+    if len(there) == len(IMAGE_ROLES) and len({version for version, _ in there.values()}) == 1 and not upgrade:
+        print("\nsoftware: the images of this account")
+        if cluster.release:
+            print(f"\n$ rm {CHOICE.relative_to(ROOT)}")
+            CHOICE.unlink(missing_ok=True)
+        return
+    version = must_read("git", "describe", "--tags", "--always").strip()
+    if images:
+        build = "two c7i.xlarge for the minutes of their builds, then the snapshots: a few dollars a month"
+        tell("The images", build, 'the commands of "To leave nothing behind" in deploy/README.md')
+        run("packer", "init", "deploy/packer", seconds=INIT_SECONDS)
+        given = ("-var", f"version={version}", "-var", f"region={cluster.region}")
+        run("packer", "build", *given, "deploy/packer", seconds=BUILD_SECONDS)
+    else:
+        file, target = f"build/release-{version}.tar", f"s3://{cluster.results_bucket}/releases/{version}.tar"
+        tell("The release", "nothing worth a cent", f"`aws s3 rm --region {cluster.region} {target}`")
+        run("bash", "deploy/packer/release.sh", version, file, seconds=COPY_SECONDS)
+        run("aws", "s3", "cp", "--region", cluster.region, file, target, seconds=COPY_SECONDS)
+    place.write_variable(CHOICE, "image_version" if images else "release", version)
 
 
 def initialize(name: str) -> None:
@@ -232,45 +242,36 @@ def initialize(name: str) -> None:
 def apply(yes: bool) -> None:
     """Runs `terraform apply`, which asks before it changes a cluster that is up. One whose time was over starts again.
 
-    Where EC2 has no capacity for a new cluster it goes on in another zone.
+    Where EC2 has no capacity it goes on in the next zone that offers all types. It stays in a zone that somebody has
+    named, and where the journal may hold experience: that is lost by a move.
 
     Args:
       yes: Terraform does not ask.
-    """
-    again = ("-replace=terraform_data.deadline",) if _is_over(place.outputs().get("deadline", "")) else ()
-    approval = ("-input=false", "-auto-approve") if yes or not place.exists() else ()
-    apply_in_zones(*approval, *again)
-
-
-def _is_over(deadline: str) -> bool:
-    if not deadline:
-        return False
-    end = datetime.datetime.strptime(deadline, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
-    return end < datetime.datetime.now(datetime.UTC)
-
-
-def apply_in_zones(*arguments: str) -> None:
-    """Runs `terraform apply`. Where EC2 has no capacity it goes on in the next zone that offers all types.
-
-    It stays in a zone that somebody has named, and where the journal may hold experience: that is lost by a move.
-
     Raises: StepError when it fails, or no zone is left.
     """
-    command = terraform(CLUSTER, "apply", *arguments)
+    deadline = place.outputs().get("deadline")
+    is_over = deadline and datetime.datetime.fromisoformat(deadline) < datetime.datetime.now(datetime.UTC)
+    approval = ("-input=false", "-auto-approve") if yes or not place.exists() else ()
+    command = terraform(CLUSTER, "apply", *approval, *(("-replace=terraform_data.deadline",) if is_over else ()))
     tried: list[str] = []
     while True:
-        status, errors = run_and_hear(*command, seconds=APPLY_SECONDS)
-        if not status:
-            return
-        if not NO_CAPACITY.search(" ".join(errors.replace("│", " ").split())):  # Terraform breaks its lines
-            raise failure(command, status)
+        try:
+            return run(*command, seconds=APPLY_SECONDS)
+        except StepError as error:
+            if not NO_CAPACITY.search(" ".join(error.heard.replace("│", " ").split())):  # Terraform breaks its lines
+                raise
         cluster = place.described()
         zones = zones_for(cluster)
         tried.append(cluster.availability_zone or zones[0])
         left = [zone for zone in zones if zone not in tried]
-        stays = _reason_to_stay(cluster)
-        if stays or not left:
-            told = stays or "no other zone offers all types, and another region may have them"
+        told = ""
+        if cluster.availability_zone and not place.ZONE.exists():
+            told = "availability_zone names it; without it `up` tries others"
+        elif place.may_hold_experience():
+            told = "the cluster's experience is there"
+        elif not left:
+            told = "no other zone offers all types, and another region may have them"
+        if told:
             raise StepError(
                 f"EC2 has no capacity in {', '.join(tried)} ({told}): try again later, or {CURE}; what has started "
                 "costs until `python -m deploy down`"
@@ -278,40 +279,26 @@ def apply_in_zones(*arguments: str) -> None:
         place.write_variable(place.ZONE, "availability_zone", left[0])
 
 
-def _reason_to_stay(cluster: Cluster) -> str:
-    if cluster.availability_zone and not place.ZONE.exists():
-        return "availability_zone names it; without it `up` tries others"
-    if place.may_hold_experience():
-        return "the cluster's experience is there"
-    return ""
-
-
-def heed_named_zone() -> None:
-    """Forgets a zone that was chosen here, when terraform.tfvars names one."""
-    if values_in(place.VARIABLES, "availability_zone")["availability_zone"]:
-        place.ZONE.unlink(missing_ok=True)
-
-
 def check_account(cluster: Cluster, request_quotas: bool) -> None:
     """Checks all that `up` cannot make itself. The roles that AWS wants, which cost nothing, it makes.
 
     Args:
-      cluster: with the release that its hosts will install, if any.
       request_quotas: whether to ask AWS for quotas that are too low.
     Raises: DeployError when something has to be changed first. StepError when AWS has not granted the quotas yet.
     """
-    blocking = _blocking(cluster, request_quotas)
-    for line in blocking:
+    show("python", "-m", "deploy", "preflight", "--only-account", *(("--request-quotas",) if request_quotas else ()))
+    blocking = []
+    for line in failures(cluster, only_account=True, request_quotas=request_quotas):
         if found := ROLE.match(line.cure):
             run(*shlex.split(found[0]), seconds=CURE_SECONDS)
-    blocking = [line for line in blocking if not ROLE.match(line.cure)]
+        else:
+            blocking.append(line)
     if others := [line for line in blocking if line.name != "quota"]:
         raise DeployError(f"{_text(others)}; then the same command again")
-    if not blocking:
-        return
-    if not request_quotas:
+    if blocking and not request_quotas:
         raise DeployError(f"{_text(blocking)}; or the same command with --request-quotas, which asks AWS")
-    raise StepError("AWS has the requests for quotas; it writes when they are granted. Then the same command again")
+    if blocking:
+        raise StepError("AWS has the requests for quotas; it writes when they are granted. Then the same command again")
 
 
 def check_ready(cluster: Cluster) -> None:
@@ -322,11 +309,6 @@ def check_ready(cluster: Cluster) -> None:
     show("python", "-m", "deploy", "preflight")
     if found := failures(cluster):
         raise DeployError(_text(found))
-
-
-def _blocking(cluster: Cluster, request_quotas: bool) -> list[Line]:
-    show("python", "-m", "deploy", "preflight", *(("--request-quotas",) if request_quotas else ()))
-    return [line for line in failures(cluster, request_quotas=request_quotas) if line.name not in MADE_LATER]
 
 
 def _text(found: list[Line]) -> str:

@@ -6,15 +6,15 @@ from apexrl import train
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command, names_in
 from apexrl.train_flags import TrainFlags
-from deploy import train_flags
+from deploy import flags
 
 
 def test_the_types_are_those_of_the_code():
-    assert train_flags.TYPES_FILE.read_text() == train_flags.text_of_types(), "python -m deploy flags writes it anew"
+    assert flags.TYPES_FILE.read_text() == flags.text_of_types(), "python -m deploy flags writes it anew"
     assert inspect.signature(train).parameters["flags"].annotation == "Unpack[TrainFlags]"
 
 
 def test_every_flag_of_a_run_has_a_type_but_the_environment():
-    names = {name for agent in train_flags.agents() for name in names_in(default_command(RunCommand, agent))}
+    names = {name for agent in flags.agents() for name in names_in(default_command(RunCommand, agent))}
     assert names - {"env"} == TrainFlags.__annotations__.keys()
     assert not TrainFlags.__required_keys__

@@ -29,8 +29,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from host_environment import HostError, host_rank, keeps_the_run, own_address, role, variable
-from host_metadata import Metadata
+from host_environment import HostError, Metadata, host_rank, keeps_the_run, own_address, role, variable
 
 logger = logging.getLogger("apexrl_host")
 

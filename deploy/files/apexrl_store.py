@@ -23,8 +23,7 @@ import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from host_environment import HostError, own_address, role, variable
-from host_metadata import Metadata
+from host_environment import HostError, Metadata, own_address, role, variable
 
 logger = logging.getLogger("apexrl_host")
 

@@ -88,8 +88,8 @@ def test_a_ready_account_passes_line_by_line(ready, preflight, aws):
     assert status == 0
     names = [line.partition(":")[0] for line in verdicts["PASS"]]
     assert names == [
-        *("credentials", "region", "plan", "instance types", "GPUs", "GPUs", "zone", "VPCs", "role", "role", "role"),
-        *("quota", "quota", "quota", "bucket", "image", "image", "keys", "address"),
+        *("credentials", "region", "plan", "zone", "VPCs", *["role"] * 3, *["quota"] * 3),
+        *("bucket", "image", "image", "keys", "address"),
     ]
     text = "\n".join(verdicts["PASS"])
     assert "account 123456789012" in text
@@ -130,6 +130,7 @@ def test_it_changes_nothing_and_shows_no_key(ready, preflight, aws):
 SSO = "sso_account_id = 1\nsso_role_name = x\n"
 PORTAL = "sso_region = us-east-1\nsso_start_url = https://x.awsapps.com/start\n"
 NOT_LOGGED_IN = {
+    "no profile": ("", "Unable to locate credentials"),
     "nothing": ("", "could not be found"),
     "session": (f"[profile mine]\nsso_session = us\n{SSO}[sso-session us]\n{PORTAL}", "SSO"),
     "portal": (f"[profile mine]\n{SSO}{PORTAL}", "SSO"),
@@ -142,16 +143,11 @@ def test_who_has_not_logged_in_is_told_how(preflight, tmp_path, name):
     config, finding = NOT_LOGGED_IN[name]
     (tmp_path / "config").write_text(config)
     none = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "")
-    settings = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "mine", "HOME": str(tmp_path)}
+    profile = {"AWS_PROFILE": "mine"} if name != "no profile" else {}
+    settings = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "HOME": str(tmp_path)} | profile
     _, verdicts, cures = preflight(**none, **settings)
     [failed] = verdicts["FAIL"]
     assert failed.startswith("credentials: no AWS credentials (") and finding in failed and "aws sso login" in cures[0]
-
-
-def test_without_credentials_it_asks_nothing_else(preflight):
-    status, verdicts, cures = preflight(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-    assert (status, verdicts["FAIL"]) == (1, ["credentials: no AWS credentials (Unable to locate credentials)"])
-    assert "aws sso login" in cures[0]
 
 
 def test_an_empty_account_fails_with_the_commands_that_cure_it(aws, preflight):
@@ -169,30 +165,18 @@ def test_an_empty_account_fails_with_the_commands_that_cure_it(aws, preflight):
 
 def test_an_account_is_asked_about_before_anything_is_made_in_it(aws, preflight):
     """Before bootstrap, keys and images: of these it says nothing."""
-    few = {"L-1216C47A": 5.0, "L-34B43A08": 5.0, "L-DB2E81BA": 0.0}
+    few = {"L-1216C47A": 0.0, "L-34B43A08": 5.0, "L-DB2E81BA": 0.0}
     small = {"results_bucket": None, "replay_instance_type": "m6i.xlarge", "use_placement_group": False}
     account = Account(few, {"L-F678F1CE": 5.0}, plan="FREE")
     _, verdicts, cures = preflight(small, extra=["--only-account"], account=account)
     assert [line.partition(":")[0] for line in verdicts["FAIL"]] == ["plan", *["role"] * 3, *["quota"] * 3]
     assert "the account is on AWS's free plan" in verdicts["FAIL"][0]
     assert cures[0].startswith("aws freetier upgrade-account-plan --account-plan-type PAID")
-    assert "standard instances: 8 wanted, 0 in use, 5 allowed" in verdicts["FAIL"][4], "the builds; the replay has 4"
+    assert "standard instances: 4 wanted, 0 in use, 0 allowed" in verdicts["FAIL"][4]
 
     make_roles(aws)
     account.plan, account.applied = "PAID", QUOTAS
     assert preflight(small, extra=["--only-account"], account=account)[0] == 0
-
-
-def test_images_that_have_to_be_built_need_a_default_network(ready, preflight, aws):
-    ec2 = aws.client("ec2")
-    [default] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-    for subnet in ec2.describe_subnets()["Subnets"]:
-        ec2.delete_subnet(SubnetId=subnet["SubnetId"])
-    ec2.delete_vpc(VpcId=default["VpcId"])
-    assert preflight()[0] == 0
-    _, verdicts, cures = preflight({"image_version": "9.9.9"})
-    assert "VPCs: there is no default VPC, in which Packer builds the images" in verdicts["FAIL"]
-    assert cures[0] == "aws ec2 create-default-vpc --region us-east-1, or packer build -var subnet_id=..."
 
 
 def test_quotas_are_asked_for_when_told_to_and_once(ready, preflight):
@@ -210,11 +194,7 @@ def test_quotas_are_asked_for_when_told_to_and_once(ready, preflight):
 
 WRONG = [
     ("results_bucket", None, "results_bucket is not given", "terraform/bootstrap"),
-    ("replay_instance_type", "r6im.4xlarge", "r6im.4xlarge is not offered", "replay_instance_type"),
-    ("replay_instance_type", "t3.2xlarge", "cannot stand in a cluster placement group", "replay_instance_type"),
-    ("actor_instance_types", ["c7i.8xlarge", "c7g.8xlarge"], "c7g.8xlarge is not x86_64", "actor_instance_types"),
-    ("learner_instance_types", ["g6.4xlarge", "c7i.4xlarge"], "c7i.4xlarge has no NVIDIA", "learner_instance_types"),
-    ("learner_instance_types", ["p3dn.24xlarge"], "no whole GPU that the image's driver", "learner_instance_types"),
+    ("replay_instance_type", "r6im.4xlarge", "none does not offer all types (r6im.4xlarge: none;", "rarest type"),
     ("vpc_id", "vpc-0123456789abcdef0", "vpc-0123456789abcdef0 is not there", "a VPC of this account"),
     ("image_version", "9.9.9", "none for learner (role gpu) of version 9.9.9", "image_version"),
     ("name", "pong", "missing: /apexrl/pong/keys/replay.public", "python -m deploy keys --cluster pong"),
@@ -247,21 +227,11 @@ def test_each_type_that_an_actor_host_may_be_counts_against_its_quota(ready, pre
 
 
 def test_a_learner_of_several_gpus_counts_with_all_its_vcpus(ready, preflight):
-    wanted = {"learner_instance_types": ["g6.12xlarge"], "learner_gpus": 4}
-    _, verdicts, cures = preflight(wanted)
-    assert verdicts["FAIL"] == ["quota: vCPUs of on-demand G and VT instances: 48 wanted, 0 in use, 16 allowed"]
-    assert "--quota-code L-DB2E81BA --desired-value 48" in cures[0]
-    assert "GPUs: 4 of 4 in a g6.12xlarge learn" in verdicts["PASS"]
-    _, verdicts, _ = preflight(wanted | {"learner_hosts": 2})
-    assert "vCPUs of on-demand G and VT instances: 96 wanted" in verdicts["FAIL"][0]
-    assert "GPUs: 4 of 4 in each of 2 x g6.12xlarge learn" in verdicts["PASS"]
-    few = wanted | {"learner_instance_types": ["g6.16xlarge"], "actor_instance_types": ["c7i.8xlarge", "c7i.large"]}
-    _, verdicts, cures = preflight(few, QUOTAS | {"L-DB2E81BA": 64.0})
-    assert verdicts["FAIL"] == [
-        "instance type: g6.16xlarge has fewer GPUs (1) than learner_gpus (4)",
-        "instance type: c7i.large has fewer vCPUs, so actor processes, than there are replay servers (4)",
-    ]
-    assert [cure.rpartition(" ")[2] for cure in cures] == ["learner_instance_types", "actor_instance_types"]
+    for hosts, vcpus in ((1, 48), (2, 96)):
+        wanted = {"learner_instance_types": ["g6.12xlarge"], "learner_gpus": 4, "learner_hosts": hosts}
+        _, verdicts, cures = preflight(wanted)
+        told = f"quota: vCPUs of on-demand G and VT instances: {vcpus} wanted, 0 in use, 16 allowed"
+        assert verdicts["FAIL"] == [told] and f"--quota-code L-DB2E81BA --desired-value {vcpus}" in cures[0]
 
 
 def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight, aws):
@@ -276,7 +246,7 @@ def test_types_of_different_zones_fail_and_the_cure_names_zones(ready, preflight
     _, verdicts, _ = preflight()
     assert any(line == f"zone: {common[0]} (all types are in {', '.join(common)})" for line in verdicts["PASS"])
     _, verdicts, cures = preflight({"availability_zone": without[0]})
-    assert verdicts["FAIL"][0].startswith(f"zone: {without[0]} does not offer ")
+    assert verdicts["FAIL"][0].startswith(f"zone: {without[0]} does not offer all types (r6in.4xlarge: ")
     assert cures[0] == f"availability_zone: one of {', '.join(common)}"
 
 
@@ -284,26 +254,14 @@ def test_instances_that_run_already_count_against_the_quota_but_not_the_clusters
     ec2 = aws.client("ec2")
     for cluster in ("other", "catch"):
         tags = [{"Key": "Project", "Value": "apexrl"}, {"Key": "Cluster", "Value": cluster}]
-        ec2.run_instances(
-            ImageId=ready["cpu"],
-            InstanceType="c7i.16xlarge",
-            MinCount=1,
-            MaxCount=1,
-            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-        )
+        tagged = [{"ResourceType": "instance", "Tags": tags}]
+        given = {"ImageId": ready["cpu"], "InstanceType": "c7i.16xlarge", "TagSpecifications": tagged}
+        ec2.run_instances(**given, MinCount=1, MaxCount=1)
     _, verdicts, _ = preflight()
     assert any("standard instances: 16 wanted, 64 in use, 96 allowed" in line for line in verdicts["PASS"]), verdicts
     _, verdicts, cures = preflight(quotas=QUOTAS | {"L-1216C47A": 79.0})
     assert any("16 wanted, 64 in use, 79 allowed" in line for line in verdicts["FAIL"])
     assert "--quota-code L-1216C47A --desired-value 80 --region us-east-1" in cures[0]
-
-
-def test_images_of_different_versions_fail_until_a_version_is_chosen(ready, preflight, aws):
-    newer = make_image(aws, "cpu", "1.3.0")
-    _, verdicts, cures = preflight()
-    assert verdicts["FAIL"] == ["image: the newest versions differ: cpu 1.3.0 and gpu 1.2.3"]
-    assert "image_version" in cures[0] and any(newer in line for line in verdicts["PASS"])
-    assert preflight({"image_version": "1.2.3"})[0] == 0
 
 
 def test_a_key_in_plain_text_fails(ready, preflight, aws):
@@ -372,5 +330,5 @@ def test_the_examples_name_types_that_one_zone_offers(aws, run_deploy, path):
     with serving(Account(dict.fromkeys(QUOTAS, 1000.0), {"L-F678F1CE": 5.0})) as account:
         flags = ("-var-file", str(path))
         result = run_deploy("preflight", *flags, **account.environment)
-    for name in ("instance types", "zone", "quota"):
+    for name in ("zone", "quota"):
         assert f"PASS  {name}: " in result.stdout and f"FAIL  {name}" not in result.stdout, result.stdout

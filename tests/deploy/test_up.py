@@ -1,19 +1,11 @@
 """`python -m deploy` against moto and stand-ins for its programs: from nothing to frames, and down."""
 
-import contextlib
 import re
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from deploy.cluster import read_cluster
-from deploy.findings import Line
-from deploy.keys import key_names
-from deploy.steps import DeployError, StepError
 from tests.deploy import fake_tools
 from tests.deploy.clone import BOOTSTRAP, CLUSTER, UP
-from tests.deploy.needed import with_terraform
 
 pytestmark = pytest.mark.long("commands for EC2")
 
@@ -39,11 +31,10 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         f"aws s3 cp {release}",
         apply,
     ]
-    assert "FAIL  release: there is no results bucket for releases/v1.2.tar yet" in printed
     shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
     assert shown == [
         "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
-        "python -m deploy preflight",
+        "python -m deploy preflight --only-account",
         *roles,
         "python -m deploy cost",
         f"terraform {BOOTSTRAP} init -input=false",
@@ -141,79 +132,6 @@ def check_no_other_takes_its_place(clone, init):
     assert "--request-quotas" in clone.said and clone.said.count("\n") == 1
 
 
-@pytest.fixture
-def commands(monkeypatch):
-    """The package of the commands; what it would run goes into a list."""
-    from deploy import frames, place, software, up
-
-    monkeypatch.setenv("PATH", with_terraform()["PATH"])
-
-    ran = []
-    for module in (place, software, up):
-        monkeypatch.setattr(module, "run", lambda *command, seconds: ran.append(" ".join(command)))
-    monkeypatch.setattr(up, "run_and_hear", lambda *command, seconds: (ran.append(" ".join(command)), (0, ""))[1])
-    return SimpleNamespace(frames=frames, place=place, software=software, up=up, ran=ran)
-
-
-def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_them(commands, monkeypatch, tmp_path):
-    software, choice = commands.software, tmp_path / "software.auto.tfvars"
-    monkeypatch.setattr(software, "ROOT", tmp_path)
-    monkeypatch.setattr(commands.place, "ROOT", tmp_path)
-    monkeypatch.setattr(software, "CHOICE", choice)
-    monkeypatch.setattr(software, "must_read", lambda *_: "v1.2\n")
-    fresh = read_cluster(given=("-var", "results_bucket=results"))
-    for has_images, chosen, flags, kind, version in (
-        (False, "", {}, "release", "v1.2"),
-        (False, "", {"images": True}, "images", "v1.2"),
-        (True, "", {}, "images", ""),
-        (True, "v1.1", {}, "release", "v1.1"),
-        (True, "v1.1", {"images": True}, "images", ""),
-        (True, "", {"upgrade": True}, "release", "v1.2"),
-        (True, "", {"images": True, "upgrade": True}, "images", "v1.2"),
-    ):
-        lines = [Line("image", "ami-1") if has_images else Line("image", "none", "packer build")]
-        monkeypatch.setattr(software, "check_images", lambda _, lines=lines: lines)
-        found = software.choose(fresh._replace(release=chosen), **{"images": False, "upgrade": False} | flags)
-        assert (found.kind, found.version) == (kind, version), (has_images, chosen, flags)
-    begun = fresh._replace(release="v1.1")
-    choice.write_text('release = "v1.1"\n')
-    software.provide(software.Software("release", "v1.1", is_there=True), begun)
-    assert choice.exists() and not commands.ran
-    software.provide(software.Software("images", "", is_there=True), begun)
-    assert not choice.exists() and not commands.ran
-    software.provide(software.Software("images", "v1.2", is_there=False), begun)
-    build = "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"
-    assert commands.ran == ["packer init deploy/packer", build]
-    assert choice.read_text() == 'image_version = "v1.2"\n'
-
-
-def test_nothing_starts_without_a_yes_and_a_price(commands, monkeypatch, capsys):
-    cluster = read_cluster()
-    commands.up.ask(cluster, yes=True)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
-    with pytest.raises(DeployError, match="nobody can answer here whether to start this: give --yes"):
-        commands.up.ask(cluster, yes=False)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    for answer, goes_on in (("y", True), ("", False), ("no", False)):
-        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
-        with contextlib.nullcontext() if goes_on else pytest.raises(DeployError, match="not started"):
-            commands.up.ask(cluster, yes=False)
-    assert capsys.readouterr().out.count("apexrl: US dollars") == 5
-    with pytest.raises(DeployError, match="no on_demand price of x1"):
-        commands.up.ask(cluster._replace(replay_instance_type="x1"), yes=True)
-
-
-def test_a_region_that_another_file_overrules_is_refused(commands, monkeypatch, tmp_path):
-    described = tmp_path / "terraform.tfvars"
-    monkeypatch.setattr(commands.up.place, "VARIABLES", described)
-    described.write_text('name = "apexrl"\n')
-    commands.up.check_region("us-east-1")
-    described.write_text('region = "eu-west-1"\n')
-    commands.up.check_region("eu-west-1")
-    with pytest.raises(DeployError, match="asks for eu-west-1, and a file that overrules it for us-east-1"):
-        commands.up.check_region("us-east-1")
-
-
 WRONG = [
     (("status",), {}, "no cluster is described here: `python -m deploy up smoke`"),
     (("up", "smok", "--yes"), {}, "there is no plan smok: did you mean smoke? deploy/examples has "),
@@ -248,108 +166,40 @@ def test_the_price_of_a_plan_is_told(clone):
     assert "apexrl-smoke: US dollars" in clone.run("cost")[0]
 
 
-def test_a_wait_for_frames_ends(commands, monkeypatch, capsys):
-    frames = commands.frames
-    summaries = [(0, ""), (0, "0 transitions (0%); ..."), (64, "64 transitions (0%); ...")]
-    monkeypatch.setattr(frames, "newest_summary", lambda _: summaries.pop(0) if summaries else (0, ""))
-    monkeypatch.setattr(frames, "standing", lambda _: "replay 1 of 1")
-    monkeypatch.setattr(frames, "POLL_SECONDS", 0.0)
-    cluster = SimpleNamespace(region="us-east-1")
-    frames.wait_for_frames(cluster, minutes=1)
-    assert capsys.readouterr().out == (
-        "waiting for the first frames: hosts that run: replay 1 of 1 (at most 1 minutes)\n"
-        "frames arrive: 64 transitions (0%); ...\n"
-    )
-    told = "no frames within 0 minutes, and the hosts cost on: `python -m deploy logs`"
-    with pytest.raises(StepError, match=told):
-        frames.wait_for_frames(cluster, minutes=0)
+def test_without_capacity_up_goes_on_in_the_next_zone_that_offers_all_types(clone):
+    """Only before there were actor hosts, and not from a zone that somebody has named."""
+    full, chosen = clone.directory / "tools" / "full", clone.cluster / "zone.auto.tfvars"
+    full.write_text("us-east-1a us-east-1b")
+    printed, called = clone.run(*UP, "--no-tunnel")
+    apply = f"terraform {CLUSTER} apply -input=false -auto-approve"
+    moves = [
+        f"""echo 'availability_zone = "us-east-1{zone}"' > {chosen.relative_to(clone.directory)}""" for zone in "bc"
+    ]
+    shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
+    assert shown[-5:] == [apply, moves[0], apply, moves[1], apply]
+    assert [line for line in called if line.startswith(f"terraform {CLUSTER} apply")] == [apply] * 3
+    assert clone.said.count("InsufficientInstanceCapacity") == clone.said.count("sufficient g6.xlarge capacity") == 1
+    assert "us-east-1c" in chosen.read_text()
 
+    full.write_text("us-east-1c")
+    _, called = clone.run(*UP, status=1)
+    assert called[-1] == apply and "us-east-1c" in chosen.read_text()
+    assert "no capacity in us-east-1c (the cluster's experience is there)" in clone.said.splitlines()[-1]
+    clone.run("down", "--yes")
+    assert not chosen.exists()
 
-def test_terraform_asks_about_a_cluster_that_is_up_and_starts_one_whose_time_is_over(commands, monkeypatch):
-    up = commands.up
-    for is_up, yes, deadline, arguments in (
-        (False, False, "", " -input=false -auto-approve"),
-        (True, True, "2099-01-01T00:00:00Z", " -input=false -auto-approve"),
-        (True, False, "2099-01-01T00:00:00Z", ""),
-        (True, False, "2026-01-01T00:00:00Z", " -replace=terraform_data.deadline"),
-        (True, True, "2026-01-01T00:00:00Z", " -input=false -auto-approve -replace=terraform_data.deadline"),
-    ):
-        monkeypatch.setattr(up.place, "exists", lambda is_up=is_up: is_up)
-        monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
-        up.apply(yes)
-        assert commands.ran.pop() == f"terraform {CLUSTER} apply{arguments}"
+    described = clone.cluster / "terraform.tfvars"
+    text = described.read_text()
+    described.write_text(f'{text}availability_zone = "us-east-1c"\n')
+    full.write_text("us-east-1a us-east-1c")
+    chosen.write_text('availability_zone = "us-east-1a"\n')  # of an `up` before somebody named one
+    clone.run(*UP, status=1)
+    assert not chosen.exists(), clone.said
+    assert "(availability_zone names it; without it `up` tries others)" in clone.said.splitlines()[-1]
 
-
-def test_only_the_state_of_the_same_cluster_is_gone_on_with(commands, monkeypatch, tmp_path):
-    up, held = commands.up, tmp_path / "backend.hcl"
-    monkeypatch.setattr(up, "BACKEND", held)
-    own, common = 'key    = "cluster/smoke.tfstate"\n', ""
-    for key, results, is_same in (
-        (common, "s3://results/smoke/run-1/", True),
-        (own, "s3://results/smoke/run-1/", True),
-        (own, "", True),  # its start, or its end, was interrupted
-        (common, "", False),
-        (common, "s3://results/other/run-1/", False),
-        (own, "s3://results/other/run-1/", False),
-    ):
-        held.write_text(key)
-        monkeypatch.setattr(up.place, "exists", lambda: True)
-        monkeypatch.setattr(up.place, "outputs", lambda results=results: {"results": results} if results else {})
-        told = pytest.raises(DeployError, match="a cluster of another name than smoke is up")
-        with contextlib.nullcontext() if is_same else told:
-            up.initialize("smoke")
-        assert held.read_text() == key
-
-
-def test_keys_of_a_cluster_that_is_up_are_never_changed(commands, monkeypatch, capsys):
-    """What is missing is said, and made alone; not a secret key, which would differ from that of the hosts."""
-    up, names = commands.up, key_names("smoke")
-    cluster = SimpleNamespace(name="smoke", region="us-east-1")
-    made, stored = [], {}
-    monkeypatch.setattr(up, "client", lambda *_: None)
-    monkeypatch.setattr(up, "stored_keys", lambda *_: stored)
-    monkeypatch.setattr(up, "store_keys", lambda _, name: made.append(name))
-    for is_up, missing, makes in (
-        (True, [], False),
-        (False, names, True),
-        (False, names[1:], True),  # an earlier start was stopped between two keys
-        (True, names[:1], True),
-        (True, names[1:2], None),
-    ):
-        made.clear()
-        stored = dict.fromkeys((name for name in names if name not in missing), "SecureString")
-        monkeypatch.setattr(commands.place, "exists", lambda is_up=is_up: is_up)
-        told = pytest.raises(DeployError, match=r"^/apexrl/smoke/keys/replay.secret missing, and hosts that run know")
-        with told if makes is None else contextlib.nullcontext():
-            up.make_keys(cluster)
-        assert made == (["smoke"] if makes else [])
-        assert not makes or f"missing: {', '.join(missing)}\n" in capsys.readouterr().out
-
-
-def test_outputs_that_are_not_there_yet_are_one_line(commands, monkeypatch):
-    from deploy import commands as others
-
-    monkeypatch.setattr(others, "require", lambda *_: None)
-    monkeypatch.setattr(commands.place, "described", lambda: None)
-    monkeypatch.setattr(commands.place, "outputs", lambda: {"results": "s3://results/smoke/run-1/"})
-    for command in (others.watch, others.logs):
-        with pytest.raises(DeployError, match="`up` has not come to its end"):
-            command(SimpleNamespace(role="", since="10m"))
-
-
-def test_quotas_are_asked_for_where_somebody_says_so(commands, monkeypatch):
-    up = commands.up
-    request = "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA"
-    cure = f"{request} --desired-value 16 --region us-east-1"
-    low = Line("quota", "16 wanted, 0 in use, 0 allowed", f"{cure} (hours to days)")
-    other = Line("zone", "no zone offers all types", "replace the rarest type")
-    for found, asks, told in (
-        ([low], True, pytest.raises(StepError, match="it writes when they are granted")),
-        ([low, other], True, pytest.raises(DeployError, match=r"^zone: no zone offers all types \(replace the rarest")),
-        ([low], False, pytest.raises(DeployError, match=r"with --request-quotas, which asks AWS$")),
-        ([], False, contextlib.nullcontext()),
-    ):
-        monkeypatch.setattr(up, "failures", lambda _, request_quotas, found=found: found)
-        with told:
-            up.check_account(None, asks)
-    assert not commands.ran
+    described.write_text(text)
+    full.write_text(" ".join(f"us-east-1{letter}" for letter in "abcdef"))
+    clone.run(*UP, status=1)
+    last = clone.said.splitlines()[-1]
+    assert "no capacity in us-east-1a, us-east-1b, us-east-1c, us-east-1d, us-east-1f (no other zone offers all" in last
+    assert "try again later, or give other learner_instance_types" in last and "`python -m deploy down`" in last
