@@ -76,14 +76,6 @@ def test_a_build_is_closed_unless_it_is_opened():
     assert cidrs and all(ipaddress.ip_network(cidr).is_loopback for cidr in cidrs)
 
 
-def test_a_misspelled_argument_is_found(template, tmp_path):
-    shutil.copytree(template / "deploy", tmp_path / "deploy")
-    path = tmp_path / "deploy/packer/apexrl.pkr.hcl"
-    path.write_text(path.read_text().replace("user_data_file ", "user_data_files"))
-    result = packer("validate", "-var", "version=v1", "deploy/packer", cwd=tmp_path)
-    assert result.returncode != 0 and "user_data_files" in result.stdout + result.stderr
-
-
 def test_only_the_newer_lines_are_left_out(template):
     """The lines that Packer 1.6 does not check are few, and hold the right values."""
     newer = [line for line in (PACKER / "apexrl.pkr.hcl").read_text().splitlines() if line.endswith("# packer >= 1.7")]

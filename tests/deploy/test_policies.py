@@ -195,34 +195,6 @@ def test_each_host_has_the_profile_of_its_role(applied):
         assert found[f'aws_iam_instance_profile.host["{role}"]']["role"] == f"apexrl-us-east-1-{role}"
 
 
-def test_the_evaluator_of_policies_denies_and_allows():
-    given = statements(
-        json.dumps(
-            {
-                "Statement": [
-                    {"Effect": "Allow", "Action": ["s3:Get*", "ssm:GetParameter"], "Resource": "arn:aws:s3:::b/*"},
-                    {"Effect": "Deny", "Action": "s3:*", "Resource": "arn:aws:s3:::b/secret?"},
-                    {
-                        "Effect": "Allow",
-                        "Action": "s3:ListBucket",
-                        "Resource": "arn:aws:s3:::b",
-                        "Condition": {"StringLike": {"s3:prefix": ["a/*"]}},
-                    },
-                ]
-            }
-        )
-    )
-    assert allows(given, "s3:getobject", "arn:aws:s3:::b/a/b:c")
-    assert not allows(given, "s3:PutObject", "arn:aws:s3:::b/a")
-    assert not allows(given, "s3:GetObject", "arn:aws:s3:::b/secret1")
-    assert allows(given, "s3:GetObject", "arn:aws:s3:::b/secret12")
-    assert not allows(given, "s3:GetObject", "arn:aws:s3:::B/x")
-    assert allows(given, "s3:ListBucket", "arn:aws:s3:::b", s3__prefix="a/b")
-    assert not allows(given, "s3:ListBucket", "arn:aws:s3:::b", s3__prefix="b/a/")
-    with pytest.raises(AssertionError, match="NotAction"):
-        statements(json.dumps({"Statement": [{"Effect": "Allow", "NotAction": "s3:*", "Resource": "*"}]}))
-
-
 def test_aws_own_policy_for_hosts_would_give_the_keys_away():
     """Why AmazonSSMManagedInstanceCore is not attached (iam.tf)."""
     from moto.iam.aws_managed_policies import aws_managed_policies_data

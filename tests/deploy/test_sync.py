@@ -9,7 +9,7 @@ import pytest
 from apexrl.net.keyring import Keyring, public_keys
 from tests.deploy.host_commands import BUCKET, PREFIX
 from tests.deploy.imds import NOTICE, metadata_service
-from tests.system.processes import Process, updates_of, wait_for
+from tests.system.processes import wait_for
 
 pytestmark = pytest.mark.long("commands for EC2")
 
@@ -192,33 +192,6 @@ def _has_open(pid, inode):
         return any(os.stat(f"/proc/{pid}/fd/{name}").st_ino == inode for name in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return False
-
-
-@pytest.mark.timeout(300)
-def test_a_replaced_learner_goes_on_where_the_last_upload_was(bucket, finish, tmp_path, free_ports):
-    ports = dict(
-        zip(("--actor-port", "--batch-port", "--parameter-port", "--metrics-port"), free_ports(4), strict=True)
-    )
-    wires = [str(word) for pair in ports.items() for word in pair]
-    small = ["--preset", "small", *wires]
-    actor = ["actor.py", *small, "--env", "Catch-v0"]
-    run = tmp_path / "run"
-    learner = ["learner.py", *small, "--run-dir", run]
-    with Process(["replay.py", *small], tmp_path / "replay.txt"), Process(actor, tmp_path / "actor.txt"):
-        with Process(learner, tmp_path / "learner.txt") as first:
-            wait_for(lambda: updates_of(run) > 100, 100, "updates")
-            assert finish("sync", run)[0] == 0, "while the learner writes"
-            first.popen.terminate()
-            assert first.popen.wait(30) == 0
-        assert finish("sync", run)[0] == 0, "as at the end of the service"
-        before = updates_of(run)
-        run.rename(tmp_path / "lost")
-        (tmp_path / "run.uploaded.json").unlink()
-        assert finish("restore", run)[0] == 0
-        assert content_of(run) == content_of(tmp_path / "lost")
-        with Process(learner, tmp_path / "learner-2.txt") as second:
-            wait_for(lambda: updates_of(run) > before + 100, 100, "further updates")
-            assert f"continuing from update {before}" in second.text()
 
 
 def test_a_spot_notice_stops_the_actors_and_nothing_else_does(start, systemctl):

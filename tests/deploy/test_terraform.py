@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
-from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, copy_of, resources, templates
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, resources, templates
 
 pytestmark = pytest.mark.long("changes of a cluster")
 
@@ -265,22 +265,6 @@ def test_to_name_the_zone_that_the_cluster_is_in_replaces_nothing_in_it(applied_
     planned = applied_cluster.copy(tmp_path).planned(GIVEN | {"availability_zone": "us-east-1a"})
     changed = {change["address"] for change in planned["resource_changes"] if change["change"]["actions"] != ["no-op"]}
     assert changed == {"terraform_data.zone"}
-
-
-def test_a_copy_leaves_out_what_belongs_to_a_users_cluster(tmp_path):
-    users = [
-        "deploy/.venv/bin/python.py",
-        "deploy/terraform/cluster/.terraform/modules/x.tf",
-        "deploy/terraform/x.tfvars",
-    ]
-    users += [f"deploy/terraform/cluster/{name}" for name in ("a.auto.tfvars", "b.auto.tfvars.json", "backend.hcl")]
-    users += [f"deploy/terraform/bootstrap/terraform.tfstate{suffix}" for suffix in ("", ".backup")]
-    ours = ["deploy/examples/smoke.tfvars", "deploy/terraform/cluster/main.tf", "deploy/prices.json"]
-    for name in users + ours:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    copied = copy_of(tmp_path / "deploy", tmp_path / "copy")
-    assert {f"deploy/{path.relative_to(copied)}" for path in copied.rglob("*") if path.is_file()} == set(ours)
 
 
 def test_everything_that_costs_money_is_tagged(applied):

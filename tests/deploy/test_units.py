@@ -5,10 +5,8 @@ import datetime
 import json
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 
@@ -16,12 +14,11 @@ from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import parse
 from apexrl.errors import PeerError
 from apexrl.lifecycle import PERMANENT_STATUS
-from apexrl.net.keyring import ROLES, load_keyring, make_keys
+from apexrl.net.keyring import ROLES, load_keyring
 from apexrl.net.replay_client import ReplayClient
 from tests.deploy import rootfs, site
-from tests.deploy.hosts import ADDRESS, BUCKET, CLUSTER, RUN, VOLUME, host, interpreter, put_keys, role_env
+from tests.deploy.hosts import CLUSTER, RUN, VOLUME, host, interpreter, put_keys, role_env
 from tests.deploy.imds import NOTICE, metadata_service
-from tests.deploy.interfaces import addresses_of, make_interface, make_subnet
 from tests.deploy.machine import wait_until
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.volume import blank_volume
@@ -63,16 +60,6 @@ def answers(client) -> bool:
     except PeerError:
         return False
     return True
-
-
-def test_shell_scripts_are_clean():
-    scripts = list(ROOT.glob("deploy/packer/*.sh"))
-    assert scripts
-    try:
-        result = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=100, check=False)
-    except FileNotFoundError:
-        pytest.skip("not installed: apt-get install shellcheck")
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,7 +146,10 @@ def test_systemd_finds_nothing_wrong_with_the_units(request, cloud, address, tmp
 
 
 def test_a_replay_host(build, cloud, address, tmp_path):
-    """It has two shards. Its keys come late, and go when an operator stops it."""
+    """It has two shards. Its keys come late, and go when an operator stops it.
+
+    Who gets in with which keys, and that no secret is on a disk, test_cluster.py shows.
+    """
     flags = "--preset small --bind-host 0.0.0.0 --learner-host 127.0.0.1 --shards 2"
     variables = role_env(cloud, "replay", APEXRL_FLAGS=flags, APEXRL_SHARDS="2")
     shards = [f"apexrl-replay@{shard}.service" for shard in range(2)]
@@ -179,9 +169,9 @@ def test_a_replay_host(build, cloud, address, tmp_path):
         keys = put_keys(cloud, tmp_path / "keys")
         for shard in shards:
             machine.wait_for_state(shard, "active", 60)
-        check_keys(machine, keys)
+        check_keys(machine)
         for number in range(2):
-            check_replay(machine, number, keys, tmp_path)
+            check_replay(machine, number, keys)
         check_logs(machine)
 
         machine.run("systemctl", "stop", "apexrl.target")
@@ -190,34 +180,21 @@ def test_a_replay_host(build, cloud, address, tmp_path):
         assert not machine.run("ls", "/run/apexrl", check=False).stdout.strip(), "keys stay when the role is stopped"
         assert machine.show("apexrl-limit.service", "ActiveState") == "active"
         assert machine.run("journalctl", "-q", "-p", "warning", "-u", "apexrl-evaluator").stdout == ""
-        machine.power_off()
-    for role in ROLES:  # neither on the disk nor in a log
-        secret = (keys / f"{role}.secret").read_text().strip()
-        search = ["grep", "-rqF", "-e", secret, tmp_path / "host/upper"]
-        assert subprocess.run(search, check=False, timeout=60).returncode == 1
 
 
-def check_keys(machine, keys):
-    """The secrets of this host's roles and all public keys, in memory, for the service only."""
-    assert machine.run("findmnt", "-no", "FSTYPE", "--target", "/run/apexrl/keys").stdout.strip() == "tmpfs"
+def check_keys(machine):
+    """The secrets of this host's roles and all public keys are for the service only."""
     listing = machine.run("find", "/run/apexrl/keys", "-printf", "%U:%G %m %f\n").stdout.split("\n")
     user = ":".join(machine.run("id", flag, "apexrl").stdout.strip() for flag in ("-u", "-g"))
     names = ["replay.secret", "actor.secret", *(f"{role}.public" for role in ROLES)]
     assert set(filter(None, listing)) == {f"{user} 700 keys", *(f"{user} 600 {name}" for name in names)}
-    for name in names:
-        assert machine.run("cat", f"/run/apexrl/keys/{name}").stdout == (keys / name).read_text()
 
 
-def check_replay(machine, shard, keys, tmp_path):
-    """The learner's key opens, an unknown one does not; it runs as nobody special."""
+def check_replay(machine, shard, keys):
+    """It answers, and runs as nobody special."""
     endpoint = f"tcp://{machine.address}:{51002 + 2 * shard}"
     with contextlib.closing(ReplayClient(endpoint, "test", keyring=load_keyring(str(keys), "learner"))) as client:
         wait_until(lambda: answers(client), 30, "the replay to answer")
-    stranger_keys = make_keys(tmp_path / f"strange-{shard}", ROLES)[0].parent
-    (stranger_keys / "replay.public").write_bytes((keys / "replay.public").read_bytes())
-    for name, keyring in (("stranger", load_keyring(str(stranger_keys), "learner")), ("naked", None)):
-        with contextlib.closing(ReplayClient(endpoint, name, keyring=keyring)) as client:
-            assert not answers(client)
     pid = machine.show(f"apexrl-replay@{shard}.service", "MainPID")
     assert machine.run("stat", "-c", "%U", f"/proc/{pid}").stdout.strip() == "apexrl"
     status = dict(line.split(":", 1) for line in machine.run("cat", f"/proc/{pid}/status").stdout.splitlines())
@@ -234,71 +211,6 @@ def check_logs(machine):
     lines = lambda: machine.run("cat", sent["file_path"], check=False).stdout  # noqa: E731
     units = ("apexrl-keys: ", "apexrl-limit: ", "apexrl-replay@0: ", "apexrl-replay@1: ")
     wait_until(lambda: all(unit in lines() for unit in units), 10, lambda: f"logs: {lines()}")
-
-
-def test_a_learner_host_continues_a_run_and_leaves_it_in_s3(build, cloud, address, tmp_path):
-    keys = put_keys(cloud, tmp_path / "keys")
-    s3 = cloud.client("s3")
-    s3.create_bucket(Bucket=BUCKET)
-    prefix = f"{CLUSTER}/{RUN}/"
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}notes.txt", Body=b"of the first life\n")
-    s3.put_object(Bucket=BUCKET, Key=f"{CLUSTER}/other/notes.txt", Body=b"of another run\n")
-    flags = {"APEXRL_FLAGS": "--preset small --bind-host 0.0.0.0 --replay-host 127.0.0.1"}
-    interface = make_interface(cloud, make_subnet(cloud, "10.79.0.0/20"), "10.79.0.30")
-    binds = interpreter(tmp_path)
-    run_dir = "/var/lib/apexrl/run"
-
-    def stored(name: str) -> bytes:
-        names = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
-        return s3.get_object(Bucket=BUCKET, Key=prefix + name)["Body"].read() if prefix + name in names else b""
-
-    def learner_listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex((machine.address, 52001)) == 0
-
-    with contextlib.ExitStack() as stack:
-        metadata = stack.enter_context(metadata_service(address))
-        variables = role_env(cloud, "learner", AWS_EC2_METADATA_SERVICE_ENDPOINT=metadata.endpoint, **flags)
-        layers = build.images["gpu"].layers
-        machine = stack.enter_context(host(layers, variables, tmp_path / "host", address, binds))
-        # Without its address nobody would find the learner.
-        wait_until(lambda: "names no network interface" in machine.journal("apexrl-address"), 30, "a message")
-        machine.run("systemctl", "kill", "--signal=KILL", "apexrl-address.service", check=False)
-        assert machine.show("apexrl-learner.service", "ActiveState") == "inactive"
-        metadata.facts |= interface.facts
-        machine.wait_for_state("apexrl-learner.service", "active", 60)
-        assert f" {ADDRESS}/32 " in machine.run("ip", "-o", "address", "show", "dev", "lo").stdout
-        assert addresses_of(cloud, interface.name)[-1] == ADDRESS
-        machine.wait_for_state("apexrl-tensorboard.service", "active")
-        found = machine.run("find", run_dir, "-type", "f", "!", "-name", "*.lock").stdout.split()
-        assert found == [f"{run_dir}/notes.txt"]
-        secrets = machine.run("find", "/run/apexrl/keys", "-name", "*.secret", "-printf", "%f\n").stdout.split()
-        assert secrets == ["learner.secret"]
-        wait_until(learner_listens, 60, lambda: machine.journal("apexrl-learner"))
-        board = lambda: urllib.request.urlopen(f"http://{machine.address}:6006/", timeout=5).status  # noqa: E731
-        wait_until(lambda: tries(board) == 200, 60, lambda: machine.journal("apexrl-tensorboard"))
-
-        assert machine.show("apexrl-sync.timer", "ActiveState") == "active"
-        machine.run("sh", "-c", f"echo of the second life >> {run_dir}/notes.txt")
-        machine.run("systemctl", "start", "apexrl-sync.service")
-        assert stored("notes.txt") == b"of the first life\nof the second life\n"
-
-        # The last writes survive the end of the host, and a file that cannot be uploaded.
-        write = f"mkdir {run_dir}/checkpoints; echo 1 > {run_dir}/checkpoints/latest.safetensors"
-        machine.run("runuser", "-u", "apexrl", "--", "sh", "-c", write)
-        machine.run("sh", "-c", f"echo no > {run_dir}/a-file-of-root; chmod 600 {run_dir}/a-file-of-root")
-        machine.power_off()
-    assert not stored("a-file-of-root")
-    assert stored("checkpoints/latest.safetensors") == b"1\n"
-    assert {path.name for path in keys.glob("*.secret")} == {f"{role}.secret" for role in ROLES}
-
-
-def tries(call):
-    """Returns the result of a call, None while nobody answers."""
-    try:
-        return call()
-    except OSError:
-        return None
 
 
 def test_an_actor_host_stops_its_actors_when_it_is_taken_back(build, cloud, address, tmp_path):
