@@ -16,7 +16,7 @@ from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa:
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.needed import require_packages, with_terraform
-from tests.deploy.terraform import BUCKET, Workspace, copy_of, offline_provider, skip_without_tools
+from tests.deploy.terraform import BUCKET, Workspace, as_flags, copy_of, offline_provider, skip_without_tools
 from tests.system.processes import ROOT
 
 
@@ -74,6 +74,22 @@ def run_deploy(aws: Aws, deploy: Path) -> Callable[..., subprocess.CompletedProc
         )
 
     return run
+
+
+@pytest.fixture
+def cost(deploy: Path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `cost` in this process, where no cluster is described; a plan's variables by name."""
+    from deploy import __main__, cluster
+
+    monkeypatch.setenv("PATH", with_terraform()["PATH"])
+    monkeypatch.setattr(cluster, "CONFIGURATION", deploy / "terraform" / "cluster")
+
+    def tell(*words: str, **variables: Any) -> subprocess.CompletedProcess:
+        command = ["cost", *words, *as_flags(variables)]
+        status = __main__.main(command)
+        return subprocess.CompletedProcess(command, status, *capsys.readouterr())
+
+    return tell
 
 
 @pytest.fixture(scope="session")

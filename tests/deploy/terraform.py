@@ -131,6 +131,12 @@ class Workspace:
         return json.loads(self.must("show", "-json"))
 
 
+def as_flags(variables: Variables) -> list[str]:
+    """Returns variables as the command line gives them."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in variables.items()}
+    return [word for name, text in texts.items() for word in ("-var", f"{name}={text}")]
+
+
 def resources(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the values of each resource and data source of a plan or state, by address."""
     root = values.get("planned_values") or values["values"]

@@ -11,6 +11,7 @@ from deploy.cluster import values_in
 from tests.deploy.needed import with_terraform
 from tests.deploy.quotas import Account, serving
 from tests.deploy.rounds import rounds
+from tests.deploy.terraform import as_flags
 from tests.system.processes import ROOT
 
 pytestmark = pytest.mark.long("commands for EC2")
@@ -28,11 +29,6 @@ VARIABLES = {
     "actor_hosts": 2,
     "actor_on_demand_hosts": 0,
 }
-
-
-def as_variable(value):
-    """Returns a value as `-var` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def make_image(aws, role, version):
@@ -66,8 +62,7 @@ def preflight(run_deploy):
     """Runs it with VARIABLES and changes (None: not given); returns the status, the lines by verdict, and the cures."""
 
     def run(changes=None, quotas=QUOTAS, extra=(), account=None, **environment):
-        variables = [(name, value) for name, value in (VARIABLES | (changes or {})).items() if value is not None]
-        flags = [word for name, value in variables for word in ("-var", f"{name}={as_variable(value)}")]
+        flags = as_flags({name: value for name, value in (VARIABLES | (changes or {})).items() if value is not None})
         with serving(account or Account(quotas, {"L-F678F1CE": 5.0})) as answering:
             result = run_deploy("preflight", *flags, *extra, **(answering.environment | environment))
         assert result.stderr == "", result.stderr

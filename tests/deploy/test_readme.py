@@ -1,42 +1,26 @@
 """deploy/README.md says what the files beside it say."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.deploy.needed import with_terraform
 from tests.system.processes import ROOT
 
 README = (ROOT / "deploy" / "README.md").read_text()
 CLUSTER = ROOT / "deploy" / "terraform" / "cluster"
 
 
-@pytest.fixture(scope="session")
-def cost(deploy):
-    """Returns what the script prints where no cluster is described."""
-
-    def tell(example: str, *arguments: str) -> str:
-        command = [sys.executable, "-m", "deploy", "cost", example, *arguments]
-        given = {"cwd": deploy.parent, "env": os.environ | with_terraform()}
-        return subprocess.run(command, **given, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    return tell
-
-
 def test_the_printed_cost_is_what_the_script_prints(cost):
     [shown] = re.findall(r"^```\n(apexrl-192: US dollars.*?)\n\.\.\.\n```$", README, re.MULTILINE | re.DOTALL)
-    printed = cost("192-actors").splitlines()
+    printed = cost("192-actors").stdout.splitlines()
     assert shown.splitlines() == printed[: len(shown.splitlines())]
     assert printed[len(shown.splitlines()) - 1].startswith("until the time limit")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "examples").glob("*.tfvars")), ids=lambda path: path.stem)
 def test_the_cost_table_is_what_the_script_says(cost, path):
-    text = cost(path.stem)
+    text = cost(path.stem).stdout
     price, planned = re.search(r"^an hour +(\S+) +(.*)$", text, re.MULTILINE).groups()
     row = next(line for line in README.splitlines() if line.startswith(f"| `{path.stem}` |"))
     assert f"| {price} | {planned} |" in row
@@ -47,7 +31,7 @@ def test_the_cost_table_is_what_the_script_says(cost, path):
 
 
 def test_the_price_of_the_papers_rate_is_what_the_script_says(cost):
-    text = cost("360-actors", "--frames-per-second", "50000")
+    text = cost("360-actors", "--frames-per-second", "50000").stdout
     hours, price, low, high = re.search(r"^200M frames at .*: (\S+) h +(\S+) +(\S+) to (\S+)$", text, re.M).groups()
     dollars = f"{float(price):.0f} dollars on demand, {float(low):.0f} to {float(high):.0f} with actors on spot"
     assert f"they take {hours} hours: {dollars}" in README

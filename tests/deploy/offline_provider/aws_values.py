@@ -25,6 +25,8 @@ DURATION = re.compile(r"0|\d+[smh]")
 UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 POLICY = ("JSON",)
 BOOL_TEXT = ("true", "false")
+DAYS = "0 1 3 5 7 14 30 60 90 120 150 180 365 400 545 731 1096 1827 2192 2557 2922 3288 3653"
+RETENTION_DAYS = tuple(map(int, DAYS.split()))
 
 Rule = Shape | tuple[Any, ...] | re.Pattern[str]
 
@@ -101,33 +103,7 @@ VALUES: dict[str, dict[str, Rule]] = {
     "aws_iam_instance_profile": {"name": Shape("iam", "instanceProfileNameType")},
     "aws_cloudwatch_log_group": {
         "name": Shape("logs", "LogGroupName"),
-        "retention_in_days": (
-            *(
-                0,
-                1,
-                3,
-                5,
-                7,
-                14,
-                30,
-                60,
-                90,
-                120,
-                150,
-                180,
-                365,
-                400,
-                545,
-                731,
-                1096,
-                1827,
-                2192,
-                2557,
-                2922,
-                3288,
-                3653,
-            ),
-        ),
+        "retention_in_days": RETENTION_DAYS,
     },
     "aws_s3_bucket": {"bucket": re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")},
     "aws_s3_bucket_ownership_controls": {"rule.object_ownership": Shape("s3", "ObjectOwnership")},

@@ -26,20 +26,33 @@ CLASS = re.compile(r"^export class (\w+) extends cdktf\.(\w+) \{$", re.M)
 SOURCE_MAP = re.compile(rb"sourceMappingURL=data:application/json;base64,([A-Za-z0-9+/=]+)")
 PRIMITIVES = {"String": "string", "Number": "number", "Boolean": "bool"}
 
+TEXT = {"computed": False, "optional": True, "required": False}
+PROVIDER = {
+    "attributes": {"region": {"type": "string", **TEXT}},
+    "blocks": {
+        "default_tags": {
+            "nesting": "list",
+            "block": {"attributes": {"tags": {"type": ["map", "string"], **TEXT}}, "blocks": {}},
+            **{"min": 0, "max": 0},
+        }
+    },
+}
 Block = dict[str, Any]  # {"attributes": {name: {"type": .., "computed": ..}}, "blocks": {name: {"nesting": .., ..}}}
 
 
 def extract(wheel: Path, types: Iterable[str]) -> dict[str, Any]:
-    """Returns the schema of the provider and of these types, resources as `aws_vpc` and data sources as `data.aws_ami`.
+    """Returns the schema of the provider, as far as we configure it, and of these types.
 
+    Args:
+      types: resources as `aws_vpc`, data sources as `data.aws_ami`.
     Raises: KeyError when the package has no such type.
     """
     folders = {_folder(name): name for name in types}
-    sources = _read_sources(wheel, {*folders, "provider"})
+    sources = _read_sources(wheel, set(folders))
     missing = sorted(name for folder, name in folders.items() if folder not in sources)
     if missing:
         raise KeyError(f"hashicorp/aws {PROVIDER_VERSION} has no {', '.join(missing)}")
-    schema: dict[str, Any] = {"provider": _Source(sources["provider"]).provider(), "resource": {}, "data": {}}
+    schema: dict[str, Any] = {"provider": PROVIDER, "resource": {}, "data": {}}
     for folder, name in folders.items():
         kind, _, bare = name.rpartition(".")
         schema[kind or "resource"][bare] = _Source(sources[folder]).top()
@@ -124,25 +137,6 @@ class _Source:
         most = 1 if found[2] == "OutputReference" and is_single else 0
         return {"nesting": nesting, "block": self._block(reference), "max": most}
 
-    def provider(self) -> Block:
-        """Returns the block of the provider's own configuration, whose classes have no getters."""
-        body = self._bodies[self._only("TerraformProvider")]
-        block: Block = {"attributes": {}, "blocks": {}}
-        for name, code in _hcl_entries(body[body.index("synthesizeHclAttributes") :], 6):
-            kind, storage = _hcl_kind(code)
-            if "isBlock: true" in code:
-                inner = storage.removesuffix("List")
-                function = rf"export function {inner[0].lower() + inner[1:]}ToHclTerraform\(.*?\n\}}\n"
-                found = re.search(function, self._text, re.S)
-                assert found, inner
-                attributes = {key: _hcl_attribute(entry) for key, entry in _hcl_entries(found[0], 4)}
-                nested = {"attributes": attributes, "blocks": {}}
-                nesting = kind if kind in ("list", "set") else "single"
-                block["blocks"][name] = {"nesting": nesting, "block": nested, "min": 0, "max": 0}
-            elif name != "alias":  # Terraform's own
-                block["attributes"][name] = _hcl_attribute(code)
-        return block
-
 
 def _attribute_type(name: str, code: str) -> Any:
     """Returns the type of an attribute as Terraform writes it in JSON; None when it is nested."""
@@ -166,19 +160,3 @@ def _object_type(nested: dict[str, Any]) -> Any:
     fields = {name: attribute["type"] for name, attribute in inner["attributes"].items()}
     fields |= {name: _object_type(block) for name, block in inner["blocks"].items()}
     return ["object", fields] if nested["nesting"] == "single" else [nested["nesting"], ["object", fields]]
-
-
-def _hcl_entries(text: str, indent: int) -> list[tuple[str, str]]:
-    space = " " * indent
-    return re.findall(rf"^{space}(\w+): \{{\n(.*?)\n{space}\}},$", text, re.S | re.M)
-
-
-def _hcl_kind(code: str) -> tuple[str, str]:
-    return re.search(r'type: "(\w+)"', code)[1], re.search(r'storageClassType: "(\w+)"', code)[1]  # type: ignore[index]
-
-
-def _hcl_attribute(code: str) -> dict[str, Any]:
-    kind, storage = _hcl_kind(code)
-    primitive = {"string": "string", "number": "number", "boolean": "bool"}
-    of = primitive[storage.removesuffix("List").removesuffix("Map")]
-    return {"type": of if kind == "simple" else [kind, of], "computed": False, "optional": True, "required": False}
