@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.deploy import fake_tools
+from tests.deploy.commands import ran
 from tests.deploy.quotas import Account, serving
 from tests.deploy.terraform import copy_of
 from tests.system.processes import ROOT
@@ -27,15 +28,11 @@ class Clone:
 
     def run(self, *words, status=0, **environment):
         """Runs `python -m deploy`; returns what it printed, and the commands that changed something."""
-        result = subprocess.run(
+        result = ran(
             [sys.executable, "-m", "deploy", *words],
             cwd=self.directory,
             env=self.environment | environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
         )
         assert result.returncode == status, result.stdout + result.stderr
         self.said = result.stderr

@@ -12,6 +12,7 @@ import pytest
 from tests.deploy import rootfs, site
 from tests.deploy.clone import clone  # noqa: F401 - a fixture
 from tests.deploy.cluster_status import store_keys
+from tests.deploy.commands import ran
 from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa: F401 - fixtures
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
@@ -63,14 +64,10 @@ def run_deploy(aws: Aws, deploy: Path) -> Callable[..., subprocess.CompletedProc
     """Runs `python -m deploy` against `aws`; further variables of its environment by name."""
 
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
+        return ran(
             [sys.executable, "-m", "deploy", *words],
             cwd=deploy.parent,
             env=aws.environment | with_terraform() | environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
         )
 
     return run

@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 from tests.deploy import rootfs, site
+from tests.deploy.commands import ran
 from tests.deploy.machine import Machine, booted, network, seed
 from tests.deploy.moto_process import Aws, moto_server
 from tests.system.processes import ROOT
@@ -135,15 +136,7 @@ def packer(*words: str, cwd: Path = ROOT, seconds: float = 100) -> subprocess.Co
     """Runs a command of Packer; skips the test where there is no Packer."""
     if shutil.which("packer") is None:
         pytest.skip("not installed: apt-get install packer")
-    return subprocess.run(
-        ["packer", *words],
-        cwd=cwd,
-        env=os.environ | packer_environment(),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    return ran(["packer", *words], cwd=cwd, env=os.environ | packer_environment(), seconds=seconds)
 
 
 def packer_environment() -> dict[str, str]:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.deploy.commands import serving
+
 NOTICE = "/latest/meta-data/spot/instance-action"
 PROFILE = "/latest/meta-data/iam/security-credentials/"
 CREDENTIALS = {
@@ -64,14 +66,8 @@ def metadata_service(address: str = "127.0.0.1", port: int = 0, namespace: str =
     make = lambda: ThreadingHTTPServer((address, port), Handler)  # noqa: E731
     server = _in_namespace(namespace, make) if namespace else make()
     service.endpoint = f"http://{address}:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 def _in_namespace(name: str, make: Callable[[], ThreadingHTTPServer]) -> ThreadingHTTPServer:

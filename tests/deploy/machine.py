@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.deploy.commands import ran
+
 BOOT_SECONDS = 60
 POWEROFF_SECONDS = 60
 KILL_SECONDS = 10
@@ -64,14 +66,10 @@ class Machine:
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
         """Runs a command in the machine."""
-        result = subprocess.run(
+        result = ran(
             ["nsenter", "--all", f"--target={self._init}", *command],
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
         )
         assert not check or result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
         return result

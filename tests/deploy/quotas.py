@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.deploy import commands
 
 NOT_FOUND = {"__type": "ResourceNotFoundException", "Message": "no plan"}
 NO_QUOTA = {"__type": "NoSuchResourceException", "Message": "no such quota"}
@@ -61,11 +62,5 @@ def serving(account: Account) -> Iterator[Account]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     account.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with commands.serving(server):
         yield account
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.system.processes import ROOT
 
 MIRROR = os.environ.get("APEXRL_TEST_MIRROR", "http://archive.ubuntu.com/ubuntu")
@@ -69,13 +70,7 @@ def base() -> Path:
     with _one_at_a_time():
         if not path.is_dir():
             _make(path)
-    probe = subprocess.run(
-        ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "-D", str(path), "--read-only", "true"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    probe = ran(["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "-D", str(path), "--read-only", "true"])
     if probe.returncode != 0:
         pytest.skip(f"systemd-nspawn does not work here ({probe.stderr.strip()}): {PRIVILEGED}")
     return path
@@ -130,7 +125,7 @@ def _download_wheels(lock: Path, path: Path) -> None:
     command += [word for abi in ("cp312", "abi3", "none") for word in ("--abi", abi)]
     command += [word for name in platforms for word in ("--platform", name)]
     command += ["--requirement", str(lock), "--dest", str(arriving)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    result = ran(command, seconds=600)
     if result.returncode != 0:
         problem = " ".join(result.stderr.split())[-300:] or f"pip ended with status {result.returncode}"
         pytest.skip(
@@ -149,7 +144,7 @@ def overlay(layers: Sequence[Path], directory: Path) -> Iterator[Path]:
     options = f"lowerdir={':'.join(map(str, layers))},upperdir={directory / 'upper'},workdir={directory / 'work'}"
     options += ",volatile"  # nothing waits for the disk
     command = ["mount", "-t", "overlay", "overlay", "-o", options, str(root)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(command)
     if result.returncode != 0:
         pytest.skip(f"no overlay can be mounted in {directory} ({result.stderr.strip()}): set TMPDIR to a disk's")
     try:

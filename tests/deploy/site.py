@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.deploy import commands
 from tests.deploy.rootfs import MIRROR, cache
 
 _addresses = itertools.count()
@@ -66,14 +67,8 @@ def serving(address: str, directory: Path) -> Iterator[str]:
             pass
 
     server = http.server.ThreadingHTTPServer((address, 0), lambda *a: Handler(*a, directory=str(directory)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with commands.serving(server):
         yield f"http://{address}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 def _fetch(url: str, path: Path) -> bool:

@@ -3,11 +3,11 @@
 import os
 import secrets
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 from benchmarks.namespaces import Namespaces
+from tests.deploy.commands import ran
 from tests.system.processes import ROOT, Process
 
 HOSTS = ("one", "two")
@@ -55,10 +55,7 @@ class SlurmCluster:
 
     def run(self, *words):
         """Runs one of SLURM's commands; returns its output."""
-        done = subprocess.run(
-            list(map(str, words)), cwd=ROOT, env=os.environ | {"SLURM_CONF": str(self._configuration)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = ran(list(map(str, words)), cwd=ROOT, env=os.environ | {"SLURM_CONF": str(self._configuration)})
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -97,10 +94,7 @@ class SlurmCluster:
             time.sleep(0.2)
 
     def _states(self):
-        asked = subprocess.run(
-            ["sinfo", "--noheader", "--format=%t"], env=os.environ | {"SLURM_CONF": str(self._configuration)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        asked = ran(["sinfo", "--noheader", "--format=%t"], env=os.environ | {"SLURM_CONF": str(self._configuration)})
         return set(asked.stdout.split())
 
     def _daemon(self, *words, log=""):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.needed import find_terraform, require_packages
 from tests.system.processes import ROOT
 
@@ -86,15 +87,12 @@ class Workspace:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         """Runs Terraform. Its output has one line for each error, so that texts can be found in it."""
-        result = subprocess.run(
+        result = ran(
             [find_terraform(), *arguments, *(["-no-color"] if arguments[0] != "output" else [])],
             cwd=self.directory,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+            seconds=SECONDS,
         )
         result.stderr = re.sub(r"\s+", " ", result.stderr)
         return result

@@ -3,10 +3,10 @@
 import json
 import re
 import shutil
-import subprocess
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.terraform import TERRAFORM
 from tests.system.processes import ROOT
 
@@ -38,9 +38,7 @@ def report(deploy, tmp_path_factory) -> dict:
     (directory / "planted").mkdir()
     (directory / "planted" / "open.tf").write_text(OPEN)
     command = [find_checkov(), "--directory", str(directory), "--framework", "terraform", "--skip-download"]
-    result = subprocess.run(
-        [*command, "--output", "json", "--quiet"], capture_output=True, text=True, timeout=110, check=False
-    )
+    result = ran([*command, "--output", "json", "--quiet"], seconds=110)
     assert result.stdout.startswith("{"), result.stdout + result.stderr
     return json.loads(result.stdout)
 

@@ -11,6 +11,7 @@ import yaml
 
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import parse
+from tests.deploy.commands import ran
 from tests.system.processes import ROOT
 
 DOCKER = ROOT / "deploy" / "docker"
@@ -21,7 +22,7 @@ def test_the_linter_finds_nothing():
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
         pytest.skip("hadolint is not installed")
-    done = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
+    done = ran([hadolint, DOCKER / "Dockerfile"])
     assert done.returncode == 0, done.stdout
 
 
@@ -85,5 +86,5 @@ def test_the_image_is_built():
     build = ["docker", "build", "--file", DOCKER / "Dockerfile", "--tag", "apexrl-test", ROOT]
     subprocess.run(build, check=True, timeout=1200)
     run = ["docker", "run", "--rm", "apexrl-test", "--help"]
-    said = subprocess.run(run, capture_output=True, text=True, check=False, timeout=120)
+    said = ran(run, seconds=120)
     assert said.returncode == 0 and "train" in said.stdout

@@ -2,10 +2,10 @@
 
 import json
 import re
-import subprocess
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.image_build import BASES, DRIVER, PROFILE
 from tests.deploy.terraform import resources
 from tests.system.processes import ROOT
@@ -35,7 +35,7 @@ def test_a_base_image_with_an_old_driver_ends_the_build(tmp_path, driver, status
     path = programs(tmp_path, modinfo=f"echo {driver}; [ -n '{driver}' ]", systemctl="exit 7")
     variables = {"APEXRL_VERSION": "v1", "APEXRL_IMAGE": "gpu", "APEXRL_RELEASE": "x", "PATH": path}
     command = ["bash", PACKER / "install.sh"]
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(command, env=variables)
     assert result.returncode == status and message in result.stderr, result.stderr
 
 
@@ -74,9 +74,7 @@ def test_an_unconnected_agent_of_session_manager_is_restarted(tmp_path):
     variables = {"PATH": path, "SESSION_AGENT_SECONDS": "0"}
     for proxy, port in (({}, 443), ({"https_proxy": "http://proxy.example.com:3128"}, 3128)):
         script = ROOT / "deploy/files/session_agent.sh"
-        result = subprocess.run(
-            [script], env=variables | proxy, capture_output=True, text=True, timeout=60, check=False
-        )
+        result = ran([script], env=variables | proxy)
         assert result.returncode == 0 and "is connected" in result.stdout, result.stderr
         assert (tmp_path / "restarted").read_text().split() == [unit] * 3
         assert asked.read_text().splitlines()[-1].endswith(f"( dport = :{port} )")

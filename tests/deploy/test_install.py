@@ -1,7 +1,6 @@
 """The installation of the tools for these tests."""
 
-import subprocess
-
+from tests.deploy.commands import ran
 from tests.deploy.needed import PACKAGES, require_tool
 from tests.system.processes import ROOT
 
@@ -10,9 +9,7 @@ def test_shellcheck_finds_nothing():
     require_tool("shellcheck", "shellcheck")
     scripts = (".ci/run", "run.sh", "tests/deploy/install.sh", "deploy/examples/slurm.sbatch")
     scripts += tuple(map(str, ROOT.glob("deploy/packer/*.sh")))
-    result = subprocess.run(
-        ["shellcheck", *scripts], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
+    result = ran(["shellcheck", *scripts], cwd=ROOT)
     assert result.returncode == 0, result.stdout
 
 

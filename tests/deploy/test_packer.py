@@ -11,6 +11,7 @@ import pytest
 
 from deploy.cluster import packer_default
 from tests.deploy import rootfs, site
+from tests.deploy.commands import ran
 from tests.deploy.image_build import (
     BASES,
     BUILDER,
@@ -116,7 +117,7 @@ def repository(tmp_path):
 
 def release(repository, version):
     command = ["deploy/packer/release.sh", version, "build/release.tar"]
-    return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=False)
+    return ran(command, cwd=repository)
 
 
 def test_a_release_is_what_git_holds_at_the_version(repository):
@@ -197,13 +198,7 @@ def test_nothing_of_one_machine_is_in_an_image(build, opened):
         for left in ("var/lib/apt/lists/*", "var/log/journal/*", "var/tmp/*", "tmp/*", "var/lib/systemd/random-seed"):
             assert not [path for path in root.glob(left) if path.is_file()], left
         key = build.images[name].instance.public_key
-        found = subprocess.run(
-            ["grep", "-rlF", key, build.images[name].layers[0]],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        found = ran(["grep", "-rlF", key, build.images[name].layers[0]])
         assert found.returncode == 1, found.stdout
 
 
@@ -223,7 +218,7 @@ def test_no_secret_is_in_an_image(build):
         assert not [path for folder in places for path in folder.rglob("*.secret")]
         for what, pattern in patterns.items():
             command = ["grep", "-rlIP", "--exclude-dir=.venv", "-e", pattern, *places]
-            found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            found = ran(command)
             assert found.returncode == 1, f"{what}: {found.stdout}{found.stderr}"
 
 
@@ -281,10 +276,7 @@ def test_an_agent_that_aws_did_not_sign_is_not_installed(tmp_path, tampered):
         rootfs.overlay([base], tmp_path / "host") as root,
     ):
         (root / "root/agent.sh").write_text(script)
-        result = subprocess.run(
-            ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--pipe", "-D", root,
-             f"--setenv=CLOUDWATCH_AGENT_URL={url}", "bash", "/root/agent.sh"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
+        result = ran(["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--pipe", "-D", root,
+             f"--setenv=CLOUDWATCH_AGENT_URL={url}", "bash", "/root/agent.sh"], stdin=subprocess.DEVNULL)  # fmt: skip
         assert result.returncode == 1 and expected in result.stderr, result.stderr
         assert not (root / site.AGENT).exists()

@@ -5,6 +5,7 @@ import tarfile
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.needed import require_tool
 from tests.deploy.policies import allows, statements
 from tests.deploy.terraform import BUCKET, resources, role_environment, templates, user_data
@@ -117,5 +118,5 @@ def test_shellcheck_finds_nothing_in_the_script(state, tmp_path):
 
     path = tmp_path / "apexrl-install"
     path.write_text(yaml.safe_load(user_data(state)["actor"])["write_files"][1]["content"])
-    result = subprocess.run(["shellcheck", path], capture_output=True, text=True, timeout=60, check=False)
+    result = ran(["shellcheck", path])
     assert result.returncode == 0, result.stdout

@@ -4,10 +4,10 @@ import datetime
 import json
 import re
 import shlex
-import subprocess
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
 from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, resources, templates
@@ -356,5 +356,5 @@ def test_another_zone_ends_the_hosts_before_their_subnet(applied_cluster, tmp_pa
 
 def test_files_are_formatted(deploy):
     command = [find_terraform(), "fmt", "-check", "-recursive", "-diff", str(deploy)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(command)
     assert result.returncode == 0, result.stdout + result.stderr

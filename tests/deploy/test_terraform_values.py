@@ -1,11 +1,11 @@
 """Values that a cluster gets by default and on request, its user-data, and mistakes that have to be found."""
 
-import subprocess
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.deploy.commands import ran
 from tests.deploy.needed import require_tool
 from tests.deploy.terraform import BUCKET, fixed_addresses, resources, templates, user_data
 
@@ -157,10 +157,10 @@ def test_cloud_init_accepts_the_user_data(applied, tmp_path):
         path = tmp_path / f"{role}.yaml"
         path.write_text(text)
         command = ["cloud-init", "schema", "--config-file", str(path)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = ran(command)
         assert result.returncode == 0 and "Valid" in result.stdout, result.stdout + result.stderr
     path.write_text(text.replace("permissions:", "permission:"))
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(command)
     assert result.returncode == 1, "cloud-init finds no fault in a misspelled key"
 
 

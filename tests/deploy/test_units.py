@@ -5,7 +5,6 @@ import datetime
 import json
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from apexrl.lifecycle import PERMANENT_STATUS
 from apexrl.net.keyring import ROLES, load_keyring
 from apexrl.net.replay_client import ReplayClient
 from tests.deploy import rootfs, site
+from tests.deploy.commands import ran
 from tests.deploy.hosts import CLUSTER, RUN, VOLUME, host, interpreter, put_keys, role_env
 from tests.deploy.imds import NOTICE, metadata_service
 from tests.deploy.machine import wait_until
@@ -110,7 +110,7 @@ def test_a_permanent_error_is_not_tried_again(unit):
 def test_what_terraform_says_is_checked_before_anything_starts(change, message):
     variables = role_env(Aws("http://127.0.0.1:1"), "learner", **change)
     command = [sys.executable, ROOT / "deploy/files/apexrl_host.py", "check"]
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(command, env=variables)
     assert (result.returncode, message in result.stderr) == (int(bool(message)), True), result.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_device_file_is_made_for_each_gpu(tmp_path, num_gpus):
     program.chmod(0o755)
     words = shlex.split(line.replace("/proc/driver/nvidia/gpus", str(tmp_path / "gpus")))
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    result = subprocess.run(words, env=path, capture_output=True, text=True, timeout=60, check=False)
+    result = ran(words, env=path)
     assert result.returncode == 0, result.stderr
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["-c 0", "-u -c 0", *(f"-c {number}" for number in range(num_gpus))]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.rootfs import PRIVILEGED
 
 VOLUME_BYTES = 1 << 30  # a sparse file
@@ -18,9 +19,7 @@ def blank_volume(directory: Path, volume: str) -> Iterator[dict[Path, str]]:
     file = directory / f"{volume}.img"
     with file.open("wb") as blank:
         blank.truncate(VOLUME_BYTES)
-    result = subprocess.run(
-        ["losetup", "--find", "--show", str(file)], capture_output=True, text=True, timeout=30, check=False
-    )
+    result = ran(["losetup", "--find", "--show", str(file)])
     if result.returncode != 0:
         pytest.skip(f"no loop device can be had here ({result.stderr.strip()}): {PRIVILEGED}")
     device = result.stdout.strip()

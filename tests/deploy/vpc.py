@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.commands import ran
 from tests.deploy.flows import rules_of
 from tests.deploy.machine import network
 from tests.deploy.moto_process import Aws
@@ -73,7 +74,7 @@ _numbers = itertools.count()
 
 def ip(*words: str) -> None:
     """Runs iproute2's command."""
-    result = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30, check=False)
+    result = ran(["ip", *words])
     assert result.returncode == 0, f"ip {' '.join(words)}: {result.stderr}"
 
 
@@ -112,7 +113,7 @@ class Vpc:
         names = {"address": self.aws_address, "port": self._moto_port}
         rules = RULES.format(**names, uplink=UPLINK, outside=OUTSIDE, egress=egress, ingress=ingress)
         command = ["ip", "netns", "exec", self._router, "chroot", str(self._root), "nft", rules]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        result = ran(command)
         assert result.returncode == 0, f"{result.stderr}\n{rules}"
 
     @contextlib.contextmanager
@@ -152,7 +153,7 @@ class Vpc:
         """Returns what becomes of a host's connection to each address and port: "open", "refused" or "silence"."""
         command = ["ip", "netns", "exec", self._namespaces[name], sys.executable, "-c", REACH]
         command += [json.dumps(list(targets)), str(REACH_SECONDS)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = ran(command)
         assert result.returncode == 0, result.stderr
         return dict(zip(targets, json.loads(result.stdout), strict=True))
 
@@ -163,7 +164,7 @@ def vpc(cidr: str, address: str, aws: Aws, root: Path) -> Iterator[Vpc]:
     link = f"{address.rsplit('.', 1)[0]}.250"
     with network(link, address) as router:
         forward = ["ip", "netns", "exec", router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
-        result = subprocess.run(forward, capture_output=True, text=True, timeout=30, check=False)
+        result = ran(forward)
         if result.returncode != 0:
             pytest.skip(f"no router can be made here ({result.stderr.strip()}): {PRIVILEGED}")
         ip("-n", router, "route", "add", "blackhole", cidr)  # packets to a host that is not there stay in here
