@@ -4,14 +4,16 @@ import datetime
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from apexrl.learning.record.status_file import Status, read_status
-from apexrl.networks.headers import Counters
+from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
+from apexrl.networks.headers import LATEST, Counters
 from tests.deploy.machine import Machine, wait_until
 from tests.deploy.moto_process import REGION, Aws
 from tests.deploy.running_cluster import RunningCluster
-from tests.deploy.terraform import resources
+from tests.deploy.terraform import BUCKET, resources
 from tests.system.processes import ROOT
 
 RUN_DIR = "var/lib/apexrl/run"
@@ -43,6 +45,12 @@ def updates(running: RunningCluster) -> int:
 def figure(running: RunningCluster, tag: str) -> float:
     """Returns a metric, -1 where there is none."""
     return status(running).metrics.get(tag, -1.0)
+
+
+def stored_checkpoint(aws: Aws, cluster: str, directory: Path) -> Checkpoint:
+    """Returns the newest checkpoint in S3 of a cluster's run."""
+    aws.client("s3").download_file(BUCKET, f"{cluster}/run-1/checkpoints/{LATEST}", str(directory / LATEST))
+    return load_checkpoint(directory / LATEST)
 
 
 def describe(running: RunningCluster) -> str:

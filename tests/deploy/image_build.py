@@ -46,18 +46,6 @@ BASES = {
         "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261101",
     ),
 }
-OLD = {
-    "cpu": (
-        "ami-0000000000000c801",
-        "099720109477",
-        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20240101",
-    ),
-    "gpu": (
-        "ami-0000000000000c802",
-        "111111111111",
-        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261201",
-    ),
-}
 # Whose build it is: easily found where it should not be.
 BUILDER = {
     "AWS_ACCESS_KEY_ID": "AKIATHEBUILDERSOWNID",
@@ -196,7 +184,7 @@ def trust(repository: Path, fingerprint: str) -> None:
 
 
 def write_amis(path: Path) -> Path:
-    """Writes the images that moto knows: the bases, older ones, and one that only looks like a base."""
+    """Writes the images that moto knows: the bases."""
     amis = [
         {
             **{"ami_id": ami_id, "owner_id": owner, "name": name, "description": name, "state": "available"},
@@ -205,7 +193,7 @@ def write_amis(path: Path) -> Path:
             **{"image_location": f"amazon/{name}", "platform": None},
             "creation_date": f"{name[-8:-4]}-{name[-4:-2]}-{name[-2:]}T00:00:00.000Z",
         }
-        for ami_id, owner, name in (*BASES.values(), *OLD.values())
+        for ami_id, owner, name in BASES.values()
     ]
     path.write_text(json.dumps(amis))
     return path

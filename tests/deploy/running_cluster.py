@@ -3,18 +3,23 @@
 import contextlib
 import ipaddress
 import itertools
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.deploy import rootfs
+from tests.deploy.hosts import interpreter
+from tests.deploy.image_build import Build
 from tests.deploy.imds import metadata_service
 from tests.deploy.interfaces import Interface, addresses_of, make_interface, make_subnet
 from tests.deploy.machine import Machine, booted, seed, wait_until
 from tests.deploy.moto_process import Aws
 from tests.deploy.terraform import fixed_addresses, resources, user_data
-from tests.deploy.vpc import METADATA, Vpc
+from tests.deploy.volume import blank_volume
+from tests.deploy.vpc import METADATA, OUTSIDE, Vpc, vpc
 
+OPERATOR = "203.0.113.7"
 IMAGES = {"replay": "cpu", "learner": "gpu", "actor": "cpu"}
 FIRST_FREE, MOST_ADDRESSES = 20, 80
 ADDRESS_SECONDS = 120
@@ -127,3 +132,26 @@ class RunningCluster:
         with contextlib.ExitStack() as stack:
             for own in self._stacks.values():
                 stack.callback(own.close)
+
+
+@contextlib.contextmanager
+def started(
+    state: dict[str, Any], aws: Aws, build: Build, address: str, directory: Path, *names: str
+) -> Iterator[RunningCluster]:
+    """Starts the hosts of a state, and an operator on the internet; at the end nothing of them is left."""
+    found = resources(state)
+    cidr, journal = found["aws_subnet.this[0]"]["cidr_block"], found["aws_ebs_volume.journal"]["id"]
+    layers = {name: image.layers for name, image in build.images.items()}
+    with (
+        vpc(cidr, address, aws, rootfs.base()) as network,
+        network.plugged(OUTSIDE, OPERATOR),
+        blank_volume(directory, journal) as volume,
+    ):
+        network.permit(state)
+        cluster = RunningCluster(state, aws, network, layers, interpreter(directory) | volume, directory / "hosts")
+        try:
+            cluster.start(*names)
+            yield cluster
+        finally:
+            cluster.close()
+            shutil.rmtree(directory, ignore_errors=True)

@@ -7,7 +7,6 @@ import concurrent.futures
 import datetime
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -16,7 +15,6 @@ from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import LATEST
 from apexrl.runs import CURVE_FILE
-from tests.deploy import rootfs
 from tests.deploy.cluster_status import (
     RUN_DIR,
     continued_from,
@@ -24,16 +22,15 @@ from tests.deploy.cluster_status import (
     put_deadline,
     status,
     store_keys,
+    stored_checkpoint,
     updates,
     wait_for,
 )  # fmt: skip
 from tests.deploy.flows import Flow, flows_of
-from tests.deploy.hosts import interpreter
 from tests.deploy.interfaces import addresses_of
-from tests.deploy.running_cluster import RunningCluster, role_of
+from tests.deploy.running_cluster import OPERATOR, role_of, started
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data
-from tests.deploy.volume import blank_volume
-from tests.deploy.vpc import OUTSIDE, vpc
+from tests.deploy.vpc import OUTSIDE
 
 # The first time, a root file system is made and packages are downloaded.
 pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.timeout(1800)]
@@ -55,7 +52,6 @@ WORKERS, SLOTS = 2, 8
 GOOD_RETURN = 120.0  # a policy that has learned nothing keeps the pole up for 10 to 25 steps
 UNITS = {"replay": {"replay@0", "evaluator"}, "learner": {"learner", "tensorboard"}, "actor": {"actor", "spot"}}
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
-OPERATOR = "203.0.113.7"
 PREFIX = f"{NAME}/run-1/"
 PYTHON = ("env", "PYTHONPATH=/opt/apexrl", "OMP_NUM_THREADS=1", "/opt/apexrl/.venv/bin/python", "-c")
 # Tries the doors that are for actors, with each of some directories of keys; the owner's come last.
@@ -121,22 +117,9 @@ def state(workspace):
 def running(build, cloud, state, address, tmp_path_factory):
     """Replay, learner and two actor hosts, and an operator on the internet."""
     directory = tmp_path_factory.mktemp("cluster")
-    layers = {name: image.layers for name, image in build.images.items()}
-    cidr = resources(state)["aws_subnet.this[0]"]["cidr_block"]
     put_deadline(cloud, state)
-    with (
-        vpc(cidr, address, cloud, rootfs.base()) as network,
-        network.plugged(OUTSIDE, OPERATOR),
-        blank_volume(directory, resources(state)["aws_ebs_volume.journal"]["id"]) as volume,
-    ):
-        network.permit(state)
-        cluster = RunningCluster(state, cloud, network, layers, interpreter(directory) | volume, directory / "hosts")
-        try:
-            cluster.start("replay", "learner", "actor0", "actor1")
-            yield cluster
-        finally:
-            cluster.close()
-            shutil.rmtree(directory, ignore_errors=True)
+    with started(state, cloud, build, address, directory, "replay", "learner", "actor0", "actor1") as hosts:
+        yield hosts
 
 
 def wait_for_training(running, since: int):
@@ -153,9 +136,7 @@ def stored(cloud) -> dict[str, int]:
 
 def stored_updates(cloud, tmp_path) -> int:
     """The updates of the checkpoint in S3."""
-    path = tmp_path / LATEST
-    cloud.client("s3").download_file(BUCKET, f"{PREFIX}checkpoints/{LATEST}", str(path))
-    return load_checkpoint(path).header.counters.updates
+    return stored_checkpoint(cloud, NAME, tmp_path).header.counters.updates
 
 
 def secret_keys(cloud) -> list[str]:

@@ -4,21 +4,24 @@ The tests are in order: all of them work on one cluster, which the last one ends
 """
 
 import re
-import shutil
 
 import pytest
 
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import LATEST
-from tests.deploy import rootfs
-from tests.deploy.cluster_status import RUN_DIR, continued_from, figure, put_deadline, updates, wait_for
+from tests.deploy.cluster_status import (
+    RUN_DIR,
+    continued_from,
+    figure,
+    put_deadline,
+    stored_checkpoint,
+    updates,
+    wait_for,
+)
 from tests.deploy.groups import make_groups, wanted_hosts
-from tests.deploy.hosts import interpreter
 from tests.deploy.interfaces import addresses_of
-from tests.deploy.running_cluster import RunningCluster
-from tests.deploy.terraform import BUCKET, resources
-from tests.deploy.volume import blank_volume
-from tests.deploy.vpc import vpc
+from tests.deploy.running_cluster import started
+from tests.deploy.terraform import BUCKET
 
 # The first time, a root file system is made and packages are downloaded.
 pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.timeout(1800)]
@@ -51,19 +54,8 @@ def running(build, cloud, cluster, address, tmp_path_factory):
     state = cluster.copy(tmp_path_factory.mktemp("plan")).apply(VARIABLES)
     put_deadline(cloud, state)
     directory = tmp_path_factory.mktemp("cluster")
-    layers = {name: image.layers for name, image in build.images.items()}
-    with (
-        vpc(CIDR, address, cloud, rootfs.base()) as network,
-        blank_volume(directory, resources(state)["aws_ebs_volume.journal"]["id"]) as volume,
-    ):
-        network.permit(state)
-        hosts = RunningCluster(state, cloud, network, layers, interpreter(directory) | volume, directory / "hosts")
-        try:
-            hosts.start("replay", *LEARNERS, "actor0")
-            yield hosts
-        finally:
-            hosts.close()
-            shutil.rmtree(directory, ignore_errors=True)
+    with started(state, cloud, build, address, directory, "replay", *LEARNERS, "actor0") as hosts:
+        yield hosts
 
 
 def transitions(running) -> list[int]:
@@ -83,12 +75,6 @@ def learner_pid(host, rank) -> str:
     """The process of one of the learners."""
     [found] = host.run("sh", "-c", f"grep -lszx RANK={rank} /proc/[0-9]*/environ").stdout.split()
     return found.split("/")[2]
-
-
-def stored_checkpoint(cloud, directory):
-    """The newest checkpoint in S3."""
-    cloud.client("s3").download_file(BUCKET, f"{NAME}/run-1/checkpoints/{LATEST}", str(directory / LATEST))
-    return load_checkpoint(directory / LATEST)
 
 
 def test_two_learners_of_two_hosts_learn_from_two_shards(running):
@@ -148,7 +134,7 @@ def test_a_new_first_host_goes_on_with_the_checkpoint_in_s3(running, cloud, tmp_
     """Its own address is another one. It takes that of its rank, and the other host finds it again."""
     lost, address = running.interfaces["learner"].name, running.hosts["learner"].address
     running.hosts["learner"].run("systemctl", "start", "apexrl-sync.service")
-    stored = stored_checkpoint(cloud, tmp_path).header.counters.updates
+    stored = stored_checkpoint(cloud, NAME, tmp_path).header.counters.updates
     running.vanish("learner")
     running.start("learner")  # as its group does
     learner = running.hosts["learner"]
@@ -170,7 +156,7 @@ def test_the_first_host_waits_for_learners_that_somebody_stops(running, cloud, t
     newest = load_checkpoint(first.root / RUN_DIR / "checkpoints" / LATEST).header.counters.updates
     assert newest >= before
     first.run("systemctl", "start", "apexrl-sync.service")  # the timer's: a unit's last command may fail to start
-    assert stored_checkpoint(cloud, tmp_path).header.counters.updates == newest
+    assert stored_checkpoint(cloud, NAME, tmp_path).header.counters.updates == newest
     first.run("systemctl", "stop", "apexrl-learner.service")
     assert first.show("apexrl-learner.service", "Result") == "success", first.journal("apexrl-learner")
     first.wait_for_state("apexrl-finish.service", "inactive")
