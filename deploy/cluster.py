@@ -19,7 +19,6 @@ from deploy.steps import ROOT, TOOLS, DeployError
 CONFIGURATION = ROOT / "deploy" / "terraform" / "cluster"
 DECLARING = ("variables.tf", "account.tf", "flags.tf", "flags.json")
 """The files of the configuration that ask nothing of AWS."""
-LOCALS = ("learners", "shards", "learner_families")
 PACKER_VARIABLES = ROOT / "deploy" / "packer" / "variables.pkr.hcl"
 NO_BUCKET = "not-made-yet"
 """The results bucket while none is given: bootstrap makes it, after the first questions."""
@@ -40,15 +39,12 @@ class Cluster(NamedTuple):
     release: str
     replay_instance_type: str
     learner_instance_types: tuple[str, ...]
-    learner_gpus: int
     learner_hosts: int
     actor_instance_types: tuple[str, ...]
     actor_hosts: int
     actor_on_demand_hosts: int
-    actor_workers_per_host: int
     replay_volume_gib: int
     learner_volume_gib: int
-    use_placement_group: bool
     operator_cidrs: tuple[str, ...]
     results_bucket: str
     max_hours: int
@@ -58,9 +54,6 @@ class Cluster(NamedTuple):
     replay_flags: tuple[tuple[str, str], ...]
     vpc_id: str
     subnet_ids: tuple[str, ...]
-    learners: int  # on all hosts
-    shards: int
-    learner_families: tuple[str, ...]
 
     @property
     def spot_hosts(self) -> int:
@@ -85,7 +78,7 @@ def read_cluster(plan: Path | None = None, given: Sequence[str] = ()) -> Cluster
     described = [plan] if plan else [CONFIGURATION / f"terraform.tfvars{suffix}" for suffix in ("", ".json")]
     own = {f"terraform.tfvars{'.json' if path.suffix == '.json' else ''}": path for path in described if path.exists()}
     own |= {path.name: path for pattern in ("", ".json") for path in CONFIGURATION.glob(f"*.auto.tfvars{pattern}")}
-    values = {name: f"${{{'local' if name in LOCALS else 'var'}.{name}}}" for name in Cluster._fields}
+    values = {name: f"${{var.{name}}}" for name in Cluster._fields}
     files = own | {name: CONFIGURATION / name for name in DECLARING}
     variables = {"TF_VAR_results_bucket": NO_BUCKET} | os.environ  # of all places this one counts least
     found = _evaluate({"output": {"values": {"value": values}}}, files, variables, given)

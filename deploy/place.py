@@ -22,9 +22,8 @@ CHOICE = ROOT / CLUSTER / "software.auto.tfvars"
 """The choice of `up` between a release and images, for the cluster that is described."""
 ZONE = ROOT / CLUSTER / "zone.auto.tfvars"
 """The zone that `up` has chosen, because EC2 had no capacity in the one before."""
-ACTORS = "aws_autoscaling_group.actor"
+ACTORS = ("aws_autoscaling_group", "actor")
 INIT_SECONDS = 900.0
-NO_STATE = "No state file was found"
 
 
 def terraform(directory: str, *arguments: str) -> tuple[str, ...]:
@@ -53,14 +52,18 @@ def initialize() -> None:
     run(*terraform(CLUSTER, "init", *configured), seconds=INIT_SECONDS)
 
 
-def _has_state() -> bool:
-    """Returns whether Terraform can ask for its state here. Without .terraform, backend.hcl tells where it is."""
-    if (ROOT / CLUSTER / ".terraform").exists():
-        return True
-    if not BACKEND.exists():
-        return False
-    initialize()
-    return True
+def _state() -> dict[str, Any]:
+    """Returns Terraform's state, empty where nothing was made from here. Without .terraform backend.hcl tells of it."""
+    if not (ROOT / CLUSTER / ".terraform").exists():
+        if not BACKEND.exists():
+            return {}
+        initialize()
+    return dict(json.loads(must_read(*terraform(CLUSTER, "state", "pull")) or "{}"))
+
+
+def _made() -> list[tuple[str, str]]:
+    """Returns the type and the name of all that Terraform has made from here and not destroyed."""
+    return [(one["type"], one["name"]) for one in _state().get("resources", []) if one["mode"] == "managed"]
 
 
 def exists() -> bool:
@@ -73,11 +76,9 @@ def may_hold_experience() -> bool:
     return ACTORS in _made()
 
 
-def _made() -> list[str]:
-    """Returns the addresses of all that Terraform has made from here and not destroyed."""
-    if not _has_state():
-        return []
-    return must_read(*terraform(CLUSTER, "state", "list"), unless=NO_STATE).split()
+def outputs() -> dict[str, Any]:
+    """Returns the outputs of the cluster that is up, none where none is."""
+    return {name: entry["value"] for name, entry in _state().get("outputs", {}).items()}
 
 
 def describe(plan: str) -> None:
@@ -133,14 +134,6 @@ def described() -> Cluster:
     if not VARIABLES.exists():
         raise DeployError("no cluster is described here: `python -m deploy up smoke` starts the smallest")
     return read_cluster()
-
-
-def outputs() -> dict[str, Any]:
-    """Returns the outputs of the cluster that is up, none where none is."""
-    if not _has_state():
-        return {}
-    found = json.loads(must_read(*terraform(CLUSTER, "output", "-json")))
-    return {name: entry["value"] for name, entry in found.items()}
 
 
 def write_variable(path: Path, name: str, value: str) -> None:

@@ -78,11 +78,9 @@ def run_until_interrupted(*command: str) -> int:
         return 0
 
 
-def must_read(*command: str, unless: str = "") -> str:
+def must_read(*command: str) -> str:
     """Runs a command that only looks, without a word; returns what it prints.
 
-    Args:
-      unless: errors with this text are no failure.
     Raises: StepError when it fails, or takes longer than READ_SECONDS.
     """
     given: dict[str, Any] = {"cwd": ROOT, "env": _environment(), "capture_output": True, "text": True}
@@ -90,7 +88,7 @@ def must_read(*command: str, unless: str = "") -> str:
         result = subprocess.run(command, **given, timeout=READ_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise StepError(f"`{shlex.join(command)}` did not end within {READ_SECONDS:.0f} s: run it by hand") from error
-    if result.returncode and not (unless and unless in result.stderr):
+    if result.returncode:
         reason = " ".join(result.stderr.split())[-300:] or "it said nothing"
         raise StepError(f"`{shlex.join(command)}` ended with status {result.returncode}: {reason}")
     return str(result.stdout)

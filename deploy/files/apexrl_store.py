@@ -39,6 +39,15 @@ MACS = "/latest/meta-data/network/interfaces/macs"
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
 
+@contextlib.contextmanager
+def _told_by_aws() -> Iterator[None]:
+    """Makes errors of AWS those of the host."""
+    try:
+        yield
+    except AWS_ERRORS as error:
+        raise HostError(str(error)) from error
+
+
 def until_it_works(attempt: Callable[[], None], patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Calls `attempt` again and again until it raises no AWS error and no HostError.
 
@@ -161,18 +170,17 @@ class Uploaded:
         temporary.replace(self._path)
 
 
+@_told_by_aws()
 def deadline() -> None:
     """Prints the deadline of the cluster.
 
     Raises: HostError when the Parameter Store does not tell it.
     """
-    try:
-        answer = boto3.client("ssm", config=QUICKLY).get_parameter(Name=variable("APEXRL_DEADLINE"))
-    except AWS_ERRORS as error:
-        raise HostError(str(error)) from error
+    answer = boto3.client("ssm", config=QUICKLY).get_parameter(Name=variable("APEXRL_DEADLINE"))
     print(answer["Parameter"]["Value"])
 
 
+@_told_by_aws()
 def finish(run_dir: Path) -> None:
     """Ends the cluster when its run has reached its end: all groups at zero, and a deadline that is now.
 
@@ -183,27 +191,21 @@ def finish(run_dir: Path) -> None:
         return
     sync(run_dir)
     now = datetime.datetime.now(datetime.UTC)
-    try:
-        for group in variable("APEXRL_GROUPS").split():
-            _scale_to_zero(group)
-        boto3.client("ssm").put_parameter(
-            Name=variable("APEXRL_DEADLINE"), Value=f"{now:%Y-%m-%dT%H:%M:%SZ}", Type="String", Overwrite=True
-        )
-        leave()  # at last, as AWS then ends this host
-    except AWS_ERRORS as error:
-        raise HostError(str(error)) from error
+    for group in variable("APEXRL_GROUPS").split():
+        _scale_to_zero(group)
+    end = f"{now:%Y-%m-%dT%H:%M:%SZ}"
+    boto3.client("ssm").put_parameter(Name=variable("APEXRL_DEADLINE"), Value=end, Type="String", Overwrite=True)
+    leave()  # at last, as AWS then ends this host
     logger.info("the run is complete: all hosts power off within two minutes")
 
 
+@_told_by_aws()
 def leave() -> None:
     """Scales the group of this learner host to zero: a host that ends by itself would be replaced for ever.
 
     Raises: HostError when AWS does not do it.
     """
-    try:
-        _scale_to_zero(variable("APEXRL_GROUP"))
-    except AWS_ERRORS as error:
-        raise HostError(str(error)) from error
+    _scale_to_zero(variable("APEXRL_GROUP"))
 
 
 def _scale_to_zero(group: str) -> None:
@@ -238,17 +240,15 @@ def address() -> None:
     logger.info("%s is the address of this host, at %s", own, interface)
 
 
+@_told_by_aws()
 def assign(own: str, interface: str) -> None:
     """Gives an address to a network interface of this host.
 
     Raises: HostError when AWS does not.
     """
-    try:
-        answer = boto3.client("ec2", config=QUICKLY).assign_private_ip_addresses(
-            NetworkInterfaceId=interface, PrivateIpAddresses=[own], AllowReassignment=True
-        )
-    except AWS_ERRORS as error:
-        raise HostError(str(error)) from error
+    answer = boto3.client("ec2", config=QUICKLY).assign_private_ip_addresses(
+        NetworkInterfaceId=interface, PrivateIpAddresses=[own], AllowReassignment=True
+    )
     if own not in [entry["PrivateIpAddress"] for entry in answer["AssignedPrivateIpAddresses"]]:
         raise HostError(f"AWS has not given {own} to {interface}")
 

@@ -15,7 +15,7 @@ QUOTAS = {"L-1216C47A": 32.0, "L-34B43A08": 32.0, "L-DB2E81BA": 4.0}
 CLUSTER = "-chdir=deploy/terraform/cluster"
 BOOTSTRAP = "-chdir=deploy/terraform/bootstrap"
 UP = ("up", "smoke", "--email", "you@example.com", "--yes")
-LOOKS = ("state list", "output")
+LOOKS = ("state pull", "output")
 
 
 class Clone:

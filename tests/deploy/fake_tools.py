@@ -9,7 +9,9 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.deploy.needed import find_terraform
 from tests.system.processes import ROOT
@@ -100,27 +102,27 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
             (directory / ".terraform").mkdir(exist_ok=True)
         case ["apply", *_]:
             if not is_bootstrap and _is_full(directory):
-                state.write_text(state.read_text() if state.exists() else "aws_vpc.this\n")
+                state.touch() if state.exists() else state.write_text(_state_of("aws_vpc"))
                 print(NO_HOST if _zone(directory) == f"{REGION}a" else NO_HOST_OF_GROUP, file=sys.stderr)
                 return 1
             _bootstrap() if is_bootstrap else _cluster(directory)
-            state.write_text("aws_vpc.this\naws_autoscaling_group.actor\n")
+            state.write_text(_state_of("aws_vpc", "aws_autoscaling_group", outputs=OUTPUTS))
         case ["destroy", *_]:
             _terminate()
             state.unlink()
-        case ["state", "list"]:
-            if not state.exists():
-                print("No state file was found!", file=sys.stderr)
-                return 1
-            print(state.read_text(), end="")
-        case ["output", "-json"]:
-            found = OUTPUTS if state.exists() and "actor" in state.read_text() else {}
-            print(json.dumps({name: {"value": value} for name, value in found.items()}))
+        case ["state", "pull"] if state.exists():
+            print(state.read_text())
         case ["output", "-raw", "cluster_backend"]:
             print(f'bucket = "apexrl-state-{ACCOUNT}-{REGION}"\nregion = "{REGION}"')
         case ["output", "-raw", "cluster_tfvars"]:
             print(f'region         = "{REGION}"\nresults_bucket = "apexrl-results-{ACCOUNT}-{REGION}"')
     return 0
+
+
+def _state_of(*types: str, outputs: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Returns Terraform's state of resources with the name `actor`, and outputs."""
+    made = [{"mode": "managed", "type": name, "name": "actor"} for name in types]
+    return json.dumps({"resources": made, "outputs": {name: {"value": value} for name, value in outputs.items()}})
 
 
 def _is_full(directory: Path) -> bool:
