@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.terraform_release import PROGRAM
+from tests.deploy.tools import TERRAFORM, TERRAFORM_CURE
 
 PACKAGES = {
     "boto3": "boto3",
@@ -23,7 +23,6 @@ PACKAGES = {
 }
 """Packages of requirements-dev.txt by the module that tells whether they are there."""
 PACKAGES_CURE = ".venv/bin/python -m pip install -r requirements-dev.txt"
-TERRAFORM_CURE = ".venv/bin/python -m tests.deploy.tools, or https://developer.hashicorp.com/terraform/install"
 OLDEST_TERRAFORM = (1, 11)
 
 
@@ -56,7 +55,7 @@ def with_terraform() -> dict[str, str]:
 @functools.cache
 def look_for_terraform() -> tuple[str, str]:
     """Returns the program, and why it cannot be used, empty if it can."""
-    found = str(PROGRAM) if PROGRAM.exists() else shutil.which("terraform")
+    found = str(TERRAFORM) if TERRAFORM.exists() else shutil.which("terraform")
     if found is None:
         return "", "terraform 1.11 or newer is missing"
     quietly = os.environ | {"CHECKPOINT_DISABLE": "1"}

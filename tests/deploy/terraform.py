@@ -18,6 +18,7 @@ import pytest
 
 from tests.deploy.commands import ran
 from tests.deploy.needed import find_terraform, require_packages
+from tests.deploy.tools import SCHEMA_CURE, find_wheel
 from tests.system.processes import ROOT
 
 TERRAFORM = ROOT / "deploy" / "terraform"
@@ -35,12 +36,10 @@ def skip_without_tools() -> None:
     """Skips a test, saying how to get what is missing."""
     require_packages()
     find_terraform()
-    from tests.deploy.offline_provider.wheel import CURE, find_wheel
-
     try:
         find_wheel()
     except FileNotFoundError:
-        pytest.skip(f"the schema of hashicorp/aws is missing (59 MB): {CURE}")
+        pytest.skip(f"the schema of hashicorp/aws is missing (59 MB): {SCHEMA_CURE}")
 
 
 def copy_of(directory: Path, target: Path) -> Path:

@@ -7,7 +7,16 @@ import yaml
 
 from tests.deploy.commands import ran
 from tests.deploy.needed import require_tool
-from tests.deploy.terraform import BUCKET, fixed_addresses, resources, templates, user_data
+from tests.deploy.terraform import (
+    BUCKET,
+    TERRAFORM,
+    fixed_addresses,
+    resources,
+    skip_without_tools,
+    templates,
+    user_data,
+)
+from tests.deploy.tools import find_wheel
 
 GIVEN = {"results_bucket": BUCKET}
 REPLAY, LEARNER, ACTOR = "aws_instance.replay", "aws_launch_template.learner[0]", "aws_launch_template.actor"
@@ -167,8 +176,6 @@ def test_cloud_init_accepts_the_user_data(applied, tmp_path):
 def test_the_schema_is_the_real_one():
     """Facts of hashicorp/aws that a schema made up by hand would hardly have."""
     from tests.deploy.offline_provider.__main__ import load_schema, types_in
-    from tests.deploy.offline_provider.wheel import find_wheel
-    from tests.deploy.terraform import TERRAFORM, skip_without_tools
 
     skip_without_tools()
     schema = load_schema(find_wheel(), types_in(TERRAFORM))

@@ -19,7 +19,7 @@ import grpc
 from tests.deploy.offline_provider import schema
 from tests.deploy.offline_provider.protocol import handler
 from tests.deploy.offline_provider.provider import Provider
-from tests.deploy.offline_provider.wheel import find_wheel
+from tests.deploy.tools import find_wheel
 from tests.system.processes import ROOT
 
 ADDRESS = "registry.terraform.io/hashicorp/aws"

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-WHEEL = "cdktf_cdktf_provider_aws-21.22.1-py3-none-any.whl"
 BUNDLE = "cdktf_cdktf_provider_aws/_jsii/provider-aws@21.22.1.jsii.tgz"
 PROVIDER_VERSION = "6.25.0"
 """The version of hashicorp/aws from which this version of the package was generated."""

@@ -32,26 +32,6 @@ run "names" {
   }
 }
 
-run "nobody_to_tell" {
-  command = plan
-
-  variables {
-    budget_emails = []
-  }
-
-  expect_failures = [var.budget_emails]
-}
-
-run "not_an_address" {
-  command = plan
-
-  variables {
-    budget_emails = ["you"]
-  }
-
-  expect_failures = [var.budget_emails]
-}
-
 run "too_long_for_a_bucket" {
   command = plan
 

@@ -101,66 +101,6 @@ run "two_roles_share_a_group" {
   }
 }
 
-run "without_a_bucket" {
-  command = plan
-
-  variables {
-    results_bucket = null
-  }
-
-  expect_failures = [var.results_bucket]
-}
-
-run "open_to_the_internet" {
-  command = plan
-
-  variables {
-    operator_cidrs = ["0.0.0.0/0"]
-  }
-
-  expect_failures = [var.operator_cidrs]
-}
-
-run "an_unknown_flag" {
-  command = plan
-
-  variables {
-    learner_flags = { batchsize = 512 }
-  }
-
-  expect_failures = [var.learner_flags]
-}
-
-run "a_type_that_is_not_offered" {
-  command = plan
-
-  variables {
-    actor_instance_types = ["c7i.8xlarge", "c6i.8xlarge"]
-  }
-
-  expect_failures = [data.aws_ec2_instance_type_offerings.zones]
-}
-
-run "more_actors_than_the_server_takes" {
-  command = plan
-
-  variables {
-    actor_hosts = 129
-  }
-
-  expect_failures = [terraform_data.zone]
-}
-
-run "more_learners_than_gpus" {
-  command = plan
-
-  variables {
-    learner_gpus = 4
-  }
-
-  expect_failures = [terraform_data.zone]
-}
-
 run "learners_of_several_hosts" {
   command = plan
 
@@ -209,15 +149,4 @@ run "more_learner_hosts_than_replay_servers" {
   }
 
   expect_failures = [var.learner_hosts]
-}
-
-run "no_images" {
-  command = plan
-
-  override_data {
-    target = data.aws_ami_ids.role["gpu"]
-    values = { ids = [] }
-  }
-
-  expect_failures = [data.aws_ami_ids.role["gpu"]]
 }
