@@ -216,6 +216,7 @@ def test_operators_reach_tensorboard_when_the_plan_names_them(running, workspace
         wait_for(running, lambda: running.vpc.reach(OUTSIDE, [board])[board] == "open")
         outcomes = running.vpc.reach(OUTSIDE, others)
         assert {target for target, outcome in outcomes.items() if outcome != "silence"} == {board}
+        running.hosts["learner"].run("curl", "--fail", "--silent", "--show-error", "http://127.0.0.1:6006/")
         assert running.vpc.reach("actor0", [board])[board] == "silence"
     finally:
         running.vpc.permit(state)

@@ -286,16 +286,6 @@ def test_no_spot_hosts_need_no_spot_role(ready, aws, preflight):
     assert "for spot" not in text and "spot standard" not in text and "on-demand standard instances: 80 wanted" in text
 
 
-def test_var_files_say_the_same_as_flags(ready, preflight, tmp_path):
-    path = tmp_path / "catch.tfvars"
-    path.write_text('image_version = "9.9.9" # not built\noperator_cidrs = [\n  "203.0.113.0/24",\n]\n')
-    _, verdicts, _ = preflight(extra=("-var-file", str(path), "--address", "203.0.113.7"))
-    assert [line for line in verdicts["FAIL"] if "version 9.9.9" in line]
-    assert "address: 203.0.113.7: operator_cidrs is 203.0.113.0/24" in verdicts["PASS"]
-    _, verdicts, _ = preflight({"image_version": "1.2.3"}, extra=("-var-file", str(path), "--address", "203.0.113.7"))
-    assert not verdicts["FAIL"], "a flag wins"
-
-
 def test_unreadable_variables_are_told_apart(run_deploy, tmp_path):
     path = tmp_path / "wrong.tfvars"
     for text, finding in (

@@ -9,7 +9,7 @@ import pytest
 from apexrl.net.keyring import Keyring, public_keys
 from tests.deploy.host_commands import BUCKET, PREFIX
 from tests.deploy.imds import NOTICE, metadata_service
-from tests.system.processes import wait_for
+from tests.system.processes import ROOT, wait_for
 
 pytestmark = pytest.mark.long("commands for EC2")
 
@@ -165,6 +165,29 @@ def test_a_bucket_that_is_missing_is_told_and_waited_for(aws, start, finish, tmp
     assert process.popen.wait(60) == 0, process.text()
     assert finish("sync", run)[0] == 0
     assert len(stored(aws.client("s3"))) == 4
+
+
+def test_a_file_that_cannot_be_uploaded_stops_no_other(bucket, aws, monkeypatch, tmp_path):
+    """Such as one of root's, which the service may not link."""
+    monkeypatch.syspath_prepend(ROOT / "deploy" / "files")
+    import apexrl_store
+
+    run = {"APEXRL_BUCKET": BUCKET, "APEXRL_CLUSTER": "catch", "APEXRL_RUN": "run-1"}
+    for name, value in (aws.environment | run).items():
+        monkeypatch.setenv(name, value)
+    make_run(tmp_path / "run")
+    link = os.link
+    forbidden = tmp_path / "run" / "evaluations.csv"
+
+    def link_others(source, target):
+        if source == forbidden:
+            raise PermissionError("not permitted")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_others)
+    with pytest.raises(apexrl_store.HostError, match="1 of 4 files were not uploaded, the first: evaluations.csv: not"):
+        apexrl_store.sync(tmp_path / "run")
+    assert len(stored(bucket)) == 3 and PREFIX + "evaluations.csv" not in stored(bucket)
 
 
 def test_the_last_upload_waits_for_the_one_that_runs(bucket, start, finish, tmp_path):
