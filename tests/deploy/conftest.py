@@ -11,12 +11,12 @@ import pytest
 
 from tests.deploy import rootfs, site
 from tests.deploy.clone import clone  # noqa: F401 - a fixture
-from tests.deploy.cluster_status import store_keys
 from tests.deploy.commands import ran
 from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa: F401 - fixtures
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.needed import require_packages, with_terraform
+from tests.deploy.running_cluster import store_keys
 from tests.deploy.terraform import BUCKET, Workspace, as_flags, copy_of, offline_provider, skip_without_tools
 from tests.system.processes import ROOT
 

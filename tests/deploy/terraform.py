@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,6 +30,8 @@ LOCAL_STATE = 'terraform {\n  backend "local" {}\n}\n'
 SECONDS = 100
 
 Variables = dict[str, Any]
+Case = tuple[Any, ...]
+ROLES = ("replay", "learner", "actor")
 
 
 def skip_without_tools() -> None:
@@ -181,3 +183,50 @@ def variable_names(configuration: str) -> tuple[str, ...]:
     """Returns the variables that a configuration declares."""
     texts = [path.read_text() for path in sorted((TERRAFORM / configuration).glob("*.tf"))]
     return tuple(name for text in texts for name in re.findall(r'^variable "(\w+)"', text, re.M))
+
+
+class Flow(NamedTuple):
+    """TCP connections that a role may make, or makes."""
+
+    source: str
+    target: str
+    port: int
+    last_port: int = 0  # of a range
+
+
+def rules_of(state: dict[str, Any], direction: str) -> list[dict[str, Any]]:
+    """Returns the rules of one direction, with the roles of their groups in place of the groups' ids."""
+    found = resources(state)
+    roles = {found[f'aws_security_group.role["{role}"]']["id"]: role for role in ROLES}
+    return [
+        values | {"own": roles[values["security_group_id"]], "peer": roles.get(values["referenced_security_group_id"])}
+        for address, values in found.items()
+        if address.startswith(f"aws_vpc_security_group_{direction}_rule.")
+    ]
+
+
+def flows_of(state: dict[str, Any], direction: str) -> set[Flow]:
+    """Returns the flows between roles that the rules of one direction let through."""
+    flows = set()
+    for rule in rules_of(state, direction):
+        if rule["peer"] is None:
+            continue
+        assert rule["ip_protocol"] == "tcp" and rule["from_port"] <= rule["to_port"], rule
+        ends = (rule["peer"], rule["own"]) if direction == "ingress" else (rule["own"], rule["peer"])
+        is_range = rule["from_port"] < rule["to_port"]
+        flows.add(Flow(*ends, rule["from_port"], rule["to_port"] if is_range else 0))
+    return flows
+
+
+def rounds(cases: list[Case]) -> list[list[Case]]:
+    """Returns wrong values in as few lists as will do when the first item of each is different in a list.
+
+    One run tells of a list together, so that there are fewer runs.
+    """
+    made: list[list[Case]] = []
+    for case in cases:
+        fitting = next((one for one in made if case[0] not in {other[0] for other in one}), None)
+        if fitting is None:
+            made.append(fitting := [])
+        fitting.append(case)
+    return made

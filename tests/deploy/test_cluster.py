@@ -15,21 +15,22 @@ from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import LATEST
 from apexrl.runs import CURVE_FILE
-from tests.deploy.cluster_status import (
+from tests.deploy.interfaces import addresses_of
+from tests.deploy.running_cluster import (
+    OPERATOR,
     RUN_DIR,
     continued_from,
     figure,
     put_deadline,
+    role_of,
+    started,
     status,
     store_keys,
     stored_checkpoint,
     updates,
     wait_for,
 )  # fmt: skip
-from tests.deploy.flows import Flow, flows_of
-from tests.deploy.interfaces import addresses_of
-from tests.deploy.running_cluster import OPERATOR, role_of, started
-from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data
+from tests.deploy.terraform import BUCKET, Flow, Workspace, flows_of, resources, role_environment, user_data
 from tests.deploy.vpc import OUTSIDE
 
 # The first time, a root file system is made and packages are downloaded.

@@ -9,18 +9,18 @@ import pytest
 
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import LATEST
-from tests.deploy.cluster_status import (
+from tests.deploy.groups import make_groups, wanted_hosts
+from tests.deploy.interfaces import addresses_of
+from tests.deploy.running_cluster import (
     RUN_DIR,
     continued_from,
     figure,
     put_deadline,
+    started,
     stored_checkpoint,
     updates,
     wait_for,
 )
-from tests.deploy.groups import make_groups, wanted_hosts
-from tests.deploy.interfaces import addresses_of
-from tests.deploy.running_cluster import started
 from tests.deploy.terraform import BUCKET
 
 # The first time, a root file system is made and packages are downloaded.

@@ -1,8 +1,15 @@
-"""The installation of the tools for these tests."""
+"""The tools of these tests, and packages that are pinned in several places."""
+
+import re
 
 from tests.deploy.commands import ran
 from tests.deploy.needed import PACKAGES, require_tool
 from tests.system.processes import ROOT
+
+FILES = (
+    *("requirements.txt", "requirements-dev.txt", "requirements-all.txt", "deploy/requirements.txt"),
+    *("deploy/packer/requirements.in", "deploy/packer/requirements-common.txt"),
+)
 
 
 def test_shellcheck_finds_nothing():
@@ -16,3 +23,17 @@ def test_shellcheck_finds_nothing():
 def test_a_missing_package_of_the_requirements_would_be_noticed():
     lines = (ROOT / "requirements-dev.txt").read_text().rpartition("\n\n")[2].splitlines()
     assert {line.partition("==")[0] for line in lines if "==" in line} == set(PACKAGES.values())
+
+
+def pins_of(path):
+    """Versions by package; lines that include other files or continue a hash are left out."""
+    return dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==([^\s\\]+)", path.read_text(), re.MULTILINE))
+
+
+def test_a_package_has_one_version_everywhere():
+    versions: dict[str, dict[str, str]] = {}
+    for name in FILES:
+        for package, version in pins_of(ROOT / name).items():
+            versions.setdefault(package.lower(), {})[name] = version
+    assert len(versions["boto3"]) >= 3 and len(versions["pyzmq"]) >= 3, versions
+    assert not {package: found for package, found in versions.items() if len(set(found.values())) > 1}

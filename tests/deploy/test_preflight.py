@@ -10,8 +10,7 @@ import pytest
 from deploy.cluster import values_in
 from tests.deploy.needed import with_terraform
 from tests.deploy.quotas import Account, serving
-from tests.deploy.rounds import rounds
-from tests.deploy.terraform import as_flags
+from tests.deploy.terraform import as_flags, rounds
 from tests.system.processes import ROOT
 
 pytestmark = pytest.mark.long("commands for EC2")

@@ -6,8 +6,7 @@ roles that run behind these groups.
 
 import pytest
 
-from tests.deploy.flows import ROLES, rules_of
-from tests.deploy.terraform import BUCKET, resources, templates
+from tests.deploy.terraform import BUCKET, ROLES, resources, rules_of, templates
 
 
 def test_nothing_comes_in_but_from_the_cluster_and_out_go_only_its_flows_and_https(applied):

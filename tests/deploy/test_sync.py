@@ -185,7 +185,9 @@ def test_a_file_that_cannot_be_uploaded_stops_no_other(bucket, aws, monkeypatch,
         link(source, target)
 
     monkeypatch.setattr(os, "link", link_others)
-    with pytest.raises(apexrl_store.HostError, match="1 of 4 files were not uploaded, the first: evaluations.csv: not"):
+    with pytest.raises(
+        apexrl_store.HostError, match=r"1 of 4 files were not uploaded, the first: evaluations\.csv: not"
+    ):
         apexrl_store.sync(tmp_path / "run")
     assert len(stored(bucket)) == 3 and PREFIX + "evaluations.csv" not in stored(bucket)
 

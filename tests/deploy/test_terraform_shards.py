@@ -7,8 +7,16 @@ import pytest
 from apexrl.agents.replaying.mix import parts_of, tables_for
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import of_own_shard, parse
-from tests.deploy.flows import Flow, flows_of
-from tests.deploy.terraform import BUCKET, Workspace, of_learners, role_environment, templates, user_data
+from tests.deploy.terraform import (
+    BUCKET,
+    Flow,
+    Workspace,
+    flows_of,
+    of_learners,
+    role_environment,
+    templates,
+    user_data,
+)
 
 MIX = ("queue=1/8", "uniform=1/8", "elite-1@500=1/4", "elite-insertion@700=1/2")
 VARIABLES = {

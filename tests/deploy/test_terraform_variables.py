@@ -11,8 +11,7 @@ import pytest
 from apexrl.config import flags
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from deploy import flags as flag_patterns
-from tests.deploy.rounds import rounds
-from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, user_data, variable_names
+from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, rounds, user_data, variable_names
 from tests.system.processes import ROOT
 
 WRONG: list[tuple[str, Any, str]] = [

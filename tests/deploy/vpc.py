@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tests.deploy.commands import ran
-from tests.deploy.flows import rules_of
 from tests.deploy.machine import network
 from tests.deploy.moto_process import Aws
 from tests.deploy.rootfs import PRIVILEGED
+from tests.deploy.terraform import rules_of
 
 METADATA = "169.254.169.254"
 UPLINK = "host0"
