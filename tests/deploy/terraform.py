@@ -119,6 +119,10 @@ class Workspace:
         assert result.returncode == 0, result.stderr
         return json.loads(self.must("show", "-json", "plan"))
 
+    def changes(self, variables: Variables) -> dict[str, list[str]]:
+        """Returns what a plan with these variables changes."""
+        return changes_in(self.planned(variables))
+
     def apply(self, variables: Variables, *arguments: str) -> dict[str, Any]:
         """Applies with these variables; returns the state as `terraform show -json` gives it."""
         self.give(variables)
@@ -128,6 +132,12 @@ class Workspace:
     def state(self) -> dict[str, Any]:
         """Returns what there is, as `terraform show -json` gives it."""
         return json.loads(self.must("show", "-json"))
+
+
+def changes_in(plan: dict[str, Any]) -> dict[str, list[str]]:
+    """Returns the actions of a plan by address, of all resources that change."""
+    actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
+    return {address: what for address, what in actions.items() if what not in (["no-op"], ["read"])}
 
 
 def as_flags(variables: Variables) -> list[str]:

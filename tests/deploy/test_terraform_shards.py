@@ -11,6 +11,7 @@ from tests.deploy.terraform import (
     BUCKET,
     Flow,
     Workspace,
+    changes_in,
     flows_of,
     of_learners,
     role_environment,
@@ -69,14 +70,8 @@ def test_each_shard_has_rules_for_its_ports_and_for_those_who_need_them(state):
     assert len(wanted) == 4 + 2 * 8
 
 
-def changed_by(plan: dict[str, Any]) -> dict[str, list[str]]:
-    """Returns the actions of a plan by address, of all resources that change."""
-    actions = {change["address"]: change["change"]["actions"] for change in plan["resource_changes"]}
-    return {address: what for address, what in actions.items() if what != ["no-op"]}
-
-
 def test_another_number_of_learners_replaces_the_learner_only(workspace):
-    assert changed_by(workspace.planned(VARIABLES | {"learner_gpus": 2})) == OF_ANOTHER_LEARNER
+    assert workspace.changes(VARIABLES | {"learner_gpus": 2}) == OF_ANOTHER_LEARNER
 
 
 def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_one_only(workspace, state):
@@ -89,7 +84,7 @@ def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_
     ]
     created = {address: ["create"] for address in new}
     may_end_it = {"aws_iam_role_policy.finish": ["update"]}
-    assert changed_by(plan) == OF_ANOTHER_LEARNER | created | may_end_it
+    assert changes_in(plan) == OF_ANOTHER_LEARNER | created | may_end_it
     groups = ["apexrl-actor", "apexrl-learner", "apexrl-learner-1"]
     assert {group["placement_group"] for group in of_learners(plan, "aws_autoscaling_group").values()} == {"apexrl"}
     for rank, name in enumerate(("learner", "learner-1")):
