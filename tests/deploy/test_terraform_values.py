@@ -81,7 +81,6 @@ ON_REQUEST = [
         },
     ),
     ({"learner_instance_types": ["g6e.4xlarge"]}, {(LEARNERS, TYPES): ["g6e.4xlarge"]}),
-    ({"use_placement_group": False}, {(REPLAY, "placement_group"): None, (LEARNERS, "placement_group"): None}),
 ]
 
 PLANTED = [
@@ -149,6 +148,11 @@ def test_a_cluster_has_the_values_that_the_readme_promises(applied):
 @pytest.mark.parametrize(("given", "wanted"), ON_REQUEST)
 def test_a_cluster_gets_what_is_asked_for(cluster, given, wanted):
     assert not differences(resources(cluster.planned(GIVEN | given)), wanted)
+
+
+def test_hosts_are_apart_where_somebody_says_so(cluster):
+    apart = resources(cluster.planned(GIVEN | {"use_placement_group": False}))
+    assert not any(address.startswith("aws_placement_group") for address in apart)
 
 
 def test_user_data_says_only_the_role(applied):
