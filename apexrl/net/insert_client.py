@@ -5,11 +5,13 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import zmq
 
 from apexrl.errors import PeerRefused, PeerTimeout, WireError
 from apexrl.net import wire
+from apexrl.net.arguments import MAX_NUMBER
 from apexrl.net.calls import Closing, Steps, call
 from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.identity import marked
@@ -22,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 SAID_SECONDS = 10.0  # of waiting, between two lines that say so
 MAX_AT_ONCE = 1000  # messages that one call takes without looking at the time
+LISTEN_SECONDS = 0.001  # between two looks for messages, while the server allows inserts anyway
 
 
 class InsertClient(Closing):
@@ -66,6 +69,7 @@ class InsertClient(Closing):
         self._lost = ""  # why it dropped an insert
         self._last_progress = self._last_standing = time.monotonic()
         self._unsaid_seconds = 0.0  # of waiting
+        self._listened_seconds = -1e9
 
     @property
     def may_insert(self) -> bool:
@@ -116,19 +120,56 @@ class InsertClient(Closing):
         self, header: UnrollHeader, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
     ) -> Steps[bool]:
         """Is `insert` to be awaited."""
-        encoded = self._encoded(header, block)
-        yield from self._waiting(lambda: self.may_insert, timeout_seconds, stopped)
+        return (yield from self.sending(self.checked(header, block), block, timeout_seconds, stopped))
+
+    def checked(self, header: UnrollHeader, block: bytes) -> wire.Insert:
+        """Returns the message of an unroll, which gets its number when it is sent.
+
+        Raises: WireError when a server would drop it.
+        """
+        spec = self._spec
+        if np.shape(header.valid) != (spec.unroll_starts,) or np.shape(header.priorities) != (spec.num_priorities,):
+            shapes = f"valid of shape {np.shape(header.valid)} and priorities of shape {np.shape(header.priorities)}"
+            raise WireError(f"{shapes}, not ({spec.unroll_starts},) and ({spec.num_priorities},)")
+        with np.errstate(over="ignore"):  # an infinity of float32 is told below
+            message = wire.Insert.of(header, MAX_NUMBER, self.actor)
+        encoded = wire.encode(message)
+        wire.decode_insert(encoded)
+        fault = self._sizes.why_malformed(message, encoded, block, self._num_streams)
+        if fault := fault or insert_arrays([message], self._sizes).faults.get(0, ""):
+            raise WireError(f"no replay server takes this insert: {fault}")
+        return message
+
+    def send_now(self, message: wire.Insert, block: bytes) -> bool:
+        """Sends a `checked` message, if the server allows it already; returns whether it did."""
+        if time.monotonic() - self._listened_seconds > LISTEN_SECONDS:
+            self.poll()
         if not self.may_insert:
             return False
+        self._connection.check_usable()
         if not self._unacknowledged:
             self._last_progress = time.monotonic()
-        self._unacknowledged[self._next_sequence] = (encoded, block)
+        sequence = self._next_sequence
+        self._unacknowledged[sequence] = wire.encode(msgspec.structs.replace(message, sequence=sequence)), block
         self._next_sequence += 1
         self._send_allowed()
         return True
 
+    @call
+    def sending(
+        self, message: wire.Insert, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
+    ) -> Steps[bool]:
+        """Is `insert` of a `checked` message, to be awaited."""
+        deadline = time.monotonic() + timeout_seconds
+        while not self.send_now(message, block):
+            yield from self._waiting(lambda: self.may_insert, deadline - time.monotonic(), stopped)
+            if not self.may_insert:
+                return False
+        return True
+
     def poll(self) -> None:
         """Takes the messages that have arrived and keeps the connection alive. Does not wait."""
+        self._listened_seconds = time.monotonic()
         for _ in range(MAX_AT_ONCE):
             if not self._receive():
                 break
@@ -190,24 +231,6 @@ class InsertClient(Closing):
             return self._connection.silence()
         reason = self._reason or "other inserts of ours to be stored"
         return PeerTimeout(f"the replay server at {self._connection.endpoint} lets us wait: it waits for {reason}")
-
-    def _encoded(self, header: UnrollHeader, block: bytes) -> bytes:
-        """Returns the message of the next insert.
-
-        Raises: WireError when a server would drop it.
-        """
-        spec = self._spec
-        if np.shape(header.valid) != (spec.unroll_starts,) or np.shape(header.priorities) != (spec.num_priorities,):
-            shapes = f"valid of shape {np.shape(header.valid)} and priorities of shape {np.shape(header.priorities)}"
-            raise WireError(f"{shapes}, not ({spec.unroll_starts},) and ({spec.num_priorities},)")
-        with np.errstate(over="ignore"):  # an infinity of float32 is told below
-            message = wire.Insert.of(header, self._next_sequence, self.actor)
-        encoded = wire.encode(message)
-        wire.decode_insert(encoded)
-        fault = self._sizes.why_malformed(message, encoded, block, self._num_streams)
-        if fault := fault or insert_arrays([message], self._sizes).faults.get(0, ""):
-            raise WireError(f"no replay server takes this insert: {fault}")
-        return encoded
 
     def _waits_for(self) -> str:
         return "replay_connection" if self._connection.is_silent or not self._welcome else self._reason

@@ -204,9 +204,13 @@ class LearnerSessions:
             else:
                 session.next_number = self._replay.log.end_number
         num_sent = self._send_in_turn()
-        for peer, session in self.sessions.items():
+        for peer, session in list(self.sessions.items()):
             for i, table in enumerate(session.tables):
                 reason = table.why_waiting(self._replay)
+                if reason and (never := self._replay.why_never(table.table, table.batch_size)):
+                    self._outbox.refuse("learner", peer, never)
+                    self.leave(peer)
+                    break
                 if reason and reason != table.told_reason:
                     table.told_reason = reason
                     self._outbox.send("learner", peer, wire.Waiting(i, reason))

@@ -8,11 +8,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import zmq
 from numpy.typing import ArrayLike
 
 from apexrl.errors import ApexError
+from apexrl.net import wire
 from apexrl.net.calls import Closing, Steps, call
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import Keyring
@@ -63,6 +65,7 @@ class RecordClient(Closing):
         self._layout = None if fields is None else layout_of(fields)
         self._codec = None if self._layout is None else RecordCodec(self._layout)
         self._counts = itertools.count()
+        self._first: wire.Insert | None = None  # the message of the first record
         self._reader = ReplayClient(reads, name, batch_sizes, prefetch_batches, keyring, context, True, True)
         self._writer: InsertClient | None = None
         if self._layout is not None:
@@ -85,20 +88,17 @@ class RecordClient(Closing):
         Raises: ValueError when the record has other fields, or a number or text that does not fit; nothing is sent
           then. PeerTimeout when the server does not allow it in time, PeerRefused when its log holds other records.
         """
-        self.inserting(record, priority, timeout_seconds).finish()
+        writer, message, block = self._prepared(record, priority)
+        if not writer.send_now(message, block):
+            writer.sending(message, block, timeout_seconds).finish()
 
     @call
     def inserting(
         self, record: Mapping[str, ArrayLike], priority: float = 1.0, timeout_seconds: float = PATIENCE_SECONDS
     ) -> Steps[None]:
         """Is `insert` to be awaited."""
-        writer, codec = self._writes()
-        block = codec.encode(record)
-        if not 0 <= priority <= LARGEST_PRIORITY:
-            raise ValueError(f"priority {priority}: give a finite float32 number from 0")
-        priorities = np.array([priority], np.float32)
-        header = UnrollHeader(0, next(self._counts), 0, 0.0, np.ones(1, bool), priorities, ())
-        yield from writer.inserting(header, block, timeout_seconds)
+        writer, message, block = self._prepared(record, priority)
+        yield from writer.sending(message, block, timeout_seconds)
 
     def flush(self, timeout_seconds: float = PATIENCE_SECONDS) -> bool:
         """Waits until every record is stored; returns False when the time is up before.
@@ -177,6 +177,24 @@ class RecordClient(Closing):
         if self._writer is None or self._codec is None:
             raise ApexError("this client was made without fields, so it only reads: give it those of its records")
         return self._writer, self._codec
+
+    def _prepared(self, record: Mapping[str, ArrayLike], priority: float) -> tuple[InsertClient, wire.Insert, bytes]:
+        """Returns a record as its client sends it.
+
+        The first one passes the checks of any unroll. Another one differs in its fields and its priority alone, which
+        are checked each time.
+
+        Raises: ValueError when one of those does not fit.
+        """
+        writer, codec = self._writes()
+        block = codec.encode(record)
+        if not 0 <= priority <= LARGEST_PRIORITY:
+            raise ValueError(f"priority {priority}: give a finite float32 number from 0")
+        if self._first is None:
+            ones = np.ones(1, bool), np.ones(1, np.float32)
+            self._first = writer.checked(UnrollHeader(0, 0, 0, 0.0, *ones, ()), block)
+        number, priorities = next(self._counts), np.float32(priority).tobytes()
+        return writer, msgspec.structs.replace(self._first, first_step=number, priorities=priorities), block
 
     def _reads(self) -> RecordCodec:
         """Returns the codec of the log, whose spec is known once there was a batch."""

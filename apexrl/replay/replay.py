@@ -20,6 +20,8 @@ from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)
 
+ROOM_BATCHES = 2  # that a bound of bytes should hold, where it held less than one
+
 
 class RecoveredUnroll(NamedTuple):
     """An unroll read back from a journal."""
@@ -90,12 +92,19 @@ class Replay:
     def why_never(self, table: str, batch_size: int) -> str:
         """Returns the reason why a table can never give such batches, or an empty string."""
         settings = self._settings[table]
+        if settings.kind == "priority":
+            return ""
         held = min(settings.capacity or self.soft_unrolls, self.soft_unrolls)
         if settings.kind in QUEUES:
             held = self.ring_unrolls
-        if settings.kind == "priority" or batch_size <= held:
+        needed = f"too few for a batch of {batch_size} different ones"
+        if batch_size > held:
+            return f"table {table} holds {held} unrolls, {needed}"
+        held, num_bytes = len(self.log), self.log.num_bytes
+        if batch_size <= held or not held or num_bytes + num_bytes / held <= self.max_bytes:  # one more fits
             return ""
-        return f"table {table} holds {held} unrolls, too few for a batch of {batch_size} different ones"
+        gb = ROOM_BATCHES * batch_size * num_bytes / held / 1e9
+        return f"table {table}: --max-gb {self.config.max_gb:.3g} holds {held} unrolls, {needed}: give {gb:.3g} or more"
 
     def insert(self, entries: Sequence[LogEntry], priorities: np.ndarray, valid: np.ndarray) -> int:
         """Journals M unrolls with priorities [M, P] and valid [M, K], appends them to the log, makes them sampleable.

@@ -180,6 +180,33 @@ def test_calls_are_awaited_while_others_go_on(make):
     assert all(len(batch) == 2 for batch in batches)
 
 
+def test_tasks_that_wait_to_insert_are_all_stored(server):
+    client = RecordClient(server.endpoints, "records", FIELDS)
+
+    async def insert_all():
+        await asyncio.gather(*(client.inserting(record(i), 1.0, 100) for i in range(20)))  # before any welcome
+        return await client.flushing(100)
+
+    with client:
+        assert asyncio.run(insert_all())
+        with ReplayClient(server.learner_endpoint, "reader") as reader:
+            assert len(reader.fetch(range(30), 100)) == 20
+
+
+def test_a_server_that_starts_anew_gets_all_that_a_client_inserts_meanwhile(tmp_path):
+    config, ends = ReplayConfig(capacity=1000, tables=TABLES), (0, 0)
+    for start in range(3):
+        with ReplayServer(config, "127.0.0.1", *ends, journal_dir=tmp_path) as server:
+            if not start:
+                ends = [int(endpoint.rpartition(":")[2]) for endpoint in server.endpoints]
+                client = RecordClient(server.endpoints, "records", FIELDS, {"any": 60})
+            for i in range(20 * start, 20 * start + 20):
+                client.insert(record(i), 1.0, 100)
+            assert client.flush(100)
+    with client, ReplayServer(config, "127.0.0.1", *ends, journal_dir=tmp_path):
+        check(client.sample("any", 100), 60)
+
+
 def test_a_descriptor_says_when_a_batch_has_come(make):
     client = make({"any": 1})
     assert not client.has_batch("any")
@@ -246,3 +273,13 @@ def test_a_server_keeps_as_many_bytes_as_it_was_given():
         client.reset("any", 100)
         fill(client, 4)
         assert sorted(client.sample("any", 100).keys.tolist()) is not None
+
+
+def test_too_few_bytes_for_a_batch_are_told_with_the_flag_and_a_value():
+    config = ReplayConfig(capacity=1000, max_gb=2e-6, tables=("any=uniform:0:1",))
+    with ReplayServer(config) as server, RecordClient(server.endpoints, "records", FIELDS, {"any": 64}) as client:
+        with pytest.raises(PeerTimeout, match="waits for actors"):
+            client.sample("any", 0.05)
+        fill(client, 100)
+        with pytest.raises(PeerRefused, match=r"any: --max-gb 2e-06 holds \d+ unrolls, .* 64 .*: give .* or more"):
+            client.sample("any", 100)

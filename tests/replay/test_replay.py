@@ -105,6 +105,21 @@ def test_bytes_bound_the_log_and_its_journal_too(spec, tmp_path):
     assert len(tiny.log) == 1 and tiny.log.first_number == 2  # the newest stays, however large it is
 
 
+def test_a_bound_of_bytes_that_holds_no_batch_names_its_flag_and_a_value_that_does(spec):
+    replay = make_replay(spec, max_gb=60e-9, tables=ALL_TABLES)  # five unrolls of 12 bytes
+    insert(replay, count=4)
+    assert replay.why_never("unrolls", 9) == ""  # there is room for more
+    insert(replay, count=30)
+    for table in ("unrolls", "queue"):
+        assert "--max-gb 6e-08 holds 5 unrolls" in replay.why_never(table, 9)
+        assert "different ones: give 2.16e-07 or more" in replay.why_never(table, 9)
+        assert replay.why_never(table, 5) == ""
+    assert replay.why_never(TABLE, 9) == ""  # draws one twice
+    enough = make_replay(spec, max_gb=2.16e-07, tables=ALL_TABLES)
+    insert(enough, count=30)
+    assert enough.why_never("unrolls", 9) == enough.why_no_sample("unrolls", 9) == ""
+
+
 def test_nothing_is_sampled_before_the_minimum_size(spec):
     replay = make_replay(spec)
     assert replay.why_no_sample(TABLE, 4) == "min_size"
