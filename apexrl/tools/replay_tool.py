@@ -1,4 +1,4 @@
-"""`apexrl inspect [inspect|verify|export|summary|migrate] DIR` reads the journal of a replay server; mirror copies one.
+"""`apexrl inspect [inspect|verify|export|summary] DIR` reads the journal of a replay server; mirror copies one.
 
 It works while a server writes the journal: it takes no lock, mends nothing, and writes nothing into the journal. It
 skips a file that is evicted meanwhile. An incomplete last record counts as being written, not as damaged.
@@ -295,13 +295,6 @@ def summary(directory: Directory) -> int:
     return 0
 
 
-def migrate(directory: Directory) -> int:
-    """Says which format a journal has, and what to do where this version does not write that one."""
-    identity = identity_of(directory)
-    say(f"{directory} has format {identity.format}, which this version writes: nothing to do")
-    return 0
-
-
 def mirror(directory: Directory, server: str = "127.0.0.1:51002", keys: str = "", max_gb: float = 0.0) -> int:
     """Follows a replay server, and writes its log into a journal here, until Ctrl-C or SIGTERM.
 
@@ -317,9 +310,7 @@ def mirror(directory: Directory, server: str = "127.0.0.1:51002", keys: str = ""
 
 def main() -> int:
     """Runs one command of the command line; returns its exit status."""
-    commands: dict[str, Callable[..., int]] = {
-        c.__name__: c for c in (inspect, verify, export, summary, migrate, mirror)
-    }
+    commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, summary, mirror)}
     words = sys.argv[1:]
     if words and not words[0].startswith("-") and words[0] not in commands:
         words = ["inspect", *words]

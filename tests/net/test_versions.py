@@ -117,4 +117,4 @@ def test_a_journal_of_the_release_is_read(tmp_path, capsys):
     (tmp_path / "unrolls-0000000000000003.log").write_bytes(header + record)
     peers = Peers(spec, tmp_path)
     assert len(peers.log) == 1 and peers.log.get(3).block == b"block"
-    assert replay_tool.migrate(tmp_path) == 0 and "nothing to do" in capsys.readouterr().out
+    assert replay_tool.inspect(tmp_path) == 0 and "0123456789abcdef, format 2" in capsys.readouterr().out
