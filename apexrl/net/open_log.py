@@ -1,7 +1,8 @@
 """A log that is open: its replay, the sizes of its inserts, and the conversations about it. No sockets, no clock."""
 
 import logging
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from apexrl.errors import JournalError
 from apexrl.net.actor_sessions import ActorSessions
@@ -60,13 +61,20 @@ class OpenLog:
                 logger.warning("learner %s was silent for %.0f s", learner.learner, timeout_seconds)
                 self.learners.leave(peer)
 
-    def try_journal(self) -> None:
-        """Tries a failed journal again; where it can be written, actors go on."""
+    async def try_journal(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
+        """Tries a failed journal again, and lets actors go on where it can be written. It waits for the disk elsewhere.
+
+        Args:
+          in_thread: runs a function in another thread.
+        """
         journal = self.replay.journal
         if not self.actors.journal_fault or journal is None:
             return
         try:
-            if journal.write_again(self.replay.log) and journal.is_writable():
+            while (rewrite := journal.rewrite(self.replay.log)) is not None:
+                await in_thread(rewrite.write)
+                journal.rewritten(rewrite)
+            if await in_thread(journal.is_writable):
                 self.actors.resume()
         except JournalError as error:
             self.actors.fail(str(error))

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _EVENTS, _READABLE, _NO_WAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # pyzmq's enums are slow
 EXPIRY_PERIOD_SECONDS = 1.0
+TRY_PERIOD_SECONDS = 1.0  # of a disk that has failed
 SUMMARY_PERIOD_SECONDS = 60.0
 LINGER_SECONDS = 0.05
 CROWD_LINGER_SECONDS = 0.1  # of CROWD actors or more
@@ -80,7 +81,7 @@ class ReplayServer(Closing):
         self._fault: BaseException | None = None  # that ended the thread
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
-        self._writing: asyncio.Future[None] | None = None  # what the second thread does
+        self._writing: asyncio.Future[Any] | None = None  # what the second thread does
         self._comes_again = False
         self._linger: asyncio.TimerHandle | None = None  # until it ends, inserts wait in the socket
         self._descriptors: dict[str, int] = {}
@@ -126,7 +127,7 @@ class ReplayServer(Closing):
             outcomes = await asyncio.gather(*running, return_exceptions=True)
             if self._writing is not None and not self._writing.done():  # its older snapshot would replace the last one
                 [outcome] = await asyncio.gather(self._writing, return_exceptions=True)
-                if outcome is not None and not isinstance(outcome, JournalError):  # else it is written again now
+                if isinstance(outcome, Exception) and not isinstance(outcome, JournalError):  # else it is written now
                     logger.error("what was being written is lost: %s", outcome)
             self._save()
         for outcome in outcomes:
@@ -287,14 +288,20 @@ class ReplayServer(Closing):
                 reported = now
 
     async def _keep_journal(self) -> None:
-        """Syncs the journal and writes snapshots in a thread, so that the disk never holds the service up."""
+        """Syncs the journal, writes snapshots and tries a failed disk in a thread: it never holds the service up."""
         config = self._config
         next_snapshot = time.monotonic() + config.journal_snapshot_seconds
+        period = min(config.journal_flush_seconds or 1.0, config.journal_snapshot_seconds)
+        next_sync = time.monotonic() + period
         while True:
-            await asyncio.sleep(min(config.journal_flush_seconds or 1.0, config.journal_snapshot_seconds))
+            await asyncio.sleep(min(period, TRY_PERIOD_SECONDS))
             open_log = self.service.open_log
             if open_log is None or (journal := open_log.replay.journal) is None:
                 continue
+            await open_log.try_journal(self._in_thread)
+            if period > TRY_PERIOD_SECONDS and time.monotonic() < next_sync:
+                continue
+            next_sync = time.monotonic() + period
             try:
                 await self._in_thread(sync, journal.take_unsynced())
                 journal.synced()
@@ -307,10 +314,10 @@ class ReplayServer(Closing):
             except OSError as error:
                 logger.error("the priorities could not be written (%s): the last ones stay", error)
 
-    async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
-        """Runs a function in the second thread, which goes on when this task is cancelled."""
+    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Runs a function in the second thread, which goes on when this task is cancelled; returns its result."""
         self._writing = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-        await asyncio.shield(self._writing)
+        return await asyncio.shield(self._writing)
 
     def _save(self) -> None:
         open_log = self.service.open_log

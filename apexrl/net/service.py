@@ -98,7 +98,7 @@ class ReplayService:
         return Advanced() if self.open_log is None else self.open_log.advance()
 
     def expire(self, now: float) -> None:
-        """Gives up peers that were silent for too long, frees all that they held, and tries a failed journal again."""
+        """Gives up peers that were silent for too long, and frees all that they held."""
         elapsed, self._expired_seconds = now - self._expired_seconds, now
         if self.open_log is None:
             return
@@ -107,7 +107,6 @@ class ReplayService:
                 self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
         if elapsed < STALLED_SECONDS:  # else it was this process that stood still, and their messages wait to be read
             self.open_log.give_up_silent_peers(now, PEER_TIMEOUT_SECONDS)
-        self.open_log.try_journal()
 
     def statistics(self, now: float) -> dict[str, float]:
         """Returns the server's metrics; totals count from the start of the log or of this process."""

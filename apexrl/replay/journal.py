@@ -10,8 +10,8 @@ An append returns when the operating system has the bytes, so a killed server lo
 the bytes that are not synced. `take_unsynced` gives their files, and the owner syncs them from any thread.
 
 A sync that fails is told once: the system counts the bytes as written afterwards, and the next sync of that file
-succeeds without them. So nothing goes into such a file any more. `write_again` replaces it from the log in memory, and
-only then appends go on, in a new file.
+succeeds without them. So nothing goes into such a file any more. `rewrite` replaces it from the log in memory, and only
+then appends go on, in a new file.
 """
 
 import bisect
@@ -27,6 +27,7 @@ import msgspec
 from apexrl.errors import UNREADABLE, ConfigError, JournalError
 from apexrl.files import open_locked, read_whole, set_aside, sync_and_close, sync_directory, write_durably, write_pieces
 from apexrl.replay.log import UnrollLog
+from apexrl.replay.rewrite import Rewrite
 from apexrl.replay.segment import FORMAT, Entry, SegmentHeader, pack, pack_header
 from apexrl.replay.segment_files import (
     SegmentFile,
@@ -233,7 +234,10 @@ class Journal:
                 logger.warning("%s holds nothing any more but cannot be deleted: %s", path, error)
 
     def is_writable(self) -> bool:
-        """Returns whether the append that failed can succeed: writes as much, a megabyte at least, and deletes it."""
+        """Returns whether the append that failed can succeed: writes as much, a megabyte at least, and deletes it.
+
+        Any thread may ask.
+        """
         path = self.directory / "probe"
         try:
             write_durably(path, bytes(max(PROBE_BYTES, self._refused_bytes)))
@@ -250,7 +254,7 @@ class Journal:
         `sync` them in any thread, then say `synced`, or `distrust` when that raised an error.
         Raises: JournalError when the system has no descriptor left.
         """
-        if not self._is_trusted:  # `write_again` syncs what it writes
+        if not self._is_trusted:  # a rewrite syncs what it writes
             return []
         if self._descriptor >= 0 and self.unsynced_bytes:
             try:
@@ -268,7 +272,7 @@ class Journal:
         self._taken_files = self._taken_bytes = 0
 
     def distrust(self) -> None:
-        """Takes note that a sync failed. Appends raise JournalError until `write_again` has written all again."""
+        """Takes note that a sync failed. Appends raise JournalError until each `rewrite` is done."""
         for descriptor in (*self._unsynced, self._descriptor):
             with contextlib.suppress(OSError):  # there may be no open file, or its last write failed
                 os.close(descriptor)
@@ -276,21 +280,32 @@ class Journal:
         self._taken_files = self._taken_bytes = 0
         self._is_trusted = not self._doubted
 
-    def write_again(self, log: UnrollLog) -> bool:
-        """Replaces one file that the disk may not have whole, from the log; returns whether appends may go on.
+    def rewrite(self, log: UnrollLog) -> Rewrite | None:
+        """Returns the next file that the disk may not have whole, as the log has it; None when appends may go on.
 
-        Raises: JournalError when the disk does not take the file; the old one stays.
+        Write it in any thread, then say `rewritten`.
         """
-        if self._is_trusted:
-            return True
-        try:
-            self._replace(self._doubted[0], log)
-        except OSError as error:
-            raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
-        del self._doubted[:1]
-        if not self._doubted:
+        while not self._is_trusted and self._doubted:
+            first = self._doubted[0]
+            end = min([log.end_number, *(other for other in self._firsts if other > first)])
+            if first in self._firsts and (numbers := range(max(first, log.first_number), end)):
+                path = segment_path(self.directory, numbers[0])
+                return Rewrite.of(path, self._header(numbers[0]), first, numbers, log)
+            del self._doubted[0]  # all of it has left the log, or it has no record
+        if not self._is_trusted:
             self._is_trusted, self.unsynced_bytes = True, 0
-        return self._is_trusted
+        return None
+
+    def rewritten(self, rewrite: Rewrite) -> None:
+        """Takes note that the disk has a file again."""
+        self._doubted.remove(rewrite.first)
+        if rewrite.first not in self._firsts:  # it has left the log meanwhile
+            rewrite.path.unlink(missing_ok=True)
+            return
+        self.num_bytes += rewrite.path.stat().st_size - rewrite.replaced_bytes
+        if rewrite.number != rewrite.first:
+            bisect.insort(self._firsts, rewrite.number)
+            self.forget_before(rewrite.number)
 
     def save(self, log: UnrollLog) -> None:
         """Waits until the disk has all, also what a failed sync may have lost.
@@ -304,8 +319,9 @@ class Journal:
             self.synced()
         except JournalError:
             self.distrust()
-        while not self.write_again(log):
-            pass
+        while (rewrite := self.rewrite(log)) is not None:
+            rewrite.write()
+            self.rewritten(rewrite)
 
     def close(self) -> None:
         """Syncs and closes the file, without another descriptor."""
@@ -317,7 +333,7 @@ class Journal:
             self.synced()
 
     def _begin_file(self, first_number: int) -> None:
-        header = self._header(first_number)
+        header = pack_header(self._header(first_number))
         path = segment_path(self.directory, first_number)
         if not self._is_written_down:
             write_durably(self.directory / IDENTITY_FILE, msgspec.json.encode(self._identity))
@@ -347,9 +363,9 @@ class Journal:
         if first_number not in self._doubted:
             self._doubted.append(first_number)
 
-    def _header(self, first_number: int) -> bytes:
+    def _header(self, first_number: int) -> SegmentHeader:
         own = self._identity
-        return pack_header(SegmentHeader(FORMAT, own.log, own.life, first_number, own.spec))
+        return SegmentHeader(FORMAT, own.log, own.life, first_number, own.spec)
 
     def _sync_now(self) -> None:
         try:
@@ -359,24 +375,6 @@ class Journal:
             self.distrust()
             raise JournalError(f"the journal in {self.directory} cannot be written ({error.strerror})") from error
         self.unsynced_bytes = self._taken_bytes = 0
-
-    def _replace(self, first: int, log: UnrollLog) -> None:
-        """Writes the unrolls of a file anew, from memory, into a file that takes its place."""
-        numbers = range(max(first, log.first_number), min([log.end_number, *(f for f in self._firsts if f > first)]))
-        if first not in self._firsts or not numbers:  # all of it is evicted, or it has no record
-            return
-        pieces = [self._header(numbers[0])]
-        for number in numbers:
-            entry = log.get(number)
-            assert entry is not None
-            pieces += pack(number, entry.message, entry.block)
-        path = segment_path(self.directory, numbers[0])
-        replaced = path.stat().st_size if path.exists() else 0
-        write_durably(path, b"".join(pieces))
-        self.num_bytes += path.stat().st_size - replaced
-        if numbers[0] != first:
-            bisect.insort(self._firsts, numbers[0])
-            self.forget_before(numbers[0])
 
     def _undo(self) -> None:
         """Truncates a record that was written in part. If that fails, this file gets no further records."""

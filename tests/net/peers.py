@@ -1,5 +1,7 @@
 """A replay service fed by hand: messages in, its answers by peer, and a restart like that of a killed server."""
 
+import asyncio
+
 import numpy as np
 import zmq
 import zstandard
@@ -77,6 +79,14 @@ class Peers:
         values = {name: getattr(self.config, name) for name in self.config.__dataclass_fields__}
         self.config = ReplayConfig(**(values | changes))
         self.service = ReplayService(self.config, 0, self.journal_dir, self.now, self.stream)
+
+    def try_journal(self):
+        """One try of a journal that has failed, as a server makes in its second thread."""
+
+        async def at_once(function):
+            return function()
+
+        asyncio.run(self.service.open_log.try_journal(at_once))
 
     def say(self, role, peer, message, *attachments):
         self.raw(role, peer, [wire.encode(message), *attachments])

@@ -191,7 +191,7 @@ def test_a_server_restarted_on_a_full_disk_serves_what_it_has(spec, tmp_path, mo
     messages = peers.heard(b"a")
     assert only(messages, wire.Acknowledge)[-1].waits_for == "journal" and peers.log.end_number == 3
     monkeypatch.undo()
-    peers.service.expire(1.0)
+    peers.try_journal()
     assert wire.Stranger() in peers.heard(b"a")
     peers.hello(b"a", streams=20, first=3)
     peers.store(b"a", 3)
@@ -206,7 +206,7 @@ def test_a_log_whose_journal_cannot_be_begun_takes_nothing_until_it_can(spec, tm
         peers.hello(b"a")
         peers.insert(b"a", 0)
         assert only(peers.heard(b"a"), wire.Acknowledge)[-1] == wire.Acknowledge(0, 0, 2, "journal")
-    peers.service.expire(1.0)
+    peers.try_journal()
     peers.hello(b"a")
     peers.insert(b"a", 0)
     assert peers.acknowledged(b"a") == 1
@@ -244,6 +244,7 @@ def test_a_full_disk_stops_inserts_and_says_why_while_sampling_goes_on(broken):
     assert broken.log.end_number == 8
     broken.now += 1
     broken.service.expire(broken.now)
+    broken.try_journal()
     broken.demand(b"l", 8, 3)
     assert len(only(broken.heard(b"l"), wire.Batch)) == 3
     metrics = broken.service.statistics(broken.now)
@@ -258,10 +259,10 @@ def test_after_the_disk_has_room_everything_is_resent_and_stored_once_in_order(b
     broken.insert(b"b", 4)
     broken.heard(b"a"), broken.heard(b"b")
     broken.insert(b"a", 6)  # was on the way already
-    broken.service.expire(1.0)
+    broken.try_journal()
     assert not only([*broken.heard(b"a"), *broken.heard(b"b")], wire.Stranger)
     broken.mend()
-    broken.service.expire(2.0)
+    broken.try_journal()
     broken.service.advance()
     broken.store(b"b", 5)  # said before it heard that insert 4 was lost
     assert broken.log.end_number == 8
@@ -286,7 +287,7 @@ def test_a_disk_that_fails_behind_an_append_stops_inserts_until_it_can_be_writte
     assert broken.heard(b"a")[-1].waits_for == "journal"
     broken.insert(b"a", 4)
     assert broken.log.end_number == 8
-    broken.service.expire(1.0)
+    broken.try_journal()
     assert wire.Stranger() in broken.heard(b"a")
     broken.hello(b"a", streams=10, first=4)
     broken.store(b"a", 4)

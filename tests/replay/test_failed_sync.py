@@ -62,10 +62,18 @@ def writer(spec, tmp_path, disk):
     return Writer(spec, tmp_path)
 
 
+def write_one(writer):
+    """Writes one file again, where one has to be; returns whether that was so."""
+    if (rewrite := writer.journal.rewrite(writer.log)) is not None:
+        rewrite.write()
+        writer.journal.rewritten(rewrite)
+    return rewrite is not None
+
+
 def write_again(writer):
     """All steps to a journal that may be trusted; returns their number."""
-    steps = 1
-    while not writer.journal.write_again(writer.log):
+    steps = 0
+    while write_one(writer):
         steps += 1
     return steps
 
@@ -118,7 +126,7 @@ def test_nothing_is_taken_while_writing_again_fails(writer, disk):
     assert not writer.sync()
     for _ in range(2):
         with pytest.raises(JournalError, match="Input/output error"):
-            writer.journal.write_again(writer.log)
+            write_again(writer)
         with pytest.raises(JournalError, match="a sync failed"):
             writer.insert()
     disk.fails = 0
@@ -155,6 +163,27 @@ def test_what_was_evicted_meanwhile_is_not_written_again(writer, disk, tmp_path)
     writer.insert()
     assert writer.sync()
     writer.assert_kept(disk, first=8)
+
+
+@pytest.mark.parametrize("evicted", [1, 3, 8, 11])
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_is_evicted_while_it_is_written_again_is_gone(writer, disk, tmp_path, evicted, is_written):
+    """The log goes on to let unrolls go while another thread writes a file."""
+    writer.insert(12)
+    disk.fails = 1
+    assert not writer.sync()
+    rewrite = writer.journal.rewrite(writer.log)
+    if is_written:
+        rewrite.write()
+    writer.evict(evicted)
+    if not is_written:
+        rewrite.write()
+    writer.journal.rewritten(rewrite)
+    write_again(writer)
+    writer.insert(5)
+    assert writer.sync()
+    assert first_number_of(segment_paths(tmp_path)[0]) <= evicted < first_number_of(segment_paths(tmp_path)[1])
+    writer.assert_kept(disk, first=evicted)
 
 
 def test_an_append_that_waits_for_the_disk_trusts_no_failed_sync_either(spec, tmp_path, disk):
@@ -220,7 +249,7 @@ def test_whatever_happens_a_journal_that_takes_appends_again_has_lost_nothing(sp
                 case 3:
                     writer.evict(rng.randrange(len(writer.log) // 2 + 1))
                 case 4:
-                    writer.journal.write_again(writer.log)
+                    write_one(writer)
         except JournalError:
             writer.journal.distrust()
     disk.fails = 0
