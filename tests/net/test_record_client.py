@@ -278,7 +278,7 @@ def test_a_server_keeps_as_many_bytes_as_it_was_given():
 def test_too_few_bytes_for_a_batch_are_told_with_the_flag_and_a_value():
     config = ReplayConfig(capacity=1000, max_gb=2e-6, tables=("any=uniform:0:1",))
     with ReplayServer(config) as server, RecordClient(server.endpoints, "records", FIELDS, {"any": 64}) as client:
-        with pytest.raises(PeerTimeout, match="waits for actors"):
+        with pytest.raises(PeerTimeout):
             client.sample("any", 0.05)
         fill(client, 100)
         with pytest.raises(PeerRefused, match=r"any: --max-gb 2e-06 holds \d+ unrolls, .* 64 .*: give .* or more"):
