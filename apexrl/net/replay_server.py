@@ -126,9 +126,9 @@ class ReplayServer(Closing):
                 task.cancel()
             outcomes = await asyncio.gather(*running, return_exceptions=True)
             if self._writing is not None and not self._writing.done():  # its older snapshot would replace the last one
-                [outcome] = await asyncio.gather(self._writing, return_exceptions=True)
-                if isinstance(outcome, Exception) and not isinstance(outcome, JournalError):  # else it is written now
-                    logger.error("what was being written is lost: %s", outcome)
+                [last] = await asyncio.gather(self._writing, return_exceptions=True)
+                if isinstance(last, Exception) and not isinstance(last, JournalError):  # that is written again now
+                    logger.error("what was being written is lost: %s", last)
             self._save()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
