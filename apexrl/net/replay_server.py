@@ -126,7 +126,7 @@ class ReplayServer(Closing):
                 task.cancel()
             outcomes = await asyncio.gather(*running, return_exceptions=True)
             if self._writing is not None and not self._writing.done():  # its older snapshot would replace the last one
-                [last] = await asyncio.gather(self._writing, return_exceptions=True)
+                last: Any = (await asyncio.gather(self._writing, return_exceptions=True))[0]
                 if isinstance(last, Exception) and not isinstance(last, JournalError):  # that is written again now
                     logger.error("what was being written is lost: %s", last)
             self._save()
