@@ -15,6 +15,7 @@ import numpy as np
 MAX_ACTION_SIZE = 1024
 MAX_EXTRAS = 32
 SMALL_FRAME_SIZE = 1024  # numbers
+FORBIDDEN = -1e9  # the value or logit of an action that a mask forbids: finite, so that no sum with it is NaN
 NO_EXTRAS: Mapping[str, np.ndarray] = MappingProxyType({})
 
 # The types of text in a peer's message or a file: its bounds are checked when it is decoded. None has a character that
@@ -27,6 +28,12 @@ SmallCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Granularity = Literal["transitions", "unrolls"]  # the items that a table's keys name and its limiter counts
+
+
+class _Settings(msgspec.Struct):
+    """The part of a `variant` that this module knows."""
+
+    action_mask: str = ""
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True):
@@ -54,6 +61,15 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
     def frame_size(self) -> int:
         """Numbers in one frame."""
         return math.prod(self.frame_shape)
+
+    @property
+    def mask_size(self) -> int:
+        """Numbers at the end of a frame that say which actions are allowed: A, or 0 without --action-mask."""
+        try:
+            has_mask = bool(msgspec.json.decode(self.variant, type=_Settings).action_mask)
+        except msgspec.MsgspecError:  # of a stranger, or none
+            has_mask = False
+        return self.num_actions if has_mask and self.frame_shape and self.frame_shape[-1] >= self.num_actions else 0
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

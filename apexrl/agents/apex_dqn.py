@@ -12,7 +12,7 @@ from apexrl.agents.engine.plain import Learning, Losses, Networks, Slope, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.epsilon_greedy import EpsilonGreedyActing
-from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, n_step_targets
+from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, mean_of_allowed, n_step_targets
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.dueling import make_network
@@ -75,7 +75,7 @@ class ApexLearning(Learning):
         slope = Slope(q_tm1, huber_gradient(q, batch.action, errors, batch.weight))
         magnitude = errors.abs()
         metrics = {"loss": (batch.weight * huber(errors)).mean(), "td_error": magnitude,
-                   "q_mean": q, "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
+                   "q_mean": mean_of_allowed(q), "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
         return Losses({"q": slope}, len(errors), {self.update.table: magnitude + SMALLEST_PRIORITY}, metrics)
 
 

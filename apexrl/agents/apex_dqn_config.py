@@ -91,7 +91,7 @@ def stream(algorithm: ApexAlgorithm, environment: EnvironmentSpec) -> StreamSpec
 
     Raises: ConfigError when an action is a vector of numbers.
     """
-    check_discrete(environment)
+    check_discrete(environment, takes_masks=True)
     return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
 
 

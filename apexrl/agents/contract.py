@@ -345,13 +345,19 @@ class Family(NamedTuple):
     divided_sizes: tuple[str, ...] = ("batch_size",)  # of the update's: one of several learners has its part of each
 
 
-def check_discrete(environment: EnvironmentSpec) -> None:
-    """Raises ConfigError when an action is a vector of numbers, for algorithms that choose one of several."""
+def check_discrete(environment: EnvironmentSpec, *, takes_masks: bool = False) -> None:
+    """Raises ConfigError when an action is a vector of numbers, for algorithms that choose one of several.
+
+    Args:
+      takes_masks: the algorithm leaves out actions whose value or logit is FORBIDDEN; else --action-mask is refused.
+    """
     if not environment.num_actions:
         raise ConfigError(
             f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers, and this "
             "algorithm chooses one of several: give --agent sac, apex-dpg or impact, or leave --agent out"
         )
+    if environment.mask_size and not takes_masks:
+        raise ConfigError("this algorithm does not keep to --action-mask: leave it out, or give --agent apex-dqn")
 
 
 def check_continuous(environment: EnvironmentSpec) -> None:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from apexrl.types import FORBIDDEN
+
 
 def epsilon_ladder(slots: np.ndarray, ladder_size: int, base: float = 0.4, exponent: float = 7.0) -> np.ndarray:
     """Returns the epsilon of each environment slot: base ** (1 + exponent * slot / (ladder_size - 1)).
@@ -37,8 +39,15 @@ def _positions(slots: np.ndarray, ladder_size: int) -> np.ndarray:
 
 
 def epsilon_greedy(q_values: np.ndarray, epsilons: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns [E] int32 actions: uniform with probability epsilon, else the first of the greatest q_values [E, A]."""
+    """Returns [E] int32 actions: uniform with probability epsilon, else the first of the greatest q_values [E, A].
+
+    Those whose value is FORBIDDEN are not drawn.
+    """
     num_streams, num_actions = q_values.shape
     explore = rng.random(num_streams) < epsilons
-    uniform = rng.integers(num_actions, size=num_streams)
+    allowed = q_values > FORBIDDEN
+    if allowed.all():
+        uniform = rng.integers(num_actions, size=num_streams)
+    else:
+        uniform = np.where(allowed, rng.random(q_values.shape), -1).argmax(axis=1)
     return np.where(explore, uniform, q_values.argmax(axis=1)).astype(np.int32)

@@ -33,7 +33,7 @@ from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
 from apexrl.networks.temperature import Temperature
 from apexrl.streams import StreamOrder
-from apexrl.types import StreamSpec
+from apexrl.types import FORBIDDEN, StreamSpec
 
 LEAST_LOG_PROB = -30.0  # of the log: float16 stays precise, and no ratio overflows
 MOST_VALUE = 60_000.0  # of the log: the greatest float16 is 65,504
@@ -52,11 +52,12 @@ class ImpalaActing(Acting):
         """Returns sampled actions [E], and the extras of the log.
 
         Args:
-          exploration: [E] share of uniformly random actions; 0 in training.
+          exploration: [E] share of uniformly random actions, of those that are allowed; 0 in training.
         """
         logits, value, *_ = split(torch.from_numpy(values), self.spec.num_actions)
-        uniform = torch.from_numpy(exploration).float().unsqueeze(1)
-        probabilities = ((1 - uniform) * log_probs(logits).exp() + uniform / logits.shape[1]).numpy()
+        uniform, allowed = torch.from_numpy(exploration).float().unsqueeze(1), logits > FORBIDDEN
+        drawn = uniform * allowed / allowed.sum(dim=1, keepdim=True)
+        probabilities = ((1 - uniform) * log_probs(logits).exp() + drawn).numpy()
         with np.errstate(divide="ignore"):
             behavior = np.log(probabilities).clip(LEAST_LOG_PROB)
         return sampled(probabilities, rng), {

@@ -122,7 +122,7 @@ def stream(algorithm: ImpalaAlgorithm, environment: EnvironmentSpec) -> StreamSp
 
     Raises: ConfigError when an action is a vector of numbers.
     """
-    check_discrete(environment)
+    check_discrete(environment, takes_masks=True)
     return policy_stream(algorithm, environment)
 
 

@@ -68,7 +68,7 @@ def stream(algorithm: PqnAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
 
     Raises: ConfigError when an action is a vector of numbers.
     """
-    check_discrete(environment)
+    check_discrete(environment, takes_masks=True)
     return environment.streamed(algorithm.unroll_starts, overlap_steps=0)
 
 

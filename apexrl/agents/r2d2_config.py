@@ -92,7 +92,7 @@ def stream(algorithm: R2d2Algorithm, environment: EnvironmentSpec) -> StreamSpec
 
     Raises: ConfigError when an action is a vector of numbers.
     """
-    check_discrete(environment)
+    check_discrete(environment, takes_masks=True)
     fields = recurrent_fields(algorithm.lstm_size)
     return environment.streamed(algorithm.unroll_starts, algorithm.n_steps, fields, has_unroll_priorities=True)
 

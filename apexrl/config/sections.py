@@ -63,6 +63,8 @@ class EnvConfig:
     """Probability that the last action is taken again (sticky actions, arXiv:1709.06009: 0.25); 0: as the id has it."""
     step_deadline_seconds: Annotated[float, Range(0)] = 120.0
     """Seconds after which a step that has not returned is named and ends its process, which starts again; 0: never."""
+    action_mask: str = ""
+    """Key of the observation's part that says which actions are allowed now, 1 or 0 each; `info:KEY`: of the info."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class EnvConfig:
     @property
     def variant(self) -> str:
         """The settings that make it another environment than its id alone, as JSON, or "". Raises as `kwargs` does."""
-        names = ("wrapper", "grayscale", "resize", "repeat_action_probability")
+        names = ("wrapper", "grayscale", "resize", "repeat_action_probability", "action_mask")
         settings = {"env_kwargs": self.kwargs} | {name: getattr(self, name) for name in names}
         changed = {name: value for name, value in settings.items() if value}
         return json.dumps(changed, sort_keys=True) if changed else ""
@@ -94,7 +96,9 @@ class EnvConfig:
             kwargs, wrapper, resize = (settings.get(name, ()) for name in ("env_kwargs", "wrapper", "resize"))
             text, size = json.dumps(kwargs) if kwargs else "", tuple(map(int, resize))
             repeats, gray = float(settings.get("repeat_action_probability", 0)), bool(settings.get("grayscale"))
-            return cls(env, text, tuple(map(str, wrapper)), gray, size, frame_stack, repeat_action_probability=repeats)
+            mask = str(settings.get("action_mask", ""))
+            return cls(env, text, tuple(map(str, wrapper)), gray, size, frame_stack, repeat_action_probability=repeats,
+                       action_mask=mask)  # fmt: skip
         except (*MALFORMED, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(f"{variant[:200]} are no settings of {env}: {error}") from error
 

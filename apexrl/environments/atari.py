@@ -162,7 +162,8 @@ def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
 
     Raises: ConfigError when they ask for something that DQN's preprocessing does not have.
     """
-    presented = {"--wrapper": config.wrapper, "--grayscale": config.grayscale, "--resize": config.resize}
+    presented = {"--wrapper": config.wrapper, "--grayscale": config.grayscale, "--resize": config.resize,
+                 "--action-mask": config.action_mask}  # fmt: skip
     if given := [flag for flag, value in presented.items() if value]:
         raise ConfigError(
             f"{' and '.join(given)}: games of Atari keep DQN's preprocessing (84x84, gray), so leave that out"

@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict, Text, Tuple
 
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.fitting import checked
+from apexrl.environments.masks import MaskLast
 from apexrl.errors import ConfigError
 
 SMALLEST_PICTURE = 16  # pixels; before two sides of at least so many, a shorter first dimension counts as channels
@@ -19,7 +20,7 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
     """Returns an environment whose observations are a picture with its channels last, or a vector of numbers.
 
     Discrete, tuple and dictionary observations become one vector (discrete: one-hot), without the keys of a dictionary
-    that cannot be flattened.
+    that cannot be flattened. A mask of the actions is the end of the vector.
 
     Args:
       notes: gets a line about each change that the user may not expect.
@@ -27,7 +28,7 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
       UnfitError when an observation is not of its space.
     """
     env = checked(env)
-    if isinstance(env.observation_space, Box):
+    if isinstance(env.observation_space, Box) and not config.action_mask:
         return _picture(env, config, notes)
     if flags := _picture_flags(config):
         raise ConfigError(f"{flags}: these are for pictures, and {config.env} has observations {env.observation_space}")
@@ -40,6 +41,8 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
         if pictures := [key for key in kept if _is_picture(env.observation_space[key])]:
             alone = "a --wrapper that shows it alone keeps it a picture, and a --network sees both"
             notes.add(f"{' and '.join(pictures)} becomes part of a vector; {alone}")
+    if config.action_mask:
+        env = MaskLast(env, config)
     if not _is_flattenable(env.observation_space):
         raise ConfigError(
             f"environment {config.env!r} has observations {env.observation_space}, which cannot be flattened: "

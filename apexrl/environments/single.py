@@ -15,6 +15,7 @@ from gymnasium.wrappers import (
 
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.fitting import checked
+from apexrl.environments.masks import INFO, MaskOfInfo
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import own
 
@@ -37,7 +38,7 @@ def make_single(config: EnvConfig, registered: EnvSpec, render_mode: str | None 
     for name in config.wrapper:
         env = wrapped(env, name)
     _check_learned(env, config)
-    return env
+    return MaskOfInfo(env, config) if config.action_mask.startswith(INFO) else env
 
 
 def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = None, copy: int = 0) -> gymnasium.Env:

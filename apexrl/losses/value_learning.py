@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from apexrl.types import FORBIDDEN
+
 
 def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which shrinks large values.
@@ -86,6 +88,12 @@ def huber_gradient(q_tm1: Tensor, action_tm1: Tensor, errors: Tensor, weight: Te
     """
     slopes = -weight * errors.clamp(-threshold, threshold)
     return torch.zeros_like(q_tm1).scatter_(1, action_tm1.unsqueeze(1), slopes.unsqueeze(1))
+
+
+def mean_of_allowed(values: Tensor) -> Tensor:
+    """Returns [B]: the mean of values [B, A] without those that are FORBIDDEN, up to rounding."""
+    allowed = values > FORBIDDEN / 2
+    return values.masked_fill(~allowed, 0).sum(dim=1) / allowed.sum(dim=1).clamp(min=1)
 
 
 def sequence_priorities(errors: Tensor, valid: Tensor, max_share: float) -> Tensor:

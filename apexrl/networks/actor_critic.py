@@ -71,7 +71,8 @@ class ActorCriticNetwork(RecurrentNetwork):
         core, state = self.core(observation, history, num_steps)
         with torch.autocast(core.device.type, enabled=False):
             ended = None if state is None else state.detach()
-            return ActorCriticOutput(self.policy(core), self.value(core).squeeze(-1), ended, core)
+            logits = self.masked(self.policy(core), observation[:, :, -1])
+            return ActorCriticOutput(logits, self.value(core).squeeze(-1), ended, core)
 
 
 class GaussianHead(nn.Module):

@@ -69,7 +69,8 @@ class QuantileNetwork(DuelingNetwork):
 
     def quantiles(self, prepared: Tensor) -> Tensor:
         """Returns the quantiles [B, A, N] float32 of prepared stacks."""
-        return self._quantiles(self.torso.features(prepared, self.torso.kernel()))
+        found = self._quantiles(self.torso.features(prepared, self.torso.kernel()))
+        return self.masked(found.movedim(2, 0), prepared).movedim(0, 2)
 
     def _quantiles(self, features: Tensor) -> Tensor:
         features = F.relu(self.hidden(features))
@@ -103,7 +104,7 @@ class RecurrentDuelingNetwork(RecurrentNetwork):
         core, state = self.core(observation, history, num_steps)
         assert state is not None
         with torch.autocast(core.device.type, enabled=False):
-            return UnrolledValues(self.outputs(core), state)
+            return UnrolledValues(self.masked(self.outputs(core), observation[:, :, -1]), state)
 
 
 class UnrolledValues(NamedTuple):

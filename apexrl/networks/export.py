@@ -69,7 +69,8 @@ class _Recurrent(nn.Module):
         prepared = network.prepare(observation)
         features = network.torso.features(prepared, network.torso.kernel())
         memory = memory_of(History(start, last_action, last_reward, state), network.num_actions)
-        values, after = network.step(features, memory).tensor_split([-state[0].numel()], dim=1)
+        values = network.masked(network.step(features, memory), prepared)
+        values, after = values.tensor_split([-state[0].numel()], dim=1)
         after = after.unflatten(1, state.shape[1:])
         if isinstance(network, ActorCriticNetwork):
             return values[:, : network.num_actions], values[:, network.num_actions], after

@@ -26,6 +26,7 @@ class FrameLayout:
     dtype: torch.dtype  # the type of a stored frame
     stacked_frames: int  # H
     in_blocks: bool
+    mask_size: int = 0  # numbers at the end of a frame that say which actions are allowed
 
     @classmethod
     def of(cls, spec: EnvironmentSpec) -> "FrameLayout":
@@ -37,7 +38,7 @@ class FrameLayout:
             and min(shape) >= SMALLEST_SCREEN
             and not any(size % BLOCK for size in shape)
         )
-        return cls(shape, getattr(torch, spec.frame_dtype), spec.stacked_frames, in_blocks)
+        return cls(shape, getattr(torch, spec.frame_dtype), spec.stacked_frames, in_blocks, spec.mask_size)
 
     @functools.cached_property
     def stored_shape(self) -> tuple[int, ...]:

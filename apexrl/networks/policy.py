@@ -109,8 +109,9 @@ class Policy:
         """Returns [E, ..] float32 values of the stack; without a memory those of an episode's first step."""
         network = self._fast
         kernel = self._kernels[stack.newest]
-        features = network.torso.features(network.normalized(stack.network_input(self.dtype)), kernel)
-        return network.heads(features) if memory is None else network.step(features, memory)
+        prepared = network.normalized(stack.network_input(self.dtype))
+        features = network.torso.features(prepared, kernel)
+        return network.masked(network.heads(features) if memory is None else network.step(features, memory), prepared)
 
     @property
     def reward_scale(self) -> float:
@@ -168,8 +169,8 @@ class Policy:
         prepared = self._exact.prepare(self._layout.store_stacks(observations))
         features = self._exact.torso.features(prepared, self._exact.torso.kernel())
         noise = TOLERANCE * torch.randn(features.shape, generator=generator).to(self.device)
-        exact = self._exact.heads(features)
-        allowed = self._exact.heads(features * (1 + noise)) - exact
+        exact = self._exact.masked(self._exact.heads(features), prepared)
+        allowed = self._exact.masked(self._exact.heads(features * (1 + noise)), prepared) - exact
         return bool((self.values_of(stack) - exact).norm() <= allowed.norm())
 
 

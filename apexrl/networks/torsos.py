@@ -18,7 +18,7 @@ from apexrl.networks.frame_layout import SMALLEST_SCREEN, FrameLayout
 from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.normalizer import Normalizer
 from apexrl.networks.own_torso import OwnTorso
-from apexrl.types import EnvironmentSpec
+from apexrl.types import FORBIDDEN, EnvironmentSpec
 
 LARGEST_LAYER = 65_536  # channels or units
 
@@ -222,7 +222,23 @@ class FrameNetwork(nn.Module, abc.ABC):
 
     def values(self, prepared: Tensor) -> Tensor:
         """Returns the values [B, ..] of prepared stacks."""
-        return self.heads(self.torso.features(prepared, self.torso.kernel()))
+        return self.masked(self.heads(self.torso.features(prepared, self.torso.kernel())), prepared)
+
+    def masked(self, values: Tensor, frames: Tensor) -> Tensor:
+        """Returns values [.., X], of which the first A are FORBIDDEN where the mask of the actions has 0.
+
+        The greatest value, a softmax and its entropy keep to the mask by this alone. One that allows nothing, as there
+        may be after the end of an episode, forbids nothing.
+
+        Args:
+          frames: [.., numbers] that end in those of the newest frame, as prepared stacks do.
+        """
+        size = self.torso.layout.mask_size
+        if not size:
+            return values
+        mask, of_actions = frames[..., -size:], values[..., :size]
+        of_actions = of_actions.masked_fill(mask < mask.amax(dim=-1, keepdim=True), FORBIDDEN)
+        return torch.cat([of_actions, values[..., size:]], dim=-1)
 
     @abc.abstractmethod
     def heads(self, features: Tensor) -> Tensor:

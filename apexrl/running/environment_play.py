@@ -63,11 +63,12 @@ def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None
       until the first step; it may fail now and then later, which is logged.
     """
     rng, ends_at = np.random.default_rng(0), time.monotonic() + PLAYING_SECONDS
-    teller.call("reset", envs.reset, 0)
+    frames = teller.call("reset", envs.reset, 0)
     seconds: list[float] = []
     for number in range(1, STEPS + 1):
         began_at = time.monotonic()
-        teller.call(f"step {number}", take_step, envs, random_action(rng, spec))
+        action = random_action(rng, spec, frames[0])
+        frames = teller.call(f"step {number}", take_step, envs, action).frames
         seconds.append(time.monotonic() - began_at)
         if number == 1:
             teller.tell(Line(spec=spec, parts=getattr(envs, "parts", ())))
@@ -77,8 +78,10 @@ def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None
         logger.warning("%s: a step takes %.0f ms: %s", spec.env, 1000 * usual, FASTER)
 
 
-def random_action(rng: np.random.Generator, spec: EnvironmentSpec) -> np.ndarray:
-    """Returns an action for one environment: [1] int64, or [1, action size]."""
+def random_action(rng: np.random.Generator, spec: EnvironmentSpec, frame: np.ndarray) -> np.ndarray:
+    """Returns an action for one environment, one that its newest frame allows: [1] int64, or [1, action size]."""
+    if spec.mask_size and (mask := frame[-spec.mask_size :]).any():
+        return rng.choice(np.flatnonzero(mask), size=1)
     if spec.num_actions:
         return rng.integers(spec.num_actions, size=1)
     low, high = np.array(spec.action_bounds).T

@@ -55,7 +55,7 @@ STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is r
 
 STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
-    "repeat_action_probability",
+    "repeat_action_probability", "action_mask",
 )  # fmt: skip
 
 SMOKE: Mapping[str, Mapping[str, Any]] = {

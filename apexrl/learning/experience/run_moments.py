@@ -116,7 +116,7 @@ class RunMoments:
                 sizes, names = {OBSERVATION: spec.frame_size}, ["mean", "scale"]
             if self._learning.scale_rewards:
                 sizes, names = {**sizes, RETURN: 1}, [*names, "reward_scale"]
-            self._older_frames = spec.stacked_frames - 1
+            self._older_frames, self._mask_size = spec.stacked_frames - 1, spec.mask_size
             self._earlier = {kind: Moments.of(np.empty((0, size))) for kind, size in sizes.items()}
             self._own = dict(self._earlier)
             with self._device_stream.exclusive():
@@ -151,6 +151,9 @@ class RunMoments:
         found, after = {}, 0.0
         if OBSERVATION in self._own and is_new:
             frames = unroll.frames[self._older_frames :][:num_steps].reshape(num_steps, -1)
+            if self._mask_size:  # as if it never changed from 0: it is shown as it is
+                frames = frames.copy()
+                frames[:, -self._mask_size :] = 0
             found[OBSERVATION] = Moments.of(frames)
         if RETURN in self._own:
             sums, after = running_returns(unroll, num_steps, self._gamma, before)
