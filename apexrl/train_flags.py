@@ -8,6 +8,7 @@ class TrainFlags(TypedDict, total=False):
     """Any of them may be left out; `apexrl train --help` says what they do."""
 
     action_gradient_clip: float
+    action_mask: str
     actor_device: str
     actor_port: int
     agent: str

@@ -75,7 +75,7 @@ class ApexLearning(Learning):
         slope = Slope(q_tm1, huber_gradient(q, batch.action, errors, batch.weight))
         magnitude = errors.abs()
         metrics = {"loss": (batch.weight * huber(errors)).mean(), "td_error": magnitude,
-                   "q_mean": mean_of_allowed(q), "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
+                   "q_mean": mean_of_allowed(q) if self.spec.mask_size else q, "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
         return Losses({"q": slope}, len(errors), {self.update.table: magnitude + SMALLEST_PRIORITY}, metrics)
 
 

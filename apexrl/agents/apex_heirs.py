@@ -79,7 +79,7 @@ class QuantileLearning(ApexLearning):
             losses = quantile_huber(taken, targets)
             gradient = quantile_huber_gradient(returns, batch.action, targets, batch.weight)
         magnitude = errors.abs()
-        metrics = {"loss": (batch.weight * losses).mean(), "td_error": magnitude, "q_mean": mean_of_allowed(q),
+        metrics = {"loss": (batch.weight * losses).mean(), "td_error": magnitude, "q_mean": mean_of_allowed(q) if self.spec.mask_size else q,
                    "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
         priorities = {self.update.table: magnitude + SMALLEST_PRIORITY}
         return Losses({"q": Slope(outputs, gradient)}, len(errors), priorities, metrics)

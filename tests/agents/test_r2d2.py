@@ -146,6 +146,11 @@ def update_of(sequence_unrolls, replay_state, batch_size=3):
 def test_gradients_and_priorities_are_those_of_single_steps(starts, unrolls, burn_in):
     """Unroll 3 has all others before it. Unroll 0 has none: its sequence is the unroll alone."""
     world = R2d2World(update_of(unrolls, f"burn-in:{burn_in * K}" if burn_in else "stored"), Stream(starts))
+    check_gradients(world, unrolls, burn_in)
+
+
+def check_gradients(world, unrolls, burn_in):
+    """Compares the gradients and priorities of unrolls 4, 3 and 0 with those of single steps."""
     learner = world.updater.learner
     online, target = learner.online["q"], learner.target["q"]
     batches, weights = world.batches(4, 3, 0)

@@ -20,7 +20,7 @@ from apexrl.networks.export import graph_of
 from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.networks.policy import Policy
 from apexrl.roles.export import export, main, network_of
-from apexrl.types import EnvironmentSpec
+from apexrl.types import FORBIDDEN, EnvironmentSpec
 from tests.agents.impala_parts import algorithm_of
 from tests.own_agent import OWN
 
@@ -30,6 +30,7 @@ SCREENS = EnvironmentSpec("Screens-v0", (40, 44), "uint8", 4, 6, 4)
 COLOURS = EnvironmentSpec("Colours-v0", (10, 5, 3), "uint8", 2, 3, 1)
 VECTORS = EnvironmentSpec("Vectors-v0", (4,), "float32", 2, 3, 1, action_names=("left", "stay", "right"))
 
+MASKED = EnvironmentSpec("Doors-v0", (4,), "float32", 2, 3, 1, variant='{"action_mask": "mask"}')
 ARMS = EnvironmentSpec("Arm-v0", (4,), "float32", 2, 0, 1, action_bounds=((-2.0, 2.0), (0.0, 1.0)))
 
 
@@ -91,8 +92,19 @@ def check_notes(said, session, environment, lstm):
         ("r2d2", VECTORS, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
         ("apex-dqn", VECTORS, DuelingConfig((4, 4, 4), 16), False),
         ("impact", ARMS, ActorCriticConfig("shallow", (4, 4, 4), 16), False),
+        ("apex-dqn", MASKED, DuelingConfig((4, 4, 4), 16, quantiles=3), False),
+        ("impala", MASKED, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
     ],
-    ids=["apex-dqn", "impala", "impala-lstm-normalized", "r2d2-normalized", "apex-dqn-normalized", "impact-vectors"],
+    ids=[
+        "apex-dqn",
+        "impala",
+        "impala-lstm-normalized",
+        "r2d2-normalized",
+        "apex-dqn-normalized",
+        "impact-vectors",
+        "apex-dqn-masked",
+        "impala-masked",
+    ],
 )
 def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, agent, environment, network, lstm):
     monkeypatch.setattr("apexrl.networks.policy.fastest_dtype", lambda device, spec: torch.float32)
@@ -119,6 +131,7 @@ def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, 
         _, _, state = actor.act(seen, np.zeros(NUM_ENVS), state, rng)
         together = np.column_stack([array.reshape(NUM_ENVS, -1) for array in found])
         np.testing.assert_allclose(together, wanted[-1], rtol=0, atol=1e-5)
+    assert (np.min(wanted) == FORBIDDEN) == (environment is MASKED)
     num_constant = (np.std(wanted, axis=(0, 1)) < 1e-4).sum()
     assert num_constant == len(environment.action_bounds), "all but a Gaussian's deviations depend on the observation"
     assert environment.num_actions or session.get_outputs()[0].name == "moments"

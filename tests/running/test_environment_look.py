@@ -147,7 +147,7 @@ def test_actions_are_those_of_the_space(num_actions):
     bounds = () if num_actions else ((-1.0, 0.0), (5.0, 7.0))
     spec = EnvironmentSpec("x", (2,), "float32", 1, num_actions, 1, bounds)
     rng = np.random.default_rng(0)
-    actions = np.concatenate([random_action(rng, spec) for _ in range(100)])
+    actions = np.concatenate([random_action(rng, spec, np.zeros(2)) for _ in range(100)])
     if num_actions:
         assert set(actions) == {0, 1, 2}
     else:

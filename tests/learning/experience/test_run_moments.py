@@ -3,6 +3,7 @@
 import hashlib
 from collections import namedtuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -63,6 +64,13 @@ def taken(moments, numbers, is_new=True):
     for number in numbers:
         before = moments.add(unroll_of(number), SPEC.unroll_starts, before, is_new)
     return moments
+
+
+def test_a_mask_of_actions_is_shown_as_it_is():
+    spec = msgspec.structs.replace(SPEC, num_actions=2, variant='{"action_mask": "mask"}')
+    found, usual = (taken(begun(spec=given), [0, 1]).normalizer_on(CPU) for given in (spec, SPEC))
+    assert found.mean[1:].tolist() == [0, 0] and found.scale[1:].tolist() == [1, 1]
+    assert (found.mean[0], found.scale[0]) == (usual.mean[0], usual.scale[0])
 
 
 def of_all(numbers):
