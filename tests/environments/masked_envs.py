@@ -46,12 +46,13 @@ class Doors(gymnasium.Env):
         self._prices = self.np_random.permutation(PRICES)
         open_doors = self.np_random.permutation(DOORS) < self.np_random.integers(1, DOORS + 1)
         self._mask = (open_doors & (self._room < ROOMS)).astype(np.int8)
+        info = {"action_mask": self._mask}
         if self._in_info:
-            return self._prices, {"action_mask": self._mask}
+            return self._prices, info
         observation = {"action_mask": self._mask, "prices": self._prices}
         if self._has_picture:
             observation["screen"] = np.full((16, 16, 3), 100, np.uint8)
-        return observation, {}
+        return observation, info
 
 
 class Wrong(gymnasium.Env):

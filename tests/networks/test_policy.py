@@ -10,7 +10,7 @@ from apexrl.networks.dueling import make_network
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.policy import Policy
 from apexrl.networks.torsos import FrameNetwork, make_torso
-from apexrl.types import EnvironmentSpec
+from apexrl.types import FORBIDDEN, EnvironmentSpec
 from tests.devices import CPU, DEVICES
 from tests.networks.test_frame_stack import slow_stacks
 
@@ -68,6 +68,19 @@ def test_values_in_bfloat16_are_close_to_those_in_float32(shape, stacked):
         exact = exact_values(network, spec, observations)
         values = acting.values(frames, starts, stack)
         np.testing.assert_allclose(values, exact, atol=policy.TOLERANCE * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mask_of_the_newest_frame_forbids_actions_in_each_precision(dtype):
+    spec = EnvironmentSpec("Doors-v0", (20,), "float32", 3, 6, 1, variant='{"action_mask": "mask"}')
+    network = make_network(spec, CONFIG)
+    acting = policy_of(spec, network.state_dict(), dtype=dtype)
+    assert acting.dtype == dtype
+    stack = acting.frame_stack(NUM_ENVS)
+    for frames, starts, _ in stream(spec, 10):
+        frames[:, -6:] = mask = frames[:, -6:] > 0.5
+        forbidden = acting.values(frames, starts, stack) == FORBIDDEN
+        assert (forbidden == (~mask & mask.any(axis=1, keepdims=True))).all()
 
 
 class PairNetwork(FrameNetwork):
