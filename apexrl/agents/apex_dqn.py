@@ -75,8 +75,12 @@ class ApexLearning(Learning):
         slope = Slope(q_tm1, huber_gradient(q, batch.action, errors, batch.weight))
         magnitude = errors.abs()
         metrics = {"loss": (batch.weight * huber(errors)).mean(), "td_error": magnitude,
-                   "q_mean": mean_of_allowed(q) if self.spec.mask_size else q, "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
+                   "q_mean": self.shown(q), "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
         return Losses({"q": slope}, len(errors), {self.update.table: magnitude + SMALLEST_PRIORITY}, metrics)
+
+    def shown(self, values: Tensor) -> Tensor:
+        """Returns values [B, A] of which people see the mean; [B] of allowed actions where there are masks."""
+        return mean_of_allowed(values) if self.spec.mask_size else values
 
 
 make_actor, make_learner = actor_of(ApexActing, DuelingConfig, make_network), learner_of(ApexLearning)

@@ -18,14 +18,7 @@ from apexrl.agents.contract import Batches
 from apexrl.agents.engine.plain import Losses, Networks, Slope
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.losses.quantiles import quantile_huber, quantile_huber_gradient
-from apexrl.losses.value_learning import (
-    huber,
-    huber_gradient,
-    mean_of_allowed,
-    munchausen_bonus,
-    n_step_targets,
-    soft_values,
-)
+from apexrl.losses.value_learning import huber, huber_gradient, munchausen_bonus, n_step_targets, soft_values
 from apexrl.networks.config import DuelingConfig
 from apexrl.types import StreamSpec
 
@@ -79,8 +72,8 @@ class QuantileLearning(ApexLearning):
             losses = quantile_huber(taken, targets)
             gradient = quantile_huber_gradient(returns, batch.action, targets, batch.weight)
         magnitude = errors.abs()
-        metrics = {"loss": (batch.weight * losses).mean(), "td_error": magnitude, "q_mean": mean_of_allowed(q) if self.spec.mask_size else q,
-                   "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
+        metrics = {"loss": (batch.weight * losses).mean(), "td_error": magnitude, "q_mean": self.shown(q), "q_max": q,
+                   "importance_weight": batch.weight.mean()}  # fmt: skip
         priorities = {self.update.table: magnitude + SMALLEST_PRIORITY}
         return Losses({"q": Slope(outputs, gradient)}, len(errors), priorities, metrics)
 
