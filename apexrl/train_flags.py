@@ -32,10 +32,8 @@ class TrainFlags(TypedDict, total=False):
     critics: int
     device: str
     distance: Literal["kl", "l2", "cosine"]
-    entropy_cost: float
-    entropy_cost_end: float
-    entropy_frames: int
-    entropy_target: float
+    entropy_cost: float | str
+    entropy_target: float | str
     env_kwargs: str | Mapping[str, Any]
     environment_groups: int
     environments_per_worker: int
@@ -70,17 +68,14 @@ class TrainFlags(TypedDict, total=False):
     learner_devices: str
     learner_host: str
     learner_threads: int
-    learning_rate: float
-    learning_rate_end: float
-    learning_rate_frames: int
-    learning_rate_schedule: Literal["constant", "linear", "cosine"]
+    learning_rate: float | str
     least_return: float
     life_loss_terminal: bool
     lstm: bool
     lstm_size: int
     max_episode_frames: int
     max_gb: float
-    max_gradient_norm: float
+    max_gradient_norm: float | str
     max_restarts: int
     max_seconds: float
     max_share: float
@@ -108,7 +103,7 @@ class TrainFlags(TypedDict, total=False):
     parameter_port: int
     patience_seconds: float
     pg_rho_bar: float
-    policy_cloning_cost: float
+    policy_cloning_cost: float | str
     policy_period_updates: int
     policy_temperature: float
     port_base: int
@@ -138,7 +133,7 @@ class TrainFlags(TypedDict, total=False):
     smoke: bool
     step_deadline_seconds: float
     stop_at_return: float
-    surrogate_clip: float
+    surrogate_clip: float | str
     table: str
     tables: str | Sequence[str]
     target_noise: float
@@ -156,8 +151,8 @@ class TrainFlags(TypedDict, total=False):
     trust: bool
     trust_region: float
     unroll_starts: int
-    value_cloning_cost: float
-    value_cost: float
+    value_cloning_cost: float | str
+    value_cost: float | str
     value_rescaling: bool
     wandb: bool
     wrapper: str | Sequence[str]

@@ -12,6 +12,7 @@ from apexrl.agents.contract import TransitionBatch
 from apexrl.agents.engine.plain import RMSPropForm
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.config.commands import LearnerCommand
+from apexrl.config.schedules import Schedule
 from apexrl.losses.value_learning import double_q_errors, huber
 from apexrl.networks.dueling import make_network
 from apexrl.types import Sample, StreamSpec, Unroll
@@ -26,7 +27,7 @@ class EagerLearner:
         self._online = make_network(spec, command.network).to(device).to(memory_format=torch.channels_last)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         update, parameters = command.update, self._online.parameters()
-        numbers: dict[str, Any] = {"lr": update.learning_rate, "eps": update.optimizer_epsilon}
+        numbers: dict[str, Any] = {"lr": Schedule.of(update.learning_rate).start, "eps": update.optimizer_epsilon}
         self._optimizer: torch.optim.Optimizer
         if update.optimizer == "rmsprop":
             self._optimizer = torch.optim.RMSprop(parameters, alpha=RMSPropForm().decay, centered=True, **numbers)

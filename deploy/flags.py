@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
@@ -22,6 +22,7 @@ from apexrl.config.flags import parse, range_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActingConfig,
+    Changing,
     EnvConfig,
     EvaluationConfig,
     LearningConfig,
@@ -75,6 +76,9 @@ def pattern_of(kind: Any) -> str:
     if kind is float:
         sign = "" if allowed.wanted(-1.0) else "-?"
         return sign + r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+    if kind == Changing:
+        number = pattern_of(Annotated[float, allowed])
+        return f"{number}(:{number}(:[1-9][0-9]*[kMG]?)?(:cosine)?)?"
     assert kind is str, kind
     return WORD
 

@@ -16,7 +16,7 @@ from apexrl.agents.engine.plain import Acting, Learning, Losses, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.families import FAMILIES
-from apexrl.config.sections import AlgorithmConfig, NetworkConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Changing, NetworkConfig, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.networks.torsos import FrameNetwork, make_torso
 
@@ -45,7 +45,7 @@ class DpgUpdate(UpdateConfig):
 
     batch_size: int = 128
     """Transitions in a batch."""
-    learning_rate: float = 1e-3
+    learning_rate: Changing = 1e-3
     """Step size of policy and critic."""
     target_rate: Annotated[float, Range(0, 1)] = 0.005
     """Share of the way that the target networks go at each update."""

@@ -17,7 +17,7 @@ from apexrl.agents.engine import plain_learner
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, parse, wants_of
-from apexrl.config.rates import rate_at
+from apexrl.config.schedules import Schedule
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.record.status_file import Status
 from apexrl.losses.categorical import log_probs
@@ -272,4 +272,4 @@ def test_the_atari_row_is_planned_with_one_set_of_flags():
         assert command.env.env.endswith("NoFrameskip-v4") and not command.reproducible
         assert (command.learning.total_frames, command.evaluation.episodes) == (40_000_000, 30)
         assert command.algorithm.evaluation_epsilon == 0.001
-        assert [rate_at(row, share) for share in (0, 1)] == [row.learning_rate, 1e-5]
+        assert Schedule.of(row.learning_rate) == (2.5e-4, 1e-5, 0, "linear")

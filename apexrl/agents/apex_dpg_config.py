@@ -5,7 +5,7 @@ import math
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
-from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.networks.config import DeterministicConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -35,7 +35,7 @@ class DpgUpdate(UpdateConfig):
     """Transitions in a batch (Ape-X DPG)."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam (Ape-X DPG, TD3), or centered RMSProp with decay 0.95."""
-    learning_rate: float = 1e-4
+    learning_rate: Changing = 1e-4
     """Step size of policy and critics (Ape-X DPG)."""
     optimizer_epsilon: float = 1e-8
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""

@@ -5,7 +5,7 @@ import math
 from typing import Annotated, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
-from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import DuelingConfig
@@ -39,7 +39,7 @@ class ApexUpdate(UpdateConfig):
     """Transitions in a batch (Ape-X)."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or centered RMSProp with decay 0.95 (Ape-X)."""
-    learning_rate: float = 0.00025 / 4
+    learning_rate: Changing = 0.00025 / 4
     """Step size (Ape-X)."""
     optimizer_epsilon: float = 1.5e-7
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root (Ape-X)."""
@@ -57,8 +57,7 @@ TWO_CORES: Preset = {
     "update": {
         "batch_size": 64,
         "optimizer": "adam",
-        "learning_rate": 2.5e-4,
-        "learning_rate_schedule": "linear",  # a constant one holds Breakout back: docs/log/games.md
+        "learning_rate": "2.5e-4:0",  # a constant one holds Breakout back: docs/log/games.md
         "optimizer_epsilon": 1e-5,
         "target_period_updates": 500,
     },
@@ -75,7 +74,7 @@ GPU: Preset = {
 """For Atari on a machine with a GPU: the numbers that learned on two cores (docs/log/gpu.md)."""
 
 SMALL: Preset = {
-    "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3, "learning_rate_schedule": "constant",
+    "update": {**TWO_CORES["update"], "batch_size": 128, "learning_rate": 1e-3,
                "target_period_updates": 100},
     "network": {"channels": (16, 32, 32), "hidden_size": 128},
     "replay": {"capacity": 100_000, "min_size_to_sample": 2_000, "samples_per_insert": 8.0},

@@ -207,7 +207,7 @@ class Learner(Protocol):
 
     An update takes `num_steps` steps from one draw, each of one of its `minibatches`: `gradients` and then `apply`, and
     several learners add their gradients up in between. A GPU captures it once and repeats it: a number that changes,
-    such as a learning rate, is a tensor of `learning_tensors`.
+    such as a learning rate, is a tensor that `schedule` fills.
     """
 
     num_steps: int
@@ -229,16 +229,11 @@ class Learner(Protocol):
         """Takes the way to that thread, before the first update: `gradients` may leave it a part of its work, too."""
         ...
 
-    def schedule(self, frames: int, share: float) -> None:
-        """Takes how far the run is, before an update; numbers that follow a schedule are filled into their tensors.
+    def schedule(self, numbers: Mapping[str, float]) -> None:
+        """Takes the numbers of the configuration that may change, by field, as they are now, before an update.
 
-        `from_target` may be at work in its thread: it reads no such number.
-
-        Args:
-          frames: environment frames of the run so far, those before a resume included.
-          share: of the way to the run's end, 0 to 1: of --total-frames, --max-seconds or --learning-rate-frames, of
-            which the first ends it; without any it grows ever more slowly. It never falls where a run goes on with
-            a later end.
+        Those that follow a schedule are filled into their tensors. `from_target` may be at work in its thread: it reads
+        no such number.
         """
         ...
 

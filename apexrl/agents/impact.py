@@ -103,7 +103,7 @@ class ImpactLearning(ImpalaLearning):
         actors = traced.log_probs - traced.log_rhos
         of_actors = (log_probs - actors).clamp(max=MOST_LOG_RATIO).exp()
         ratios = (-traced.log_rhos).exp().clamp(max=self.update.target_rho_bar) * of_actors
-        loss = clipped_surrogate_loss(ratios, traced.targets.pg_advantages, self.update.surrogate_clip)
+        loss = clipped_surrogate_loss(ratios, traced.targets.pg_advantages, self.numbers["surrogate_clip"])
         return loss, traced
 
 

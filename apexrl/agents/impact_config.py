@@ -7,7 +7,7 @@ from apexrl.agents import impala_config
 from apexrl.agents.contract import Family, Preset, Want
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate
 from apexrl.agents.replaying.mix import parts_of
-from apexrl.config.sections import Range
+from apexrl.config.sections import Changing, Range
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -32,20 +32,18 @@ class ImpactUpdate(ImpalaUpdate):
     10 unrolls; --samples-per-insert says how often each of the newest is used (IMPACT: 2)."""
     minibatches: Annotated[int, Range(1, 1024)] = 1
     """Steps of the optimizer that an update takes, each from its part of a batch; targets are computed once."""
-    surrogate_clip: Annotated[float, Range(0, 1)] = 0.4
+    surrogate_clip: Annotated[Changing, Range(0, 1)] = 0.4
     """The policy gains nothing where its ratio leaves 1 by more (IMPACT; PPO: 0.2)."""
     target_rho_bar: float = 2.0
     """Greatest ratio of the actor's policy to the target policy, in the surrogate's ratio (IMPACT)."""
     target_period_updates: int = 8
     """Updates between copies into the target network: about batches in the buffer times uses of each (IMPACT)."""
-    learning_rate: float = 5e-4
+    learning_rate: Changing = 5e-4
     """Step size (APPO)."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam (APPO), or RMSProp with decay 0.99, which is not centered."""
     optimizer_epsilon: float = 1e-8
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root."""
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """constant (APPO), linear or cosine: as IMPALA's."""
     reduction: Literal["sum", "mean"] = "mean"
     """Whether losses of a batch are added, or averaged (APPO)."""
     trust_region: Annotated[float, Range(0)] = 0.0
@@ -58,7 +56,7 @@ class ImpactUpdate(ImpalaUpdate):
 TWO_CORES: Preset = {
     **impala_config.TWO_CORES,
     "algorithm": {"unroll_starts": 20},
-    "update": {**impala_config.TWO_CORES["update"], "mix": ("uniform@16=1",)},
+    "update": {**impala_config.TWO_CORES["update"], "mix": ("uniform@16=1",), "learning_rate": 7e-4},
     "replay": {**impala_config.TWO_CORES["replay"], "samples_per_insert": 2.0},
 }
 """For games of Atari on two CPU cores: IMPALA's numbers there, and a buffer of 4 batches."""
@@ -76,8 +74,8 @@ SMALL: Preset = {
 MUJOCO: Preset = {
     "algorithm": {"unroll_starts": 64},
     "update": {"batch_size": 16, "mix": ("uniform@64=1",), "minibatches": 16, "target_period_updates": 16,
-               "learning_rate": 3e-4, "surrogate_clip": 0.2, "trace_lambda": 0.95, "entropy_cost": 0.0,
-               "max_gradient_norm": 0.5, "learning_rate_schedule": "linear"},
+               "learning_rate": "3e-4:0", "surrogate_clip": 0.2, "trace_lambda": 0.95, "entropy_cost": 0.0,
+               "max_gradient_norm": 0.5},
     "network": {"hidden_size": 128},
     "replay": {"capacity": 100_000, "min_size_to_sample": 4_096, "samples_per_insert": 10.0},
     "learning": {"normalize_observations": True, "scale_rewards": True, "publish_period_updates": 1,

@@ -21,6 +21,7 @@ from apexrl.agents.replaying.policy_targets import Categoricals, Gaussians, Poli
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
+from apexrl.config.schedules import Schedule
 from apexrl.losses.categorical import log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
 from apexrl.losses.maximum_entropy import temperature_loss
@@ -92,22 +93,16 @@ class ImpalaLearning(Learning):
         num_features = lstm_size_of(spec) or self.network.hidden_size
         self._row_results = row_results(self._parts, list(selections_of(update).values()), num_features, device)
         self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, spec, device)
-        self._entropy_cost = torch.tensor(update.entropy_cost, device=device)
 
     def parts(self) -> dict[str, nn.Module]:
         parts: dict[str, nn.Module] = {"network": make_network(self.spec, self.network)}
         if self.update.entropy_target:
-            parts["temperature"] = Temperature(self.update.entropy_cost)
+            parts["temperature"] = Temperature(Schedule.of(self.update.entropy_cost).start)
         return parts
 
-    def schedule(self, frames: int, share: float) -> None:
-        """Sets the weight of the entropy."""
-        update = self.update
-        passed = min(frames / update.entropy_frames, 1.0) if update.entropy_frames else 0.0
-        self._entropy_cost.fill_(update.entropy_cost + passed * (update.entropy_cost_end - update.entropy_cost))
-
     def tensors(self) -> dict[str, Tensor]:
-        return {"entropy_cost": self._entropy_cost} | self._replay_states.tensors
+        cost = torch.as_tensor(self.numbers["entropy_cost"], device=self.device)  # of a checkpoint, changing or not
+        return {"entropy_cost": cost} | self._replay_states.tensors
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], Any]) -> Losses:
         """Returns the losses of policy, value and entropy, and of cloning where it is asked for."""
@@ -148,18 +143,19 @@ class ImpalaLearning(Learning):
         return loss, traced
 
     def _losses_of(self, rows: Rows, known: Callable[[], Any], temperature: Temperature | None) -> Losses:
-        update, (begun, batch, is_new, output) = self.update, rows
+        update, numbers, (begun, batch, is_new, output) = self.update, self.numbers, rows
         logits, values = output.logits[:-1], output.values[:-1]
         behavior, valid = batch.extras[self._behavior], ~batch.start[1:]
         losses, (targets, log_rhos, _, accept) = self.policy_loss(rows, known)
-        losses = losses + update.value_cost * value_loss(values, targets.vs)
+        losses = losses + numbers["value_cost"] * value_loss(values, targets.vs)
         entropy, entropy_weight = self.policies.entropy(logits), self._entropy_weight(is_new)
-        cost = self._entropy_cost if temperature is None else temperature.price
+        cost = numbers["entropy_cost"] if temperature is None else temperature.price
         losses = losses + cost * entropy_weight * -entropy
         losses = losses.masked_fill(~targets.learned, 0)
         if update.policy_cloning_cost or update.value_cloning_cost:
-            cloning = update.policy_cloning_cost * policy_cloning_loss(behavior, logits)
-            cloning = cloning + update.value_cloning_cost * value_cloning_loss(batch.extras["behavior_value"], values)
+            cloning = numbers["policy_cloning_cost"] * policy_cloning_loss(behavior, logits)
+            of_values = value_cloning_loss(batch.extras["behavior_value"], values)
+            cloning = cloning + numbers["value_cloning_cost"] * of_values
             losses = losses + cloning.masked_fill(is_new, 0)
         loss, count = sum_losses(losses, valid, batch.weight)
         real = valid & (batch.weight > 0)
@@ -171,7 +167,7 @@ class ImpalaLearning(Learning):
         mean = loss.detach() / count.masked_fill(count == 0, 1)
         of_parts = {"network": loss}
         if temperature is not None:
-            steering = temperature_loss(temperature.logarithm, -entropy, update.entropy_target) * entropy_weight
+            steering = temperature_loss(temperature.logarithm, -entropy, numbers["entropy_target"]) * entropy_weight
             of_parts["temperature"], _ = sum_losses(steering.masked_fill(~targets.learned, 0), valid, batch.weight)
             metrics["temperature"] = cost
         return Losses(of_parts, count, priorities, {"loss": mean} | metrics, results)

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import burn_in_unrolls, recurrent_fields
 from apexrl.agents.replaying.mix import Distance, Selection, batch_sizes, parts_of, tables_for
-from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.schedules import Schedule
+from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -50,26 +51,18 @@ class ImpalaUpdate(UpdateConfig):
     unrolls, by cosine unless this is l2. elite-insertion always takes kl."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp with decay 0.99, which is not centered (IMPALA)."""
-    learning_rate: float = 0.0006
-    """Step size (IMPALA)."""
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """constant, or the shape of its fall over --total-frames, --max-seconds or --learning-rate-frames: the first;
-    linear to 0 in IMPALA."""
+    learning_rate: Changing = "6e-4:0"
+    """Step size, which falls linearly until the run ends (IMPALA)."""
     optimizer_epsilon: float = 0.01
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their mean, inside the root (IMPALA)."""
     reduction: Literal["sum", "mean"] = "sum"
     """Whether losses of a batch are added (IMPALA) or averaged. Rate, epsilon and the clip mean something only with it:
     `losses.policy_gradient.sum_losses` says how they change."""
-    value_cost: Annotated[float, Range(0)] = 0.5
+    value_cost: Annotated[Changing, Range(0)] = 0.5
     """Weight of the value's loss (IMPALA)."""
-    entropy_cost: Annotated[float, Range(0)] = 0.01
+    entropy_cost: Annotated[Changing, Range(0)] = 0.01
     """Weight of the policy's entropy (IMPALA)."""
-    entropy_cost_end: Annotated[float, Range(0)] = 0.0
-    """Weight of the entropy after `entropy_frames`."""
-    entropy_frames: Annotated[int, Range(0)] = 0
-    """Environment frames over which the weight of the entropy goes linearly to its end; 0: it is constant. They are
-    the frames of the log: a journal that is read whole has passed them at once."""
-    entropy_target: Annotated[float, Range(-1000, 1000)] = 0.0
+    entropy_target: Annotated[Changing, Range(-1000, 1000)] = 0.0
     """Entropy in nats that the weight of the entropy is learned to keep, from --entropy-cost on, as SAC's temperature;
     0: it is not learned. The most is log A of A actions. That of a Gaussian is in halves of actions' ranges."""
     rho_bar: float = 1.0
@@ -88,16 +81,16 @@ class ImpalaUpdate(UpdateConfig):
     unrolls in order, each from the state in which the one before ended (LASER); attentive and elite replay and parts
     with a capacity, which choose single unrolls, take stored states. burn-in:N takes the state stored N steps earlier,
     and the newest parameters through them; N is a multiple of --unroll-starts. stored is the actor's."""
-    policy_cloning_cost: Annotated[float, Range(0)] = 0.0
+    policy_cloning_cost: Annotated[Changing, Range(0)] = 0.0
     """Weight of KL(behaviour || policy) on replayed unrolls (CLEAR: 0.01)."""
-    value_cloning_cost: Annotated[float, Range(0)] = 0.0
+    value_cloning_cost: Annotated[Changing, Range(0)] = 0.0
     """Weight of the squared distance from the actor's value on replayed unrolls (CLEAR: 0.005)."""
     reward_transform: Literal["none", "soft-asymmetric"] = "none"
     """A change of the rewards in the log. soft-asymmetric (IMPALA's for DMLab) needs --clip-rewards no."""
 
 
 TWO_CORES: Preset = {
-    "update": {"batch_size": 4, "optimizer": "adam", "learning_rate": 7e-4, "optimizer_epsilon": 1e-5,
+    "update": {"batch_size": 4, "optimizer": "adam", "learning_rate": "7e-4:0", "optimizer_epsilon": 1e-5,
                "reduction": "mean", "max_gradient_norm": 0.5, "value_cost": 0.5, "entropy_cost": 0.0015},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000, "samples_per_insert": 4.0},
@@ -107,7 +100,7 @@ TWO_CORES: Preset = {
 """For games of Atari on two CPU cores: run i of docs/log/pong.md."""
 
 SMALL: Preset = {
-    "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": 2e-4, "entropy_cost": 0.01},
+    "update": {**TWO_CORES["update"], "batch_size": 32, "learning_rate": "2e-4:0", "entropy_cost": 0.01},
     "network": {"torso": "shallow", "channels": (16, 32, 32), "hidden_size": 64},
     "replay": {**TWO_CORES["replay"], "capacity": 100_000},
     "learning": {**TWO_CORES["learning"], "publish_period_seconds": 0.02},  # hundreds of updates a second
@@ -155,10 +148,9 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
     sizes = batch_sizes(parts, update.batch_size)
     if (update.policy_cloning_cost or update.value_cloning_cost) and all(part.is_online for part in parts):
         raise ConfigError("--policy-cloning-cost and --value-cloning-cost are for replayed unrolls: add some to --mix")
-    if update.entropy_cost_end and not update.entropy_frames:
-        raise ConfigError(f"--entropy-cost-end {update.entropy_cost_end:g} is never reached: give --entropy-frames")
-    if update.entropy_target and (update.entropy_frames or not update.entropy_cost):
-        raise ConfigError("--entropy-target learns the weight, from an --entropy-cost above 0 on: no --entropy-frames")
+    cost = Schedule.of(update.entropy_cost)
+    if update.entropy_target and not (cost.start and cost.is_constant):
+        raise ConfigError("--entropy-target learns the weight, from an --entropy-cost above 0 on: give a number alone")
     replays, selections = replay_view(algorithm, update), selections_of(update)
     found = []
     for part in parts:

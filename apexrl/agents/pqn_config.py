@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from apexrl.agents.apex_dqn_config import FAMILY as APEX
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.replaying.mix import batch_sizes, parts_of, tables_for
-from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import NormalizedConfig
@@ -38,7 +38,7 @@ class PqnUpdate(UpdateConfig):
     unrolls of 128 environments twice; queue=1 goes through them once."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam (PQN: RAdam), or RMSProp."""
-    max_gradient_norm: float = 10.0
+    max_gradient_norm: Changing = 10.0
     """Gradients are scaled down to this norm (PQN)."""
     trace_lambda: Annotated[float, Range(0, 1)] = 0.65
     """Decay of the trace of Q(lambda) (PQN)."""

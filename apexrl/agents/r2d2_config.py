@@ -7,7 +7,7 @@ from apexrl.agents import apex_dqn_config
 from apexrl.agents.apex_dqn_config import ApexAlgorithm
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import burn_in_unrolls, recurrent_fields
-from apexrl.config.sections import Range, UpdateConfig
+from apexrl.config.sections import Changing, Range, UpdateConfig
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
@@ -47,7 +47,7 @@ class R2d2Update(UpdateConfig):
     actor's."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam (R2D2), or centered RMSProp with decay 0.95."""
-    learning_rate: float = 1e-4
+    learning_rate: Changing = 1e-4
     """Step size (R2D2)."""
     optimizer_epsilon: float = 1e-3
     """Adam adds it to the root of the squared gradients (R2D2); RMSProp adds it to their variance, inside the root."""

@@ -115,7 +115,7 @@ class SacLearning(Learning):
         policy, temperature = online["policy"], online["temperature"]
         actions, log_probs = squashed_draws(policy(batch.observation), noise)
         chosen = online["critics"](batch.observation, policy.center + policy.reach * actions)
-        target_entropy = self.update.entropy_target * actions.shape[1]
+        target_entropy = self.numbers["entropy_target"] * actions.shape[1]
         return {
             "policy": -(batch.weight * soft_value(chosen, log_probs, temperature.price)).sum(),
             "temperature": (batch.weight * temperature_loss(temperature.logarithm, log_probs, target_entropy)).sum(),

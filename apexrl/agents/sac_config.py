@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from apexrl.agents.apex_dpg_config import stream, tables, wants
 from apexrl.agents.contract import Family, Preset
-from apexrl.config.sections import AlgorithmConfig, Range, UpdateConfig
+from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.networks.config import GaussianConfig
 
 
@@ -29,7 +29,7 @@ class SacUpdate(UpdateConfig):
     """Transitions in a batch (SAC)."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam (SAC), or centered RMSProp with decay 0.95."""
-    learning_rate: float = 3e-4
+    learning_rate: Changing = 3e-4
     """Step size of policy, critics and temperature (SAC)."""
     optimizer_epsilon: float = 1e-8
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
@@ -37,7 +37,7 @@ class SacUpdate(UpdateConfig):
     """Share of the way that target critics go at each update (SAC)."""
     policy_period_updates: Annotated[int, Range(1)] = 1
     """Updates of the critics for each of the policy and the temperature (SAC: 1, CrossQ: 3)."""
-    entropy_target: Annotated[float, Range(-100, 100)] = -1.0
+    entropy_target: Annotated[Changing, Range(-100, 100)] = -1.0
     """Entropy that the temperature aims at, for each number of an action, where those are -1 to 1 (SAC)."""
     first_temperature: Annotated[float, Range(1e-6)] = 1.0
     """Price of entropy at the beginning (SAC)."""
@@ -52,8 +52,7 @@ PAPER: Preset = {
 """SAC: an update of 256 for each step."""
 
 FAST: Preset = {
-    "update": {"learning_rate": 1e-3, "learning_rate_schedule": "linear", "policy_period_updates": 2,
-               "first_temperature": 0.1},
+    "update": {"learning_rate": "1e-3:0", "policy_period_updates": 2, "first_temperature": 0.1},
     "replay": {"capacity": 400_000, "min_size_to_sample": 5_000, "samples_per_insert": 64.0, "priority_exponent": 0.0,
                "importance_exponent": 0.0},
     "learning": {"publish_period_updates": 10, "publish_period_seconds": 0.2},

@@ -4,9 +4,7 @@ An algorithm's sections take the place of the commands' general ones, so its num
 """
 
 import dataclasses
-import decimal
 import difflib
-import re
 import shutil
 import sys
 import typing
@@ -21,8 +19,8 @@ from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import FAMILIES, family_of, records
 from apexrl.config.commands import ActorCommand, Command, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
 from apexrl.config.help import HELP, show_help
-from apexrl.config.rates import why_senseless
-from apexrl.config.sections import DEFAULT_AGENT, PresetName, Range, ReplayConfig
+from apexrl.config.schedules import Schedule, changing_number
+from apexrl.config.sections import DEFAULT_AGENT, Changing, PresetName, Range, ReplayConfig, whole_number
 from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
 from apexrl.config.words import Basis, gathered, program
 from apexrl.errors import ConfigError
@@ -35,7 +33,6 @@ REPEATABLE = ("--wrapper", "--callback")
 _SWAPPED = str.maketrans("-_", "_-")
 OF_RUNS = ("resume", "fork", "from_journal", "guest")  # flags that begin with another run
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 KINDS: Mapping[str, type[Command]] = {
     "train": RunCommand, "replay": ReplayCommand, "learner": LearnerCommand, "learner --from-journal": OfflineCommand,
     "actor": ActorCommand,
@@ -209,19 +206,17 @@ def _whole_number_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int]
     )
 
 
-def whole_number(text: str) -> int:
-    """Returns a whole number as people write it: 200000, 200_000, 2e5, 5M, 0.5k.
-
-    Raises: ValueError when it is none.
-    """
-    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text)
-    try:
-        number = decimal.Decimal(found[1]) * MULTIPLES[found[2].replace("K", "k")] if found else None
-    except decimal.InvalidOperation:
-        number = None
-    if number is None or number != int(number):
-        raise ValueError(f"{text} is no whole number: give one like 200000, 200_000, 2e5 or 5M")
-    return int(number)
+@REGISTRY.primitive_rule
+def _changing_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Changing] | None:
+    if kind.type != Changing:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|START:END:FRAMES",
+        instance_from_str=lambda words: changing_number(words[0]),
+        is_instance=lambda value: isinstance(value, int | float | str),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def check_ranges(config: Any) -> None:
@@ -232,6 +227,11 @@ def check_ranges(config: Any) -> None:
         if dataclasses.is_dataclass(value):
             check_ranges(value)
             continue
+        if isinstance(value, str) and getattr(hints[field.name], "__origin__", hints[field.name]) == Changing:
+            try:
+                value = Schedule.of(value).ends
+            except ValueError as error:
+                raise ConfigError(f"{flag_of(field.name)} {error}") from error
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
@@ -294,8 +294,6 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     if isinstance(command, ActorCommand | LearnerCommand | ReplayCommand | RunCommand):
         check_hosts(command)
         check_ranges(command.wires.of_shard(command.wires.shards - 1))
-    if isinstance(command, LearnerCommand | RunCommand) and (fault := why_senseless(command.update)):
-        raise ConfigError(fault)
     if not isinstance(command, ReplayCommand | RunCommand | OfflineCommand):
         return
     replay = explicit_replay(command)

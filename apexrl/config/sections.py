@@ -4,14 +4,18 @@ An algorithm brings its own sections `algorithm`, `network` and `update`, and pr
 """
 
 import dataclasses
+import decimal
 import json
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from apexrl.errors import MALFORMED, ConfigError
 
 PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]  # of all algorithms; a family may have others
 DEFAULT_AGENT = "apex-dqn"
+Changing = float | str  # a number, or as START:END:FRAMES its way through a run: `schedules.Schedule`
+MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
@@ -31,6 +35,21 @@ class Range:
         if self.least is not None and number < self.least:
             return f"at least {self.least:g}"
         return "" if number <= self.most else f"at most {self.most:g}"
+
+
+def whole_number(text: str) -> int:
+    """Returns a whole number as people write it: 200000, 200_000, 2e5, 5M, 0.5k.
+
+    Raises: ValueError when it is none.
+    """
+    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text)
+    try:
+        number = decimal.Decimal(found[1]) * MULTIPLES[found[2].replace("K", "k")] if found else None
+    except decimal.InvalidOperation:
+        number = None
+    if number is None or number != int(number):
+        raise ValueError(f"{text} is no whole number: give one like 200000, 200_000, 2e5 or 5M")
+    return int(number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,18 +150,12 @@ class UpdateConfig:
     """Transitions in a batch."""
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     """Adam, or RMSProp."""
-    learning_rate: float = 0.00025
-    """Step size."""
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """constant, or the shape of its fall over --total-frames, --max-seconds or --learning-rate-frames: the first.
-    Without any it falls ever more slowly."""
-    learning_rate_end: Annotated[float, Range(0)] = 0.0
-    """Step size to which it falls."""
-    learning_rate_frames: Annotated[int, Range(0)] = 0
-    """Environment frames over which it falls in a run without an end, or with a later one; 0: until the run ends."""
+    learning_rate: Changing = 0.00025
+    """Step size. Like all numbers that may change it takes START:END:FRAMES, too: 3e-4:1e-5:16M goes linearly from one
+    to the other over so many frames, 3e-4:0 until the run ends, and with :cosine behind it along a cosine."""
     optimizer_epsilon: float = 1e-5
     """Adam adds it to the root of the squared gradients; RMSProp adds it to their variance, inside the root."""
-    max_gradient_norm: float = 40.0
+    max_gradient_norm: Changing = 40.0
     """Gradients are scaled down to this norm."""
 
 

@@ -1,66 +1,104 @@
-"""The distance of a run from its totals, and how far its learning rate has fallen."""
+"""The distance of a run from its totals, and how far its numbers have come on their schedules."""
+
+from collections.abc import Mapping
 
 import msgspec
 
 from apexrl.config.commands import LearnerCommand
-from apexrl.config.rates import rate_at, share_of_endless
+from apexrl.config.schedules import Schedule, schedules_of, share_of_endless
 from apexrl.config.sections import LearningConfig
-from apexrl.networks.headers import Fall
+from apexrl.networks.headers import Progress
 
-SPENT = 0.01  # of a learning rate: what is below teaches nothing
+RATE = "learning_rate"  # which is shown also where it stays
+SPENT = 0.01  # of a number: what is below teaches nothing
 
 
-class Schedule:
-    """The fall of a learning rate. One owner.
+class Course:
+    """The way of one number. One owner.
 
-    It goes with the frames of the run and with the time until its end, whichever is further; without an end it falls
-    ever more slowly (`rates.share_of_endless`). A run that goes on with
-    other ends falls from where it is to the new ones; with another --learning-rate it begins there. One whose rate is
-    spent begins as if it had had its new ends from the start.
+    It goes with the frames of its schedule; without them with the frames of the run and with the time until its end,
+    whichever is further; without an end ever more slowly (`schedules.share_of_endless`). A run that goes on with other
+    ends goes from where it is to the new ones; with another start it begins there. A number that is spent begins as if
+    it had had its new ends from the start.
     """
 
-    def __init__(self, command: LearnerCommand, now: float = 0.0):
+    def __init__(self, schedule: Schedule, total_frames: int = 0, ends_at: float = 0.0, now: float = 0.0):
         """Begins at the first frame; seconds count from `now`, since 1970."""
-        self._update = update = command.update
-        asked = update.learning_rate, command.learning.total_frames, update.learning_rate_frames, command.ends_at
-        self.fall = Fall(*asked, end_frames=update.learning_rate_frames, began_at=now)
+        self.schedule, frames = schedule, schedule.frames
+        self.progress = Progress(schedule.start, total_frames, frames, ends_at, end_frames=frames, began_at=now)
 
-    def begin(self, frames: int, before: Fall | None) -> None:
+    def begin(self, frames: int, before: Progress | None) -> None:
         """Goes on where a checkpoint at so many frames was; `before`: as it tells, older versions tell nothing."""
-        own = self.fall
+        own = self.progress
         if before is None:
             return
         if before.asked == own.asked:
-            self.fall = before
+            self.progress = before
             return
         is_same = before.rate == own.rate
-        is_spent = is_same and rate_at(self._update, before.share) < SPENT * own.rate
+        is_spent = is_same and self.schedule.at(before.share) < SPENT * own.rate
         end_frames = frames + own.over_frames if own.over_frames else 0
         if is_same and not is_spent and before.over_frames == own.over_frames:
             end_frames = before.end_frames
         share = before.share if is_same and not is_spent else 0.0
         begun = {"begun_frames": 0 if is_spent else frames, "begun_share": share, "share": share}
-        self.fall = msgspec.structs.replace(own, end_frames=end_frames, **begun)
+        self.progress = msgspec.structs.replace(own, end_frames=end_frames, **begun)
 
     def late(self, now: float) -> float:
-        """Returns the share of the time from the beginning of the fall to the end of the run; 0 without an end."""
-        fall = self.fall
-        return (now - fall.began_at) / max(fall.ends_at - fall.began_at, 1.0) if fall.ends_at else 0.0
+        """Returns the share of the time from the beginning of the way to the end of the run; 0 without an end."""
+        own = self.progress
+        return (now - own.began_at) / max(own.ends_at - own.began_at, 1.0) if own.ends_at else 0.0
 
     def advance(self, frames: int, late: float = 0.0) -> float:
-        """Takes the frames of the run and the result of `late`; returns how far the rate has fallen, 0 to 1."""
-        fall, totals = self.fall, (self.fall.total_frames, self.fall.end_frames)
-        passed = [(frames - fall.begun_frames) / max(end - fall.begun_frames, 1) for end in totals if end]
-        if not passed and not fall.ends_at:
-            passed = [share_of_endless(frames - fall.begun_frames)]
-        share = fall.begun_share + (1 - fall.begun_share) * min(max(late, *passed, 0.0), 1.0)
-        self.fall = msgspec.structs.replace(fall, share=share)
-        return share
+        """Takes the frames of the run and the result of `late`; returns the number as it is now."""
+        own = self.progress
+        end, begun = own.end_frames or own.total_frames, own.begun_frames
+        if not self.schedule.is_constant:
+            passed = (frames - begun) / max(end - begun, 1) if end else 0.0
+            if not own.end_frames:
+                passed = max(late, passed) if end or own.ends_at else share_of_endless(frames - begun)
+            share = own.begun_share + (1 - own.begun_share) * min(max(passed, 0.0), 1.0)
+            self.progress = msgspec.structs.replace(own, share=share)
+        return self.number
 
     @property
-    def rate(self) -> float:
-        """The learning rate as it is now."""
-        return rate_at(self._update, self.fall.share)
+    def number(self) -> float:
+        """The number as it is now."""
+        return self.schedule.at(self.progress.share)
+
+
+class Courses:
+    """The ways of all numbers of a learner's updates that may change, by field. One owner."""
+
+    def __init__(self, command: LearnerCommand, now: float = 0.0):
+        """Begins at the first frame, as each `Course` does."""
+        ends = command.learning.total_frames, command.ends_at, now
+        self._courses = {name: Course(schedule, *ends) for name, schedule in schedules_of(command.update).items()}
+
+    def begin(self, frames: int, before: Mapping[str, Progress]) -> None:
+        """Goes on where a checkpoint at so many frames was."""
+        for name, course in self._courses.items():
+            course.begin(frames, before.get(name))
+
+    def late(self, now: float) -> float:
+        """Returns the share of the time until the end of the run, see `Course.late`."""
+        return self._courses[RATE].late(now)
+
+    def advance(self, frames: int, late: float = 0.0) -> dict[str, float]:
+        """Takes the frames of the run and the result of `late`; returns the numbers as they are now."""
+        return {name: course.advance(frames, late) for name, course in self._courses.items()}
+
+    @property
+    def progress(self) -> dict[str, Progress]:
+        """How far they are, for a checkpoint."""
+        return {name: course.progress for name, course in self._courses.items()}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The learning rate, and all other numbers that change, by tag."""
+        changing = {name: course.number for name, course in self._courses.items() if not course.schedule.is_constant}
+        scheduled = {f"learner/scheduled/{name}": number for name, number in changing.items() if name != RATE}
+        return scheduled | {f"learner/{RATE}": self._courses[RATE].number}
 
 
 def is_complete(learning: LearningConfig, num_updates: int, frames: int) -> bool:

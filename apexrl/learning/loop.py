@@ -24,7 +24,7 @@ from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.replicas import Replicas
 from apexrl.learning.experience.run_moments import RunMoments
-from apexrl.learning.goal import Schedule, is_complete
+from apexrl.learning.goal import Courses, is_complete
 from apexrl.learning.record.latest import latest_checkpoint
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.record.run_page import about
@@ -76,7 +76,7 @@ class LearnerLoop:
         self._arrivals = Arrivals()
         self.results = Results(self._family.tables(command.update), isinstance(command, OfflineCommand))
         self._moments: RunMoments | None = None  # of what is normalized
-        self._schedule = Schedule(command, time.time())
+        self._courses = Courses(command, time.time())
         self._run = ""  # as it is in the run's checkpoints
         self._name = name
         bound = command.learning.publish_megabytes_per_second
@@ -111,7 +111,7 @@ class LearnerLoop:
             spec = self._wait_for_spec(replicas, stop)
             if spec is None:
                 return False
-            self._schedule.begin(sum(log.transitions for log in start.logs) * spec.frames_per_step, start.fall)
+            self._courses.begin(sum(log.transitions for log in start.logs) * spec.frames_per_step, start.progress)
             return self._learn(replicas, spec, checkpoint, stop)
         finally:
             stop.set()
@@ -240,18 +240,18 @@ class LearnerLoop:
                     waits_for=replicas.waits_for,
                     transitions=replicas.transitions,
                     largest_weight=1.0 if draw is None else draw.largest_weight,
-                    late=self._schedule.late(time.time()),
+                    late=self._courses.late(time.time()),
                 )
             )
             frames = sum(standing.transitions for standing in standings) * spec.frames_per_step
-            share = self._schedule.advance(frames, standings[0].late)
+            numbers = self._courses.advance(frames, standings[0].late)
             has_finished = is_complete(learning, updater.num_updates, frames)
             if has_finished or any(standing.stops for standing in standings):
                 break
             others_go_on = may_update(standings)
             if others_go_on:
                 replicas.made(updater.num_updates)
-                updater.schedule(frames, share)
+                updater.schedule(numbers)
                 pending = updater.update(draw, replicas.upcoming_draw(), scale_of(standings, team.rank))
                 if pending is not None and draw is not None:
                     self._expect(pending, draw, updater, replicas)
@@ -351,7 +351,7 @@ class LearnerLoop:
             self._report_to_first(updater, replicas, rate)
             return True
         sampled = sum(want.num_transitions(self._identity.spec) for want in self._wants) * self._team.size
-        record.count(updater.num_updates, sampled, logs, int(sums[0, 0]), self._schedule.fall)
+        record.count(updater.num_updates, sampled, logs, int(sums[0, 0]), self._courses.progress)
         if asked.reports:
             self.report(updater, replicas, record, returns_by_exploration(self._games, self._bands), logs, rate)
             self._games[:] = 0
@@ -380,7 +380,7 @@ class LearnerLoop:
 
     def _own_metrics(self, updater: Updater, replicas: Replicas, rate: float) -> dict[str, float]:
         metrics = self._stopwatch.shares("learner/waits_for/") | learner_metrics(updater, replicas, self.results, rate)
-        metrics["learner/learning_rate"] = self._schedule.rate
+        metrics |= self._courses.metrics
         if self._device.type == "cuda":
             metrics["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         return metrics

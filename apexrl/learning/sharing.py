@@ -11,7 +11,7 @@ from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import flag_of, wants_of
 from apexrl.config.sections import UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.networks.headers import Counters, Fall
+from apexrl.networks.headers import Counters, Progress
 from apexrl.types import LogPosition
 
 if TYPE_CHECKING:  # a plan divides a run, too, and loads no torch
@@ -26,7 +26,7 @@ class Beginning(msgspec.Struct, frozen=True):
     updates: int = 0
     logs: tuple[LogPosition, ...] = ()
     run: str = ""
-    fall: Fall | None = None  # of the learning rate
+    progress: dict[str, Progress] = {}  # of numbers that may change
 
 
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
@@ -93,7 +93,7 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
     logs = counters.logs
     if len(logs) not in (0, num_shards):
         raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
-    return Beginning(logs=logs or (LogPosition(),) * num_shards, fall=counters.fall)
+    return Beginning(logs=logs or (LogPosition(),) * num_shards, progress=counters.known_progress)
 
 
 def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:

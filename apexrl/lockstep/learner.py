@@ -8,7 +8,7 @@ from apexrl.agents.families import family_of
 from apexrl.config.commands import LearnerCommand
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
-from apexrl.learning.goal import Schedule, is_complete
+from apexrl.learning.goal import Courses, is_complete
 from apexrl.learning.loop import make_updater
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.record.run_page import about
@@ -43,7 +43,7 @@ class LockstepLearner:
         identity = Identity.of(spec, command.agent, command.network)
         self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
         self.record.about(*about(command))
-        self._schedule = Schedule(command)
+        self._courses = Courses(command)
         self._results = Results(family_of(command.agent).tables(command.update))
 
     @property
@@ -67,7 +67,7 @@ class LockstepLearner:
             if draw is None:  # nothing of it could be decoded
                 continue
             self._replica.num_updates = self.updater.num_updates
-            self.updater.schedule(self._frames, self._schedule.advance(self._frames))
+            self.updater.schedule(self._courses.advance(self._frames))
             pending = self.updater.update(draw)
             assert pending is not None
             self._results.take(pending, draw, self.updater.num_updates - 1, self.updater, self._replica)
@@ -101,7 +101,7 @@ class LockstepLearner:
         episodes = self._replica.drain_episodes()
         self._count(len(episodes))
         metrics = others | learner_metrics(self.updater, self._replica, self._results, updates_per_second)
-        metrics["learner/learning_rate"] = self._schedule.rate
+        metrics |= self._courses.metrics
         bands = family_of(self._command.agent).exploration_bands
         self.record.report(metrics, returns_by_exploration(episode_sums(episodes, bands), bands), "")
 
@@ -112,4 +112,4 @@ class LockstepLearner:
     def _count(self, num_episodes: int) -> None:
         sampled = sum(want.num_transitions(self._spec) for want in self._log.wants)
         counted = (self._replica.counted,)
-        self.record.count(self.updater.num_updates, sampled, counted, num_episodes, self._schedule.fall)
+        self.record.count(self.updater.num_updates, sampled, counted, num_episodes, self._courses.progress)

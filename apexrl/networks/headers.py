@@ -51,18 +51,18 @@ class ParametersHeader(msgspec.Struct, frozen=True):
     is_last: bool = False  # the learner has reached its total, and waits for the evaluation
 
 
-class Fall(msgspec.Struct, frozen=True):
-    """The fall of a learning rate over a run, see `learning.goal`: the wish, where it began, and how far it is."""
+class Progress(msgspec.Struct, frozen=True):
+    """The way of a number over a run, see `learning.goal`: the wish, where it began, and how far it is."""
 
-    rate: Finite  # --learning-rate
+    rate: Finite  # where it starts
     total_frames: Count
-    over_frames: Count  # --learning-rate-frames
+    over_frames: Count  # of its schedule
     ends_at: Finite  # seconds since 1970; 0: not by time
-    end_frames: Count = 0  # of the run, at which --learning-rate-frames have passed
+    end_frames: Count = 0  # of the run, at which those have passed
     begun_frames: Count = 0
     begun_share: Finite = 0.0
     began_at: Finite = 0.0
-    share: Finite = 0.0  # of the way from --learning-rate to --learning-rate-end
+    share: Finite = 0.0  # of the way from start to end
 
     @property
     def asked(self) -> tuple[float, int, int, float]:
@@ -81,7 +81,13 @@ class Counters(msgspec.Struct, frozen=True):
     best_evaluation_return: Finite | None = None
     last_evaluation_return: Finite | None = None
     seconds: Finite = 0.0
-    fall: Fall | None = None  # of the learning rate
+    fall: Progress | None = None  # of the learning rate, as earlier versions wrote it
+    progress: dict[Name, Progress] = {}  # of the numbers that may change, by field
+
+    @property
+    def known_progress(self) -> dict[str, Progress]:
+        """How far the numbers are that may change, by field, as far as the checkpoint tells."""
+        return self.progress or ({} if self.fall is None else {"learning_rate": self.fall})
 
     @property
     def transitions_inserted(self) -> int:

@@ -315,6 +315,8 @@ def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[s
     shown = ", ".join(f"{name.removeprefix(PROBABILITY)} {p:.3f}" for name, p in probabilities.items())
     policy = [("policy", shown)] if 0 < len(probabilities) <= MOST_SHOWN_ACTIONS else []
     rate = "" if "learner/learning_rate" not in metrics else f", rate {metrics['learner/learning_rate']:.3g}"
+    scheduled = {tag.partition("/scheduled/")[2]: number for tag, number in metrics.items() if "/scheduled/" in tag}
+    rate += "".join(f", {name.replace('_', ' ')} {number:.3g}" for name, number in scheduled.items())
     return [
         ("frames", f"{status.frames:,} ({_number(per_second, ',.0f')}/s)"),
         ("updates", f"{counters.updates:,} ({_number(updates_per_second)}/s){rate}"),

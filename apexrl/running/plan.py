@@ -25,7 +25,7 @@ from apexrl.config.flags import (
     with_sections,
 )
 from apexrl.config.presets import VECTOR_AGENT, flags_for
-from apexrl.config.rates import describe_fall
+from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     AlgorithmConfig,
@@ -292,7 +292,11 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
     network = {name: size for name, size in vars(command.network).items() if size not in ("", ())}
-    falling = describe_fall(update, command.learning, 0.0 if command.reproducible else command.max_seconds)
+    max_seconds = 0.0 if command.reproducible else command.max_seconds
+    ways = schedules_of(update)
+    optimizer = f"{update.optimizer} {ways.pop('learning_rate').describe(command.learning, max_seconds)}"
+    changing = [f"{name.replace('_', ' ')} {way.describe(command.learning, max_seconds)}"
+                for name, way in ways.items() if not way.is_constant]  # fmt: skip
     rows = [
         ("machine", f"{machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB free, learning on {machine.device}"),
         ("environment", environment),
@@ -300,7 +304,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("preset", command.preset + (f", and presets.toml: {shlex.join(known)}" if known else "")),
         ("replay", f"{replay.capacity:,} transitions, {store / 1e9:.1f} GB on {frames} when full"),
         ("sampling", sampling),
-        ("update", f"{_sizes(command.agent, update)}, {update.optimizer} {update.learning_rate:g}{falling}"),
+        ("update", ", ".join([_sizes(command.agent, update), optimizer, *changing])),
         ("network", ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in network.items())),
     ]  # fmt: skip
     if wires.shards > 1:

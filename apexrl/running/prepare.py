@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command, learner_command, whole_number
+from apexrl.config.flags import Asked, default_command, learner_command
+from apexrl.config.sections import whole_number
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
-from apexrl.learning.goal import Schedule
+from apexrl.learning.goal import RATE, Courses
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
@@ -140,10 +141,9 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
     if going_on is not None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
-        schedule = Schedule(learner_command(plan.command))
-        schedule.begin(frames, going_on.fall)
-        schedule.advance(frames)
-        rate = f", learning rate {schedule.rate:g}" if going_on.fall is not None else ""
+        courses = Courses(learner_command(plan.command))
+        courses.begin(frames, going_on.known_progress)
+        rate = f", learning rate {courses.advance(frames)[RATE]:g}" if going_on.known_progress else ""
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames{rate}", soft_wrap=True)
     elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")

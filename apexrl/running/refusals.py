@@ -6,6 +6,7 @@ from pathlib import Path
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, flag_of, names_in
+from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import ActingConfig, ReplayConfig
 from apexrl.config.words import sister
 from apexrl.errors import ConfigError
@@ -51,7 +52,8 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
     if asked.guest and (useless := flags(names_in(ActingConfig()))):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
     if asked.from_journal:
-        frames = "total_frames", "learning_rate_frames"  # a journal has brought all of its own at once
+        frames = [name for name, schedule in schedules_of(asked.update).items() if schedule.frames]
+        frames.append("total_frames")  # a journal has brought all of its own at once
         given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), *frames])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")

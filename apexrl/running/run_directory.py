@@ -17,6 +17,7 @@ import msgspec
 from apexrl import __version__
 from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.flags import Asked, actor_command, check_ranges, default_command
+from apexrl.config.schedules import renewed
 from apexrl.config.sections import EnvConfig, LearningConfig
 from apexrl.config.words import Basis, program
 from apexrl.control_groups import num_cores
@@ -170,7 +171,7 @@ def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str
             )
         trust.check(path, agent=given["agent"])  # the defaults are those of its family
         not_given: list[str] = []
-        command = _restored(given, default_command(RunCommand, given["agent"]), not_given)
+        command = _restored(renewed(given), default_command(RunCommand, given["agent"]), not_given)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
     try:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apexrl.agents.impala_config import ImpalaUpdate
+from apexrl.config.schedules import Schedule
 from apexrl.networks.config import ActorCriticConfig
 
 RMSPROP_DECAY = 0.99
@@ -76,7 +77,8 @@ class PlainLearner:
         self.network = network
         self._update = update
         self._gamma = gamma
-        parameters, rate, epsilon = network.parameters(), update.learning_rate, update.optimizer_epsilon
+        parameters, rate = network.parameters(), Schedule.of(update.learning_rate).start
+        epsilon = update.optimizer_epsilon
         if update.optimizer == "adam":
             self._optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, rate, eps=epsilon)
         else:

@@ -272,4 +272,5 @@ def test_an_lstm_is_refused_for_vectors():
 
 
 def test_the_rate_is_constant_unless_somebody_says_otherwise():
-    assert ImpactUpdate().learning_rate_schedule == "constant"
+    presets = [FAMILY.presets[name]["update"]["learning_rate"] for name in ("gpu", "two-cores", "small")]
+    assert [ImpactUpdate().learning_rate, *presets] == [5e-4, 7e-4, 7e-4, 1e-3]

@@ -10,6 +10,7 @@ import pytest
 
 from apexrl.config import flags
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
+from apexrl.config.sections import Changing
 from deploy import flags as flag_patterns
 from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, rounds, user_data, variable_names
 from tests.system.processes import ROOT
@@ -215,7 +216,6 @@ def another(name: str, kind: Any, value: Any) -> Any:
         "wrapper": ("module:one", "module:two"),
         "resize": (84, 96),
         "mix": ("uniform=1/4", "uniform@500=3/4"),
-        "learning_rate_schedule": "cosine",
     }
     if name in chosen:
         return chosen[name]
@@ -223,6 +223,8 @@ def another(name: str, kind: Any, value: Any) -> Any:
         return next(choice for choice in typing.get_args(kind) if choice != value)
     if kind is bool:
         return not value
+    if kind == Changing:
+        return "0.5:0.25:5M:cosine"
     return {int: lambda: value + 1, float: lambda: value / 2 + 0.0001, str: lambda: f"{value}-2"}[kind]()
 
 

@@ -9,7 +9,7 @@ import torch
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.contract import Outcome
 from apexrl.config.commands import LearnerCommand
-from apexrl.config.rates import share_of_endless
+from apexrl.config.schedules import share_of_endless
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ApexError
 from apexrl.learning import loop as learning_loop
@@ -82,8 +82,8 @@ class Updater:
         self.gradient_norm = 1.0
         self.weights = torch.zeros(1)
 
-    def schedule(self, frames, share):
-        assert share == 0
+    def schedule(self, numbers):
+        assert numbers["learning_rate"] == FAMILY.update.learning_rate
 
     def follow_moments(self):
         pass
@@ -126,8 +126,8 @@ def published(servers):
 
 @pytest.fixture
 def make_loop(servers, spec):
-    def make(**learning):
-        parts = {"algorithm": FAMILY.algorithm, "update": FAMILY.update, "network": FAMILY.network}
+    def make(update=FAMILY.update, **learning):
+        parts = {"algorithm": FAMILY.algorithm, "update": update, "network": FAMILY.network}
         made = LearnerLoop(LearnerCommand(**parts, learning=LearningConfig(device="cpu", **learning)), "learner")
         made._identity = identity_of(spec)
         return made
@@ -141,24 +141,24 @@ def loop(make_loop):
 
 
 class ScheduledLearner:
-    """Is told how far the run is, and reports it with each update."""
+    """Is told its learning rate, and reports it with each update."""
 
     has_side_work = False
     num_steps = 1
 
     def __init__(self):
-        self.progress = None
+        self.rate = None
         self.told, self.updated = [], []
 
-    def schedule(self, frames, share):
-        self.progress = frames, share
-        self.told.append(self.progress)
+    def schedule(self, numbers):
+        self.rate = numbers["learning_rate"]
+        self.told.append(self.rate)
 
     def minibatches(self, batches, known):
         yield batches, known
 
     def gradients(self, batches, known):
-        self.updated.append(self.progress)
+        self.updated.append(self.rate)
         return Outcome({}, {"loss": torch.zeros(())})
 
     def apply(self):
@@ -185,19 +185,18 @@ class GrowingReplica(Replica):
 
 
 @pytest.mark.parametrize("total_frames", [0, 5000])
-def test_the_learner_knows_how_far_the_run_is_before_each_update(make_loop, spec, total_frames):
+def test_the_learner_knows_its_numbers_before_each_update(make_loop, spec, total_frames):
     spec = msgspec.structs.replace(spec, frames_per_step=4)
-    loop, learner, stop = make_loop(total_frames=total_frames), ScheduledLearner(), Stop()
+    update = dataclasses.replace(FAMILY.update, learning_rate="1:0")
+    loop, learner, stop = make_loop(update, total_frames=total_frames), ScheduledLearner(), Stop()
     updater = updaters.Updater(learner, DeviceStream(CPU))
     loop.update(updater, GrowingReplica(stop, 10), mock.MagicMock(), spec, stop)
     frames = [200, 200, 400, 400, 600, 600, 800, 800, 1000, 1000]
-    assert [seen for seen, _ in learner.updated] == frames
-    shares = [f / total_frames if total_frames else share_of_endless(f) for f in frames]
-    assert [share for _, share in learner.updated] == shares
+    assert learner.updated == [1 - (f / total_frames if total_frames else share_of_endless(f)) for f in frames]
     assert learner.told == learner.updated[::2]
     updater.load_state_dict(updater.state_dict(), 7)
-    updater.schedule(1000, 0.0)
-    assert learner.progress == (1000, 0.0), "loading has replaced what follows a schedule"
+    updater.schedule({"learning_rate": learner.rate})
+    assert learner.told[-2:] == [learner.rate] * 2, "loading has replaced what follows a schedule"
 
 
 def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spec):

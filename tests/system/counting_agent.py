@@ -39,7 +39,7 @@ class CountingUpdate(UpdateConfig):
 FAMILIES["counting"] = Family(
     algorithm=AlgorithmConfig(unroll_starts=STARTS),
     network=NetworkConfig(),
-    update=CountingUpdate(batch_size=3),
+    update=CountingUpdate(batch_size=3, learning_rate="1:0.1"),  # it tells how far the run is
     presets={"small": {"replay": {"capacity": 6_000, "min_size_to_sample": 60}}},
     stream=lambda algorithm, env: env.streamed(algorithm.unroll_starts, OVERLAP, EXTRAS, has_unroll_priorities=True),
     wants=lambda algorithm, update: (
@@ -103,13 +103,14 @@ class CountingLearner:
     num_steps = 1
 
     def __init__(self, algorithm, network, update, spec, device):
-        self.updates, self.checked, self.frames = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        self.updates, self.checked = torch.zeros(()), torch.zeros(())
+        self.rate = torch.ones((), dtype=torch.float64)
         self.digest = torch.zeros((), dtype=torch.int64)  # of everything that was drawn, in order
         self.following = {}  # after the queue's newest unrolls, by slot: the next count and state
 
-    def schedule(self, frames, share):
-        assert frames >= self.frames and 0 <= share <= 1
-        self.frames.fill_(frames)
+    def schedule(self, numbers):
+        assert 0.1 <= numbers["learning_rate"] <= self.rate
+        self.rate.fill_(numbers["learning_rate"])
 
     def from_target(self, batches):
         return None
@@ -125,7 +126,7 @@ class CountingLearner:
         assert not in_role or torch.full((), 1e-39) * 1 == 0, "the process is not prepared for updates"
         assert known() is None and set(batches) == {"queue", "sequences"}
         queue, sequences = batches["queue"], batches["sequences"]
-        assert self.frames > 0
+        assert self.rate < 1
         assert len(queue.weight) == 2 and len(sequences.weight) == 3
         for batch in (queue, sequences):
             check(batch)
@@ -162,7 +163,7 @@ class CountingLearner:
         return {"updates": self.updates}
 
     def learning_tensors(self):
-        return {"checked": self.checked, "frames": self.frames, "digest": self.digest}
+        return {"checked": self.checked, "rate": self.rate, "digest": self.digest}
 
 
 def check(batch: UnrollBatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apexrl.agents.engine.gradient import PartGradient
 from apexrl.agents.engine.plain import RMSPropForm
-from apexrl.config.rates import rate_at
+from apexrl.config.schedules import Schedule
 from apexrl.config.sections import UpdateConfig
 
 PIECE = 65_536  # numbers: a processor's cache holds this much of a gradient, its averages and parameters
@@ -71,31 +71,35 @@ class RMSProp(torch.optim.Optimizer):
             parameters.addcmul_(gradient, inverse_roots, value=-group["lr"])
 
 
-def make_optimizer(config: UpdateConfig, parameters: Tensor, form: RMSPropForm) -> torch.optim.Optimizer:
+def make_optimizer(
+    config: UpdateConfig, parameters: Tensor, form: RMSPropForm, own_rate: float | None = None
+) -> torch.optim.Optimizer:
     """Returns the optimizer that the configuration names, with its state: nothing of it is made in a later step.
 
     Args:
       parameters: [P], those of `PartGradient`.
       form: of RMSProp; Adam has one form.
+      own_rate: where another learning rate than the configuration's starts.
     """
     optimizer: torch.optim.Optimizer
+    schedule = Schedule.of(config.learning_rate)
+    rate = schedule.start if own_rate is None else own_rate
     if config.optimizer == "rmsprop":
-        optimizer = RMSProp(parameters, config.learning_rate, form.decay, config.optimizer_epsilon, form.centered)
+        optimizer = RMSProp(parameters, rate, form.decay, config.optimizer_epsilon, form.centered)
     else:
         on_gpu, epsilon = parameters.device.type == "cuda", config.optimizer_epsilon
-        optimizer = torch.optim.Adam([parameters], config.learning_rate, eps=epsilon, fused=True, capturable=on_gpu)
+        optimizer = torch.optim.Adam([parameters], rate, eps=epsilon, fused=True, capturable=on_gpu)
         # As Adam makes it itself in its first step, which a captured graph would repeat each time.
         optimizer.state[parameters] = _zero_slots(parameters, ("exp_avg", "exp_avg_sq"))
-    if config.learning_rate_schedule != "constant":  # each step reads it anew; Adam's constructor would read its value
-        optimizer.param_groups[0]["lr"] = torch.tensor(config.learning_rate, device=parameters.device)
+    if not schedule.is_constant:  # each step reads it anew; Adam's constructor would read its value
+        optimizer.param_groups[0]["lr"] = torch.tensor(rate, device=parameters.device)
     return optimizer
 
 
-def schedule_rate(optimizer: torch.optim.Optimizer, config: UpdateConfig, share: float) -> None:
-    """Sets the learning rate after a share 0 to 1 of its fall, where it falls."""
-    rate = optimizer.param_groups[0]["lr"]
-    if isinstance(rate, Tensor):
-        rate.fill_(rate_at(config, share))
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Sets the learning rate, where it may change."""
+    if isinstance(tensor := optimizer.param_groups[0]["lr"], Tensor):
+        tensor.fill_(rate)
 
 
 def step_where_finite(

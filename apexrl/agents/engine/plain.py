@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.agents.contract import Batches, Exploration, Extras
+from apexrl.config.schedules import schedules_of
 from apexrl.types import StreamSpec, StreamUnrolls
 
 Networks = Mapping[str, Any]  # by part, to compute with: its module, or a copy that shares the parameters
@@ -38,7 +39,7 @@ class Target(NamedTuple):
 class PartOptimizer(NamedTuple):
     """The training of a part, where it differs from what the flags say of all."""
 
-    learning_rate: float | None = None  # None: --learning-rate; either falls by the same share of itself
+    learning_rate: float | None = None  # None: --learning-rate; either changes by the same factor
     max_gradient_norm: float | None = None  # of this part's gradient; None: --max-gradient-norm
     period_updates: int = 1  # it takes a step in each of so many updates (TD3: 2 for the policy, arXiv:1802.09477)
 
@@ -76,7 +77,7 @@ class Learning:
     """The learner's half of an algorithm. `parts` and `losses` are the paper; what else is here has a default.
 
     A GPU captures an update once and repeats it: no method branches on the value of a tensor, and a number that changes
-    is one of `tensors`.
+    is one of `tensors`, or of `numbers`.
     """
 
     acting: tuple[str, ...] = ()  # parts whose parameters actors get; several are named PART.NAME
@@ -89,6 +90,11 @@ class Learning:
     def __init__(self, algorithm: Any, network: Any, update: Any, spec: StreamSpec, device: torch.device):
         """Takes the family's configurations, the stream of the log, and the device that tensors of its own lie on."""
         self.algorithm, self.network, self.update, self.spec, self.device = algorithm, network, update, spec, device
+        self.numbers: dict[str, Any] = {  # floats, and scalars on the device
+            name: schedule.start if schedule.is_constant else torch.tensor(schedule.start, device=device)
+            for name, schedule in schedules_of(update).items()
+        }
+        """The numbers of `update` that may change, as they are now; the engine fills those that do. For `losses`."""
 
     @property
     def target(self) -> Target | None:
@@ -126,9 +132,6 @@ class Learning:
           known: returns the result of `from_online`; the later it is called, the more is computed beside.
         """
         raise NotImplementedError("write `losses`")
-
-    def schedule(self, frames: int, share: float) -> None:
-        """Takes how far the run is, before an update: see `contract.Learner.schedule`. Learning rates are not ours."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors on the device, besides the parts', that updates read or change: checkpoints hold them."""

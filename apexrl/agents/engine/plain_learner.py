@@ -1,7 +1,6 @@
 """Runs the learner's half of a plain algorithm: everything that is fast, and everything that all algorithms share."""
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from apexrl.agents.contract import Batches, Outcome, Spawn
 from apexrl.agents.engine.cast_copy import CastCopies
 from apexrl.agents.engine.gradient import Gradient
-from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, schedule_rate, step_where_finite
+from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, set_rate, step_where_finite
 from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer
-from apexrl.config.sections import UpdateConfig
+from apexrl.config.schedules import Schedule
 from apexrl.errors import ApexError
 from apexrl.networks.device import autocast_for, copied_dtype
 from apexrl.networks.hidden_linear import HiddenLinear
@@ -44,10 +43,11 @@ class PlainLearner:
             CastCopies(dict(n.items()), dtype) for n in (self.online, self.target)
         )
         self._settings = {name: learning.optimizers.get(name, PartOptimizer()) for name in trained}
-        self._configs = {name: _config_of(learning.update, setting) for name, setting in self._settings.items()}
         self._optimizers = {
-            name: make_optimizer(config, self._gradient.parts[name].parameters, learning.rmsprop)
-            for name, config in self._configs.items()
+            name: make_optimizer(
+                learning.update, self._gradient.parts[name].parameters, learning.rmsprop, setting.learning_rate
+            )
+            for name, setting in self._settings.items()
         }
         has_delays = any(setting.period_updates > 1 for setting in self._settings.values())
         self._num_updates = torch.zeros((), dtype=torch.int64, device=device) if has_delays else None
@@ -68,11 +68,15 @@ class PlainLearner:
         for name in self._side_parts:
             self._gradient.parts[name].use_thread(spawn, self._online_copies.networks[name])
 
-    def schedule(self, frames: int, share: float) -> None:
-        """Sets the learning rates, and what the algorithm itself schedules."""
+    def schedule(self, numbers: Mapping[str, float]) -> None:
+        """Sets the learning rates, and the algorithm's other numbers that change."""
+        rate, start = numbers["learning_rate"], Schedule.of(self.learning.update.learning_rate).start
         for name, optimizer in self._optimizers.items():
-            schedule_rate(optimizer, self._configs[name], share)
-        self.learning.schedule(frames, share)
+            own = self._settings[name].learning_rate
+            set_rate(optimizer, rate if own is None else own * (rate / start))
+        for name, number in self.learning.numbers.items():
+            if isinstance(number, Tensor):
+                number.fill_(numbers[name])
 
     @torch.no_grad()
     def from_target(self, batches: Batches) -> Any:
@@ -153,7 +157,9 @@ class PlainLearner:
         for name, optimizer in self._optimizers.items():
             period, part = self._settings[name].period_updates, self._gradient.parts[name]
             is_due = None if period == 1 or self._num_updates is None else self._num_updates % period == 0
-            norm = step_where_finite(optimizer, part, self._configs[name].max_gradient_norm, is_due)
+            own = self._settings[name].max_gradient_norm
+            most = self.learning.numbers["max_gradient_norm"] if own is None else own
+            norm = step_where_finite(optimizer, part, most, is_due)
             norms.append(norm if is_due is None else torch.where(is_due, norm, 0.0))
         if self.learning.target is not None and self.learning.target.is_soft:
             self._follow(self.learning.target.rate)
@@ -236,18 +242,6 @@ def _copies_of(online: nn.ModuleDict, learning: Learning) -> nn.ModuleDict:
         return nn.ModuleDict()
     names = learning.target.parts or tuple(online)
     return nn.ModuleDict({name: copy.deepcopy(online[name]).requires_grad_(False) for name in names})
-
-
-def _config_of(update: UpdateConfig, setting: PartOptimizer) -> UpdateConfig:
-    """Returns the numbers of a part's optimizer."""
-    rate, most = setting.learning_rate, setting.max_gradient_norm
-    rate = update.learning_rate if rate is None else rate
-    return dataclasses.replace(
-        update,
-        learning_rate=rate,
-        learning_rate_end=update.learning_rate_end * (rate / update.learning_rate),
-        max_gradient_norm=update.max_gradient_norm if most is None else most,
-    )
 
 
 def _has_known(learning: Learning) -> bool:

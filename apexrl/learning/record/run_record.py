@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -37,8 +38,8 @@ from apexrl.networks.headers import (
     NUMBERED,
     CheckpointHeader,
     Counters,
-    Fall,
     Identity,
+    Progress,
     load_header,
     numbered_checkpoints,
 )
@@ -149,11 +150,11 @@ class RunRecord:
         logger.info("continuing from update %d, %d frames", self.counters.updates, self.frames)
 
     def count(self, updates: int, transitions_per_update: int, logs: tuple[LogPosition, ...], episodes: int,
-              fall: Fall | None = None) -> None:  # fmt: skip
+              progress: Mapping[str, Progress] = MappingProxyType({})) -> None:  # fmt: skip
         """Takes the updates so far, the positions up to which the logs of all shards were counted, and new episodes.
 
         Args:
-          fall: how far the learning rate has fallen.
+          progress: how far the numbers are that may change.
         """
         self.counters = msgspec.structs.replace(
             self.counters,
@@ -163,7 +164,8 @@ class RunRecord:
             + (updates - self.counters.updates) * transitions_per_update,
             episodes=self.counters.episodes + episodes,
             seconds=self._seconds,
-            fall=fall,
+            fall=None,
+            progress=dict(progress),
         )
 
     def report(self, living: dict[str, float], games: dict[str, float], waits_for: str) -> None:

@@ -46,7 +46,7 @@ class RankStanding(NamedTuple):
     waits_for: str = ""
     transitions: int = 0  # that the logs of its shards have brought
     largest_weight: float = 1.0  # by which the importance weights of its draw were divided
-    late: float = 0.0  # by rank 0's clock: `Schedule.late`
+    late: float = 0.0  # by rank 0's clock: `Course.late`
 
 
 class Team:

@@ -115,16 +115,16 @@ class Updater:
         self._sizes: dict[str, int] = {}  # as the last update gave its priorities
         self._row_shapes: RowShapes = {}  # and its results of rows
         self._metric_shapes: dict[str, tuple[int, ...]] = {}  # and its metrics
-        self._told: tuple[int, float] | None = None  # what the learner was told last of frames and share
+        self._told: Mapping[str, float] | None = None  # what the learner was told last of its numbers
         self._scale = 1.0  # of our gradients beside those of the others
         self._work = Work(self._steps, None if self._team.size == 1 else self._add_up)
 
-    def schedule(self, frames: int, share: float) -> None:
-        """Tells the learner how far the run is, in frames and as a share of its way, where that has changed."""
-        if (frames, share) != self._told:
-            self._told = frames, share
+    def schedule(self, numbers: Mapping[str, float]) -> None:
+        """Tells the learner its numbers that may change, by field, where they have."""
+        if numbers != self._told:
+            self._told = numbers
             with self._device_stream.exclusive():
-                self.learner.schedule(frames, share)
+                self.learner.schedule(numbers)
 
     def prepare(self, store: UnrollStore, shard: int = 0) -> None:
         """Makes the graph for a shard's draws before there are any. A CPU needs none.

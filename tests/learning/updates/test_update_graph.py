@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import LearningConfig
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.run_moments import RunMoments
@@ -160,11 +161,13 @@ def test_a_store_is_not_given_up_while_a_graph_of_it_is_made(make_unroll, monkey
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("lstm", [False, True], ids=["feed-forward", "lstm"])
 def test_a_replayed_update_of_impala_follows_its_schedule(lstm, optimizer):
-    update = updates(mix=LASER, batch_size=impala.SIZE, optimizer=optimizer, policy_cloning_cost=0.1)
+    ways = {"learning_rate": "1e-3:1e-4", "entropy_cost": "0.3:0.1", "value_cost": "0.7:0.2",
+            "max_gradient_norm": "4:1", "policy_cloning_cost": "0.1:0.3"}  # fmt: skip
+    update = updates(mix=LASER, batch_size=impala.SIZE, optimizer=optimizer, **ways)
     graph, plain = impala.World(update, lstm, device_stream=FakeDeviceStream()), impala.World(update, lstm)
     for number in range(5):
         for world in (graph, plain):
-            world.updater.schedule(1000 * number, number / 5)
+            world.updater.schedule({name: way.at(number / 5) for name, way in schedules_of(update).items()})
         update_both(graph, plain, lambda: graph.by_names(graph.keys()), lambda: plain.plainly(plain.keys()))
     assert graph.device_stream.num_captures == 1
 

@@ -1,0 +1,283 @@
+"""Numbers that change while a run goes on: their shapes, and their way through restarts, later ends and forks."""
+
+import dataclasses
+import itertools
+import math
+
+import msgspec
+import pytest
+
+from apexrl.agents.apex_dqn_config import ApexUpdate
+from apexrl.agents.families import FAMILIES
+from apexrl.agents.impala_config import ImpalaUpdate
+from apexrl.config.commands import LearnerCommand, RunCommand
+from apexrl.config.flags import default_command, parse, to_flags, with_sections
+from apexrl.config.schedules import ENDLESS_FRAMES, Schedule, renewed, schedules_of
+from apexrl.config.sections import LearningConfig
+from apexrl.errors import ConfigError
+from apexrl.learning.goal import Course, Courses, is_complete
+from apexrl.networks.headers import Counters, Progress
+
+RATE = 4e-4
+
+
+def begun(rate=f"{RATE}:0", frames=0, before=None, now=0.0, **ends):
+    """A course as a learner begins it; `before` is another one, as its checkpoint tells."""
+    course = Course(Schedule.of(rate), now=now, **ends)
+    told = None if before is None else msgspec.json.decode(msgspec.json.encode(before.progress), type=Progress)
+    course.begin(frames, told)
+    return course
+
+
+def rates(course, frames, now=0.0):
+    found = []
+    for count in frames:
+        found.append(course.advance(count, course.late(now)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        (0.5, (0.5, 0.5, 0, "linear")),
+        ("3e-4:1e-5:16M", (3e-4, 1e-5, 16_000_000, "linear")),
+        ("3e-4:1e-5:5_000_000", (3e-4, 1e-5, 5_000_000, "linear")),
+        ("0:1:5e6:cosine", (0.0, 1.0, 5_000_000, "cosine")),
+        ("1:0:cosine", (1.0, 0.0, 0, "cosine")),
+        ("-1:-.5", (-1.0, -0.5, 0, "linear")),
+    ],
+)
+def test_a_number_is_read_as_its_way_through_a_run(text, schedule):
+    assert Schedule.of(text) == schedule
+
+
+@pytest.mark.parametrize("shape", ["", ":cosine"])
+def test_the_shapes_begin_at_the_start_and_end_at_the_end(shape):
+    schedule = Schedule.of(f"{RATE}:1e-4{shape}")
+    assert [schedule.at(share) for share in (0.0, 0.5, 1.0)] == pytest.approx([RATE, 2.5e-4, 1e-4])
+    assert Schedule.of("1:0:cosine").at(0.25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert Schedule.of(RATE).at(0.7) == RATE
+
+
+def test_a_linear_fall_to_0_has_the_bits_that_impala_always_had():
+    course, start = begun(ImpalaUpdate().learning_rate, total_frames=30_000), 6e-4
+    for frames in range(0, 33_000, 7):
+        assert course.advance(frames) == start * (1 - min(frames / 30_000, 1.0))
+
+
+def test_a_number_goes_with_what_ends_the_run_first():
+    course = begun(total_frames=1000, ends_at=1100.0, now=1000.0)
+    assert rates(course, [500], now=1020.0) == pytest.approx([RATE / 2])
+    assert rates(course, [500], now=1080.0) == pytest.approx([RATE / 5])
+    assert rates(course, [500], now=1200.0) == [0.0], "the end is late"
+
+
+def test_frames_of_its_own_are_all_that_counts():
+    for ends in ({}, {"total_frames": 100}, {"total_frames": 1000}, {"ends_at": 50.0}):
+        course = begun(f"{RATE}:1e-4:400", **ends)
+        assert rates(course, [0, 200, 400, 900], now=40.0) == pytest.approx([RATE, 2.5e-4, 1e-4, 1e-4])
+    assert rates(begun("0:0.4:100"), [0, 50, 100, 10**9]) == pytest.approx([0, 0.2, 0.4, 0.4])
+
+
+def test_without_an_end_a_number_changes_ever_more_slowly():
+    frames, fall = [0, ENDLESS_FRAMES, 3 * ENDLESS_FRAMES], f"{RATE}:1e-4"
+    assert rates(begun(), frames) == pytest.approx([RATE, RATE / 2, RATE / 4])
+    first = begun(fall)
+    assert rates(first, frames) == pytest.approx([RATE, 2.5e-4, 1.75e-4])
+    restarted = begun(fall, frames[-1], first)
+    assert rates(restarted, frames[-1:]) == pytest.approx([1.75e-4])
+    ended = begun(fall, frames[-1], first, total_frames=4 * ENDLESS_FRAMES)
+    assert rates(ended, [frames[-1], 4 * ENDLESS_FRAMES]) == pytest.approx([1.75e-4, 1e-4])
+
+
+ENDS = [({"total_frames": 1000}, ""), ({"ends_at": 100.0}, ""), ({}, ":1000")]
+
+
+@pytest.mark.parametrize(("ends", "over"), ENDS)
+def test_a_restart_changes_nothing(ends, over):
+    """Also where the rate is nearly 0 by then."""
+    whole = begun(f"{RATE}:0{over}", **ends)
+    for frames in (100, 333, 777, 999):
+        now = frames / 10
+        expected = rates(whole, [frames], now)
+        restarted = begun(f"{RATE}:0{over}", frames, whole, now, **ends)
+        assert rates(restarted, [frames, frames], now) == expected * 2
+    assert expected[0] < RATE / 100
+
+
+@pytest.mark.parametrize(
+    ("later", "over"), [({"total_frames": 3000}, ""), ({"ends_at": 500.0}, ""), ({}, ":900"), ({}, "")]
+)
+def test_a_run_that_goes_on_with_another_end_falls_from_where_the_rate_is(later, over):
+    first = begun(total_frames=1000)
+    (at,) = rates(first, [600])
+    longer = begun(f"{RATE}:0{over}", 600, first, now=60.0, **later)
+    found = [rates(longer, [frames], frames / 10)[0] for frames in range(600, 5001, 100)]
+    assert found[0] == pytest.approx(at) and all(b <= a for a, b in itertools.pairwise(found))
+    assert found[-1] == (0 if later or over else pytest.approx(at, rel=1e-3))
+    assert not (later or over) or found[2] < at
+
+
+def test_resumes_do_not_stretch_a_fall_over_frames():
+    """Each start of a sweep's run has another end by time."""
+    fall = f"{RATE}:0:1000"
+    course = begun(fall, ends_at=1e6)
+    for frames in (200, 500, 800):
+        rates(course, [frames])
+        course = begun(fall, frames, course, ends_at=1e6 + frames)
+    assert rates(course, [900, 1000]) == pytest.approx([RATE / 10, 0], abs=1e-8)
+
+
+def test_a_run_whose_rate_is_spent_goes_on_as_if_its_end_had_been_known():
+    """A rate of 0 would teach nothing. A floor is kept."""
+    first = begun(total_frames=1000)
+    assert rates(first, [1000]) == [0.0]
+    longer = begun(frames=1000, before=first, total_frames=4000)
+    assert rates(longer, [1000, 2500]) == pytest.approx([3e-4, 1.5e-4])
+    assert rates(begun(frames=1000, before=first), [1000, 2500]) == pytest.approx([RATE, RATE], rel=1e-3)
+    floored = begun(f"{RATE}:1e-4", total_frames=1000)
+    rates(floored, [1000])
+    assert rates(begun(f"{RATE}:1e-4", 1000, floored, total_frames=4000), [1000, 2500]) == [1e-4] * 2
+
+
+def test_a_fork_with_another_start_begins_its_way_there():
+    first = begun(total_frames=1000)
+    rates(first, [600])
+    fork = begun("1e-4:0", 600, first, total_frames=1600)
+    assert rates(fork, [600, 1100, 1600]) == pytest.approx([1e-4, 5e-5, 0])
+    over = begun("1e-4:0:100", 600, first)
+    assert rates(over, [600, 650, 700]) == pytest.approx([1e-4, 5e-5, 0])
+
+
+def test_a_number_that_stayed_begins_its_way_where_it_is_asked_to_change():
+    constant = begun(RATE, total_frames=1000)
+    assert rates(constant, [0, 600]) == [RATE, RATE]
+    assert rates(begun(f"{RATE}:0:100", 600, constant), [600, 650, 700]) == pytest.approx([RATE, RATE / 2, 0])
+    assert rates(begun(f"{RATE}:0", 600, constant, total_frames=800), [600, 700]) == pytest.approx([RATE, RATE / 2])
+
+
+def learner(total_frames=0, **update):
+    sections = {"update": update, "learning": {"total_frames": total_frames}}
+    return with_sections(default_command(LearnerCommand, "impala"), sections)
+
+
+def test_all_numbers_of_an_update_go_on_together():
+    command = learner(1000, learning_rate="1:0", entropy_cost="3:1:500", value_cost=0.5)
+    courses = Courses(command)
+    assert courses.metrics == {"learner/learning_rate": 1.0, "learner/scheduled/entropy_cost": 3.0}
+    numbers = courses.advance(250)
+    assert numbers.items() >= {"learning_rate": 0.75, "entropy_cost": 2.0, "value_cost": 0.5}.items()
+    header = msgspec.json.decode(msgspec.json.encode(Counters(progress=courses.progress)), type=Counters)
+    restarted = Courses(command)
+    restarted.begin(250, header.known_progress)
+    assert restarted.advance(250) == numbers and restarted.metrics["learner/scheduled/entropy_cost"] == 2.0
+    assert restarted.advance(750)["entropy_cost"] == 1.0
+    fork = Courses(learner(1000, learning_rate="1:0", entropy_cost="2:1:500"))
+    fork.begin(250, header.known_progress)
+    assert fork.advance(250).items() >= {"learning_rate": 0.75, "entropy_cost": 2.0}.items()
+
+
+def test_checkpoints_of_earlier_versions_are_read():
+    """The first ones tell nothing, and their run has the numbers of its frames; later ones tell of the rate alone."""
+    old = msgspec.json.decode(b'{"updates": 3}', type=Counters)
+    assert old.known_progress == {}
+    courses = Courses(learner(1000, learning_rate="1:0", entropy_cost="3:1:500"))
+    courses.begin(400, old.known_progress)
+    assert courses.advance(400).items() >= {"learning_rate": 0.6, "entropy_cost": 1.4}.items()
+    fall = b'{"rate": 1.0, "total_frames": 500, "over_frames": 0, "ends_at": 0.0, "share": 0.8}'
+    later = msgspec.json.decode(b'{"updates": 3, "fall": %b}' % fall, type=Counters)
+    courses = Courses(learner(1000, learning_rate="1:0", entropy_cost="3:1:500"))
+    courses.begin(400, later.known_progress)
+    assert courses.advance(400).items() >= {"learning_rate": pytest.approx(0.2), "entropy_cost": 1.4}.items()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "total_frames", "found"),
+    [
+        ({"learning_rate_schedule": "constant"}, 0, {}),
+        ({"learning_rate_schedule": "linear", "learning_rate_end": 0.0}, 900, {"learning_rate": "0.0005:0.0"}),
+        (
+            {"learning_rate_schedule": "cosine", "learning_rate_end": 1e-5, "learning_rate_frames": 800},
+            0,
+            {"learning_rate": "0.0005:1e-05:800:cosine"},
+        ),
+        ({"learning_rate_schedule": "linear", "learning_rate_frames": 800}, 900, {"learning_rate": "0.0005:0.0:800"}),
+        ({"learning_rate_schedule": "linear", "learning_rate_frames": 800}, 700, {"learning_rate": "0.0005:0.0"}),
+        ({"entropy_cost_end": 0.01, "entropy_frames": 80}, 0, {"entropy_cost": "3.0:0.01:80"}),
+        ({"entropy_cost_end": 0.0, "entropy_frames": 0}, 0, {}),
+    ],
+)
+def test_the_fields_of_earlier_versions_become_schedules(earlier, total_frames, found):
+    usual = {"learning_rate": 5e-4, "entropy_cost": 3.0}
+    saved = {"agent": "impala", "update": usual | earlier, "learning": {"total_frames": total_frames}}
+    update = renewed(saved)["update"]
+    assert {name: update[name] for name in usual} == usual | found
+    for number in found.values():
+        Schedule.of(number)
+
+
+def test_a_run_is_complete_at_its_first_total():
+    learning = LearningConfig(total_frames=100, total_updates=7)
+    assert [is_complete(learning, *done) for done in ((6, 99), (7, 0), (0, 100), (9, 900))] == [False, True, True, True]
+    assert not is_complete(LearningConfig(), 10**9, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("number", "ends", "words"),
+    [
+        (0.5, (5, 3.0), "0.5"),
+        ("1:1e-5:cosine", (5_000, 3.0), "1 falling along a cosine to 1e-05 over 5,000 frames or 3 seconds"),
+        ("1:2", (0, 0.0), "1 rising linearly to 2, half of the way over 16,000,000 frames"),
+        ("1:0:9000", (5_000, 3.0), "1 falling linearly to 0 over 9,000 frames"),
+    ],
+)
+def test_the_way_is_told_in_words(number, ends, words):
+    assert Schedule.of(number).describe(LearningConfig(total_frames=ends[0]), ends[1]) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("3e-4:-1", "--learning-rate -1.0 makes no sense: it has to be more than 0"),
+        ("0:1", "--learning-rate 0.0 makes no sense: it has to be more than 0"),
+        ("1:inf", "has to be a finite number"),
+    ],
+)
+def test_start_and_end_are_numbers_of_their_flag(value, words):
+    for kind in (RunCommand, LearnerCommand):
+        with pytest.raises(ConfigError, match=words):
+            parse(kind, ["--learning-rate", value])
+
+
+@pytest.mark.parametrize(
+    "value", ["fast", "1:", "1:2:", "1:2:0", "1:2:0.5", "1:2:3:4", "1:2:sine", "1:2:5M:sine", ":2"]
+)
+def test_other_words_are_refused(value, capsys):
+    with pytest.raises(ValueError, match="no number that may change"):
+        Schedule.of(value)
+    with pytest.raises(SystemExit):
+        parse(RunCommand, ["--learning-rate", value])
+    assert "give a number, or START:END:FRAMES such as 3e-4:1e-5:16M" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_schedule_survives_the_command_line():
+    command = parse(LearnerCommand, ["--learning-rate", "3e-4:0:5M:cosine", "--max-gradient-norm=40:1"])
+    assert (command.update.learning_rate, command.update.max_gradient_norm) == ("3e-4:0:5M:cosine", "40:1")
+    assert parse(LearnerCommand, to_flags(command)) == command
+    assert parse(LearnerCommand, ["--learning-rate", "5:5"]).update.learning_rate == 5.0
+
+
+MAY_CHANGE = {
+    "impala": {"value_cost", "entropy_cost", "entropy_target", "policy_cloning_cost", "value_cloning_cost"},
+    "impact": {"value_cost", "entropy_cost", "entropy_target", "policy_cloning_cost", "value_cloning_cost",
+               "surrogate_clip"},
+    "sac": {"entropy_target"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("agent", ["apex-dqn", "apex-dpg", "sac", "impala", "impact", "pqn", "r2d2"])
+def test_each_algorithm_has_numbers_that_may_change(agent):
+    expected = {"learning_rate", "max_gradient_norm"} | MAY_CHANGE.get(agent, set())
+    assert schedules_of(FAMILIES[agent].update).keys() == expected
+    narrowed = dataclasses.make_dataclass("Own", [("learning_rate", float, 1.0)], bases=(ApexUpdate,), frozen=True)()
+    assert schedules_of(narrowed)["learning_rate"].start == 1.0
