@@ -15,8 +15,11 @@ from apexrl.config.flags import default_command, parse, to_flags, with_sections
 from apexrl.config.schedules import ENDLESS_FRAMES, Schedule, renewed, schedules_of
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
+from apexrl.files import write_json
 from apexrl.learning.goal import Course, Courses, is_complete
 from apexrl.networks.headers import Counters, Progress
+from apexrl.running.run_directory import read_config
+from apexrl.runs import CONFIG_FILE
 
 RATE = 4e-4
 
@@ -214,6 +217,19 @@ def test_the_fields_of_earlier_versions_become_schedules(earlier, total_frames, 
     assert {name: update[name] for name in usual} == usual | found
     for number in found.values():
         Schedule.of(number)
+
+
+def test_a_run_of_an_earlier_version_is_continued_with_its_numbers(tmp_path):
+    usual = msgspec.to_builtins(default_command(RunCommand, "impala"))
+    earlier = {"learning_rate": 6e-4, "learning_rate_schedule": "linear", "learning_rate_end": 0.0,
+               "learning_rate_frames": 0, "entropy_cost": 3.0, "entropy_cost_end": 0.01, "entropy_frames": 80}  # fmt: skip
+    write_json(tmp_path / CONFIG_FILE, {"command": usual | {"update": usual["update"] | earlier}})
+    update = read_config(tmp_path / CONFIG_FILE)[0].update
+    assert schedules_of(update)["learning_rate"] == Schedule(6e-4, 0.0)
+    assert schedules_of(update)["entropy_cost"] == Schedule(3.0, 0.01, 80)
+    write_json(tmp_path / CONFIG_FILE, {"command": usual | {"update": usual["update"] | {"value_cost": "1:2:x"}}})
+    with pytest.raises(ConfigError, match=r"--value-cost 1:2:x is no number that may change"):
+        read_config(tmp_path / CONFIG_FILE)
 
 
 def test_a_run_is_complete_at_its_first_total():

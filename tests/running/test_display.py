@@ -86,6 +86,10 @@ def write_status(directory: Path, status, age_seconds=0.0):
 def test_rates_and_waits():
     rows = dict(progress_rows(status_with(METRICS)))
     assert rows["frames"] == "4,000 (3,000/s)" and rows["updates"] == "70 (12.3/s)"
+    numbers = {"learner/learning_rate": 1e-4, "learner/scheduled/entropy_cost": 0.0312}
+    assert dict(progress_rows(status_with(METRICS | numbers)))["updates"] == (
+        "70 (12.3/s), rate 0.0001, entropy cost 0.0312"
+    )
     assert rows["replay"] == "50% full, 7.90 samples an insert"
     assert rows["waits"] == "actor for learner 100%, learner for [red]min_size 25%"
 

@@ -317,6 +317,14 @@ def test_each_shard_has_to_hold_its_part_of_a_batch():
         planned("--shards", "2")
 
 
+def test_the_plan_tells_which_numbers_change():
+    flags = ["--agent", "impala", "--env", "Catch-v0", "--total-frames", "9000", "--entropy-cost", "3:0.01:80_000"]
+    rows = dict(describe(make_plan(Asked.of(default_command(RunCommand, "impala"), flags), None)))
+    assert rows["update"].endswith(
+        "adam 0.0002 falling linearly to 0 over 9,000 frames, entropy cost 3 falling linearly to 0.01 over 80,000 frames"
+    )
+
+
 @pytest.fixture
 def journal(tmp_path):
     """The journal of a run on Catch whose unrolls are shorter than ours."""
@@ -346,6 +354,9 @@ def test_a_learner_of_a_journal_has_only_an_evaluator_beside_it(journal):
     rows = dict(describe(made))
     assert rows["sampling"] == "without actors, nobody waits" and rows["journal"].startswith(str(journal))
     assert offline(journal, "--capacity", "5000").command.replay.capacity == 5000
+    with pytest.raises(ConfigError, match="leave out --learning-rate"):
+        offline(journal, "--learning-rate", "1e-3:0:5M")
+    assert offline(journal, "--learning-rate", "1e-3:0").command.update.learning_rate == "1e-3:0"
 
 
 def test_a_journal_of_the_same_environment_with_other_settings_is_refused(journal):

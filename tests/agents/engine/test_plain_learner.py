@@ -1,5 +1,7 @@
 """Two networks that learn from each other's losses, on the learner that runs plain algorithms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -95,9 +97,9 @@ class Forgetful(PolicyAndCritic):
         return super().given({"critic": losses["critic"]}, errors)
 
 
-def learner_of(kind, spec=VECTORS):
+def learner_of(kind, spec=VECTORS, **changes):
     torch.manual_seed(7)
-    return PlainLearner(kind(ALGORITHM, NETWORK, UPDATE, spec, CPU))
+    return PlainLearner(kind(ALGORITHM, NETWORK, dataclasses.replace(UPDATE, **changes), spec, CPU))
 
 
 def world_of(make_unroll, kind, device_stream=None, spec=VECTORS):
@@ -194,6 +196,33 @@ def test_a_loss_beside_of_another_part_is_refused(make_unroll):
     world = world_of(make_unroll, Wrong)
     with pytest.raises(ApexError, match=r"losses of the parts \[\]; `parts` are \['policy'\]"):
         update(world.updater.learner, batches_of(world))
+
+
+class Own(PolicyAndCritic):
+    own_rate = 1e-2
+
+    @property
+    def optimizers(self):
+        return {"policy": PartOptimizer(self.own_rate)}
+
+
+class Halved(Own):
+    own_rate = 5e-3
+
+
+def test_numbers_that_change_are_those_of_the_next_update(make_unroll):
+    """The rate of a part of its own changes by the same factor."""
+    batches = batches_of(world_of(make_unroll, Own))
+    changing = learner_of(Own, learning_rate="1e-3:0", max_gradient_norm="40:0")
+    still = learner_of(Halved, learning_rate=5e-4, max_gradient_norm=2e-3)
+    changing.schedule({"learning_rate": 5e-4, "max_gradient_norm": 2e-3})
+    still.schedule({"learning_rate": 1.0, "max_gradient_norm": 1.0})  # says nothing to what stays
+    before = copies(still.online)
+    for learner in (changing, still):
+        update(learner, batches)
+    for own, other, old in zip(changing.online.parameters(), still.online.parameters(), before, strict=True):
+        torch.testing.assert_close(own, other)
+        assert not torch.equal(own, old)
 
 
 @pytest.mark.parametrize("kind", [PolicyAndCritic, Delayed, Beside, Together])
