@@ -221,8 +221,8 @@ def test_the_fields_of_earlier_versions_become_schedules(earlier, total_frames, 
 
 def test_a_run_of_an_earlier_version_is_continued_with_its_numbers(tmp_path):
     usual = msgspec.to_builtins(default_command(RunCommand, "impala"))
-    earlier = {"learning_rate": 6e-4, "learning_rate_schedule": "linear", "learning_rate_end": 0.0,
-               "learning_rate_frames": 0, "entropy_cost": 3.0, "entropy_cost_end": 0.01, "entropy_frames": 80}  # fmt: skip
+    rate = {"learning_rate_schedule": "linear", "learning_rate_end": 0.0, "learning_rate_frames": 0}
+    earlier = rate | {"learning_rate": 6e-4, "entropy_cost": 3.0, "entropy_cost_end": 0.01, "entropy_frames": 80}
     write_json(tmp_path / CONFIG_FILE, {"command": usual | {"update": usual["update"] | earlier}})
     update = read_config(tmp_path / CONFIG_FILE)[0].update
     assert schedules_of(update)["learning_rate"] == Schedule(6e-4, 0.0)

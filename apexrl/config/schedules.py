@@ -14,6 +14,9 @@ from apexrl.config.sections import Changing, LearningConfig, UpdateConfig, whole
 
 ENDLESS_FRAMES = 16_000_000  # after which half of the way lies behind a run without an end
 SHAPES = {"linear": "linearly", "cosine": "along a cosine"}
+EARLIER: dict[str, Any] = {"learning_rate_schedule": "constant", "learning_rate_end": 0.0, "learning_rate_frames": 0,
+                           "entropy_cost_end": 0.0, "entropy_frames": 0}  # fmt: skip
+"""Fields of earlier versions, which schedules have replaced."""
 PATTERN = re.compile(r"([^:]+):([^:]+)(?::(?!cosine)([^:]+))?(:cosine)?")
 
 
@@ -84,39 +87,20 @@ def share_of_endless(frames: int) -> float:
     return frames / (frames + ENDLESS_FRAMES)
 
 
-class _EarlierUpdate(msgspec.Struct):
-    """The fields from which earlier versions made schedules."""
-
-    learning_rate: Changing = 0.0
-    learning_rate_schedule: str = "constant"
-    learning_rate_end: float = 0.0
-    learning_rate_frames: int = 0
-    entropy_cost: Changing = 0.0
-    entropy_cost_end: float = 0.0
-    entropy_frames: int = 0
-
-
-class _EarlierTotals(msgspec.Struct):
-    total_frames: int = 0
-
-
-class _EarlierCommand(msgspec.Struct):
-    update: _EarlierUpdate = msgspec.field(default_factory=_EarlierUpdate)
-    learning: _EarlierTotals = msgspec.field(default_factory=_EarlierTotals)
-
-
 def renewed(saved: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of a command as a file has them, with schedules where an earlier version wrote it.
 
     Raises: ValidationError when a value is of another type than it was.
     """
-    command = msgspec.convert(saved, _EarlierCommand)
-    earlier, total, found = command.update, command.learning.total_frames, {}
-    if earlier.learning_rate_schedule in SHAPES:
-        over = earlier.learning_rate_frames
-        frames = f":{over}" if over and not 0 < total <= over else ""  # the first end counted
-        shape = ":cosine" if earlier.learning_rate_schedule == "cosine" else ""
-        found["learning_rate"] = f"{earlier.learning_rate}:{earlier.learning_rate_end}{frames}{shape}"
-    if earlier.entropy_frames:
-        found["entropy_cost"] = f"{earlier.entropy_cost}:{earlier.entropy_cost_end}:{earlier.entropy_frames}"
-    return saved | {"update": saved["update"] | found} if found else saved
+    update, learning = (msgspec.convert(saved.get(name, {}), dict[str, Any]) for name in ("update", "learning"))
+    shape, end, over, cost_end, cost_over = (
+        msgspec.convert(update.get(name, usual), type(usual)) for name, usual in EARLIER.items()
+    )
+    changes = {}
+    if shape in SHAPES:
+        is_first = over and not 0 < msgspec.convert(learning.get("total_frames", 0), int) <= over
+        words = f":{over}" if is_first else "", ":cosine" if shape == "cosine" else ""
+        changes["learning_rate"] = f"{update.get('learning_rate')}:{end}{''.join(words)}"
+    if cost_over:
+        changes["entropy_cost"] = f"{update.get('entropy_cost')}:{cost_end}:{cost_over}"
+    return saved | {"update": update | changes} if changes else saved

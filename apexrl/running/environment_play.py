@@ -27,8 +27,8 @@ logger = logging.getLogger("apexrl.running.environment_play")  # also as a progr
 STEPS, PLAYING_SECONDS = 100, 1.0  # it takes so many steps, or ends after that time
 SLOW_SECONDS = 0.03  # of a step, of which half take longer: whose copies it pays to spread
 FASTER = (
-    "a process steps its copies one after the other, so give more --num-workers with fewer --environments-per-worker "
-    "(more than there are cores where a step only waits), and a higher --samples-per-insert to learn more from each step"
+    "a process steps its copies one after the other, so give more --num-workers with fewer --environments-per-worker, "
+    "more than there are cores where a step only waits, and a higher --samples-per-insert to learn more from each step"
 )
 RESULTS = "reset() returns an observation and an info, step() an observation, reward, terminated, truncated and an info"
 
