@@ -354,9 +354,6 @@ def test_a_learner_of_a_journal_has_only_an_evaluator_beside_it(journal):
     rows = dict(describe(made))
     assert rows["sampling"] == "without actors, nobody waits" and rows["journal"].startswith(str(journal))
     assert offline(journal, "--capacity", "5000").command.replay.capacity == 5000
-    with pytest.raises(ConfigError, match="leave out --learning-rate"):
-        offline(journal, "--learning-rate", "1e-3:0:5M")
-    assert offline(journal, "--learning-rate", "1e-3:0").command.update.learning_rate == "1e-3:0"
 
 
 def test_a_journal_of_the_same_environment_with_other_settings_is_refused(journal):

@@ -18,6 +18,7 @@ from tests.tools.run_directories import write_run
         (["--smoke", "--fork", "a"], "leave out --fork --no-evaluator"),
         (["--from-scratch"], "give its --resume DIR or --fork DIR"),
         (["--from-journal", "a", "--num-workers", "3", "--capacity", "9"], "leave out --num-workers$"),
+        (["--from-journal", "a", "--learning-rate", "1e-3:0:5M", "--max-gradient-norm", "9:1"], "out --learning-rate$"),
         (["--from-journal", "a", "--num-workers", "1"], "leave out --num-workers$"),  # the usual number
         (["--checkpoint-period-updates", "1000"], "without --reproducible these mean nothing"),
         (
