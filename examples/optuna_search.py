@@ -13,7 +13,7 @@ import apexrl
 
 def objective(trial: optuna.Trial) -> float:
     """Trains once; returns the last evaluation's mean return."""
-    steps = itertools.count()
+    steps, rate = itertools.count(), trial.suggest_float("learning_rate", 1e-4, 3e-3, log=True)
 
     def on_evaluation(evaluation):
         trial.report(evaluation.mean, next(steps))
@@ -22,7 +22,7 @@ def objective(trial: optuna.Trial) -> float:
     run = apexrl.train(
         "CartPole-v1",
         total_frames=60_000,
-        learning_rate=trial.suggest_float("learning_rate", 1e-4, 3e-3, log=True),
+        learning_rate=f"{rate}:0",  # it falls to 0 until the run ends
         batch_size=trial.suggest_categorical("batch_size", [32, 64, 128]),
         evaluation_period_seconds=5,
         tensorboard=False,

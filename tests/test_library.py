@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import apexrl
+from apexrl.config.schedules import Schedule
 from apexrl.errors import ApexError, ConfigError
 from tests.system.processes import ROOT, Process, wait_for
 
@@ -156,7 +157,7 @@ def test_the_example_of_a_search_reports_evaluations_and_prunes(monkeypatch, run
 
     def train(env, on_evaluation, **flags):
         heard.extend(on_evaluation(evaluation) for evaluation in run.evaluations)
-        assert flags["batch_size"] in (32, 64, 128) and 1e-4 <= flags["learning_rate"] <= 3e-3
+        assert flags["batch_size"] in (32, 64, 128) and 1e-4 <= Schedule.of(flags["learning_rate"]).start <= 3e-3
         return run
 
     monkeypatch.setattr(apexrl.library, "train", train)

@@ -66,9 +66,19 @@ def test_cartpole_is_balanced_within_120000_agent_steps(tmp_path, free_ports):
     ("flags", "most_steps"),
     [
         ((), 60_000),
-        (("--agent", "impala", "--batch-size", "4", "--learning-rate", "2e-3"), 80_000),
+        (("--agent", "impala", "--batch-size", "4", "--learning-rate", "2e-3:0"), 80_000),
         (
-            ("--agent", "impala", "--mix", "queue=1/4", "uniform=3/4", "--batch-size", "8", "--learning-rate", "1e-3"),
+            (
+                "--agent",
+                "impala",
+                "--mix",
+                "queue=1/4",
+                "uniform=3/4",
+                "--batch-size",
+                "8",
+                "--learning-rate",
+                "1e-3:0",
+            ),
             60_000,
         ),
         pytest.param(("--agent", "impact"), 60_000, marks=pytest.mark.long("trainings")),
@@ -100,7 +110,7 @@ def test_a_ball_that_was_seen_once_is_caught_within_80000_agent_steps(tmp_path, 
         (("--agent", "apex-dpg", "--min-size-to-sample", "1000"), 40_000),
         (("--seed", "2"), 40_000),
         (
-            ("--agent", "impact", "--preset", "mujoco", "--learning-rate", "1e-3", "--gamma", "0.9"),
+            ("--agent", "impact", "--preset", "mujoco", "--learning-rate", "1e-3:0", "--gamma", "0.9"),
             80_000,
         ),
     ],
@@ -126,7 +136,7 @@ def logged(directory):
 def test_an_lstm_leaves_the_corridor_within_400000_agent_steps(tmp_path, free_ports):
     """Without memory the mean return is -11.66 at best, with it -3. The log tells it, whatever the speed."""
     flags = (*CORRIDOR, "--preset", "small", "--total-frames", "400000", "--capacity", "500000")
-    lstm = ("--lstm", "--lstm-size", "64", "--gamma", "0.9", "--batch-size", "4", "--learning-rate", "1e-3")
+    lstm = ("--lstm", "--lstm-size", "64", "--gamma", "0.9", "--batch-size", "4", "--learning-rate", "1e-3:0")
     learn(tmp_path, free_ports(4), *flags, *lstm, enough_in_training=-3.5)
     with logged(tmp_path / "run") as log:
         returns = log["episodes"][:, 1]
@@ -138,7 +148,7 @@ def test_an_lstm_leaves_the_corridor_within_400000_agent_steps(tmp_path, free_po
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--preset", "small", "--total-frames", "200000", "--learning-rate", "5e-4", "--num-workers", "1"),
+        ("--preset", "small", "--total-frames", "200000", "--learning-rate", "5e-4:0", "--num-workers", "1"),
         ("--capacity", "500000", "--num-workers", "4"),
     ],
     ids=["small-numbers-one-worker", "own-numbers-four-workers"],
@@ -163,7 +173,7 @@ def test_the_corridors_random_policy_is_found(tmp_path, free_ports, flags):
 @pytest.mark.timeout(3200)
 def test_laser_finds_the_corridors_random_policy_within_200000_agent_steps(tmp_path, free_ports):
     """It plays and learns in turns: replay beside a policy that moved far while the learner was slow can go wrong."""
-    values_first = ("--preset", "small", "--total-frames", "200000", "--learning-rate", "2e-4", "--value-cost", "5")
+    values_first = ("--preset", "small", "--total-frames", "200000", "--learning-rate", "2e-4:0", "--value-cost", "5")
     laser = ("--mix", "queue=1/8", "uniform=7/8", "--reproducible", *values_first)
     summary = learn(tmp_path, free_ports(4), *CORRIDOR, *laser)
     exact = actor_critic_right(gamma=0.99, unroll_steps=20)
