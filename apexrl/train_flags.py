@@ -85,6 +85,7 @@ class TrainFlags(TypedDict, total=False):
     min_size_to_sample: int
     minibatches: int
     mix: str | Sequence[str]
+    mix_journal: str
     mlflow: bool
     most_return: float
     munchausen: float

@@ -51,7 +51,7 @@ ROLES = ("agent", "replay", "learner", "actor", "evaluator")
 SET_BY_THE_CLUSTER = {
     *("env", "num_workers", "environments_per_worker", "journal_dir", "checkpoint", "record_dir"),
     *("num_learners", "learner_devices"),
-    *("network", "inputs"),  # no image has a module of the user's
+    *("network", "inputs", "mix_journal"),  # no image has a module or a journal of the user's
 }
 NEEDS_QUOTES = {"env_kwargs"}
 

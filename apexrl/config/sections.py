@@ -274,6 +274,8 @@ class LearningConfig:
     """End after so many environment frames; 0: never."""
     final_evaluation_seconds: Annotated[float, Range(0)] = 0.0
     """Seconds that a learner which has reached its total waits until its last network is evaluated; 0: it ends."""
+    mix_journal: str = ""
+    """A share of each batch that replays comes from a journal, DIR=SHARE as in runs/a/journal=1/2 (RLPD)."""
 
 
 @dataclasses.dataclass(frozen=True)

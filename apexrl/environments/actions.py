@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from apexrl.bounds import Bounds, clipped
+from apexrl.casts import exactly
 from apexrl.errors import ApexError, ConfigError
 from apexrl.types import MAX_ACTION_SIZE
 
@@ -54,6 +55,21 @@ class Actions:
             case Discrete():
                 return actions + int(self.space.start)
         return self._table[actions]
+
+    def had(self, actions: np.ndarray) -> np.ndarray:
+        """Returns N actions of the environment's own step as agents have them: [N] int32, or [N, size] float32.
+
+        Raises: ValueError when they are none of its space.
+        """
+        array = np.asarray(actions).reshape(len(actions), *self.space.shape)
+        match self.space:
+            case Box():
+                return clipped(exactly(array.reshape(len(array), -1), np.float32), self.bounds)
+            case Discrete():
+                return exactly(array - self.space.start, np.int32)
+        first, choices = getattr(self.space, "start", 0), _choices(self.space)
+        places = (array - first).reshape(len(array), -1).astype(np.int64)
+        return np.ravel_multi_index(tuple(places.T), tuple(choices.ravel())).astype(np.int32)
 
 
 def _choices(space: MultiDiscrete | MultiBinary) -> np.ndarray:

@@ -21,7 +21,8 @@ from apexrl.learning.experience.draw import Draw, DrawQueue
 from apexrl.learning.experience.guest_client import GuestClient
 from apexrl.learning.experience.journal_client import JournalClient
 from apexrl.learning.experience.keeping import Keeping
-from apexrl.learning.experience.replica import Replica
+from apexrl.learning.experience.mixed_log import with_journal
+from apexrl.learning.experience.replica import LogSource, Replica
 from apexrl.learning.experience.replicas import Replicas
 from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.goal import Courses, is_complete
@@ -36,7 +37,6 @@ from apexrl.learning.updates.team import RankStanding, Team, may_update, scale_o
 from apexrl.learning.updates.updater import Pending, Updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, switch_threads_often
-from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.networks.device import choose_device
@@ -127,12 +127,12 @@ class LearnerLoop:
         replicas = [Replica(self._log(shard), keeping, counted[shard], stop, shard, draws) for shard in self._shards]
         return Replicas(replicas, draws)
 
-    def _log(self, shard: int) -> LogClient | GuestClient | JournalClient:
+    def _log(self, shard: int) -> LogSource:
         """Returns the log to follow: a replay server's, that of another run, or that of a journal."""
         command, prefetch = self._command, self._command.learning.prefetch_batches
         batch_sizes = {want.table: want.batch_size for want in self._wants}
         if not isinstance(command, OfflineCommand):
-            return self._logs.log(self._name, batch_sizes, prefetch, shard)
+            return with_journal(command, batch_sizes, lambda rows: self._logs.log(self._name, rows, prefetch, shard))
         if command.guest:
             client = self._logs.log(self._name, {}, prefetch, shard)
             replay = part_of(explicit_replay(command), command.wires.shards)

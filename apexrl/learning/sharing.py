@@ -11,6 +11,7 @@ from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import flag_of, wants_of
 from apexrl.config.sections import UpdateConfig, WireConfig
 from apexrl.errors import ConfigError
+from apexrl.learning.experience.mixed_log import mixed_rows
 from apexrl.networks.headers import Counters, Progress
 from apexrl.types import LogPosition
 
@@ -57,6 +58,7 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
         raise ConfigError(
             "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"
         )
+    mixed_rows(share, num_learners)
     return share
 
 

@@ -47,6 +47,7 @@ class LogAppend:
     number: int
     insert: wire.Insert
     block: bytes
+    log_number: int | None = None  # in the run's log, where that is another one; below 0: it is none of that log
 
 
 class EncodedUnroll(NamedTuple):
@@ -63,6 +64,7 @@ class LogBatch:
     table: str
     sample: Sample
     unrolls: tuple[EncodedUnroll, ...] = ()  # that its keys name, by ascending number, where they were asked for
+    journal_share: float = 0.0  # of its keys, that come from a journal beside the log
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from apexrl.config.flags import wants_of
 from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
 from apexrl.learning.devices import devices_of
+from apexrl.learning.experience.mixed_log import Share
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.memory import free_memory_bytes
 from apexrl.replay.replay import ring_unrolls
@@ -92,6 +93,8 @@ def fitted(command: RunCommand, machine: Machine, spec: StreamSpec, is_asked_for
     contexts = num_workers if command.has_actors and machine.actor_device == machine.device != CPU else 0
     num_devices = len(set(devices_of(command.learning, command.learning.num_learners, machine.num_gpus)))
     largest = largest_capacity(machine, spec, wants_of(command), num_workers, contexts, num_devices)
+    if mixed := Share.of(command.learning):
+        largest -= mixed.transitions
     if replay.capacity > largest:
         if is_asked_for or largest < replay.min_size_to_sample:
             memory = f"{machine.memory_bytes / 1e9:.1f} GB of memory are free"

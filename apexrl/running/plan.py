@@ -37,6 +37,7 @@ from apexrl.errors import ConfigError
 from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.journal_client import check_usable, journal_transitions
+from apexrl.learning.experience.mixed_log import WITH_ACTORS, Share
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.sharing import divided_sizes, share_of
 from apexrl.net.insert_checks import why_impossible, why_too_large
@@ -116,6 +117,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
         journal = Path(command.from_journal).resolve()
         check_usable(journal, identity_of(journal).spec, stream)
         command = dataclasses.replace(command, from_journal=str(journal))
+    command = _with_mix(command, stream)
     check_together(command, stream)
     check_normalizable(environment, command.learning)
     command = _with_shards(command, asked.given, saved is None, machine.num_gpus)
@@ -147,6 +149,20 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
     if not asked.smoke:
         return command
     return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
+
+
+def _with_mix(command: RunCommand, stream: StreamSpec) -> RunCommand:
+    """Returns the command with the whole path of the journal that has a share of its batches, if one has.
+
+    Raises: ConfigError when the run has no actors, or another stream.
+    """
+    if (mixed := Share.of(command.learning)) is None:
+        return command
+    if command.reproducible or not command.has_actors:
+        raise ConfigError(f"--mix-journal {WITH_ACTORS} and --reproducible")
+    journal = mixed.directory.resolve()
+    check_usable(journal, identity_of(journal).spec, stream)
+    return with_sections(command, {"learning": {"mix_journal": f"{journal}={mixed.share}"}})
 
 
 def _fitting_unrolls(
@@ -317,6 +333,8 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         rows.append(("processes", "one, in which all parts take turns: slower, for experiments that must be repeated"))
     else:
         rows += [("ports", ports), ("journal", journal)]
+    if mixed := Share.of(command.learning):
+        rows.append(("mixed in", f"{mixed.share} of each batch that replays, from {mixed.directory}: only read"))
     rows.append(("run", command.run_dir))
     if spec.env in STOCHASTIC and family_of(command.agent).is_greedy:
         rows.append(("warning", f"{command.agent} is greedy: it cannot solve {spec.env}, impala can"))

@@ -5,6 +5,7 @@ signs unless --clip-rewards was no. Resets are left out, and so are games of whi
 evicted, or the newest were not played.
 """
 
+import contextlib
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator
@@ -102,20 +103,30 @@ def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path) -> str:
         parse_dataset_id(out.name)
     except (ValueError, TypeError) as error:  # TypeError: a name without -vN
         raise ConfigError(f"{out}: the directory's name is the dataset's id: NAME-vN, such as catch-v0") from error
+    with made_whole(out) as partial:
+        games = GameReader(spec).games(entries)
+        if (first := next(games, None)) is None:
+            raise ConfigError("the journal holds no whole game")
+        written = _write(itertools.chain([first], games), spec, partial / "data", out.name)
+    return f"{out}: {written}"
+
+
+@contextlib.contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """Yields the path of a directory to be made, which becomes `out` at the end; where something fails, nothing stays.
+
+    Raises: ConfigError when `out` is there.
+    """
     if out.exists():
         raise ConfigError(f"{out} is there already: give another name")
-    games = GameReader(spec).games(entries)
-    if (first := next(games, None)) is None:
-        raise ConfigError("the journal holds no whole game")
     partial = out.resolve().with_name(f"{out.name}.partial")  # Minari joins a relative path twice
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # of a program that was killed
     try:
-        written = _write(itertools.chain([first], games), spec, partial / "data", out.name)
+        yield partial
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return f"{out}: {written}"
 
 
 def _write(games: Iterable[Game], spec: StreamSpec, data: Path, name: str) -> str:

@@ -1,4 +1,6 @@
-"""`apexrl inspect [inspect|verify|export|summary] DIR` reads the journal of a replay server; mirror copies one.
+"""`apexrl inspect [inspect|verify|export|summary] DIR` reads the journal of a replay server.
+
+`mirror` copies one, and `import` makes one of a dataset.
 
 It works while a server writes the journal: it takes no lock, mends nothing, and writes nothing into the journal. It
 skips a file that is evicted meanwhile. An incomplete last record counts as being written, not as damaged.
@@ -15,6 +17,7 @@ import msgspec
 import numpy as np
 import tyro
 
+from apexrl.config.sections import EnvConfig
 from apexrl.config.words import program
 from apexrl.errors import ApexError, ConfigError, WireError, fault_of
 from apexrl.extras import missing
@@ -34,6 +37,7 @@ from apexrl.unroll import UnrollCodec
 RECORD_BYTES = 24  # bytes of a record before its message
 QUANTILES = (0, 10, 50, 90, 100)
 Directory = Annotated[Path, tyro.conf.Positional]
+NO_PREFIXES = (tyro.conf.OmitArgPrefixes,)
 
 
 class Segment(NamedTuple):
@@ -263,6 +267,31 @@ def _arrays(entries: list[Entry], spec: StreamSpec) -> dict[str, np.ndarray]:
     return arrays | {"episodes": np.array(played, np.float64).reshape(-1, 4)}
 
 
+def import_games(
+    source: Annotated[str, tyro.conf.Positional],
+    out: Path,
+    config: EnvConfig = EnvConfig(env=""),
+    agent: str = "",
+    format: Literal["minari"] = "minari",
+) -> int:
+    """Writes a dataset's games as a journal, from which --from-journal learns. Nothing is downloaded.
+
+    The flags of the environment are those of the run that will learn; without --env it is the one of the dataset.
+
+    Args:
+      source: A directory NAME-vN, or the id of a dataset that Minari holds on this machine.
+      out: A new directory.
+      agent: The algorithm whose unrolls are written; others that learn from steps alone cut them anew.
+      format: minari, for which that package has to be installed.
+    """
+    if lack := missing("minari", f"--format {format}"):
+        raise ConfigError(lack)
+    from apexrl.tools.minari_import import write_journal  # noqa: PLC0415 - loads gymnasium
+
+    say(write_journal(Path(source), out, config, agent))
+    return 0
+
+
 def summary(directory: Directory) -> int:
     """Prints the numbers of a journal: transitions, bytes, versions, episodes, priorities."""
     identity = identity_of(directory)
@@ -311,11 +340,12 @@ def mirror(directory: Directory, server: str = "127.0.0.1:51002", keys: str = ""
 def main() -> int:
     """Runs one command of the command line; returns its exit status."""
     commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, summary, mirror)}
+    commands["import"] = import_games
     words = sys.argv[1:]
     if words and not words[0].startswith("-") and words[0] not in commands:
         words = ["inspect", *words]
     try:
-        return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog=program())
+        return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog=program(), config=NO_PREFIXES)
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (ApexError, OSError) as error:

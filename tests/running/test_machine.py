@@ -6,6 +6,7 @@ from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, wants_of, with_sections
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.sizes import bytes_needed
+from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.machine import Machine, fitted, fitting_preset, largest_capacity, sizes
 from apexrl.running.torch_look import here
@@ -26,6 +27,17 @@ def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
     capacity = largest("cuda", 64, 140)
     needed = bytes_needed(SPEC, ring_unrolls(capacity, SPEC.unroll_starts), WANTS)
     assert needed == pytest.approx(0.85 * 140 * GB - 2 * GB, rel=0.01)
+
+
+def test_a_journal_beside_the_run_takes_its_part_of_the_memory(tmp_path):
+    journal = Journal(tmp_path, new_identity(SPEC))
+    journal.append(0, [(b"", b"")] * 50)
+    journal.close()
+    machine = Machine(16, 12 * GB, CPU, 12 * GB)
+    command = with_sections(default_command(RunCommand), {"replay": {"capacity": 10**9}})
+    commands = [with_sections(command, {"learning": {"mix_journal": mixed}}) for mixed in ("", f"{tmp_path}=1/2")]
+    capacities = [fitted(command, machine, SPEC, is_asked_for=False).replay.capacity for command in commands]
+    assert capacities[0] - 20_000 <= capacities[1] < capacities[0]
 
 
 def test_actors_that_compute_on_the_gpu_have_room_there():

@@ -31,6 +31,7 @@ def test_a_run_is_forked_and_feeds_a_learner_without_actors(tmp_path, free_ports
     before = state_of(directory)
     fork_and_check(tmp_path, ports, directory)
     learn_and_check(tmp_path, ports, directory)
+    mix_and_check(tmp_path, ports, directory)
     export_and_check(tmp_path, directory)
     assert state_of(directory) == before
 
@@ -74,6 +75,23 @@ def learn_and_check(tmp_path, ports, directory):
     with Process([ROOT / "learner.py", "--from-journal", tmp_path, *wires], tmp_path / "refused.txt") as learner:
         assert learner.popen.wait(300) == PERMANENT_STATUS
         assert learner.text().splitlines()[-1].endswith("give the --journal-dir of a replay server (journal/ of a run)")
+
+
+def mix_and_check(tmp_path, ports, directory):
+    """Plays, and learns from a journal beside that; goes on so when it is resumed."""
+    mixed, share = tmp_path / "mixed", "learner/selection/transitions/journal_share"
+    flags = ("--env", "Catch-v0", "--mix-journal", f"{directory / 'journal'}=1/4", "--min-size-to-sample", "100")
+    with launch(tmp_path, ports, *flags, name="mixed") as run:
+        wait_for(lambda: updates_of(mixed) > 30, 300, "updates")
+        wait_for(lambda: share in read_json(mixed / "status.json")["metrics"], 300, "the metric of the share")
+        run.signal(signal.SIGINT)
+        assert run.popen.wait(300) == 0, run.text()
+    assert read_json(mixed / "status.json")["metrics"][share] == 0.25
+    before = read_json(mixed / "summary.json")
+    held = sum(wire.decode_insert(e.message).header(80).valid.sum() for e in read_entries(mixed / "journal"))
+    assert 0 < before["transitions_inserted"] <= held, "transitions of the other journal are counted"
+    with launch(tmp_path, ports, "--resume", mixed, name="resumed") as run:
+        play_on(run, mixed, before)
 
 
 def export_and_check(tmp_path, directory):

@@ -3,6 +3,7 @@
 It reads the files of another run's journal, takes no lock on it and writes nothing into it.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Generator, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apexrl.agents.families import FAMILIES, family_of
 from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import TableConfig, tables_of
 from apexrl.errors import ConfigError, WireError
@@ -22,7 +24,7 @@ from apexrl.replay.journal import held_numbers, identity_of, read_entries
 from apexrl.replay.kinds import make_table
 from apexrl.replay.replay import ring_unrolls
 from apexrl.streams import why_not_cut
-from apexrl.types import StreamSpec
+from apexrl.types import EnvironmentSpec, StreamSpec
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,37 @@ class JournalClient(OwnLog):
 def check_usable(directory: Path, held: StreamSpec, wanted: StreamSpec) -> None:
     """Raises ConfigError when the streams of a journal cannot become the unrolls that a learner wants."""
     if reason := why_not_cut(held, wanted):
-        raise ConfigError(f"the journal in {directory} does not fit: {reason}")
+        names = EnvironmentSpec.__struct_fields__
+        is_same = all(getattr(held, name) == getattr(wanted, name) for name in names)
+        able = agents_for(held) if is_same else []
+        cure = f"; --agent {' or '.join(able)} can learn from it" if able else ""
+        raise ConfigError(f"the journal in {directory} does not fit: {reason}{cure}")
+
+
+def agents_for(held: StreamSpec) -> list[str]:
+    """Returns the algorithms that can learn from a log, with their usual numbers."""
+    found = []
+    for name, family in FAMILIES.items():
+        with contextlib.suppress(ConfigError):  # it is for other actions
+            if not why_not_cut(held, family.stream(family.algorithm, held)):
+                found.append(name)
+    return found
+
+
+def recorded_stream(agent: str, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the unrolls of an algorithm for steps that others have recorded, and nothing beside them.
+
+    Args:
+      agent: "" for the first one that can learn from them.
+    Raises: ConfigError when it cannot.
+    """
+    steps = environment.streamed(1, 0)
+    able = agents_for(steps)
+    family = family_of(agent or able[0])
+    spec = family.stream(family.algorithm, environment)
+    if reason := why_not_cut(steps, spec):
+        raise ConfigError(f"--agent {agent} cannot learn from recorded steps: {reason}; {' and '.join(able)} can")
+    return spec
 
 
 def journal_transitions(directory: Path, spec: StreamSpec) -> int:

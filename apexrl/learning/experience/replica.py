@@ -230,10 +230,11 @@ class Replica:
         assert self._decoder is not None
         starts = self._decoder.store.spec.unroll_starts
         header = append.insert.header(starts)
-        is_new = append.number >= self.counted.next_number
+        number = append.number if append.log_number is None else append.log_number
+        is_new = number >= self.counted.next_number
         if is_new:
             transitions = self.counted.transitions + int(header.valid.sum())
-            self.counted = LogPosition(self.counted.log, append.number + 1, transitions)
+            self.counted = LogPosition(self.counted.log, number + 1, transitions)
             self.params_versions.append(header.params_version)
             self._episodes.extend(header.episodes)
         try:

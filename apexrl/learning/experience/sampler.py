@@ -36,6 +36,8 @@ class Sampler:
         if rows is not None:
             keys, weights, metrics = rows.choose(table, keys, weights, num_updates)
             self.metrics = self.metrics | {f"{table}/{name}": value for name, value in metrics.items()}
+        if event.journal_share:
+            self.metrics = self.metrics | {f"{table}/journal_share": event.journal_share}
         store = decoder.store
         sample = store.sample(table, keys, weights)
         if sample is None:

@@ -82,6 +82,7 @@ TEXTS = tuple(
         ("learner/rejected_share_by_age/*", "share", "The same of replayed steps, by the least age in updates."),
         ("learner/version_lag_*", "updates", "Age of the experience of queues: p50, p95 and max."),
         ("learner/version_lag/*", "updates", "Age of the experience of another table: p50, p95 and max."),
+        ("learner/selection/*/journal_share", "share", "Share of a table's newest batch that --mix-journal brought."),
         ("learner/selection/*", "", "Attentive and elite replay: distances and uses of candidates."),
         ("learner/learning_rate", "", "Learning rate, which may change: of --learning-rate."),
         ("learner/scheduled/*", "", "Another number of the updates that changes, by its flag."),
