@@ -27,9 +27,9 @@ from apexrl.learning.experience.journal_client import agents_for, recorded_strea
 from apexrl.losses.windows import valid_starts
 from apexrl.memory import free_memory_bytes
 from apexrl.net import wire
-from apexrl.net.insert_checks import why_impossible
+from apexrl.net.insert_checks import why_impossible, why_too_large
 from apexrl.own_modules import NOBODY
-from apexrl.replay.journal import Journal, new_identity
+from apexrl.replay.journal import Journal, new_identity, sync
 from apexrl.replay.priority_table import drawable
 from apexrl.running.environment_look import look_at
 from apexrl.tools.minari_export import Game, made_whole
@@ -37,6 +37,7 @@ from apexrl.types import Episode, StreamSpec, TimeSteps, UnrollHeader
 from apexrl.unroll import UnrollBuilder, UnrollCodec
 
 ACTOR, NO_VERSION = "minari", -1
+SYNCED_BYTES = 2**28
 MEMORY_SHARE = 0.25  # of the free memory, for one array of an episode
 
 
@@ -82,6 +83,8 @@ def write_journal(source: Path, out: Path, asked: EnvConfig, agent: str) -> str:
     config = _config_of(metadata, asked, data)
     environment, _ = look_at(config, WireConfig().patience_seconds)
     spec = recorded_stream(agent, environment)
+    while spec.unroll_starts > 1 and why_too_large(spec):
+        spec = msgspec.structs.replace(spec, unroll_starts=spec.unroll_starts // 2)
     if fault := why_impossible(spec):
         raise ConfigError(f"{data}: {fault}")
     with made_whole(out) as partial:
@@ -282,6 +285,9 @@ class _Writer:
         message = wire.encode(wire.Insert.of(header, self._unrolls, ACTOR))
         self._journal.append(self._unrolls, [(message, self._codec.encode(unroll))])
         self._unrolls, self._games = self._unrolls + 1, []
+        if self._journal.unsynced_bytes > SYNCED_BYTES:  # its files stay open until they are synced
+            sync(self._journal.take_unsynced())
+            self._journal.synced()
 
 
 @contextlib.contextmanager

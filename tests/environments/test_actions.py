@@ -24,6 +24,8 @@ def test_actions_of_every_shape_are_given_back(space, bounds, own, taken):
     actions, own = Actions("Any-v0", space), np.array(own)
     own = clipped(own, bounds) if bounds else own
     assert actions.bounds == bounds and actions.taken(own).tolist() == taken
+    back = actions.had(actions.taken(own))
+    assert back.dtype == (np.float32 if bounds else np.int32) and back.tolist() == own.tolist()
     assert all(space.contains(np.asarray(action)) for action in gymnasium.vector.utils.iterate(
         gymnasium.vector.utils.batch_space(space, len(own)), actions.taken(own)))  # fmt: skip
 

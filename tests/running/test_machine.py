@@ -31,13 +31,13 @@ def test_the_gpu_is_the_bound_where_it_holds_more_than_the_host():
 
 def test_a_journal_beside_the_run_takes_its_part_of_the_memory(tmp_path):
     journal = Journal(tmp_path, new_identity(SPEC))
-    journal.append(0, [(b"", b"")] * 50)
+    journal.append(0, [(b"", b"")] * 5000)
     journal.close()
     machine = Machine(16, 12 * GB, CPU, 12 * GB)
     command = with_sections(default_command(RunCommand), {"replay": {"capacity": 10**9}})
     commands = [with_sections(command, {"learning": {"mix_journal": mixed}}) for mixed in ("", f"{tmp_path}=1/2")]
     capacities = [fitted(command, machine, SPEC, is_asked_for=False).replay.capacity for command in commands]
-    assert capacities[0] - 20_000 <= capacities[1] < capacities[0]
+    assert capacities[0] - capacities[1] == pytest.approx(5000 * 80, abs=20_000)
 
 
 def test_actors_that_compute_on_the_gpu_have_room_there():

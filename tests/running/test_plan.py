@@ -388,7 +388,10 @@ def test_a_run_with_a_journal_beside_it_is_planned_and_resumed(journal, monkeypa
     assert make_plan(Asked.of(made.command, []), made.command).command == made.command
     for more, why in (
         (["--env", "CartPole-v1"], "does not fit: its env is Catch-v0, not CartPole-v1"),
-        (["--agent", "impala", "--mix", "uniform=1"], "no field behavior_log_probs.*apex-dqn or pqn can learn from it"),
+        (
+            ["--agent", "impala", "--mix", "uniform=1"],
+            "no field behavior_log_probs.*apex-dqn or pqn.* can learn from it",
+        ),
         (["--num-learners", "2"], "leave out --num-learners, --shards"),
         (["--reproducible"], "leave out --from-journal, --guest and --reproducible"),
         (["--from-journal", str(journal)], "leave out --from-journal, --guest and --reproducible"),
