@@ -61,15 +61,15 @@ class Actions:
 
         Raises: ValueError when they are none of its space.
         """
-        array = np.asarray(actions).reshape(len(actions), *self.space.shape)
+        array = np.asarray(actions).reshape(len(actions), *(self.space.shape or ()))
         match self.space:
             case Box():
                 return clipped(exactly(array.reshape(len(array), -1), np.float32), self.bounds)
-            case Discrete():
-                return exactly(array - self.space.start, np.int32)
-        first, choices = getattr(self.space, "start", 0), _choices(self.space)
-        places = (array - first).reshape(len(array), -1).astype(np.int64)
-        return np.ravel_multi_index(tuple(places.T), tuple(choices.ravel())).astype(np.int32)
+            case MultiDiscrete() | MultiBinary():
+                places = exactly(array - getattr(self.space, "start", 0), np.int64).reshape(len(array), -1)
+                table = tuple(_choices(self.space).ravel())
+                return np.ravel_multi_index(tuple(places.T), table).astype(np.int32)
+        return exactly(array - int(getattr(self.space, "start", 0)), np.int32)
 
 
 def _choices(space: MultiDiscrete | MultiBinary) -> np.ndarray:

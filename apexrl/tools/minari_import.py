@@ -209,7 +209,8 @@ def _actions_of(storage: Any, config: EnvConfig, spec: StreamSpec) -> Callable[[
     Raises: ConfigError when they are none of the environment.
     """
     own = Actions(config.env, storage.action_space)
-    if own.num != spec.num_actions or not np.array_equal(np.float32(own.bounds), np.float32(spec.action_bounds)):
+    bounds, expected = np.array(own.bounds, np.float32), np.array(spec.action_bounds, np.float32)
+    if own.num != spec.num_actions or not np.array_equal(bounds, expected):
         theirs = spec.action_bounds or f"Discrete({spec.num_actions})"
         raise ConfigError(f"the dataset has actions {storage.action_space}, and {spec.env} has {theirs}")
     return own.had
@@ -266,10 +267,11 @@ class _Writer:
     def _step(self, action: Any, frame: np.ndarray, reward: float, terminated: bool, starts: bool = False) -> None:
         assert self._builder is not None
         self._complete()
-        zeros = np.zeros(1)
-        discounts = np.float32([not terminated])
-        step = TimeSteps(frame[None], np.float32([reward]), discounts, np.array([starts]), zeros, np.int64(zeros))
-        self._builder.add(np.asarray(action)[None], step)
+        rewards, discounts = np.array([reward], np.float32), np.array([not terminated], np.float32)
+        no_game = np.zeros(1), np.zeros(1, np.int64)
+        self._builder.add(
+            np.asarray(action)[None], TimeSteps(frame[None], rewards, discounts, np.array([starts]), *no_game)
+        )
         self._steps += 1
 
     def _complete(self) -> None:
