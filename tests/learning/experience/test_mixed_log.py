@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.contract import Transitions
+from apexrl.agents.contract import Transitions, Unrolls
 from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import parse
 from apexrl.errors import ConfigError
@@ -34,18 +34,18 @@ class Run(Log):
         self.events = list(events)
 
 
-def mixed(run, journal, spec):  # noqa: F811
+def mixed(run, journal, spec, kind="priority"):  # noqa: F811
     opened = []
 
     def open_journal(begun):
-        opened.append(client_of(journal, begun.spec, tables=(f"{TABLE}=priority",), priority_exponent=0.0))
+        opened.append(client_of(journal, begun.spec, tables=(f"{TABLE}={kind}",), priority_exponent=0.0))
         return opened[-1]
 
     return MixedLog(run, open_journal, (TABLE,)), opened
 
 
-def replica_of(log, rows, counted=LogPosition()):  # noqa: B008
-    keeping = Keeping((want(rows, Transitions(2, 0.99)),), DeviceStream(torch.device("cpu")), 4)
+def replica_of(log, rows, counted=LogPosition(), view=Transitions(2, 0.99)):  # noqa: B008
+    keeping = Keeping((want(rows, view),), DeviceStream(torch.device("cpu")), 4)
     return Replica(log, keeping, counted, Stop())
 
 
@@ -102,6 +102,24 @@ def test_priorities_of_the_run_go_to_its_server_under_its_own_keys(journal, spec
     assert table == TABLE and priorities.tolist() == [2, 3, 4, 5]
     assert ((theirs >= 0) & (theirs < NUM_UNROLLS * spec.unroll_starts)).all() and run.num_used == 1
     log.close()
+
+
+def test_whole_unrolls_of_both_logs_make_a_batch(journal, spec, make_unroll):  # noqa: F811
+    run = Run(start("run", spec, RING, 0, False, "unrolls"), *(append(spec, make_unroll(spec, n), n) for n in range(9)),
+              batch_of([7, 8], [1.0, 1.0]), batch_of([3, 8], [1.0, 1.0]))  # fmt: skip
+    log, _ = mixed(run, journal, spec, "uniform")
+    replica = replica_of(log, 2 + JOURNAL_ROWS, view=Unrolls())
+    follow(replica)
+    batch = replica.next_draw(0).batches()[TABLE]
+    assert batch.action.shape == (spec.unroll_steps, 2 + JOURNAL_ROWS)
+    rewards = batch.reward.numpy().T
+    for row, number in ((0, 7), (1, 8)):
+        np.testing.assert_array_equal(rewards[row], make_unroll(spec, number).rewards)
+    recorded = [make_unroll(spec, i).rewards for i in range(NUM_UNROLLS)]
+    drawn = [next(i for i, theirs in enumerate(recorded) if (theirs == own).all()) for own in rewards[2:]]
+    assert len(set(drawn)) == JOURNAL_ROWS, "a uniform table draws no unroll twice"
+    sample = replica.next_draw(0).samples[TABLE]
+    assert len(sample.keys) == 1 + JOURNAL_ROWS, "unroll 3 is evicted, and those of the journal are not"
 
 
 def test_the_journal_is_read_again_only_where_the_log_begins_again(journal, spec, make_unroll):  # noqa: F811
