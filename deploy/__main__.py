@@ -59,7 +59,7 @@ def _parser(program: str) -> Parser:
     keys.add_argument("--cluster", required=True, metavar="NAME", help="the variable `name` of the cluster")
     keys.add_argument("--region", required=True)
     keys.add_argument("--rotate", action="store_true", help="make all anew; running hosts keep theirs until a restart")
-    command("flags", "writes what Terraform and `apexrl.train` know of the flags anew, from the code")
+    command("flags", "writes what Terraform, `apexrl.train` and docs/ know of the flags anew, from the code")
     return parser
 
 
@@ -68,9 +68,10 @@ def main(words: list[str], program: str = "python -m deploy") -> int:
     chosen = _parser(program).parse_args(words)
     try:
         if chosen.command == "flags":
-            from deploy import flags  # noqa: PLC0415 - it needs what `bash run.sh` installs
+            from deploy import flags, reference  # noqa: PLC0415 - they need what `bash run.sh` installs
 
             flags.write()
+            reference.write()
             return 0
         from deploy import commands, up  # noqa: PLC0415 - they need what INSTALL installs
         from deploy.aws import AwsError, explain  # noqa: PLC0415

@@ -17,6 +17,7 @@ from apexrl.config.commands import ActorCommand, OfflineCommand, ReplayCommand, 
 from apexrl.config.flags import default_command, flag_of
 from apexrl.learning.record.metric_texts import TEXTS
 from benchmarks import charts
+from deploy import reference
 from deploy.flags import agents
 from tests.system.processes import ROOT
 
@@ -48,13 +49,18 @@ def flags_in(config: Any) -> Iterator[str]:
 
 
 def test_every_flag_and_every_command_is_on_its_page(site):
-    page = (site / "flags.html").read_text()
-    told = set(re.findall(r'<dt><code id="[a-z-]+">(--[a-z-]+)</code>', page))
+    told = set(re.findall(r"(?m)^\| `(--[a-z-]+)` \|", (ROOT / "docs/flags.md").read_text()))
     for agent in agents():
         for command in (RunCommand, ActorCommand, OfflineCommand, ReplayCommand):
             assert set(flags_in(default_command(command, agent))) <= told
+    page = (site / "flags.html").read_text()
     for name in set(COMMANDS) - {"train", "actor", "learner", "replay", "resume"}:
         assert f"apexrl {name} " in page.partition('id="the-other-commands"')[2], name
+
+
+@pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)
+def test_lists_are_those_of_the_code(page):
+    assert page.read_text() == reference.text_of(page), "python -m deploy flags writes it anew"
 
 
 def test_every_metric_is_on_its_page(site):

@@ -1,4 +1,4 @@
-"""The parts of the site that are no files of docs/: lists made from the code, pages and linked files of the repository.
+"""The parts of the site that are no files of docs/: pages and linked files of the repository, docstrings, helps.
 
 A link of a page is one of the repository, as GitHub shows it. Here it becomes one of the site.
 """
@@ -14,9 +14,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
-import reference  # noqa: E402 - it lies beside this file
+from deploy import reference  # noqa: E402 - found where the path says
 
 PAGES = {
     "README.md": "index.md",
@@ -27,8 +27,6 @@ PAGES = {
     "docs/site/site.css": "site.css",
 }
 """By path in the repository, the paths in the site of files from outside the site's own."""
-LISTS = {"flags.md": reference.flags, "metrics.md": reference.metrics}
-"""By place in the site, the lists that pages end with."""
 CODE = {
     ".py": "python",
     ".sbatch": "bash",
@@ -43,6 +41,7 @@ CODE = {
 """By suffix, the language of files that are shown as a page of code."""
 ASIDE = ("log/", "results/")  # pages of how figures were made, which a search for help should not find first
 UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
+WHOLE_FLAGS = "\n<style>td:first-child code { white-space: nowrap }</style>\n"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
 
 
@@ -59,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Adds the list of a page, and turns links to files of the repository into links to pages of the site."""
+    """Adds what the site alone has, and turns links to files of the repository into links to pages of the site."""
     here = path_of(page.file.src_uri)
 
     def replaced(found: re.Match[str]) -> str:
@@ -72,8 +71,10 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         page.meta["hide"] = ["navigation"]  # it has one entry
     if page.file.src_uri.startswith(ASIDE):
         page.meta["search"] = {"exclude": True}
-    make_list = LISTS.get(page.file.src_uri, str)
-    return LINK.sub(replaced, markdown) + make_list()
+    markdown = LINK.sub(replaced, markdown)
+    if page.file.src_uri == "api.md":  # the docstrings say what the lists say
+        markdown = reference.DOCSTRINGS.sub(r"\1", reference.LIST.sub("", markdown))
+    return markdown + (reference.helps() + WHOLE_FLAGS if page.file.src_uri == "flags.md" else "")
 
 
 def links_of(path: str, file: File) -> Iterator[str]:
