@@ -47,7 +47,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("learner_flags", {"optimizer": "sgd"}, "has to match ^(adam|rmsprop)$"),
     ("learner_flags", {"batch_size": 0}, "has to match"),
     ("learner_flags", {"device": "cuda $(reboot)"}, "has to match"),
-    ("actor_flags", {"num_workers": 4}, "is none of clip_rewards"),
+    ("actor_flags", {"num_workers": 4}, "is none of action_mask"),
     ("evaluator_flags", {"episodes": -1}, "has to match"),
     ("vpc_cidr", "8.8.0.0/20", "such as 10.79.0.0/20"),
     ("vpc_cidr", "10.79.0.1/20", "by its first address"),
