@@ -236,6 +236,7 @@ BROKEN = {
     "no file": lambda path: (path / FILE).unlink(),
     "no JSON": lambda path: (path / "data/metadata.json").write_text("{"),
     "another format": lambda path: change(path, data_format="pickle"),
+    "no pyarrow": lambda path: change(path, data_format="arrow"),
     "another version": lambda path: change(path, minari_version="9.9"),
     "more episodes than there are": lambda path: change(path, total_episodes=10**15),
     "no episodes": lambda path: change(path, total_episodes=0),
