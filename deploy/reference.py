@@ -206,7 +206,8 @@ def escaped(text: str) -> str:
 
 def _preset_tables() -> Iterator[str]:
     """Yields for each algorithm a table of the flags that a preset changes."""
-    for agent, family in FAMILIES.items():
+    for agent in agents():
+        family = FAMILIES[agent]
         own = default_command(RunCommand, agent)
         sections = [section for preset in family.presets.values() for section in preset.items()]
         changed = dict.fromkeys((section, name) for section, values in sections for name in values)
