@@ -15,11 +15,11 @@ TOLERANCE = 0.02
 GAMMA, END = 0.9, 6
 
 
-def in_base(*words):
+def in_base(*words, cwd=ROOT):
     """Runs a program of the repository to its end; returns what it prints."""
     command = [sys.executable, "-m", "tests.base_only", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -91,8 +91,7 @@ def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
     assert in_base(tmp_path / "client.py") == "stored: True\n(32, 64) <U20\n"
 
 
-def test_two_kinds_of_records_in_one_program_as_the_page_has_it(tmp_path, monkeypatch):
+def test_two_kinds_of_records_in_one_program_as_the_page_has_it(tmp_path):
     page = (ROOT / "docs/service.md").read_text().partition("### Records of two kinds\n")[2]
     (tmp_path / "kinds.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    monkeypatch.chdir(tmp_path)
-    assert in_base(tmp_path / "kinds.py") == "['an answer' 'an answer']\n"
+    assert in_base(tmp_path / "kinds.py", cwd=tmp_path) == "['an answer' 'an answer']\n"
