@@ -37,7 +37,9 @@ AGENT_UNIT = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=mult
 def host_address() -> Iterator[str]:
     """Gives this machine an address that its test machines reach it by."""
     address = f"10.{200 + next(_addresses) % 50}.{os.getpid() % 250}.1"
-    subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True, capture_output=True, timeout=30)
+    subprocess.run(
+        ["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True, capture_output=True, timeout=30
+    )
     try:
         yield address
     finally:
