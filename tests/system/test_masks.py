@@ -90,7 +90,10 @@ def test_each_family_keeps_to_the_mask(tmp_path, free_ports, notes, agent):
 @pytest.mark.timeout(3200)
 @pytest.mark.parametrize(
     "agent",
-    [("--agent", "apex-dqn"), pytest.param(("--agent", "impala", "--batch-size", "4", "--learning-rate", "1e-3"), marks=LONG)],
+    [
+        ("--agent", "apex-dqn"),
+        pytest.param(("--agent", "impala", "--batch-size", "4", "--learning-rate", "1e-3"), marks=LONG),
+    ],
     ids=["apex-dqn", "impala"],
 )
 def test_the_best_open_door_is_learned(tmp_path, free_ports, notes, agent):
