@@ -1,6 +1,7 @@
 """A real replay server among enemies: malformed messages, floods, strangers. Good peers beside them lose nothing."""
 
 import contextlib
+import logging
 import multiprocessing
 import random
 import shutil
@@ -327,6 +328,9 @@ def test_many_strangers_cannot_take_the_lease_of_a_good_actor(tmp_path, free_por
     assert peak < before + 3 * GROWTH_MB
 
 
+NO_WAY = "no connection"
+
+
 def make_keys(directory):
     """Keys as a person makes them."""
     command = [sys.executable, "-m", "apexrl.tools.keys", str(directory)]
@@ -356,9 +360,13 @@ def test_only_owners_of_keys_reach_the_service(tmp_path, free_ports, key_directo
         for kind, port in (*((kind, ports[0]) for kind in ("none", "foreign", "mixed")), ("right", ports[1])):
             caplog.clear()
             client = InsertClient(endpoint(port), f"stranger-{kind}", SPEC, 1, rings[kind])
-            with pytest.raises(PeerError, match="silent"):
-                client.connect(1.8)
-            said[kind] = [record.getMessage() for record in caplog.records if "no connection" in record.getMessage()]
+            said[kind] = []
+            for _ in range(20):  # a busy machine says later why there is no connection
+                with pytest.raises(PeerError, match="silent"):
+                    client.connect(1.8)
+                said[kind] = [text for text in map(logging.LogRecord.getMessage, caplog.records) if NO_WAY in text]
+                if said[kind] or kind == "none":
+                    break
             client.close()
         reader = ReplayClient(endpoint(ports[1]), "teller", keyring=learner)
         statistics = reader.statistics(10)
