@@ -1,4 +1,4 @@
-"""What others know of the flags: `python -m deploy flags` writes flags.json, limits.json and train_flags.py anew.
+"""The flags as others know them: `python -m deploy flags` writes flags.json, limits.json and train_flags.py anew.
 
 The cluster's variables of flags (`replay_flags` and so on) take the names of flags.json only, with values that match
 its regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster

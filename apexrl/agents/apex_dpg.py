@@ -85,7 +85,7 @@ class DpgLearning(Learning):
         return outputs.softmax(dim=2).gather(0, index).squeeze(0), sizes
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, Tensor]]) -> Losses:
-        """Returns half the squared errors of the critics, and beside the policy's way up the first one.
+        """Returns half the squared errors of the critics, and beside them the policy's way up the first one.
 
         With atoms: the cross-entropy of the critics, and the errors of their means.
         """

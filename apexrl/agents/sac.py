@@ -92,7 +92,7 @@ class SacLearning(Learning):
         return actions, log_probs, values, noises[1]
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, ...]]) -> Losses:
-        """Returns half the squared errors of the critics, and beside what policy and temperature learn from."""
+        """Returns half the squared errors of the critics, and beside them the losses of policy and temperature."""
         batch, critics = batches[self.update.table], online["critics"]
         here, price = (batch.observation, batch.action), online["temperature"].price
         if self.target is None:

@@ -90,7 +90,7 @@ class Courses:
 
     @property
     def progress(self) -> dict[str, Progress]:
-        """How far they are, for a checkpoint."""
+        """The progress of each, for a checkpoint."""
         return {name: course.progress for name, course in self._courses.items()}
 
     @property

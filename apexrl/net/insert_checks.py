@@ -14,6 +14,7 @@ from apexrl.types import StreamSpec
 MAX_MESSAGE_OVERHEAD_BYTES = 1024
 EPISODE_BYTES = 40
 MAX_BLOCK_OVERHEAD_BYTES = 1024  # bytes that do not compress grow a little
+INFINITE_BITS = 0x7F800000  # of a float32: those of a finite number from 0 are below, of all others not
 BUILT_IN_FIELDS = ("frame", "action", "reward", "discount", "start")
 
 
@@ -25,6 +26,7 @@ class InsertSizes:
         self.unroll_starts = spec.unroll_starts
         self.num_priorities = spec.num_priorities
         self.valid_bytes = wire.num_valid_bytes(spec.unroll_starts)
+        self._all_valid = np.packbits(np.ones(spec.unroll_starts, bool)).tobytes()
         steps = spec.unroll_steps + 1
         arrays = 4 * self.num_priorities + self.valid_bytes
         self.max_message_bytes = MAX_MESSAGE_OVERHEAD_BYTES + arrays + EPISODE_BYTES * steps
@@ -45,6 +47,16 @@ class InsertSizes:
         if len(insert.valid) != self.valid_bytes:
             return f"{len(insert.valid)} bytes of valid for {self.unroll_starts} starts, not {self.valid_bytes}"
         return ""
+
+    def why_wrong_numbers(self, insert: wire.Insert) -> str:
+        """Returns the fault of the numbers of an insert whose sizes are right, or an empty string.
+
+        Where every start is valid, as nearly always, it takes a tenth of the time of `insert_arrays`.
+        """
+        bits = np.frombuffer(insert.priorities, np.uint32)
+        if insert.valid == self._all_valid and bits.max() < INFINITE_BITS:
+            return ""
+        return insert_arrays([insert], self).faults.get(0, "")
 
     def why_wrong_block(self, block: bytes) -> str:
         """Returns the fault of a block's size, or an empty string. Decompresses nothing."""

@@ -15,7 +15,7 @@ from apexrl.net.arguments import MAX_NUMBER
 from apexrl.net.calls import Closing, Steps, call
 from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.identity import marked
-from apexrl.net.insert_checks import InsertSizes, insert_arrays, why_impossible
+from apexrl.net.insert_checks import InsertSizes, why_impossible
 from apexrl.net.keyring import Keyring
 from apexrl.net.protocols import PROTOCOL, PROTOCOLS
 from apexrl.types import StreamSpec, UnrollHeader
@@ -136,7 +136,7 @@ class InsertClient(Closing):
         encoded = wire.encode(message)
         wire.decode_insert(encoded)
         fault = self._sizes.why_malformed(message, encoded, block, self._num_streams)
-        if fault := fault or insert_arrays([message], self._sizes).faults.get(0, ""):
+        if fault := fault or self._sizes.why_wrong_numbers(message):
             raise WireError(f"no replay server takes this insert: {fault}")
         return message
 

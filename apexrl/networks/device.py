@@ -52,14 +52,17 @@ def prepare_for_updates(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
+def cpu_has_bfloat16() -> bool:
+    """Returns whether products in bfloat16 are faster on this processor."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def fastest_dtype(device: torch.device, spec: EnvironmentSpec) -> torch.dtype:
     """Returns the type to compute in: bfloat16 for pictures where the hardware has it, else float32."""
     if len(spec.frame_shape) <= 1:
         return torch.float32
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    on_gpu = device.type == "cuda"
+    fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_bfloat16()
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -86,7 +86,7 @@ class Counters(msgspec.Struct, frozen=True):
 
     @property
     def known_progress(self) -> dict[str, Progress]:
-        """How far the numbers are that may change, by field, as far as the checkpoint tells."""
+        """The progress of the numbers that may change, by field, as far as the checkpoint tells."""
         return self.progress or ({} if self.fall is None else {"learning_rate": self.fall})
 
     @property

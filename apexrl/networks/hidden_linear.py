@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from apexrl.networks.device import cpu_has_bfloat16
+
 LEAST_SIZE = 128  # of a side: smaller products cost less than what is cast
 
 
@@ -18,7 +20,7 @@ class HiddenLinear(nn.Linear):
 
     def compute_fast(self) -> None:
         """Has products computed in bfloat16 from now on, where the layer is large enough and the CPU can."""
-        self.is_fast = min(self.weight.shape) >= LEAST_SIZE and torch.cpu._is_avx512_bf16_supported()
+        self.is_fast = min(self.weight.shape) >= LEAST_SIZE and cpu_has_bfloat16()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns [..., out] float32 for inputs [..., in]."""

@@ -1,4 +1,4 @@
-"""How often the items of a table were drawn, for tables whose items leave after some draws."""
+"""Counts of the draws of a table's items, for tables whose items leave after some draws."""
 
 import msgspec
 import numpy as np

@@ -231,7 +231,7 @@ class _Writer:
 
     @property
     def text(self) -> str:
-        """What was written, in words."""
+        """The games and unrolls that were written, in words."""
         mean = np.mean(self._returns)
         return f"{len(self._returns)} games of {self._played} steps, mean return {mean:.4g}, in {self._unrolls} unrolls"
 

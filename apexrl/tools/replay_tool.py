@@ -25,7 +25,7 @@ from apexrl.files import read_whole, replacing
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
 from apexrl.net import wire
-from apexrl.net.insert_checks import InsertSizes, insert_arrays
+from apexrl.net.insert_checks import InsertSizes
 from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, identity_of, read_entries, segment_paths
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
 from apexrl.replay.segment_files import MAX_SEGMENT_BYTES, first_number_of, strays
@@ -194,7 +194,7 @@ def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> st
             codec.decode(entry.block)
     except WireError as error:
         return str(error)
-    return sizes.why_wrong(insert) or insert_arrays([insert], sizes).faults.get(0, "")
+    return sizes.why_wrong(insert) or sizes.why_wrong_numbers(insert)
 
 
 def _readable(entries: Iterable[Entry], spec: StreamSpec, codec: UnrollCodec | None = None) -> Iterator[Entry]:

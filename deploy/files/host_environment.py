@@ -1,4 +1,4 @@
-"""What a host knows of itself: by the variables of /etc/apexrl/role.env, and by EC2's instance metadata service.
+"""The facts of a host: by the variables of /etc/apexrl/role.env, and by EC2's instance metadata service.
 
 Terraform writes the variables, and the systemd units pass them on.
 """

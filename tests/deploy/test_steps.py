@@ -144,7 +144,7 @@ def test_only_the_state_of_the_same_cluster_is_gone_on_with(up, monkeypatch, tmp
 
 
 def test_keys_of_a_cluster_that_is_up_are_never_changed(up, monkeypatch, capsys):
-    """What is missing is said, and made alone; not a secret key, which would differ from that of the hosts."""
+    """A missing parameter is named, and made alone; not a secret key, which would differ from that of the hosts."""
     names = key_names("smoke")
     cluster = SimpleNamespace(name="smoke", region="us-east-1")
     made, stored = [], {}

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from apexrl.net import wire
-from apexrl.types import Field
+from apexrl.net.insert_checks import InsertSizes, insert_arrays
+from apexrl.types import Field, UnrollHeader
 from tests.net.peers import TABLE, Peers, block_of, insert_of, only
 
 
@@ -85,3 +86,15 @@ def test_a_log_knows_the_names_of_its_actions(peers, spec):
     assert peers.service.open_log.replay.spec == named
     peers.hello(b"b", spec=msgspec.structs.replace(spec, action_names=NAMES[::-1]))
     only(peers.heard(b"b"), wire.Refused)
+
+
+@pytest.mark.parametrize("bad", [None, -1.0, -0.0, np.nan, np.inf, -np.inf, 0.0, np.finfo(np.float32).max])
+@pytest.mark.parametrize("is_all_valid", [True, False])
+def test_numbers_of_one_insert_are_judged_as_those_of_many(spec, bad, is_all_valid):
+    sizes, valid = InsertSizes(spec), np.ones(spec.unroll_starts, bool)
+    valid[0] = is_all_valid
+    priorities = np.where(valid, np.float32(0.5), np.float32(0))[: spec.num_priorities]
+    if bad is not None:
+        priorities[-1] = bad
+    message = wire.Insert.of(UnrollHeader(0, 0, 0, 0.0, valid, priorities, ()), 0, "actor")
+    assert sizes.why_wrong_numbers(message) == insert_arrays([message], sizes).faults.get(0, "")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from apexrl.networks import hidden_linear
 from apexrl.networks.hidden_linear import LEAST_SIZE, HiddenLinear
 
 SIZE = LEAST_SIZE
@@ -10,7 +11,7 @@ SIZE = LEAST_SIZE
 
 @pytest.fixture
 def has_bfloat16(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(hidden_linear, "cpu_has_bfloat16", lambda: True)
 
 
 def layers(inputs=SIZE, outputs=SIZE):
@@ -44,5 +45,5 @@ def test_products_in_bfloat16_have_gradients_in_float32_that_are_close(has_bfloa
 
 def test_small_layers_and_old_processors_stay_exact(has_bfloat16, monkeypatch):
     assert not layers(SIZE, SIZE - 1)[1].is_fast
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(hidden_linear, "cpu_has_bfloat16", lambda: False)
     assert not layers()[1].is_fast

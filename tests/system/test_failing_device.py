@@ -4,6 +4,7 @@ Then the kernel tells a sync of the fault once, and forgets the bytes, as it doe
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.system.fuzz import GoodPeers, K, scaled, start_replay
 from tests.system.processes import wait_for
-from tests.system.test_replay_disk import fill, small_disk, stored_sequences
+from tests.system.test_replay_disk import as_root, fill, small_disk, stored_sequences
 
 NUM_FAULTS = scaled(2, 10)
 MEMORY = "size=48m"
@@ -20,16 +21,7 @@ DEVICE_BYTES = 2**28  # more than the memory has; the file holds what was writte
 pytestmark = [pytest.mark.long("a block device that fails"), pytest.mark.timeout(4000)]
 
 
-def run(*command):
-    """Runs a command as root; the test is skipped where that is not possible."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        reason = done.stderr.strip() if done.returncode else ""
-    except OSError as error:
-        reason = str(error)
-    if reason:
-        pytest.skip(f"no block device can be made, which needs root and loop devices: {reason}")
-    return done.stdout.strip()
+run = functools.partial(as_root, lack="no block device can be made, which needs root and loop devices")
 
 
 class Device:

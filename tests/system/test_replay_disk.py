@@ -21,18 +21,24 @@ NUM_ROUNDS = scaled(1, 5)
 NUM_UNROLLS = scaled(60, 2000)  # in each life, in the test of a damaged file
 
 
+def as_root(*command, lack):
+    """Runs a command and returns what it prints; the test is skipped where that is not possible."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        reason = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        reason = str(error)
+    if reason:
+        pytest.skip(f"{lack}: {reason}")
+    return done.stdout.strip()
+
+
 @contextlib.contextmanager
 def small_disk(path, options=f"size={DISK_BYTES}"):
     """A file system in memory; the test is skipped where none may be mounted."""
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        reason = mounted.stderr.strip() if mounted.returncode else ""
-    except OSError as error:
-        reason = str(error)
-    if reason:
-        pytest.skip(f"a small file system cannot be mounted here: {reason}")
+    lack = "a small file system cannot be mounted here"
+    as_root("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path), lack=lack)
     try:
         yield path
     finally:

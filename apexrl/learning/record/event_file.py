@@ -96,8 +96,12 @@ class EventFile:
         self._add(Event(wall_time=time.time(), summary=custom_scalars(CHARTS)), self._numbers)
 
     def about(self, flags: Mapping[str, bool | float | str], page: str) -> None:
-        """Adds the flags of the run, for HParams, and a page of Markdown about it."""
-        for summary in hparams(flags, {"evaluation/return_mean": 0.0}):
+        """Adds the flags of the run, for HParams, and a page of Markdown about it.
+
+        The record of the experiment is left out: TensorBoard takes its columns from that of any one run, and from the
+        flags of all runs where there is none.
+        """
+        for summary in hparams(flags, {})[1:]:
             self._add(Event(wall_time=time.time(), summary=summary), self._numbers)
         self.text(ABOUT, page, 0)
 

@@ -1,4 +1,4 @@
-"""What a run has seen of observations and rewards, against numpy over the same unrolls; and who is given it."""
+"""Moments of a run's observations and rewards, against numpy over the same unrolls; and who is given them."""
 
 import hashlib
 from collections import namedtuple

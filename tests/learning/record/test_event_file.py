@@ -141,3 +141,13 @@ def test_an_allowance_comes_back_with_time():
     assert [allowance.takes(51), allowance.takes(50)] == [False, True]
     now[0] = 1e6
     assert [allowance.takes(101), allowance.takes(100), allowance.takes(1)] == [False, True, False]
+
+
+def test_flags_of_one_run_alone_are_columns_too(tmp_path):
+    """TensorBoard takes the columns from the first record of an experiment that it meets, if there is one."""
+    for name, flags in (("usual", {"env": "Catch-v0"}), ("other", {"env": "Catch-v0", "learning-rate": 1e-3})):
+        events = EventFile(tmp_path / name)
+        events.about(flags, "### Flags")
+        events.flush()
+        tags = {tag for tag in read(tmp_path / name).summary_metadata if tag.startswith("_hparams_")}
+        assert tags == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
