@@ -5,6 +5,7 @@ import re
 import socket
 
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
+from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
@@ -21,9 +22,10 @@ def check_hosts(command: ActorCommand | LearnerCommand | ReplayCommand | RunComm
         hosts["tensorboard_host"] = command.tensorboard_host
     for name, host in hosts.items():
         if not is_host(host) and (name, host) != ("bind_host", "*"):
-            flag = "--" + name.replace("_", "-")
             examples = "replay.example, 10.0.0.1 or fd00::1"
-            raise ConfigError(f"{flag} {host!r} is no host: give a name or an address alone, such as {examples}")
+            raise ConfigError(
+                f"{flag_of(name)} {host!r} is no host: give a name or an address alone, such as {examples}"
+            )
     if isinstance(command, LearnerCommand) and command.learner_hosts > 1 and is_ipv6(command.wires.learner_host):
         raise ConfigError(
             f"--learner-host {command.wires.learner_host}: learners of several hosts meet over IPv4 alone"

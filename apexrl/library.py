@@ -1,7 +1,6 @@
 """The library: train in a process of its own, and play with a trained agent in a loop of one's own."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from apexrl.apart import Apart
 from apexrl.bounds import clipped
 from apexrl.casts import exactly
 from apexrl.config.commands import ActorCommand
+from apexrl.config.words import flag_of, words_of
 from apexrl.environments.actions import Actions
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
@@ -145,17 +145,7 @@ def _interrupt(process: subprocess.Popen) -> None:
 
 
 def _command_line(flags: Mapping[str, Any]) -> list[str]:
-    return [word for flag, value in flags.items() for word in _words(flag, value)]
-
-
-def _words(flag: str, value: Any) -> list[str]:
-    """Returns the words of a flag on a command line."""
-    name = flag.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, Mapping):
-        return [f"--{name}", json.dumps(value)]
-    return [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
+    return [word for name, value in flags.items() for word in words_of(flag_of(name), value)]
 
 
 class Agent:

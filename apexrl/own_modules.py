@@ -6,11 +6,12 @@ before it is imported.
 
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from apexrl.config.words import flags_in
 from apexrl.errors import ConfigError, reason_of
 from apexrl.guard import importing
 
@@ -27,7 +28,8 @@ class Trust(NamedTuple):
     @classmethod
     def of(cls, arguments: Sequence[str], cure: str) -> "Trust":
         """Returns the trust that a command line tells."""
-        return cls(frozenset(_modules_in(arguments)), "--trust" in arguments, cure)
+        named = (name for flag, values in flags_in(arguments) if flag in NAMING for name in values)
+        return cls(frozenset(name.rpartition(":")[0] for name in named), "--trust" in arguments, cure)
 
     def check(
         self, source: object, agent: str = "", env: str = "", wrapper: Sequence[str] = (), network: str = ""
@@ -46,16 +48,6 @@ class Trust(NamedTuple):
 
 
 NOBODY = Trust()  # has named anything
-
-
-def _modules_in(arguments: Sequence[str]) -> Iterator[str]:
-    flag = ""
-    for word in arguments:
-        value = word
-        if word.startswith("--"):
-            flag, _, value = word.partition("=")
-        if flag in NAMING:
-            yield value.rpartition(":")[0]
 
 
 def _is_loaded(module: str) -> bool:

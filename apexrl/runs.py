@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from apexrl.config.words import flags_in
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_json, read_whole
 from apexrl.types import Count, Finite, Name
@@ -92,7 +93,7 @@ def new_run(env: str, words: Sequence[str] = ()) -> str:
     Args:
       words: the command line; without a --name, its flags that tell about the learning are the name.
     """
-    flags = given_flags(words)
+    flags = {flag.removeprefix("--"): " ".join(values) for flag, values in flags_in(words)}
     named = flags.pop("name", "") or "-".join(
         part for flag, value in flags.items() if is_telling(flag.removeprefix("no-")) for part in (flag, value) if part
     )
@@ -103,18 +104,6 @@ def new_run(env: str, words: Sequence[str] = ()) -> str:
 def is_telling(flag: str) -> bool:
     """Returns whether a flag, without its hyphens, may decide how a run learns."""
     return flag not in UNNAMED and not flag.endswith(UNNAMED_ENDS)
-
-
-def given_flags(words: Sequence[str]) -> dict[str, str]:
-    """Returns the values of a command line's flags, as they were given, by the names of the flags without hyphens."""
-    flags: dict[str, str] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, _, flags[name] = word.removeprefix("--").partition("=")
-        elif name:
-            flags[name] = f"{flags[name]} {word}".strip()
-    return flags
 
 
 def video_name(params_version: int) -> str:

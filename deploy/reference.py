@@ -22,9 +22,10 @@ from typing import Any, Literal
 from apexrl.__main__ import COMMANDS
 from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import ActorCommand, Command, OfflineCommand, ReplayCommand, RunCommand
-from apexrl.config.flags import FAMILY_SECTIONS, default_command, flag_of, range_of
+from apexrl.config.flags import FAMILY_SECTIONS, default_command, range_of
 from apexrl.config.help import texts_of
 from apexrl.config.sections import PresetName, Range
+from apexrl.config.words import flag_of
 from apexrl.learning.record.metric_texts import TEXTS
 from apexrl.running.ray_flags import RayConfig
 from deploy.flags import agents

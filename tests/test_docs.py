@@ -14,7 +14,8 @@ import pytest
 
 from apexrl.__main__ import COMMANDS
 from apexrl.config.commands import ActorCommand, OfflineCommand, ReplayCommand, RunCommand
-from apexrl.config.flags import default_command, flag_of
+from apexrl.config.flags import default_command
+from apexrl.config.words import flag_of
 from apexrl.learning.record.metric_texts import TEXTS
 from benchmarks import charts
 from deploy import reference

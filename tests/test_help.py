@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from apexrl.config.commands import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
-from apexrl.config.flags import default_command, flag_of, parse, parse_onto, whole_number, with_preset
+from apexrl.config.flags import default_command, parse, parse_onto, whole_number, with_preset
 from apexrl.config.help import DAILY, HIDDEN
-from apexrl.config.words import program, sister
+from apexrl.config.words import flag_of, program, sister
 from apexrl.errors import ConfigError
 
 COMMANDS = [ActorCommand, ReplayCommand, LearnerCommand, OfflineCommand, RunCommand]

@@ -22,7 +22,7 @@ from apexrl.config.help import HELP, show_help
 from apexrl.config.schedules import Schedule, changing_number
 from apexrl.config.sections import DEFAULT_AGENT, Changing, PresetName, Range, ReplayConfig, whole_number
 from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
-from apexrl.config.words import Basis, gathered, program
+from apexrl.config.words import Basis, flag_of, gathered, program, words_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import check_hosts
 from apexrl.types import StreamSpec
@@ -244,11 +244,6 @@ def range_of(hint: Any) -> Range:
     return next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)), Range())
 
 
-def flag_of(name: str) -> str:
-    """Returns the flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
 def name_of(word: str) -> str:
     """Returns the field of a flag, with or without its value; no flag has an underscore."""
     return word.partition("=")[0].removeprefix("--").removeprefix("no-").translate(_SWAPPED)
@@ -382,15 +377,8 @@ def _flags(config: Any, default: Any) -> list[str]:
     flags: list[str] = []
     for field in dataclasses.fields(config):
         value, usual = getattr(config, field.name), getattr(default, field.name)
-        flag = flag_of(field.name)
         if dataclasses.is_dataclass(value):
             flags += _flags(value, usual)
-        elif value == usual:
-            continue
-        elif isinstance(value, bool):
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        elif isinstance(value, tuple):
-            flags += [flag, *map(str, value)]
-        else:
-            flags += [flag, str(value)]
+        elif value != usual:
+            flags += words_of(flag_of(field.name), value)
     return flags

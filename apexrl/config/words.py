@@ -1,9 +1,10 @@
-"""The words of a command line before they are parsed: those that decide the defaults of all others, and its program."""
+"""The words of a command line: its flags before they are parsed, the words that give a value, and its program."""
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from apexrl.config.presets import usual_agent
 
@@ -23,7 +24,7 @@ class Basis(NamedTuple):
     @classmethod
     def of(cls, arguments: Sequence[str]) -> "Basis":
         """Returns those of a command line."""
-        return cls(*(value_given("--" + name.replace("_", "-"), arguments) for name in cls._fields))
+        return cls(*(value_given(flag_of(name), arguments) for name in cls._fields))
 
     @property
     def algorithm(self) -> str:
@@ -54,15 +55,39 @@ def sister(name: str) -> str:
     return f"{head} {name}" if last in ("train", "resume") else f"python -m apexrl {name}"
 
 
+def flag_of(name: str) -> str:
+    """Returns the flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def words_of(flag: str, value: Any) -> list[str]:
+    """Returns the words that give a flag a value."""
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value)]
+    return [flag, *map(str, value if isinstance(value, list | tuple) else [value])]
+
+
+def flags_in(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each flag, given as `--flag value ...` or `--flag=value`, with its values."""
+    flag, values = "", list[str]()
+    for word in arguments:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if flag:
+            yield flag, values
+        flag, has_value, value = word.partition("=")
+        values = [value] if has_value else []
+    if flag:
+        yield flag, values
+
+
 def value_given(flag: str, arguments: Sequence[str]) -> str:
-    """Returns the last value of a flag, given as `--flag value` or `--flag=value`; empty when there is none."""
-    value = ""
-    for i, word in enumerate(arguments):
-        if word == flag:
-            value = "".join(arguments[i + 1 : i + 2])
-        elif word.startswith(f"{flag}="):
-            value = word.removeprefix(f"{flag}=")
-    return value
+    """Returns the value of a flag, the first one where it was given last; empty when there is none."""
+    given = [values for name, values in flags_in(arguments) if name == flag]
+    return given[-1][0] if given and given[-1] else ""
 
 
 def gathered(arguments: Sequence[str], flag: str) -> list[str]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from apexrl.agents.families import family_of
 from apexrl.config.commands import LearnerCommand
-from apexrl.config.flags import flag_of, wants_of
+from apexrl.config.flags import wants_of
 from apexrl.config.sections import UpdateConfig, WireConfig
+from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.mixed_log import mixed_rows
 from apexrl.networks.headers import Counters, Progress

@@ -16,7 +16,6 @@ from apexrl.config.flags import (
     check_together,
     default_command,
     explicit_replay,
-    flag_of,
     learner_command,
     name_of,
     parse_onto,
@@ -33,6 +32,7 @@ from apexrl.config.sections import (
     WireConfig,
 )
 from apexrl.config.tables import TableConfig, part_of, tables_of
+from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.devices import devices_of

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, flag_of
+from apexrl.config.flags import Asked
+from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import is_ipv6
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, flag_of, names_in
+from apexrl.config.flags import Asked, names_in
 from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import ActingConfig, ReplayConfig
-from apexrl.config.words import sister
+from apexrl.config.words import flag_of, sister
 from apexrl.errors import ConfigError
 from apexrl.running.run_directory import saved_environment
 from apexrl.runs import CONFIG_FILE

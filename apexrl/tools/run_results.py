@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apexrl.config.flags import flag_of
+from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.learning.record.status_file import read_status
 from apexrl.running.run_directory import saved_values

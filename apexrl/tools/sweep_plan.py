@@ -11,8 +11,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command, flag_of
-from apexrl.config.words import Basis
+from apexrl.config.flags import Asked, default_command
+from apexrl.config.words import Basis, flag_of, flags_in, words_of
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_whole
 from apexrl.running.plan import make_plan
@@ -104,7 +104,7 @@ def runs_of(file: SweepFile, given: list[str]) -> list[SweepRun]:
     plans = {}
     with asking() as ask:
         for name, flags in _samples(file).items():
-            arguments = [*words_of(flags), *given]
+            arguments = [*(word for flag, value in flags.items() for word in words_of(flag, value)), *given]
             try:
                 _check_own(arguments)
                 plans[name] = arguments, _planned([*arguments, "--seed", str(file.seeds[0])], ask)
@@ -144,20 +144,9 @@ def _dashed(flags: Mapping[str, Value | Span]) -> dict[str, Value | Span]:
     return {flag_of(name): value for name, value in flags.items()}
 
 
-def words_of(flags: Mapping[str, Value]) -> list[str]:
-    """Returns the words of a command line for the values of flags."""
-    words: list[str] = []
-    for flag, value in flags.items():
-        if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            words += [flag, *map(str, value if isinstance(value, list) else [value])]
-    return words
-
-
 def _check_own(arguments: list[str]) -> None:
-    taken = [flag for flag in OWN_FLAGS if any(word.partition("=")[0].replace("_", "-") == flag for word in arguments)]
-    if taken:
+    given = {flag.replace("_", "-") for flag, _ in flags_in(arguments)}
+    if taken := [flag for flag in OWN_FLAGS if flag in given]:
         raise ConfigError(
             f"{taken[0]} cannot be given here: a sweep takes seeds and a directory, and resumes by itself"
         )
