@@ -21,7 +21,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command, with_preset
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.net.metrics_channel import Evaluation, MetricsServer, Report
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.networks.config import to_text
@@ -114,7 +114,7 @@ class _Versions:
         environment = make_environment(env, 1)
         command = with_preset(default_command(LearnerCommand, agent), preset)
         family = family_of(agent)
-        spec = family.stream(command.algorithm, make_spec(env, environment))
+        spec = family.stream(command.algorithm, environment.spec)
         environment.close()
         make_learner, cpu = implementation(family).make_learner, torch.device("cpu")
         learner = make_learner(command.algorithm, command.network, command.update, spec, cpu)

@@ -27,7 +27,7 @@ def vector(game: str, num_envs: int, num_threads: int) -> Callable[[], int]:
     rng = np.random.default_rng(0)
 
     def step() -> int:
-        take_step(envs, rng.integers(envs.num_actions, size=num_envs))
+        take_step(envs, rng.integers(envs.spec.num_actions, size=num_envs))
         return num_envs
 
     return step

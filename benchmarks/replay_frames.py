@@ -55,7 +55,7 @@ def play(game: str, num_steps: int, seed: int) -> Frames:
     frames = environment.reset(seed)
     for t in range(num_steps):
         steps.frames[:, t] = frames
-        steps.actions[:, t] = rng.integers(environment.num_actions, size=NUM_ENVS)
+        steps.actions[:, t] = rng.integers(environment.spec.num_actions, size=NUM_ENVS)
         seen = take_step(environment, steps.actions[:, t])
         steps.rewards[:, t] = seen.rewards
         steps.terminals[:, t] = seen.discounts == 0

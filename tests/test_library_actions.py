@@ -8,7 +8,7 @@ import pytest
 from apexrl import library
 from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 
 
 class Given:
@@ -31,7 +31,7 @@ def make_agent(monkeypatch):
         families = SimpleNamespace(make_actor=lambda *arguments: actor)
         monkeypatch.setattr(library, "implementation", lambda family: families)
         command = parse(ActorCommand, ["--env", "tests.environments.odd_envs:Vector-actions-v0"])
-        header = SimpleNamespace(spec=make_spec(command.env, make_environment(command.env, 1)), agent="apex-dqn")
+        header = SimpleNamespace(spec=make_environment(command.env, 1).spec, agent="apex-dqn")
         return library.Agent(SimpleNamespace(header=header, parameters=lambda: None), command)
 
     return make

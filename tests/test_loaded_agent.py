@@ -10,7 +10,7 @@ import pytest
 from apexrl import library
 from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ConfigError
 
 OWN = "tests.environments.own_wrappers"
@@ -43,7 +43,7 @@ def loaded(monkeypatch):
         command, actor = parse(ActorCommand, flags), Scripted(actions)
         if spec is None:
             with contextlib.closing(make_environment(command.env, 1)) as envs:
-                spec = make_spec(command.env, envs)
+                spec = envs.spec
         made = SimpleNamespace(make_actor=lambda *arguments: actor)
         monkeypatch.setattr(library, "implementation", lambda family: made)
         header = SimpleNamespace(spec=spec, agent="apex-dqn")

@@ -6,7 +6,7 @@ import pytest
 
 from apexrl.agents.families import FAMILIES
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.streams import StreamCutter, why_not_cut
 from apexrl.types import Field
 from tests.streams import record
@@ -18,7 +18,7 @@ def unrolls_of(starts, overlap, at=None, stacked=4):
     """Returns a spec, and the unrolls of the same steps of Catch by stream, whatever the spec."""
     config = EnvConfig("Catch-v0")
     envs = make_environment(config, NUM_ENVS)
-    environment = msgspec.structs.replace(make_spec(config, envs), stacked_frames=stacked)
+    environment = msgspec.structs.replace(envs.spec, stacked_frames=stacked)
     extras = () if at is None else (Field("value", at, "float32"),)
     spec = environment.streamed(starts, overlap, extras)
     _, unrolls = record(envs, NUM_ENVS, NUM_STEPS, spec, SEED)

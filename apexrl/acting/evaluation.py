@@ -20,7 +20,7 @@ from apexrl.config.commands import ActorCommand
 from apexrl.config.sections import EvaluationConfig
 from apexrl.control_groups import num_cores
 from apexrl.environments.renewal import Failures
-from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment, make_spec
+from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment
 from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, process_name
 from apexrl.lines import say
@@ -168,7 +168,7 @@ class Evaluator:
         self._best: float | None = None  # the greatest mean so far
         self._played = 0  # evaluations
         self._family = family_of(command.agent)
-        self.environment = make_spec(command.env, self._envs[0])
+        self.environment = self._envs[0].spec
         self.spec: StreamSpec = self._family.stream(command.algorithm, self.environment)
 
     def evaluate(

@@ -32,14 +32,7 @@ class ForeignEnvironment:
         self._apart, self._env, self._steps = Apart(has_signals=False), config.env, 0
         with self._apart:
             self._envs = envs = make_environment(config, num_envs, **options)
-        self.num_actions = envs.num_actions
-        self.action_bounds = envs.action_bounds
-        self.action_names = envs.action_names
-        self.frame_shape = envs.frame_shape
-        self.frame_dtype = envs.frame_dtype
-        self.stacked_frames = envs.stacked_frames
-        self.frames_per_step = envs.frames_per_step
-        self.pictures_per_second = envs.pictures_per_second
+        self.spec, self.pictures_per_second = envs.spec, envs.pictures_per_second
 
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first frames [E, *frame]."""

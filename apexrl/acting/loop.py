@@ -16,7 +16,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.casts import exactly
 from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.environments.renewal import Failures
-from apexrl.environments.vector import ACTED, VectorEnvironment, make_spec
+from apexrl.environments.vector import ACTED, VectorEnvironment
 from apexrl.errors import ApexError, ConfigError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, Stopwatch, measured, process_name, resident_bytes
 from apexrl.losses.windows import valid_starts
@@ -144,7 +144,7 @@ class Player:
             ForeignEnvironment(command.env, len(share), failures=failures, first_copy=first_copy + int(share[0]))
             for share in shares
         ]
-        spec = family_of(command.agent).stream(command.algorithm, make_spec(command.env, environments[0]))
+        spec = family_of(command.agent).stream(command.algorithm, environments[0].spec)
         self.spec = spec
         self.stopwatch = Stopwatch()
         self._groups = [

@@ -16,6 +16,7 @@ PresetName = Literal["auto", "paper", "gpu", "two-cores", "small"]  # of all alg
 DEFAULT_AGENT = "apex-dqn"
 Changing = float | str  # a number, or as START:END:FRAMES its way through a run: `schedules.Schedule`
 MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+LONGEST_VARIANT = 2000  # characters; the wire takes no more
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
@@ -98,11 +99,20 @@ class EnvConfig:
 
     @property
     def variant(self) -> str:
-        """The settings that make it another environment than its id alone, as JSON, or "". Raises as `kwargs` does."""
+        """The settings that make it another environment than its id alone, as JSON, or "".
+
+        Raises: ConfigError when they are too long to be told to other processes; as `kwargs` does.
+        """
         names = ("wrapper", "grayscale", "resize", "repeat_action_probability", "action_mask")
         settings = {"env_kwargs": self.kwargs} | {name: getattr(self, name) for name in names}
         changed = {name: value for name, value in settings.items() if value}
-        return json.dumps(changed, sort_keys=True) if changed else ""
+        text = json.dumps(changed, sort_keys=True) if changed else ""
+        if len(text) > LONGEST_VARIANT:
+            raise ConfigError(
+                f"--env-kwargs and --wrapper make {len(text)} characters, {LONGEST_VARIANT} are the most: "
+                "register an id of your own with these arguments"
+            )
+        return text
 
     @classmethod
     def of_variant(cls, env: str, variant: str, frame_stack: int) -> "EnvConfig":

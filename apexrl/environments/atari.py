@@ -1,7 +1,7 @@
 """Atari games with DQN's preprocessing. Only this module and `atari_modes` know ale_py."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import ale_py
 import gymnasium
@@ -13,10 +13,11 @@ from apexrl.config.sections import EnvConfig
 from apexrl.environments.actions import taken
 from apexrl.environments.game_book import GameBook
 from apexrl.errors import ConfigError
-from apexrl.types import TimeSteps
+from apexrl.types import EnvironmentSpec, TimeSteps
 
 FRAMES_PER_STEP = 4
 STACKED_FRAMES = 4
+FRAME_SHAPE = (84, 84)
 SCREEN = (210, 160)
 REGISTERED_KWARGS = {
     *("game", "frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"),
@@ -38,17 +39,12 @@ class AtariEnvironment:
       reward_clipping  hides the score
     """
 
-    frame_shape: tuple[int, ...] = (84, 84)
-    frame_dtype: Literal["uint8", "float32"] = "uint8"
-    frames_per_step = FRAMES_PER_STEP
     pictures_per_second = 60 / FRAMES_PER_STEP
-    action_bounds: tuple[tuple[float, float], ...] = ()
 
     def __init__(
         self, config: EnvConfig, registered: EnvSpec, num_envs: int, *, evaluate: bool, num_threads: int, render: bool
     ):
         kwargs = _settings(config, registered)
-        self.stacked_frames = config.frame_stack or STACKED_FRAMES
         options: dict[str, Any] = {
             "max_num_frames_per_episode": config.max_episode_frames,
             "repeat_action_probability": kwargs.get("repeat_action_probability", 0.0),
@@ -62,8 +58,11 @@ class AtariEnvironment:
         picture: dict[str, Any] = {"img_height": height, "img_width": width, "grayscale": False}
         self._camera = _games(kwargs, 1, 1, options | picture) if render else None
         self._picture: np.ndarray | None = None
-        self.action_names = tuple(action.name.lower() for action in self._envs.ale.get_action_set())
-        self.num_actions = len(self.action_names)
+        names = tuple(action.name.lower() for action in self._envs.ale.get_action_set())
+        self.spec = EnvironmentSpec(
+            config.env, FRAME_SHAPE, "uint8", config.frame_stack or STACKED_FRAMES, len(names), FRAMES_PER_STEP,
+            action_names=names, variant=config.variant,
+        )  # fmt: skip
         self._clip = config.clip_rewards != "no"
         self._life_loss_terminal = config.life_loss_terminal and not evaluate
 
@@ -79,7 +78,7 @@ class AtariEnvironment:
 
     def send(self, actions: np.ndarray) -> np.ndarray:
         """Begins one step with actions [E], which it returns; ale-py's threads play it in the background."""
-        own = taken(actions, self._games.steps, self.num_actions, self.action_bounds)
+        own = taken(actions, self._games.steps, self.spec.num_actions, self.spec.action_bounds)
         self._envs.send(own)
         if self._camera is not None:
             self._camera.send(own[:1])
@@ -122,8 +121,8 @@ class AtariGame(gymnasium.Env):
         self.render_mode, renders = render_mode, render_mode is not None
         config = dataclasses.replace(config, clip_rewards="no")
         self._envs = AtariEnvironment(config, registered, 1, evaluate=True, num_threads=1, render=renders)
-        self.observation_space = gymnasium.spaces.Box(0, 255, self._envs.frame_shape, np.uint8)
-        self.action_space = gymnasium.spaces.Discrete(self._envs.num_actions)
+        self.observation_space = gymnasium.spaces.Box(0, 255, FRAME_SHAPE, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(self._envs.spec.num_actions)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         """Begins a game; returns its first frame [84, 84]."""

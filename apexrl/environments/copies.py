@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ from apexrl.environments.renewal import Copy, Failures
 from apexrl.environments.single import longest_episode, make_single, own_render_mode
 from apexrl.environments.watchdog import Watchdog
 from apexrl.errors import ApexError, ConfigError, reason_of
-from apexrl.types import TimeSteps
+from apexrl.types import EnvironmentSpec, TimeSteps
 from apexrl.unroll import LARGEST_VALUE
 
 FINITE = f"a finite number up to {LARGEST_VALUE:g} is needed"  # NaN is not
@@ -34,13 +34,11 @@ class GymnasiumEnvironment:
     "render_fps" is the speed of videos.
     """
 
-    frames_per_step = 1
-
     def __init__(
         self, config: EnvConfig, registered: EnvSpec, num_envs: int, failures: Failures, *, render: bool,
         first_copy: int = 0,
     ):  # fmt: skip
-        self._env, self._failures = config.env, failures
+        self._failures, variant = failures, config.variant
         _tell_limit(config, longest_episode(config, registered))
         self._renders = render and _can_be_filmed(config, registered)
         self._watchdog = Watchdog(config.env, config.step_deadline_seconds)
@@ -53,17 +51,16 @@ class GymnasiumEnvironment:
             self._envs = self._make(config, registered, num_envs, first_copy)
         try:
             names = self._envs.metadata.get("action_names", ())
-            self._own_actions = Actions(config.env, self._envs.single_action_space, names)
+            self._own_actions = own = Actions(config.env, self._envs.single_action_space, names)
         except ConfigError:
             self._envs.close()
             raise
-        self.num_actions, self.action_bounds = self._own_actions.num, self._own_actions.bounds
-        self.action_names = self._own_actions.names
         self.parts = parts_of(self._copies[0].env)
         box = self._envs.single_observation_space
-        self.frame_shape = tuple(box.shape or ())
-        self.frame_dtype: Literal["uint8", "float32"] = "uint8" if box.dtype == np.uint8 else "float32"
-        self.stacked_frames = config.frame_stack or 1
+        self.spec = EnvironmentSpec(
+            config.env, tuple(box.shape or ()), "uint8" if box.dtype == np.uint8 else "float32",
+            config.frame_stack or 1, own.num, 1, own.bounds, own.names, variant,
+        )  # fmt: skip
         speed: Any = self._envs.metadata.get("render_fps")
         is_speed = isinstance(speed, int | float) and 0 < speed <= MAX_PICTURES_PER_SECOND
         self.pictures_per_second = float(speed) if is_speed else USUAL_PICTURES_PER_SECOND
@@ -79,7 +76,7 @@ class GymnasiumEnvironment:
 
     def send(self, actions: np.ndarray) -> np.ndarray:
         """Stores the actions [E] or [E, action size] with which `receive` steps; returns them as they are taken."""
-        own = taken(actions, self._games.steps, self.num_actions, self.action_bounds)
+        own = taken(actions, self._games.steps, self.spec.num_actions, self.spec.action_bounds)
         self._actions = self._own_actions.taken(own)  # which an environment may change
         return own
 
@@ -147,9 +144,9 @@ class GymnasiumEnvironment:
 
         Raises: ApexError when one holds no finite number, or a whole number that is another one in float32.
         """
-        if self.frame_dtype == "float32":
+        if self.spec.frame_dtype == "float32":
             self._check("an observation", observations, np.abs(observations) <= LARGEST_VALUE, FINITE)
-        frames = observations.astype(self.frame_dtype)
+        frames = observations.astype(self.spec.frame_dtype)
         if observations.dtype.kind not in ("f", frames.dtype.kind):
             self._check("an observation", observations, frames == observations, EXACT)
         return frames
@@ -160,8 +157,8 @@ class GymnasiumEnvironment:
             place = tuple(np.argwhere(~sound)[0])
             where = f"at {', '.join(map(str, place[1:]))} of" if len(place) > 1 else "as"
             raise ApexError(
-                f"environment {self._env!r} gave {values[place]} {where} {name}, in step {self._games.steps[place[0]]} "
-                f"of an episode: {needed}"
+                f"environment {self.spec.env!r} gave {values[place]} {where} {name}, "
+                f"in step {self._games.steps[place[0]]} of an episode: {needed}"
             )
 
 

@@ -6,7 +6,7 @@ the first frame of the next game. So the final observation of a game is always p
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import Protocol
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,6 @@ from apexrl.environments.single import make_single
 from apexrl.errors import ConfigError, reason_of
 from apexrl.types import EnvironmentSpec, TimeSteps
 
-LONGEST_VARIANT = 2000  # characters; the wire takes no more
 # The first numbers of a run's copies on one host: of the evaluator, of `watch` and `load`, and of all actors together.
 EVALUATED, WATCHED, ACTED = 0, 10, 20
 
@@ -28,13 +27,7 @@ EVALUATED, WATCHED, ACTED = 0, 10, 20
 class VectorEnvironment(Protocol):
     """E environments that step together. One thread owns them."""
 
-    num_actions: int  # 0 where an action is a vector of numbers
-    action_bounds: tuple[tuple[float, float], ...]  # by number of an action; empty if discrete
-    action_names: tuple[str, ...]  # empty where the environment gives none
-    frame_shape: tuple[int, ...]
-    frame_dtype: Literal["uint8", "float32"]
-    stacked_frames: int
-    frames_per_step: int
+    spec: EnvironmentSpec
     pictures_per_second: float  # of a video that shows the game as fast as people play it
 
     def reset(self, seed: int) -> np.ndarray:
@@ -113,30 +106,6 @@ def _named(env: str) -> Iterator[None]:
 def clips_rewards(config: EnvConfig) -> bool:
     """Returns whether agents learn from the signs of the rewards."""
     return config.clip_rewards == "yes" or (config.clip_rewards == "auto" and is_atari(registered(config.env)))
-
-
-def make_spec(config: EnvConfig, environment: VectorEnvironment) -> EnvironmentSpec:
-    """Returns the frames and the actions of an environment.
-
-    Raises: ConfigError when the settings of the environment are too long to be told to other processes.
-    """
-    variant = config.variant
-    if len(variant) > LONGEST_VARIANT:
-        raise ConfigError(
-            f"--env-kwargs and --wrapper make {len(variant)} characters, {LONGEST_VARIANT} are the most: "
-            "register an id of your own with these arguments"
-        )
-    return EnvironmentSpec(
-        env=config.env,
-        frame_shape=environment.frame_shape,
-        frame_dtype=environment.frame_dtype,
-        stacked_frames=environment.stacked_frames,
-        num_actions=environment.num_actions,
-        frames_per_step=environment.frames_per_step,
-        action_bounds=environment.action_bounds,
-        action_names=environment.action_names,
-        variant=variant,
-    )
 
 
 def take_step(envs: VectorEnvironment, actions: np.ndarray) -> TimeSteps:

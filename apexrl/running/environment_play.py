@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import VectorEnvironment, make_environment, make_spec, take_step
+from apexrl.environments.vector import VectorEnvironment, make_environment, take_step
 from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ApexError, reason_of
 from apexrl.lifecycle import Stop, end_at_once, end_with_parent
@@ -56,13 +56,13 @@ class Teller(logging.Handler):
         self.tell(Line(said=(record.name, record.levelno, record.getMessage())))
 
 
-def play(envs: VectorEnvironment, spec: EnvironmentSpec, teller: Teller) -> None:
+def play(envs: VectorEnvironment, teller: Teller) -> None:
     """Takes a reset and some random steps; tells the spec after the first one, and the cures of slow ones.
 
     Raises: ApexError when a result is none of the environment's spaces, or it fails again and again. What it raises
       until the first step; it may fail now and then later, which is logged.
     """
-    rng, ends_at = np.random.default_rng(0), time.monotonic() + PLAYING_SECONDS
+    rng, spec, ends_at = np.random.default_rng(0), envs.spec, time.monotonic() + PLAYING_SECONDS
     frames = teller.call("reset", envs.reset, 0)
     seconds: list[float] = []
     for number in range(1, STEPS + 1):
@@ -100,7 +100,7 @@ def main(text: str) -> None:
     envs = None
     try:
         envs = teller.call(MAKING, make_environment, config, 1)
-        play(envs, make_spec(config, envs), teller)
+        play(envs, teller)
         teller.call(WRAPPERS, check_wrapper_state, config)
     except ApexError as error:
         teller.tell(Line(fault=str(error), errno=getattr(error.__cause__, "errno", None)))

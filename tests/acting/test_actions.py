@@ -9,7 +9,7 @@ from apexrl.acting.evaluation import Progress, play_games
 from apexrl.acting.loop import EnvironmentGroup
 from apexrl.acting.video import VideoWriter
 from apexrl.config.sections import EnvConfig, EvaluationConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.errors import ApexError
 from apexrl.lifecycle import Stop
 from apexrl.networks.headers import ParametersHeader
@@ -39,7 +39,7 @@ class Given:
 def rounds_of(config, agent, num_steps=20):
     """The unrolls of two environments, four steps each, with the frames that the environments showed."""
     envs = make_environment(config, 2)
-    spec = make_spec(config, envs).streamed(4, overlap_steps=1)
+    spec = envs.spec.streamed(4, overlap_steps=1)
     group, agent.header, rounds = EnvironmentGroup(envs, spec, range(2)), ParametersHeader(0, spec, "given", ""), []
     try:
         group.reset(agent, 0)

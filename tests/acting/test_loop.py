@@ -10,7 +10,7 @@ from apexrl.acting.loop import ActorLoop, EnvironmentGroup
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.config.commands import ActorCommand
 from apexrl.config.sections import ActingConfig, EnvConfig, WireConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.net.parameter_channel import ParameterPublisher
@@ -113,7 +113,7 @@ def test_the_version_of_an_unroll_is_the_one_that_chose_its_first_action(every, 
     """Parameters that arrive just before an unroll is complete chose none of its actions."""
     envs = make_environment(EnvConfig("Catch-v0"), 2)
     extras = (Field("version", "step", "float32"),)
-    spec = make_spec(EnvConfig("Catch-v0"), envs).streamed(4, overlap_steps=overlap, extras=extras)
+    spec = envs.spec.streamed(4, overlap_steps=overlap, extras=extras)
     group, agent, rounds = EnvironmentGroup(envs, spec, range(2)), Numbered(spec, every), []
     group.reset(agent, 0)
     for _ in range(40):

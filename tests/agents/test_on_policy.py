@@ -12,7 +12,7 @@ from apexrl.agents.contract import Observation
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.agents.impala_config import FAMILY, ImpalaAlgorithm, ImpalaUpdate
 from apexrl.config.sections import EnvConfig, ReplayConfig
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
@@ -65,7 +65,7 @@ def play(config, lstm):
     """Plays with a new network until the queue gives a batch of whole unrolls, and gathers it."""
     envs, num_unrolls = make_environment(config, NUM_ENVS), NUM_ENVS * ROUNDS
     algorithm, update = ImpalaAlgorithm(GAMMA, K, lstm, LSTM_SIZE), ImpalaUpdate(batch_size=num_unrolls)
-    spec = FAMILY.stream(algorithm, make_spec(config, envs))
+    spec = FAMILY.stream(algorithm, envs.spec)
     torch.manual_seed(1)
     learner = impala.make_learner(algorithm, NETWORK, update, spec, CPU)
     actor = impala.make_actor(algorithm, parameters_of(learner, spec), CPU)

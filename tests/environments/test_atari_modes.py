@@ -8,7 +8,7 @@ from ale_py.vector_env import AtariVectorEnv
 
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.atari_modes import ModeGames
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 
 OPTIONS = {
     "max_num_frames_per_episode": 1100, "repeat_action_probability": 0.0, "full_action_space": False, "noop_max": 1,
@@ -46,7 +46,7 @@ def first_frames(kwargs, env="ALE/Breakout-v5", num_envs=2, **options):
         for _ in range(30):
             steps = take_step(envs, np.zeros(num_envs, np.int32))
         assert frames.shape == (num_envs, 84, 84) and steps.frames.dtype == np.uint8
-        return steps.frames, envs.render(), make_spec(config, envs)
+        return steps.frames, envs.render(), envs.spec
 
 
 def test_a_mode_and_a_difficulty_are_played_and_filmed_and_are_part_of_the_environment():

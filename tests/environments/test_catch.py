@@ -5,7 +5,7 @@ from gymnasium.utils.env_checker import check_env
 
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.catch import SWITCH_PERIOD_STEPS, Catch, MemoryCatch, SwitchingCatch
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 
 LEFT, STAY, RIGHT = range(3)
 STEPS = 9  # of an episode
@@ -53,7 +53,7 @@ def towards(column):
 def test_gymnasium_finds_nothing_wrong_and_every_variant_looks_the_same(name):
     check_env(gymnasium.make(name).unwrapped, skip_render_check=True)
     envs = make_environment(EnvConfig(env=name), 2)
-    spec = make_spec(EnvConfig(env=name), envs)
+    spec = envs.spec
     envs.close()
     assert (spec.frame_shape, spec.frame_dtype, spec.stacked_frames, spec.num_actions) == ((10, 7), "uint8", 1, 3)
 

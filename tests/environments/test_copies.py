@@ -14,7 +14,7 @@ from apexrl.acting.loop import Player
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.config.sections import ActingConfig, EnvConfig, EvaluationConfig
-from apexrl.environments.vector import make_environment, make_game, make_spec
+from apexrl.environments.vector import make_environment, make_game
 from apexrl.errors import ConfigError
 
 PLACES = {"ports": ["47000+{copy}"], "folder": "out/{copy}"}
@@ -60,7 +60,7 @@ def nothing_made():
 def test_each_copy_gets_its_number_and_all_are_the_same_environment():
     with contextlib.closing(make_environment(NUMBERED, 3, first_copy=20)) as envs:
         assert envs.reset(seed=0).tolist() == [[20], [21], [22]]
-        assert json.loads(make_spec(NUMBERED, envs).variant) == {"env_kwargs": json.loads(NUMBERED.env_kwargs)}
+        assert json.loads(envs.spec.variant) == {"env_kwargs": json.loads(NUMBERED.env_kwargs)}
 
 
 def test_no_two_copies_of_a_run_on_one_host_have_the_same_number():

@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.corridor import LEFT, MAX_EPISODE_STEPS, RIGHT, Corridor
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from tests.environments.corridor_exact import (
     actor_critic_right,
     best_return_with_memory,
@@ -65,7 +65,7 @@ def test_each_action_leads_where_the_book_says(state, action, steps_left):
 
 def test_its_spec_is_of_one_number_and_two_actions():
     envs = make_environment(CONFIG, 2)
-    spec = make_spec(CONFIG, envs)
+    spec = envs.spec
     assert (spec.frame_shape, spec.frame_dtype, spec.stacked_frames) == ((1,), "float32", 1)
     assert (spec.num_actions, spec.frames_per_step, spec.action_bounds) == (2, 1, ())
     assert envs.reset(seed=0).tolist() == [[1.0], [1.0]]

@@ -9,7 +9,7 @@ from apexrl.agents import apex_dqn_config, impact_config, impala_config, pqn_con
 from apexrl.agents.contract import check_discrete
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.observations import parts_of, presented
-from apexrl.environments.vector import make_environment, make_game, make_spec, take_step
+from apexrl.environments.vector import make_environment, make_game, take_step
 from apexrl.errors import ApexError, ConfigError
 from apexrl.running.environment_look import look_at
 from apexrl.types import EnvironmentSpec
@@ -28,7 +28,7 @@ def allowed_actions(frames):
 @pytest.mark.parametrize("config", [IN_DICT, IN_INFO], ids=["dictionary", "info"])
 def test_the_mask_is_the_end_of_a_frame_and_may_be_empty_where_a_game_ends(config):
     with contextlib.closing(make_environment(config, 2)) as envs:
-        frames, spec = envs.reset(seed=3), make_spec(config, envs)
+        frames, spec = envs.reset(seed=3), envs.spec
         assert spec.mask_size == DOORS and spec.frame_shape == (2 * DOORS,)
         assert EnvConfig.of_variant(spec.env, spec.variant, spec.stacked_frames) == EnvConfig(
             config.env, config.env_kwargs, frame_stack=1, action_mask=config.action_mask

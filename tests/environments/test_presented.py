@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ApexError, ConfigError
 
 ODD = "tests.environments.odd_envs"
@@ -16,7 +16,7 @@ FIRST = '{"is_first": true}'
 def first_frame(config):
     """The first observation, and the spec."""
     envs = make_environment(config, 2)
-    frames, spec = envs.reset(seed=0), make_spec(config, envs)
+    frames, spec = envs.reset(seed=0), envs.spec
     assert frames.shape == (2, *spec.frame_shape) and frames.dtype == spec.frame_dtype
     assert take_step(envs, np.zeros(2, int)).frames.shape == frames.shape
     envs.close()
@@ -132,7 +132,7 @@ def test_a_game_of_atari_takes_its_own_arguments():
 )
 def test_what_cannot_be_presented_is_refused_in_one_line(config, complaint):
     with pytest.raises(ConfigError, match=complaint) as caught:
-        make_spec(config, make_environment(config, 1))
+        make_environment(config, 1)
     assert "\n" not in str(caught.value)
 
 

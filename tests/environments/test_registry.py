@@ -43,7 +43,7 @@ def test_an_installed_package_registers_the_ids_that_it_announces(tmp_path, monk
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
     envs = make_environment(EnvConfig(env="Little/Pole-v0"), 1)
-    assert envs.num_actions == 2
+    assert envs.spec.num_actions == 2
     envs.close()
     with pytest.raises(ConfigError, match=r"little_games:fail of an installed package fails: .*no licence"):
         make_environment(EnvConfig(env="Failing/Pole-v0"), 1)

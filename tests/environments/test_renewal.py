@@ -8,7 +8,7 @@ import pytest
 from apexrl.config.sections import EnvConfig
 from apexrl.environments import renewal
 from apexrl.environments.renewal import Failures
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ApexError
 from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.running.last_words import FromLog
@@ -79,7 +79,7 @@ def test_no_window_of_an_unroll_reaches_across_a_failure():
     failures = Failures()
     envs = environment(2, failures, steps={"0": 4, "1": 9, "2": 1, "3": 2, "4": 13})
     frames = envs.reset(seed=0)
-    spec = make_spec(EnvConfig(ENV), envs).streamed(5, overlap_steps=3)
+    spec = envs.spec.streamed(5, overlap_steps=3)
     builder, unrolls = UnrollBuilder(spec, frames), []
     for _ in range(60):
         step = take_step(envs, np.zeros(2, int))

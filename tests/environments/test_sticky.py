@@ -8,7 +8,7 @@ import pytest
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.registry import registered
 from apexrl.environments.single import make_single
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ConfigError
 
 GAME = "ALE/Breakout-v5"
@@ -46,7 +46,7 @@ def screens(config):
         envs.reset(seed=0)
         rng = np.random.default_rng(0)
         frames = [take_step(envs, rng.integers(0, 4, 2).astype(np.int32)).frames for _ in range(40)]
-        return np.stack(frames), make_spec(config, envs)
+        return np.stack(frames), envs.spec
 
 
 def test_a_game_of_atari_is_sticky_as_ale_has_it():

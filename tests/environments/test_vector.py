@@ -3,7 +3,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec, take_step
+from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ConfigError
 from tests.streams import slow_stack
 
@@ -15,7 +15,7 @@ def play(envs, num_envs, num_steps, seed=0):
     frames = [envs.reset(seed=seed)]
     steps = []
     for _ in range(num_steps):
-        steps.append(take_step(envs, rng.integers(0, envs.num_actions, num_envs)))
+        steps.append(take_step(envs, rng.integers(0, envs.spec.num_actions, num_envs)))
         frames.append(steps[-1].frames)
     envs.close()
     return frames, steps
@@ -79,7 +79,7 @@ def test_lost_lives_are_those_that_ale_reports(game):
     rng = np.random.default_rng(0)
     lost = 0
     for _ in range(600):
-        actions = rng.integers(0, envs.num_actions, 2).astype(np.int32)
+        actions = rng.integers(0, envs.spec.num_actions, 2).astype(np.int32)
         seen = take_step(envs, actions)
         _, _, terminated, _, _ = theirs.step(actions)
         assert np.array_equal(seen.discounts == 0, terminated)
@@ -171,7 +171,7 @@ def test_the_picture_is_of_the_game_that_is_played():
 @pytest.mark.parametrize("env", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongNoFrameskip-v0"])
 def test_ids_that_users_type(env):
     envs = make_environment(EnvConfig(env=env), 1)
-    assert envs.reset(seed=0).shape == (1, 84, 84) and envs.num_actions == 6
+    assert envs.reset(seed=0).shape == (1, 84, 84) and envs.spec.num_actions == 6
     envs.close()
 
 
@@ -218,13 +218,13 @@ def test_a_module_that_fails_at_its_import_is_named(tmp_path, monkeypatch, error
 
 def test_texts_are_left_out_by_name(caplog):
     envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Text-in-dict-v0"), 1)
-    assert envs.frame_shape == (2,) and "observations without both, t, which cannot be flattened" in caplog.text
+    assert envs.spec.frame_shape == (2,) and "observations without both, t, which cannot be flattened" in caplog.text
     envs.close()
 
 
 def test_keys_that_cannot_be_flattened_are_left_out_by_name(caplog):
     envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Mission-v0"), 3)
-    assert envs.frame_shape == (4 + 12,)
+    assert envs.spec.frame_shape == (4 + 12,)
     assert envs.reset(seed=0).tolist() == [[0, 0, 1, 0] + [7] * 12] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "tests.environments.odd_envs:Mission-v0: observations without mission, which cannot be flattened"
@@ -235,7 +235,7 @@ def test_keys_that_cannot_be_flattened_are_left_out_by_name(caplog):
 @pytest.mark.parametrize("env", ["Channels-last-v0", "Board-v0"])
 def test_pictures_with_their_channels_last_stay_as_they_are(env):
     envs = make_environment(EnvConfig(env=f"tests.environments.odd_envs:{env}"), 1)
-    assert envs.frame_shape in ((96, 96, 3), (8, 8, 111)) and envs.frame_dtype == "uint8"
+    assert envs.spec.frame_shape in ((96, 96, 3), (8, 8, 111)) and envs.spec.frame_dtype == "uint8"
     envs.close()
 
 
@@ -276,7 +276,7 @@ def test_infos_of_copies_may_differ():
 
 def test_another_game_with_an_argument_of_ataris_is_none():
     envs = make_environment(EnvConfig(env="tests.environments.odd_envs:Chess-v0"), 1)
-    assert envs.frame_shape == (10, 10, 4)
+    assert envs.spec.frame_shape == (10, 10, 4)
     envs.close()
 
 
@@ -300,7 +300,7 @@ def test_a_limit_that_cannot_be_had_by_its_flag_is_said(caplog):
 
 def test_discrete_observations_become_vectors():
     envs = make_environment(EnvConfig(env="FrozenLake-v1"), 2)
-    assert envs.frame_shape == (16,) and envs.reset(seed=0).sum() == 2
+    assert envs.spec.frame_shape == (16,) and envs.reset(seed=0).sum() == 2
     envs.close()
 
 
@@ -309,7 +309,7 @@ def test_vectors_of_actions_have_bounds_and_are_clipped_to_them():
     steps = []
     for scale in (1, 7):
         envs = make_environment(config, 3)
-        spec = make_spec(config, envs)
+        spec = envs.spec
         assert (spec.num_actions, spec.action_bounds, spec.frame_shape) == (0, ((-2.0, 2.0),), (3,))
         assert (spec.action.dtype, spec.action.shape) == ("float32", (1,))
         envs.reset(seed=0)
@@ -322,7 +322,7 @@ def test_vectors_of_actions_have_bounds_and_are_clipped_to_them():
 def test_each_number_of_an_action_has_its_own_bounds():
     config = EnvConfig(env="tests.environments.odd_envs:Vector-actions-v0")
     envs = make_environment(config, 2)
-    assert make_spec(config, envs).action_bounds == ((-1.0, 0.0), (2.0, 5.0))
+    assert envs.spec.action_bounds == ((-1.0, 0.0), (2.0, 5.0))
     envs.reset(seed=0)
     step = take_step(envs, np.array([[-9, 9], [-0.5, 3]], np.float32))  # this environment shows its action
     assert step.frames.tolist() == [[-1.0, 5.0], [-0.5, 3.0]]
@@ -349,7 +349,7 @@ ALL_ACTIONS = (
 def test_actions_have_the_names_that_their_environment_gives(env, names):
     config = EnvConfig(env=env)
     envs = make_environment(config, 1)
-    assert make_spec(config, envs).action_names == tuple(names.split())
+    assert envs.spec.action_names == tuple(names.split())
     envs.close()
 
 
@@ -357,6 +357,6 @@ def test_actions_have_the_names_that_their_environment_gives(env, names):
 def test_discrete_actions_have_no_bounds(env):
     config = EnvConfig(env=env)
     envs = make_environment(config, 1)
-    spec = make_spec(config, envs)
-    assert spec.num_actions == envs.num_actions > 0 and spec.action_bounds == ()
+    spec = envs.spec
+    assert spec.num_actions > 0 and spec.action_bounds == ()
     envs.close()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.errors import ConfigError
 from apexrl.running.environment_look import CLOSING, Line, Look, look_at
 from apexrl.running.environment_play import STEPS, Teller, play, random_action
@@ -78,7 +78,7 @@ def told_by(make):
             logging.getLogger("apexrl").addHandler(teller)
             config = EnvConfig("Played-v0", step_deadline_seconds=0)
             envs = make_environment(config, 1)
-            play(envs, make_spec(config, envs), teller)
+            play(envs, teller)
             look = Look(config, WAIT, told)
             look.read()
             return look

@@ -11,7 +11,7 @@ from minari import MinariDataset
 
 from apexrl.agents.families import FAMILIES
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.errors import ConfigError
 from apexrl.net import wire
 from apexrl.replay.journal import Journal, new_identity
@@ -32,7 +32,7 @@ ARMS = EnvironmentSpec("Arm-v0", (4,), "float32", 1, 0, 1, action_bounds=((-2.0,
 def played(config, starts=8, overlap=3):
     """Returns a spec, the steps of each stream, and the entries of a journal of them."""
     envs = make_environment(config, NUM_ENVS)
-    spec = msgspec.structs.replace(make_spec(config, envs), stacked_frames=3).streamed(starts, overlap)
+    spec = msgspec.structs.replace(envs.spec, stacked_frames=3).streamed(starts, overlap)
     streams, unrolls = record(envs, NUM_ENVS, NUM_STEPS, spec, seed=1)
     envs.close()
     return spec, streams, entries_of(spec, unrolls)

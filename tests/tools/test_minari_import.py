@@ -14,7 +14,7 @@ from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.journal_client import agents_for, check_usable, recorded_stream
 from apexrl.replay.journal import identity_of, read_entries
@@ -118,7 +118,7 @@ def test_vectors_of_actions_are_those_of_the_dataset_and_learned_from(tmp_path):
         assert not game.terminations.any() and game.truncations.tolist() == [False] * 199 + [True]
     config = EnvConfig("Pendulum-v1")
     envs = make_environment(config, 1)
-    stream = recorded_stream("sac", make_spec(config, envs))
+    stream = recorded_stream("sac", envs.spec)
     assert identity_of(tmp_path / "journal").spec == stream
     client = client_of(tmp_path / "journal", stream)
     _, appends, batch = read(client)
@@ -226,7 +226,7 @@ def games(tmp_path, monkeypatch):
     """Returns a dataset of three games; its environment is not played again by a process of its own."""
     env, buffers = random_games("CartPole-v1", 3)
     config = EnvConfig("CartPole-v1")
-    seen = make_spec(config, make_environment(config, 1))
+    seen = make_environment(config, 1).spec
     monkeypatch.setattr("apexrl.tools.minari_import.look_at", lambda config, patience: (seen, ()))
     return dataset_of(tmp_path / "games-v0", env, buffers)
 

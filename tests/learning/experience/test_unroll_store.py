@@ -4,7 +4,7 @@ import torch
 
 from apexrl.agents.contract import Transitions
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment, make_spec
+from apexrl.environments.vector import make_environment
 from apexrl.learning.experience.draw import SampledKeys
 from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.learning.experience.unroll_store import UnrollStore
@@ -37,7 +37,7 @@ def test_gathered_transitions_equal_the_stream_pixel_for_pixel(env, frames):
     config = EnvConfig(env=env, max_episode_frames=frames)
     num_envs, num_steps = 2, 700
     envs = make_environment(config, num_envs)
-    spec = make_spec(config, envs).streamed(unroll_starts=16, overlap_steps=3)
+    spec = envs.spec.streamed(unroll_starts=16, overlap_steps=3)
     streams, unrolls = record(envs, num_envs, num_steps, spec, seed=1)
     envs.close()
     assert any(step.is_reset for step in streams[0])
