@@ -39,7 +39,7 @@ COMMANDS = {
     "replay": Entry("apexrl.roles.replay:run", "the replay server alone"),
     "learner": Entry("apexrl.roles.learner:run", "the learner alone"),
     "actor": Entry("apexrl.roles.actor:run", "actors alone, or an evaluator"),
-    "keys": Entry("apexrl.tools.keys:run", "makes keys, for encryption between hosts"),
+    "keys": Entry("apexrl.tools.keys:main", "makes keys, for encryption between hosts"),
     "export": Entry("apexrl.roles.export:run", "writes the network of a checkpoint as ONNX"),
     "card": Entry("apexrl.tools.card:main", "writes a model card of a run, to publish beside its network"),
     "version": Entry("apexrl.tools.version:main", "its version, torch's, and the device; --version is the same"),

@@ -24,7 +24,7 @@ from apexrl.errors import ApexError, ConfigError, KilledError
 from apexrl.extras import why_missing
 from apexrl.guard import check_not_imported
 from apexrl.leftovers import kill_descendants
-from apexrl.lines import TIME_FORM, log_to, printable
+from apexrl.lines import TIME_FORM, log_to, printable, say
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
 
 
 def _status_of(role: str, main: Callable[[Stop], None], stop: Stop, log: TextIO) -> int:
-    def say(text: str) -> None:  # not to a logger: foreign code may have disabled it
+    def tell(text: str) -> None:  # not to a logger: foreign code may have disabled it
         with contextlib.suppress(OSError):
             print(time.strftime(TIME_FORM), printable(f"{role}: {text}"), file=log)
 
@@ -156,7 +156,7 @@ def _status_of(role: str, main: Callable[[Stop], None], stop: Stop, log: TextIO)
         if stop.error is not None:
             raise stop.error
     except ApexError as error:
-        say(str(error))
+        tell(str(error))
         if told := os.environ.get(ERROR_FILE_VARIABLE):
             with contextlib.suppress(OSError):  # the log has the error, and the status matters more
                 Path(told).write_text(json.dumps({"message": str(error), "timestamp": int(time.time())}))
@@ -167,9 +167,9 @@ def _status_of(role: str, main: Callable[[Stop], None], stop: Stop, log: TextIO)
         if isinstance(error, BrokenPipeError) and _unread_streams():
             raise
         if isinstance(error, ModuleNotFoundError) and (cure := why_missing(error)):
-            say(cure)
+            tell(cure)
             return PERMANENT_STATUS
-        say("".join([f"{role} failed\n", *traceback.format_exception(error)]).rstrip())
+        tell("".join([f"{role} failed\n", *traceback.format_exception(error)]).rstrip())
         return TEMPORARY_STATUS if getattr(error, "errno", None) in PASSING_ERRNOS else 1
     return 0
 
@@ -214,6 +214,17 @@ def run_program(main: Callable[[], int]) -> int:
             return UNREAD_STATUS
         print(f"cannot write: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def attempt(what: str, run: Callable[[], int]) -> int:
+    """Runs a command for a person; returns its exit status, after a line that begins with `cannot WHAT` on an error."""
+    try:
+        return run()
+    except BrokenPipeError:  # the reader of our output has left
+        raise
+    except (ApexError, OSError) as error:
+        say(f"cannot {what}: {error}", file=sys.stderr)
+        return exit_status(error) if isinstance(error, ApexError) else 1
 
 
 def _unread_streams() -> list[int]:

@@ -1,7 +1,7 @@
 """Draws evaluation curves: `python -m benchmarks.plot_curve OUT.png RUN.csv [RUN.csv ...]` (requirements-bench.txt).
 
-A CSV is a run's evaluations.csv: one line for each evaluation, with seconds and frames since the start. `python -m
-apexrl.tools.compare` draws means over seeds.
+A CSV is a run's evaluations.csv: one line for each evaluation, with seconds and frames since the start. `apexrl
+compare` draws means over seeds.
 """
 
 import sys

@@ -15,10 +15,9 @@ PROGRAMS = [
     ("-m", "apexrl", "runs"),
     ("-m", "apexrl", "replay", "--help"),
     ("-m", "apexrl", "inspect", "--help"),
-    ("-m", "apexrl.tools.runs", "--help"),
-    ("-m", "apexrl.tools.keys", "keys"),
-    ("-m", "apexrl.tools.compare", "--help"),
-    ("-m", "apexrl.tools.replay_tool", "--help"),
+    ("-m", "apexrl", "runs", "--help"),
+    ("-m", "apexrl", "keys", "keys"),
+    ("-m", "apexrl", "compare", "--help"),
     ("replay.py", "--help"),
 ]
 
@@ -49,7 +48,7 @@ def test_a_program_without_a_reader_ends_as_others_do(arguments, unbuffered, tmp
 
 @pytest.mark.parametrize("unbuffered", [True, False])
 def test_it_says_nothing_about_it(unbuffered, tmp_path):
-    for arguments in PROGRAMS[0], PROGRAMS[3], PROGRAMS[6], PROGRAMS[8]:
+    for arguments in PROGRAMS[0], PROGRAMS[3], PROGRAMS[6], PROGRAMS[7]:
         assert run_unread(arguments, tmp_path, unbuffered, ["stdout"]) == (UNREAD_STATUS, "")
 
 

@@ -1,7 +1,6 @@
 """`apexrl card [RUN]`: a model card of a run in Markdown, made from its directory. Loads no network."""
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from apexrl.errors import ConfigError
 from apexrl.files import replacing
 from apexrl.learning.record.run_page import config_of, table, telling_flags
 from apexrl.learning.record.status_file import read_status
-from apexrl.lifecycle import run_program
+from apexrl.lifecycle import attempt
 from apexrl.lines import say
 from apexrl.networks.headers import load_header
 from apexrl.runs import CHECKPOINTS, CURVE_FILE, RUNS, found_checkpoint, newest_run, read_evaluations
@@ -85,7 +84,7 @@ action = agent.act(observation)
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
-    return tyro.cli(write_card, prog=program())
+    return attempt("write a card", lambda: tyro.cli(write_card, prog=program()))
 
 
 def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN]")] = "", output: str = "") -> int:
@@ -105,7 +104,3 @@ def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="
     except OSError as error:
         raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_program(main))

@@ -9,8 +9,8 @@ from pathlib import Path
 import tyro
 
 from apexrl.config.words import program
-from apexrl.errors import ApexError, ConfigError
-from apexrl.lifecycle import exit_status, run_program
+from apexrl.errors import ConfigError
+from apexrl.lifecycle import attempt
 from apexrl.lines import say
 
 
@@ -20,7 +20,7 @@ def compare(
     threshold: float | None = None,
     scale: tuple[str, ...] = (),
     out: Path = Path("comparison"),
-) -> None:
+) -> int:
     """Compares runs by their evaluations: prints a table, writes OUT.csv and OUT.png.
 
     Args:
@@ -56,6 +56,7 @@ def compare(
     for fault in faults:
         say(f"left out: {fault}", file=sys.stderr)
     write_comparison(groups, out, threshold, scales)
+    return 0
 
 
 def _group(text: str) -> tuple[str, list[str]]:
@@ -88,15 +89,4 @@ def _paths_of(pattern: str) -> list[str]:
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
-    try:
-        tyro.cli(compare, prog=program(), config=(tyro.conf.UseAppendAction,))
-    except BrokenPipeError:  # the reader of our output has left
-        raise
-    except (ApexError, OSError) as error:
-        say(f"cannot compare: {error}", file=sys.stderr)
-        return exit_status(error) if isinstance(error, ApexError) else 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_program(main))
+    return attempt("compare", lambda: tyro.cli(compare, prog=program(), config=(tyro.conf.UseAppendAction,)))

@@ -19,10 +19,10 @@ import tyro
 
 from apexrl.config.sections import EnvConfig
 from apexrl.config.words import program
-from apexrl.errors import ApexError, ConfigError, WireError, fault_of
+from apexrl.errors import ConfigError, WireError, fault_of
 from apexrl.extras import missing
 from apexrl.files import read_whole, replacing
-from apexrl.lifecycle import exit_status, run_program
+from apexrl.lifecycle import attempt
 from apexrl.lines import say
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes
@@ -344,14 +344,5 @@ def main() -> int:
     words = sys.argv[1:]
     if words and not words[0].startswith("-") and words[0] not in commands:
         words = ["inspect", *words]
-    try:
-        return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog=program(), config=NO_PREFIXES)
-    except BrokenPipeError:  # the reader of our output has left
-        raise
-    except (ApexError, OSError) as error:
-        say(f"cannot inspect: {error}", file=sys.stderr)
-        return exit_status(error) if isinstance(error, ApexError) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_program(main))
+    cli = tyro.extras.subcommand_cli_from_dict
+    return attempt("inspect", lambda: cli(commands, args=words, prog=program(), config=NO_PREFIXES))

@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from apexrl.config.words import program
-from apexrl.lifecycle import run_program
 from apexrl.lines import say
 from apexrl.runs import RUNS, FoundRun, found_runs
 
@@ -47,7 +46,3 @@ def list_runs(directory: tyro.conf.Positional[Path] = RUNS) -> int:
 def main() -> int:
     """Runs the command line; returns the exit status."""
     return tyro.cli(list_runs, prog=program())
-
-
-if __name__ == "__main__":
-    sys.exit(run_program(main))

@@ -21,7 +21,7 @@ from apexrl.config.sections import LearningConfig
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import locked, read_json, write_json
 from apexrl.guard import check_not_imported
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, exit_status, run_program
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, attempt
 from apexrl.lines import log_to, say
 from apexrl.running.display import Summary
 from apexrl.running.launch import ENDING_SECONDS
@@ -197,30 +197,28 @@ def main() -> int:
         say(__doc__)
         return 0 if "--help" in sys.argv else 2
     log_to(form="%(message)s")
-    stop = Stop()
     try:
-        file = read_file(Path(sys.argv[1]))
-        runs = runs_of(file, sys.argv[2:])
-        stop.on_signals()
-        with locked(Path(file.directory) / LOCK_FILE, "a sweep that goes on"):
-            sweep = Sweep(Path(file.directory), runs, stop)
-            failed = sweep.run()
-            if stop.is_set():
-                say("stopped: the same command goes on with the sweep")
-                return 1
-            compare_runs(file, [run for run in runs if sweep.is_complete(run)])
-    except BrokenPipeError:  # the reader of our output has left
-        raise
-    except (ApexError, OSError) as error:
-        say(f"cannot sweep: {error}", file=sys.stderr)
-        return exit_status(error) if isinstance(error, ApexError) else 1
+        return attempt("sweep", lambda: make_all(Path(sys.argv[1]), sys.argv[2:], Stop()))
     except KeyboardInterrupt:
         say("stopped before it began", file=sys.stderr)
         return INTERRUPTED_STATUS
+
+
+def make_all(path: Path, flags: list[str], stop: Stop) -> int:
+    """Makes the runs of a file, and compares them; returns the exit status, 1 when a run is not complete.
+
+    Raises: ConfigError when a command line makes no run, or others keep the ports or a directory.
+    """
+    file = read_file(path)
+    runs = runs_of(file, flags)
+    stop.on_signals()
+    with locked(Path(file.directory) / LOCK_FILE, "a sweep that goes on"):
+        sweep = Sweep(Path(file.directory), runs, stop)
+        failed = sweep.run()
+        if stop.is_set():
+            say("stopped: the same command goes on with the sweep")
+            return 1
+        compare_runs(file, [run for run in runs if sweep.is_complete(run)])
     if failed:
         say(f"failed: {', '.join(failed)}; the same command tries again", file=sys.stderr)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_program(main))

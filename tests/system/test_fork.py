@@ -96,7 +96,7 @@ def mix_and_check(tmp_path, ports, directory):
 
 def export_and_check(tmp_path, directory):
     """The returns of the games that Minari reads are those that the actors reported: Catch's rewards are whole."""
-    arguments = ["-m", "apexrl.tools.replay_tool", "export", "--format", "minari", directory / "journal"]
+    arguments = ["-m", "apexrl", "inspect", "export", "--format", "minari", directory / "journal"]
     with Process([*arguments, "--out", tmp_path / "catch-v0"], tmp_path / "export.txt") as export:
         assert export.popen.wait(300) == 0, export.text()
     inserts = [wire.decode_insert(entry.message) for entry in read_entries(directory / "journal")]

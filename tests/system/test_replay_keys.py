@@ -16,7 +16,7 @@ from tests.system.processes import ROOT, Process, wait_for
 
 def make_keys(directory):
     """Keys as a person makes them."""
-    command = [sys.executable, "-m", "apexrl.tools.keys", str(directory)]
+    command = [sys.executable, "-m", "apexrl", "keys", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
     return directory
 

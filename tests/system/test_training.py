@@ -126,7 +126,7 @@ def test_a_pendulum_is_swung_up(tmp_path, free_ports, flags, most_steps):
 def logged(directory):
     """Returns the experience of a run as arrays: all steps and games, whatever the speed of the machine."""
     out = directory / "log.npz"
-    tool = [sys.executable, "-m", "apexrl.tools.replay_tool", "export", directory / "journal", "--out", out]
+    tool = [sys.executable, "-m", "apexrl", "inspect", "export", directory / "journal", "--out", out]
     subprocess.run([*map(str, tool)], cwd=ROOT, check=True, timeout=600, capture_output=True)
     return np.load(out)
 

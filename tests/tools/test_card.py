@@ -13,6 +13,7 @@ from apexrl.networks.config import to_text
 from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.tools import card
 from apexrl.types import StreamSpec
+from tests.system.processes import call
 from tests.tools.run_directories import write_run
 
 
@@ -58,3 +59,5 @@ def test_a_card_of_modules_says_to_trust_them_and_one_without_games_says_so(tmp_
 def test_a_directory_without_a_network_has_no_card(tmp_path):
     with pytest.raises(ConfigError, match="has no checkpoints/best"):
         card.card_of(write_run(tmp_path / "run", [1.0]))
+    status, said = call(card.main, tmp_path / "run")
+    assert status == 2 and said.startswith("cannot write a card: ") and said.count("\n") == 1

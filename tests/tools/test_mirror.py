@@ -101,7 +101,7 @@ def test_a_copy_keeps_within_its_bounds_and_has_the_gaps_of_the_log(tmp_path, sp
 def test_the_command_follows_until_a_signal(tmp_path):
     with ReplayServer(CONFIG) as server:
         fill(server, range(10))
-        command = [sys.executable, "-m", "apexrl.tools.replay_tool", "mirror", tmp_path / "copy", "--server"]
+        command = [sys.executable, "-m", "apexrl", "inspect", "mirror", tmp_path / "copy", "--server"]
         address = server.learner_endpoint.removeprefix("tcp://")
         process = subprocess.Popen([*command, address], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         end = time.monotonic() + 100

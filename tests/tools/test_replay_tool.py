@@ -34,7 +34,7 @@ def tool(*arguments):
 
 def tool_beside(*arguments):
     """The same in a process of its own, beside what this one does."""
-    command = [sys.executable, "-m", "apexrl.tools.replay_tool", *map(str, arguments)]
+    command = [sys.executable, "-m", "apexrl", "inspect", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -202,7 +202,7 @@ def test_real_runs_go_on_after_a_kill_and_after_ctrl_c_and_are_compared(tmp_path
         (directory / f"bad-seed{seed}" / "stranger").mkdir(parents=True)
 
     def sweep(name):
-        return Process(["-m", "apexrl.tools.sweep", tmp_path / "s.toml"], tmp_path / name)
+        return Process(["-m", "apexrl", "sweep", tmp_path / "s.toml"], tmp_path / name)
 
     def learns(name):
         status = read_json(directory / name / "status.json")
