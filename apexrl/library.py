@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.apart import Apart
 from apexrl.bounds import clipped
 from apexrl.casts import exactly
+from apexrl.children import PARENT_VARIABLE, start_child
 from apexrl.config.commands import ActorCommand
 from apexrl.config.words import flag_of, words_of
 from apexrl.environments.actions import Actions
@@ -29,7 +29,6 @@ from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import read_json
 from apexrl.guard import GUARD, check_not_imported
-from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.networks.device import usual_defaults
 from apexrl.own_modules import Trust
@@ -99,12 +98,7 @@ def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callbac
         flags["run_dir"] = made_run(new_run(env, _command_line(flags)))
     directory = flags.get("resume") or flags["run_dir"]
     words = _command_line({"env": env, **flags})
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "apexrl", "train", *words],
-        env={**child_environment(), PARENT_VARIABLE: str(os.getpid())},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a terminal's Ctrl-C reaches us alone: two would kill the run
-    )
+    process = start_child(["-m", "apexrl", "train", *words], {})
     try:
         status = _followed(process, News(Path(directory)), on_status, on_evaluation)
     except BaseException:

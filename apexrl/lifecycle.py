@@ -20,6 +20,7 @@ from typing import NoReturn, TextIO
 
 import psutil
 
+from apexrl.children import PARENT_VARIABLE
 from apexrl.errors import ApexError, ConfigError, KilledError
 from apexrl.extras import why_missing
 from apexrl.guard import check_not_imported
@@ -34,8 +35,6 @@ THREADS_SECONDS = 2.0  # that threads of foreign code may hold up the end of a r
 _SWITCH_SECONDS = 0.0005
 FEW_CORES = 4  # up to which actors and the evaluator make way for the learner
 NICENESS = 5  # a quarter of a core that is shared with one other process
-PACKAGE = Path(__file__).resolve().parent
-PARENT_VARIABLE = "APEXRL_PARENT"  # holds the supervisor's process id; the role ends with that process
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
@@ -253,22 +252,6 @@ def exit_status(error: ApexError) -> int:
     if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
-
-
-def child_environment() -> dict[str, str]:
-    """Returns our environment variables, with which a Python process finds this package from any directory.
-
-    In a checkout that nobody has installed it is on PYTHONPATH; a package of pip's is found by itself.
-    """
-    home, path = str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")
-    if PACKAGE.parent.name in ("site-packages", "dist-packages") or home in path.split(os.pathsep):
-        return dict(os.environ)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([home, path] if path else [home])}
-
-
-def role_script(name: str) -> str:
-    """Returns the path of a role's program, which Python runs with `-P`: actor.py, learner.py or replay.py."""
-    return str(PACKAGE / "roles" / name)
 
 
 def end_with_parent(stop: Stop, patience_seconds: float) -> None:

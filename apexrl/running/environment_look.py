@@ -9,17 +9,16 @@ import functools
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from typing import IO
 
 import msgspec
 
+from apexrl.children import start_child
 from apexrl.config.sections import EnvConfig
 from apexrl.errors import ConfigError
 from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_marked, new_mark
-from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.running.last_words import TAIL_BYTES, last_line
 from apexrl.running.supervise import describe_status
 from apexrl.types import EnvironmentSpec
@@ -125,15 +124,8 @@ def _seen(config: EnvConfig, patience_seconds: float, directory: str) -> tuple[L
     """Returns what a look from that directory has found, with a spec, and what it has said to logs."""
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as printed:
         look, mark = Look(config, patience_seconds, told), new_mark()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(config).decode()],
-            cwd=directory,
-            env={**child_environment(), PARENT_VARIABLE: str(os.getpid()), MARK_VARIABLE: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=told,
-            stderr=printed,
-            start_new_session=True,
-        )
+        arguments = ["-m", MODULE, msgspec.json.encode(config).decode()]
+        process = start_child(arguments, {MARK_VARIABLE: mark}, cwd=directory, stdout=told, stderr=printed)
         try:
             look.follow(process)
             status = process.poll()

@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.children import role_script
 from apexrl.config.commands import Command, OfflineCommand, RunCommand
 from apexrl.config.flags import actor_command, learner_command, replay_command, to_flags
 from apexrl.config.words import sister
@@ -21,7 +22,7 @@ from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.guard import check_not_imported
 from apexrl.learning.record.status_file import LAST_EVALUATION, read_status
-from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, role_script, run_program
+from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, run_program
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters, latest_path, load_header
 from apexrl.running.callbacks import News, is_end

@@ -10,12 +10,13 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from apexrl.children import child_environment, role_script
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import to_flags
 from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark
-from apexrl.lifecycle import PARENT_VARIABLE, PERMANENT_STATUS, Stop, child_environment, end_at_once, role_script
+from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once
 from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     meeting, listens_at = (wires.learner_host, wires.bind_host) if hosts > 1 else (THIS_HOST, THIS_HOST)
     if host_rank == 0 and is_loopback(listens_at) and not is_loopback(meeting):
         raise ConfigError(f"no other host reaches --bind-host {listens_at}: give the address of this host, or 0.0.0.0")
-    own = {PARENT_VARIABLE: str(os.getpid()), MARK_VARIABLE: new_mark(), "PYTHONSAFEPATH": "1"}
-    os.environ |= child_environment() | own
+    os.environ |= child_environment() | {MARK_VARIABLE: new_mark(), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))
     os.environ.setdefault("TORCHELASTIC_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)

@@ -1,17 +1,16 @@
 """Supervision of child processes: it starts, watches and stops them, and restarts each a bounded number of times."""
 
 import logging
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
+from apexrl.children import start_child
 from apexrl.errors import ConfigError, PeerError
 from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_group, kill_marked, new_mark
-from apexrl.lifecycle import PARENT_VARIABLE, PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS, child_environment
+from apexrl.lifecycle import PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import MAX_LOG_BYTES, FromLog, FromPipe, without_numbers
 
@@ -46,23 +45,15 @@ class Child:
         self.start_at = 0.0
         self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
         self._arguments = list(arguments)
-        self._environment = {**child_environment(), PARENT_VARIABLE: str(os.getpid())}
         self._words = words
         self.mark = new_mark()  # of the newest process, and of all that it starts
 
     def start(self) -> None:
-        """Starts the process in its own session: Ctrl-C reaches only the supervisor, which stops the roles in order."""
+        """Starts the process."""
         self.started_at = time.monotonic()
         self.mark = new_mark()
         with self._words.outputs() as (stdout, stderr):
-            self.process = subprocess.Popen(
-                self._arguments,
-                env=self._environment | {MARK_VARIABLE: self.mark},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            self.process = start_child(self._arguments, {MARK_VARIABLE: self.mark}, stdout=stdout, stderr=stderr)
         self._words.follow(self.process)
 
     @property
@@ -138,8 +129,6 @@ class Supervisor:
     ) -> None:
         """Starts a child: a Python script or module with its arguments.
 
-        With `-P` no file of the working directory takes the place of a module.
-
         Args:
           is_needed: the run cannot go on without this child. A child that is not needed is given up when it dies too
             often.
@@ -149,7 +138,7 @@ class Supervisor:
         words: FromPipe | FromLog = FromPipe(log, self._max_log_bytes)
         if log is not None and not self._echoes:
             words = FromLog(log, self._max_log_bytes)
-        self.children[name] = Child(name, [sys.executable, "-P", *arguments], is_needed, may_finish, words)
+        self.children[name] = Child(name, arguments, is_needed, may_finish, words)
         self.children[name].start()
 
     def bound_logs(self) -> None:

@@ -7,7 +7,6 @@ a question and writes its answer, a line of JSON each.
 import contextlib
 import functools
 import importlib
-import os
 import select
 import subprocess
 import sys
@@ -15,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from apexrl.children import start_child
 from apexrl.errors import ConfigError
-from apexrl.lifecycle import PARENT_VARIABLE, child_environment
 from apexrl.networks.headers import CheckpointHeader, Identity
 
 LOOK_SECONDS = 120.0  # a cold disk, and a GPU that wakes up
@@ -60,14 +59,8 @@ def asking() -> Iterator[Ask]:
     if (torch := sys.modules.get("torch")) is not None and not torch.cuda.is_available():
         yield here
         return
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", MODULE],
-        env={**child_environment(), PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    process = start_child(["-m", MODULE], {"OMP_NUM_THREADS": "1"}, **pipes)
     with process:
         try:
             yield functools.partial(_ask, process)

@@ -1,8 +1,9 @@
 """Runs several actor processes on one host, behind one relay of the parameters."""
 
+from apexrl.children import role_script
 from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.config.flags import to_flags
-from apexrl.lifecycle import Stop, role_script
+from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
 from apexrl.net.parameter_channel import ParameterPublisher, relay
 from apexrl.net.sockets import address
