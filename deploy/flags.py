@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
-from apexrl.config.flags import parse, range_of
+from apexrl.config.fields import range_of
+from apexrl.config.flags import parse
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActingConfig,

@@ -22,7 +22,8 @@ from typing import Any, Literal
 from apexrl.__main__ import COMMANDS
 from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import ActorCommand, Command, OfflineCommand, ReplayCommand, RunCommand
-from apexrl.config.flags import FAMILY_SECTIONS, default_command, range_of
+from apexrl.config.fields import range_of
+from apexrl.config.flags import FAMILY_SECTIONS, default_command
 from apexrl.config.help import texts_of
 from apexrl.config.sections import PresetName, Range
 from apexrl.config.words import flag_of

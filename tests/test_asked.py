@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command, parse_onto, with_preset
+from apexrl.config.flags import Asked, default_command, with_preset
 from apexrl.config.words import Basis
 
 
@@ -24,7 +24,7 @@ def test_a_command_line_is_parsed_once_and_knows_what_it_gives():
     assert asked.flags(["seed", "num_workers", "capacity"]) == ["--seed", "--capacity"]
     other = with_preset(dataclasses.replace(default, seed=7, max_restarts=3), "small")
     found = asked.onto(other)
-    assert found == parse_onto(other, words)
+    assert found == Asked.of(other, words).command
     assert (found.seed, found.replay.capacity, found.max_restarts) == (0, 2_000_000, 3)
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from apexrl.config.commands import ActorCommand, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
-from apexrl.config.flags import default_command, parse, parse_onto, whole_number, with_preset
+from apexrl.config.flags import Asked, default_command, parse, whole_number, with_preset
 from apexrl.config.help import DAILY, HIDDEN
 from apexrl.config.words import flag_of, program, sister
 from apexrl.errors import ConfigError
@@ -63,7 +63,7 @@ def test_the_help_shows_the_defaults_of_the_preset(preset, batch, optimizer, cap
 def test_the_help_shows_the_numbers_of_a_saved_run(capsys):
     saved = with_preset(default_command(RunCommand), "small")
     saved = dataclasses.replace(saved, seed=77, update=dataclasses.replace(saved.update, batch_size=33))
-    shown = in_one_line(help_of(capsys, lambda: parse_onto(saved, ["--help"])))
+    shown = in_one_line(help_of(capsys, lambda: Asked.of(saved, ["--help"]).onto(saved)))
     assert "Seed of everything random. (default: 77)" in shown and "(default: 33)" in shown
 
 

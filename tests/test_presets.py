@@ -3,7 +3,7 @@
 import pytest
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command, parse_onto
+from apexrl.config.flags import Asked, default_command
 from apexrl.config.presets import flags_for, presets, usual_agent
 from apexrl.config.words import Basis
 from apexrl.running.plan import describe, make_plan
@@ -18,7 +18,7 @@ def test_each_table_is_a_plan(env):
     plan = planned("--env", env)
     known = flags_for(env, plan.command.agent)
     assert plan.command.agent == usual_agent(env) and list(plan.known) == known
-    assert parse_onto(plan.command, known) == plan.command  # all of them hold
+    assert Asked.of(plan.command, known).command == plan.command  # all of them hold
     assert dict(describe(plan))["preset"].count("presets.toml") == bool(known)
 
 

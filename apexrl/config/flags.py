@@ -8,7 +8,7 @@ import difflib
 import shutil
 import sys
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,9 +18,10 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from apexrl.agents.contract import Transitions, Want
 from apexrl.agents.families import FAMILIES, family_of, records
 from apexrl.config.commands import ActorCommand, Command, LearnerCommand, OfflineCommand, ReplayCommand, RunCommand
+from apexrl.config.fields import check_ranges, values_of, with_values
 from apexrl.config.help import HELP, show_help
-from apexrl.config.schedules import Schedule, changing_number
-from apexrl.config.sections import DEFAULT_AGENT, Changing, PresetName, Range, ReplayConfig, whole_number
+from apexrl.config.schedules import changing_number
+from apexrl.config.sections import DEFAULT_AGENT, Changing, PresetName, ReplayConfig, whole_number
 from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
 from apexrl.config.words import Basis, flag_of, gathered, program, words_of
 from apexrl.errors import ConfigError
@@ -69,11 +70,8 @@ def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:
 
     Raises: TypeError when a section has no field of a name.
     """
-    own = {name: values for name, values in sections.items() if dataclasses.is_dataclass(getattr(command, name, None))}
-    changes: dict[str, Any] = {
-        name: dataclasses.replace(getattr(command, name), **values) for name, values in own.items()
-    }
-    return dataclasses.replace(command, **changes)
+    own = [values for name, values in sections.items() if dataclasses.is_dataclass(getattr(command, name, None))]
+    return with_values(command, {name: value for values in own for name, value in values.items()})
 
 
 def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
@@ -85,32 +83,12 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     """
     given = sys.argv[1:] if arguments is None else arguments
     basis = Basis.of(given)
-    default = default_command(command, basis.algorithm)
-    preset = basis.preset or "auto"
-    if preset == "auto":
-        preset = machine_preset()
-    default = with_preset(default, preset)
-    parsed = dataclasses.replace(parse_onto(default, given), preset=default.preset)
+    usual = "gpu" if shutil.which("nvidia-smi") else "two-cores"
+    preset = usual if basis.preset in ("", "auto") else basis.preset
+    default = with_preset(default_command(command, basis.algorithm), preset)
+    parsed = dataclasses.replace(Asked.of(default, given).onto(default), preset=preset)
     check_together(parsed)
     return parsed
-
-
-def machine_preset() -> str:
-    """Returns the preset that fits this machine's GPU, or its lack of one."""
-    return "gpu" if shutil.which("nvidia-smi") else "two-cores"
-
-
-def parse_onto(default: C, arguments: Sequence[str] | None = None) -> C:
-    """Returns the default with the changes of the arguments.
-
-    It ends the program when they are malformed, with a message, or ask for help, which shows the default.
-
-    Raises: ConfigError when a number is outside its range, or a flag is one of another command.
-    """
-    words = sys.argv[1:] if arguments is None else arguments
-    if HELP.intersection(words):
-        show_help(default, program(), **PARSING)
-    return Asked.of(default, words).command
 
 
 class Asked(NamedTuple, Generic[C]):
@@ -143,27 +121,16 @@ class Asked(NamedTuple, Generic[C]):
         """
         if self.wants_help:
             show_help(default, program(), **PARSING)
-        return _with_given(default, self.command, self.given)
+        return with_values(default, {name: v for name, v in values_of(self.command).items() if name in self.given})
 
     def flags(self, names: Iterable[str]) -> list[str]:
         """Returns the flags of the fields that were given, out of some names."""
         return [flag_of(name) for name in names if name in self.given]
 
 
-def _with_given(default: Any, asked: Any, given: Collection[str]) -> Any:
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(default):
-        value, theirs = getattr(default, field.name), getattr(asked, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = _with_given(value, theirs, given)
-        elif field.name in given:
-            changes[field.name] = theirs
-    return dataclasses.replace(default, **changes)
-
-
 def check_names(default: Command, arguments: Sequence[str]) -> None:
     """Raises ConfigError when a flag belongs to other commands or algorithms, or to none."""
-    own = set(names_in(default))
+    own = values_of(default).keys()
     for i, word in enumerate(arguments):
         flag, name = word.partition("=")[0], name_of(word)
         if len(word) < 3 or not word.startswith("--"):
@@ -173,24 +140,14 @@ def check_names(default: Command, arguments: Sequence[str]) -> None:
             raise ConfigError(f"{flag} is empty: give the directory of a run")
         if name in own:
             continue
-        if theirs := [of for of, kind in KINDS.items() if name in names_in(default_command(kind, default.agent))]:
+        if theirs := [of for of, kind in KINDS.items() if name in values_of(default_command(kind, default.agent))]:
             raise ConfigError(f"{flag} means nothing here: it is a flag of {', '.join(theirs)}")
-        if others := [agent for agent in FAMILIES if name in names_in(default_command(type(default), agent))]:
+        if others := [agent for agent in FAMILIES if name in values_of(default_command(type(default), agent))]:
             raise ConfigError(f"{flag} is a flag of --agent {' or '.join(others)}, this is --agent {default.agent}")
         flags = [flag_of(of) for of in own]
         near = [of for of in flags if flag.startswith(of)] or difflib.get_close_matches(flag, flags, 1, cutoff=0.75)
         meant = f", did you mean {near[0]}? All of them:" if near else ":"
         raise ConfigError(f"there is no flag {flag}{meant} {program()} --help")
-
-
-def names_in(config: Any) -> Iterator[str]:
-    """Yields the names of the fields of a command, with those in its sections."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from names_in(value)
-        else:
-            yield field.name
 
 
 @REGISTRY.primitive_rule
@@ -217,31 +174,6 @@ def _changing_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Changing
         is_instance=lambda value: isinstance(value, int | float | str),
         str_from_instance=lambda value: [str(value)],
     )
-
-
-def check_ranges(config: Any) -> None:
-    """Raises ConfigError when a number is outside the range of its field."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            check_ranges(value)
-            continue
-        if isinstance(value, str) and getattr(hints[field.name], "__origin__", hints[field.name]) == Changing:
-            try:
-                value = Schedule.of(value).ends
-            except ValueError as error:
-                raise ConfigError(f"{flag_of(field.name)} {error}") from error
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            if wanted := range_of(hints[field.name]).wanted(number):
-                raise ConfigError(f"{flag_of(field.name)} {number} makes no sense: it has to be {wanted}")
-
-
-def range_of(hint: Any) -> Range:
-    """Returns the range that a field's type is annotated with, else the one of fields without."""
-    return next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)), Range())
 
 
 def name_of(word: str) -> str:
@@ -370,15 +302,7 @@ def kinds_for(want: Want, stream: StreamSpec | None) -> tuple[str, ...]:
 def to_flags(command: Command) -> list[str]:
     """Returns arguments from which `parse` makes this command, whose preset is not auto; defaults are left out."""
     default = with_preset(default_command(type(command), command.agent), command.preset)
-    return ["--agent", command.agent, "--preset", command.preset, *_flags(command, default)]
-
-
-def _flags(config: Any, default: Any) -> list[str]:
-    flags: list[str] = []
-    for field in dataclasses.fields(config):
-        value, usual = getattr(config, field.name), getattr(default, field.name)
-        if dataclasses.is_dataclass(value):
-            flags += _flags(value, usual)
-        elif value != usual:
-            flags += words_of(flag_of(field.name), value)
-    return flags
+    usual = values_of(default)
+    changed = {name: value for name, value in values_of(command).items() if value != usual[name]}
+    named = {"agent": command.agent, "preset": command.preset} | changed
+    return [word for name, value in named.items() for word in words_of(flag_of(name), value)]

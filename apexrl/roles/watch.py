@@ -9,7 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from apexrl.config.flags import REGISTRY, check_ranges
+from apexrl.config.fields import check_ranges
+from apexrl.config.flags import REGISTRY
 from apexrl.config.sections import Range
 from apexrl.config.words import program
 from apexrl.lifecycle import Stop, run_role

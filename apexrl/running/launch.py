@@ -16,6 +16,7 @@ from rich.text import Text
 
 from apexrl.children import role_script
 from apexrl.config.commands import Command, OfflineCommand, RunCommand
+from apexrl.config.fields import with_values
 from apexrl.config.flags import actor_command, learner_command, replay_command, to_flags
 from apexrl.config.words import sister
 from apexrl.errors import ApexError
@@ -75,9 +76,7 @@ def roles_of(command: RunCommand, stream: StreamSpec | None = None) -> dict[str,
     if command.max_seconds and not command.smoke:  # whose time begins with its first frame
         learner = dataclasses.replace(learner, ends_at=time.time() + command.max_seconds)
     if not command.evaluator:
-        learner = dataclasses.replace(
-            learner, learning=dataclasses.replace(learner.learning, final_evaluation_seconds=0.0)
-        )
+        learner = with_values(learner, {"final_evaluation_seconds": 0.0})
     if not command.has_actors:
         learner = OfflineCommand(
             **vars(learner), replay=command.replay, from_journal=command.from_journal,
@@ -98,11 +97,9 @@ def replays_of(command: RunCommand, stream: StreamSpec | None) -> Iterator[tuple
     replay, journals, num_shards = replay_command(command), journals_of(command), command.wires.shards
     told = msgspec.json.encode(stream).decode() if stream is not None else ""
     for shard in range(num_shards):
-        kept = replay.replay
-        if kept.journal_dir != "off":
-            kept = dataclasses.replace(kept, journal_dir=str(journals[shard].resolve()))
+        kept = str(journals[shard].resolve()) if journals else "off"
         name = "replay" if num_shards == 1 else f"replay {shard}"
-        yield name, ("replay.py", dataclasses.replace(replay, shard=shard, stream=told, replay=kept))
+        yield name, ("replay.py", with_values(replay, {"shard": shard, "stream": told, "journal_dir": kept}))
 
 
 def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:

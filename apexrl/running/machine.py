@@ -1,11 +1,11 @@
 """The machine that a run is planned for, and the numbers that follow from it: preset, actors, threads, capacity."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from apexrl.agents.contract import Want
 from apexrl.config.commands import RunCommand
+from apexrl.config.fields import with_values
 from apexrl.config.flags import wants_of
 from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
@@ -65,7 +65,7 @@ def fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
     return "gpu" if machine.learns_on_gpu else "two-cores"
 
 
-def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mapping[str, Any]]:
+def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, int]:
     """Returns the values that follow from the number of cores: those of the actors, and the rest for the learner.
 
     An actor whose network runs on a GPU leaves its cores to the emulator, which has two threads in each process.
@@ -75,12 +75,9 @@ def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, Mappin
     cores, learns_on_gpu = machine.cores, machine.learns_on_gpu
     acting = {"num_workers": max(cores - 3 if learns_on_gpu else cores // 2, 1)}
     if machine.acts_on_gpu:
-        acting = {
-            "num_workers": max((cores - 2) // 2, 1),
-            "environments_per_worker": ENVIRONMENTS_BESIDE_A_GPU,
-        }
+        acting = {"num_workers": max((cores - 2) // 2, 1), "environments_per_worker": ENVIRONMENTS_BESIDE_A_GPU}
     threads = 2 if learns_on_gpu else max((cores - acting["num_workers"]) // 2, 1)
-    return {"acting": acting, "learning": {"learner_threads": threads}}
+    return acting | {"learner_threads": threads}
 
 
 def fitted(command: RunCommand, machine: Machine, spec: StreamSpec, is_asked_for: bool) -> RunCommand:
@@ -105,8 +102,8 @@ def fitted(command: RunCommand, machine: Machine, spec: StreamSpec, is_asked_for
         # Two digits: the free memory differs a little from run to run, and their capacity should not.
         unit = 10 ** max(len(str(largest)) - 2, 0)
         capacity = max(largest // unit * unit, replay.min_size_to_sample)
-        replay = dataclasses.replace(replay, capacity=capacity)
-    return dataclasses.replace(command, replay=replay)
+        return with_values(command, {"capacity": capacity})
+    return command
 
 
 def _cure(largest: int, min_size: int, num_workers: int) -> str:

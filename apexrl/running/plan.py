@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from apexrl.agents.contract import Family, check_normalizable
 from apexrl.agents.families import family_of
 from apexrl.config.commands import RunCommand
+from apexrl.config.fields import with_values
 from apexrl.config.flags import (
     Asked,
     check_together,
@@ -18,10 +19,8 @@ from apexrl.config.flags import (
     explicit_replay,
     learner_command,
     name_of,
-    parse_onto,
     wants_of,
     with_preset,
-    with_sections,
 )
 from apexrl.config.presets import VECTOR_AGENT, flags_for
 from apexrl.config.schedules import schedules_of
@@ -59,12 +58,11 @@ STREAM_SETTINGS = (  # of the environment
     "repeat_action_probability", "action_mask",
 )  # fmt: skip
 
-SMOKE: Mapping[str, Mapping[str, Any]] = {
-    "env": {"max_episode_frames": 4_000},
-    "replay": {"capacity": 20_000, "min_size_to_sample": 2_000, "samples_per_insert": 1.0},
-    "evaluation": {"episodes": 2, "evaluation_period_seconds": 10.0},
-}
-SMOKE_SECONDS = 20.0  # after the first frame, at least
+SMOKE: Mapping[str, Any] = {
+    "max_episode_frames": 4_000, "capacity": 20_000, "min_size_to_sample": 2_000, "samples_per_insert": 1.0,
+    "episodes": 2, "evaluation_period_seconds": 10.0,
+    "max_seconds": 20.0,  # after the first frame, at least
+}  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -107,11 +105,12 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     command = asked.onto(basis)
     command = dataclasses.replace(command, preset=basis.preset, wires=_reachable(command.wires))
     if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
-        command = with_sections(command, {"replay": {"journal_dir": str(Path(command.replay.journal_dir).resolve())}})
+        command = with_values(command, {"journal_dir": str(Path(command.replay.journal_dir).resolve())})
     if command.network.network and "inputs" not in asked.given:
-        command = with_sections(command, {"network": {"inputs": parts}})
+        command = with_values(command, {"inputs": parts})
     family = family_of(command.agent)
-    command = with_sections(command, _fitting_unrolls(command, environment, "unroll_starts" in asked.given))
+    starts = _fitting_starts(command, environment, "unroll_starts" in asked.given)
+    command = with_values(command, {"unroll_starts": starts})
     stream = family.stream(command.algorithm, environment)
     if command.from_journal:
         journal = Path(command.from_journal).resolve()
@@ -135,20 +134,16 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
     preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment)
     command = with_preset(dataclasses.replace(default_command(RunCommand, asked.agent), env=asked.env), preset)
     if not asked.reproducible:  # there the sizes are the same on every machine
-        command = with_sections(command, sizes(machine, environment))
+        command = with_values(command, sizes(machine, environment))
     if known:
-        command = parse_onto(command, known)
+        command = Asked.of(command, known).command
     if asked.from_journal:
         journal = Path(asked.from_journal)
-        command = with_sections(
-            command, {"replay": {"capacity": journal_transitions(journal, identity_of(journal).spec)}}
-        )
+        command = with_values(command, {"capacity": journal_transitions(journal, identity_of(journal).spec)})
     if asked.guest:  # `as_guest` has put these there
-        command = with_sections(command, {"replay": {"capacity": asked.replay.capacity}})
+        command = with_values(command, {"capacity": asked.replay.capacity})
         command = dataclasses.replace(command, wires=asked.wires)
-    if not asked.smoke:
-        return command
-    return dataclasses.replace(with_sections(command, SMOKE), max_seconds=SMOKE_SECONDS)
+    return with_values(command, SMOKE) if asked.smoke else command
 
 
 def _with_mix(command: RunCommand, stream: StreamSpec) -> RunCommand:
@@ -162,13 +157,11 @@ def _with_mix(command: RunCommand, stream: StreamSpec) -> RunCommand:
         raise ConfigError(f"--mix-journal {WITH_ACTORS} and --reproducible")
     journal = mixed.directory.resolve()
     check_usable(journal, identity_of(journal).spec, stream)
-    return with_sections(command, {"learning": {"mix_journal": f"{journal}={mixed.share}"}})
+    return with_values(command, {"mix_journal": f"{journal}={mixed.share}"})
 
 
-def _fitting_unrolls(
-    command: RunCommand, environment: EnvironmentSpec, is_asked_for: bool
-) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the sections that make a command's unrolls short enough for a message; none where they are.
+def _fitting_starts(command: RunCommand, environment: EnvironmentSpec, is_asked_for: bool) -> int:
+    """Returns the starts of an unroll that is short enough for a message: the command's where it is.
 
     Raises: ConfigError when no log can hold them, or when their length was asked for.
     """
@@ -180,7 +173,7 @@ def _fitting_unrolls(
     starts = command.algorithm.unroll_starts
     fault, too_large = why_impossible(stream(starts)), why_too_large(stream(starts))
     if not fault:
-        return {}
+        return starts
     frames = f"environment {environment.env!r} has frames {environment.frame_shape} of {environment.frame_dtype}"
     if fault != too_large:
         raise ConfigError(f"{frames}: {fault}")
@@ -191,7 +184,7 @@ def _fitting_unrolls(
     if is_asked_for:
         raise ConfigError(f"{frames}: {too_large} to {most}")
     logger.info("%s: --unroll-starts is %d, not %d: a message holds no more", frames, most, starts)
-    return {"algorithm": {"unroll_starts": most}}
+    return most
 
 
 def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSpec, verb: str) -> None:

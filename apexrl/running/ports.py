@@ -1,14 +1,13 @@
 """The ports of a run on this machine."""
 
-import dataclasses
 import errno
 import itertools
 import random
 import socket
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from apexrl.config.commands import RunCommand
+from apexrl.config.fields import with_values
 from apexrl.config.flags import Asked
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
@@ -25,7 +24,7 @@ def from_base(asked: Asked[RunCommand]) -> Asked[RunCommand]:
     """Returns a command line to which --port-base gives the ports that it does not give itself."""
     base = asked.command.port_base
     found = {name: base + i for i, name in enumerate(IN_ORDER) if name not in asked.given} if base else {}
-    return asked._replace(command=_with_ports(asked.command, found), given=asked.given.union(found))
+    return asked._replace(command=with_values(asked.command, found), given=asked.given.union(found))
 
 
 def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCommand, str]:
@@ -52,13 +51,7 @@ def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCom
             kept += range(others[name], others[name] + 2 * len(ports)) if name in others else ports
     taken = " ".join(str(needed[name][1][0]) for name in others)
     said = f"ports {taken} are taken: this run has {' '.join(map(str, others.values()))}" if others else ""
-    return _with_ports(command, others), said
-
-
-def _with_ports(command: RunCommand, ports: Mapping[str, int]) -> RunCommand:
-    wires: dict[str, Any] = {name: port for name, port in ports.items() if name != "tensorboard_port"}
-    board = ports.get("tensorboard_port", command.tensorboard_port)
-    return dataclasses.replace(command, wires=dataclasses.replace(command.wires, **wires), tensorboard_port=board)
+    return with_values(command, others), said
 
 
 def _needed(command: RunCommand) -> dict[str, tuple[str, range]]:

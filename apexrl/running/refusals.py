@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, names_in
+from apexrl.config.fields import values_of
+from apexrl.config.flags import Asked
 from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import ActingConfig, ReplayConfig
 from apexrl.config.words import flag_of, sister
@@ -49,12 +50,12 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
     if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
         raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
-    if asked.guest and (useless := flags(names_in(ActingConfig()))):
+    if asked.guest and (useless := flags(values_of(ActingConfig()))):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
     if asked.from_journal:
         frames = [name for name, schedule in schedules_of(asked.update).items() if schedule.frames]
         frames.append("total_frames")  # a journal has brought all of its own at once
-        given = flags([*names_in(ActingConfig()), *names_in(ReplayConfig()), *frames])
+        given = flags([*values_of(ActingConfig()), *values_of(ReplayConfig()), *frames])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
 

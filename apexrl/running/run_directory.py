@@ -16,7 +16,8 @@ import msgspec
 
 from apexrl import __version__
 from apexrl.config.commands import ActorCommand, RunCommand
-from apexrl.config.flags import Asked, actor_command, check_ranges, default_command
+from apexrl.config.fields import check_ranges, with_values
+from apexrl.config.flags import Asked, actor_command, default_command
 from apexrl.config.schedules import renewed
 from apexrl.config.sections import EnvConfig, LearningConfig
 from apexrl.config.words import Basis, program
@@ -249,8 +250,7 @@ def host_of(directory: Path, trust: Trust = NOBODY) -> RunCommand:
 
 def as_guest(default: RunCommand, run: RunCommand) -> RunCommand:
     """Returns the default of a guest on a run: its environment, its replay servers and its capacity."""
-    replay = dataclasses.replace(default.replay, capacity=run.replay.capacity)
-    return dataclasses.replace(default, env=run.env, wires=run.wires, replay=replay)
+    return dataclasses.replace(with_values(default, {"capacity": run.replay.capacity}), env=run.env, wires=run.wires)
 
 
 def _restored(given: dict[str, Any], default: Any, not_given: list[str]) -> Any:
@@ -311,10 +311,8 @@ def continued(directory: Path, ask: Ask = here) -> Counters | None:
 
 def as_fork(command: RunCommand) -> RunCommand:
     """Returns the configuration of a new run that is forked from the one with this configuration."""
-    replay = command.replay
-    if replay.journal_dir != "off":
-        replay = dataclasses.replace(replay, journal_dir="auto")
-    return dataclasses.replace(command, run_dir="", at=0, replay=replay)
+    kept = "off" if command.replay.journal_dir == "off" else "auto"
+    return with_values(command, {"run_dir": "", "at": 0, "journal_dir": kept})
 
 
 def fork_run(source: RunCommand, checkpoint: Path | None, command: RunCommand) -> None:

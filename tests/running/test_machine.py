@@ -68,8 +68,7 @@ def test_memory_that_is_given_is_what_the_plan_is_made_for():
 def sizes_of(cores, device, actor_device):
     """Workers, environments of each (0: the preset's), and threads of the learner."""
     found = sizes(Machine(cores, 64 * GB, device, 64 * GB, actor_device), SPEC)
-    acting = found["acting"]
-    return acting["num_workers"], acting.get("environments_per_worker", 0), found["learning"]["learner_threads"]
+    return found["num_workers"], found.get("environments_per_worker", 0), found["learner_threads"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.running.launch import roles_of
-from apexrl.running.plan import SMOKE_SECONDS, describe, make_plan
+from apexrl.running.plan import SMOKE, describe, make_plan
 from apexrl.running.ports import with_free_ports
 from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import as_fork, environment_of, save_config
@@ -179,7 +179,7 @@ def test_a_greedy_algorithm_that_cannot_solve_an_environment_is_told_so(env, age
 
 def test_the_flags_of_a_smoke_run_win_over_its_sizes():
     smoke = plan("--smoke", "--episodes", "3").command
-    assert (smoke.max_seconds, smoke.replay.capacity, smoke.evaluation.episodes) == (SMOKE_SECONDS, 20_000, 3)
+    assert (smoke.max_seconds, smoke.replay.capacity, smoke.evaluation.episodes) == (SMOKE["max_seconds"], 20_000, 3)
 
 
 def test_actions_that_an_algorithm_does_not_take_are_refused():

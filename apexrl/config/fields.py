@@ -1,0 +1,68 @@
+"""The fields of a command, flat over its sections: their names are unique, so a name alone says which one is meant."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from apexrl.config.schedules import Schedule
+from apexrl.config.sections import Changing, Range
+from apexrl.config.words import flag_of
+from apexrl.errors import ConfigError
+
+D = TypeVar("D")
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Returns the values of a command's, or a section's, fields by name, with those of its sections."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        values |= values_of(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return values
+
+
+def with_values(config: D, values: Mapping[str, Any]) -> D:
+    """Returns a command with other values of some fields, in whichever section they are.
+
+    Raises: TypeError when it has no field of a name.
+    """
+    if unknown := values.keys() - values_of(config):
+        raise TypeError(f"{type(config).__name__} has no field {' or '.join(sorted(unknown))}")
+    return _replaced(config, values)
+
+
+def _replaced(config: Any, values: Mapping[str, Any]) -> Any:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = _replaced(value, values)
+        elif field.name in values:
+            changes[field.name] = values[field.name]
+    return dataclasses.replace(config, **changes)
+
+
+def check_ranges(config: Any) -> None:
+    """Raises ConfigError when a number is outside the range of its field."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            check_ranges(value)
+            continue
+        if isinstance(value, str) and getattr(hints[field.name], "__origin__", hints[field.name]) == Changing:
+            try:
+                value = Schedule.of(value).ends
+            except ValueError as error:
+                raise ConfigError(f"{flag_of(field.name)} {error}") from error
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if wanted := range_of(hints[field.name]).wanted(number):
+                raise ConfigError(f"{flag_of(field.name)} {number} makes no sense: it has to be {wanted}")
+
+
+def range_of(hint: Any) -> Range:
+    """Returns the range that a field's type is annotated with, else the one of fields without."""
+    return next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)), Range())
