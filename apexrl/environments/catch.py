@@ -88,14 +88,3 @@ class SwitchingCatch(Catch):
         is_switched = self._steps // self._period_steps % 2 == 1
         self._steps += 1
         return super().step(2 - action if is_switched else action)
-
-
-def register() -> None:
-    """Makes `Catch-v0` and its variants known to gymnasium."""
-    for name, kwargs in {
-        "Catch": {},
-        "MemoryCatch": {},
-        "SwitchingCatch": {"switch_period_steps": SWITCH_PERIOD_STEPS},
-    }.items():
-        if f"{name}-v0" not in gymnasium.registry:
-            gymnasium.register(f"{name}-v0", entry_point=f"apexrl.environments.catch:{name}", kwargs=kwargs)

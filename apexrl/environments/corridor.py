@@ -43,13 +43,3 @@ class Corridor(gymnasium.Env):
 
     def _observation(self) -> np.ndarray:
         return np.ones(1, np.float32)  # not 0, which would hide the weights of a first layer from their gradients
-
-
-def register() -> None:
-    """Makes `Corridor-v0` known to gymnasium, with its time limit."""
-    if "Corridor-v0" not in gymnasium.registry:
-        gymnasium.register(
-            "Corridor-v0",
-            entry_point="apexrl.environments.corridor:Corridor",
-            max_episode_steps=MAX_EPISODE_STEPS,
-        )

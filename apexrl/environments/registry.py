@@ -4,19 +4,29 @@ import difflib
 import importlib.metadata
 import re
 from types import ModuleType
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from apexrl.environments import catch, corridor, dm_suite
+from apexrl.environments import dm_suite
 from apexrl.environments.atari import has_usual_frameskip
+from apexrl.environments.catch import SWITCH_PERIOD_STEPS
+from apexrl.environments.corridor import MAX_EPISODE_STEPS
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import import_own
 
 SIMILAR = 0.7  # of difflib's measure, where 1 are equal names
+OWN: dict[str, dict[str, Any]] = {
+    "catch:Catch": {},
+    "catch:MemoryCatch": {},
+    "catch:SwitchingCatch": {"kwargs": {"switch_period_steps": SWITCH_PERIOD_STEPS}},
+    "corridor:Corridor": {"max_episode_steps": MAX_EPISODE_STEPS},
+}
+"""By module and class, how our environments are registered."""
 
-catch.register()
-corridor.register()
+for name, options in OWN.items():
+    gymnasium.register(f"{name.partition(':')[2]}-v0", entry_point=f"apexrl.environments.{name}", **options)
 
 
 def registered(env: str) -> EnvSpec:
