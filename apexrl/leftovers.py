@@ -51,24 +51,25 @@ def kill_group(group: int) -> None:
 
 def kill_family(process: subprocess.Popen[bytes]) -> None:
     """Kills a process that leads a group, its descendants, and all that it left in its group; waits for its end."""
-    family = descendants_of(process.pid) if process.poll() is None else []
+    family = family_of(process.pid) if process.poll() is None else []
     kill_group(process.pid)
     _kill(family)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(REAP_SECONDS)
 
 
-def descendants_of(pid: int) -> list[psutil.Process]:
-    """Returns the processes that a living process has started, and those that they have."""
+def family_of(pid: int) -> list[psutil.Process]:
+    """Returns a living process, those that it has started, and those that they have."""
     try:
-        return psutil.Process(pid).children(recursive=True)
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
     except (psutil.Error, OSError):  # it is gone, or no file descriptor is left to look
         return []
 
 
 def kill_descendants() -> None:
     """Kills all processes that this one has started, for a process that ends without its environments' `close`."""
-    _kill(descendants_of(os.getpid()))
+    _kill(family_of(os.getpid())[1:])
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

@@ -1,7 +1,6 @@
 """The ports of a run on this machine."""
 
 import errno
-import itertools
 import random
 import socket
 from collections.abc import Collection, Iterable
@@ -89,19 +88,6 @@ def _fault(name: str, host: str, ports: Iterable[int]) -> ConfigError | None:
                 flag = "--tensorboard-host" if name == "tensorboard_port" else "--bind-host"
                 raise ConfigError(f"{fault}: give an address of this machine as {flag}") from None
     return None
-
-
-def free_ports(host: str, count: int, searched: range = SEARCHED_PORTS) -> list[int]:
-    """Returns ports on which nobody listens now.
-
-    Raises: OSError when the host is none of this machine's, ConfigError when there are not as many.
-    """
-    candidates = random.sample(searched, len(searched))
-    ports = list(itertools.islice((port for port in candidates if _is_free(host, port)), count))
-    if len(ports) < count:
-        first, last = searched[0], searched[-1]
-        raise ConfigError(f"{host} has no {count} free ports from {first} to {last}: end programs that listen there")
-    return ports
 
 
 def free_row(host: str, count: int, avoided: Collection[int] = ()) -> int:

@@ -40,7 +40,7 @@ from apexrl.running.launch import (
     waits_in_vain,
 )
 from apexrl.running.plan import Plan
-from apexrl.running.ports import free_ports, free_row
+from apexrl.running.ports import free_row
 from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import CONFIG_FILE, journals_of, lock_run
 from apexrl.running.supervise import Supervisor
@@ -199,10 +199,8 @@ class Group:
             first = free_row(node, 2 * wires.shards)
             return {"replay_host": node, "actor_port": first, "batch_port": first + 1}
         if self._name == LEARNER:
-            parameters, metrics, meeting = free_ports(node, 3)
-            return {
-                "learner_host": node, "parameter_port": parameters, "metrics_port": metrics, "meeting_port": meeting
-            }  # fmt: skip
+            first = free_row(node, 3)
+            return {"learner_host": node, "parameter_port": first, "metrics_port": first + 1, "meeting_port": first + 2}
         return {}
 
     def _live(self) -> None:

@@ -49,17 +49,8 @@ LOCK_FILE = "run.lock"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedConfig:
-    """The content of config.json."""
-
-    command: RunCommand
-    revision: str
-    versions: dict[str, str]
-
-
 class _Saved(msgspec.Struct):
-    """Its part that is read again, before it is known which algorithm's configuration it holds."""
+    """The part of config.json that is read again, before it is known which algorithm's configuration it holds."""
 
     command: Section
 
@@ -276,7 +267,8 @@ def save_config(command: RunCommand) -> None:
     """Writes the configuration of a run, the git revision, the versions of packages and the machine."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "ale-py", "gymnasium", "numpy", "pyzmq")}
     versions |= {"python": platform.python_version(), "machine": platform.platform(), "cores": str(num_cores())}
-    write_json(Path(command.run_dir) / CONFIG_FILE, SavedConfig(command, _revision(), versions))
+    saved = {"command": command, "revision": _revision(), "versions": versions}
+    write_json(Path(command.run_dir) / CONFIG_FILE, saved)
 
 
 def _revision() -> str:

@@ -10,11 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 from tensorboard import program
 
 from apexrl.errors import PeerError
-from apexrl.lifecycle import Stop, run_role
+from apexrl.lifecycle import Stop, resident_bytes, run_role
 
 # It keeps a random sample of the numbers under each tag.
 SAMPLES = 1_000
@@ -56,7 +55,7 @@ def serve(directory: Path, shown: Path, host: str, port: int, stop: Stop) -> Non
         if time.monotonic() < due:
             continue
         due = time.monotonic() + LOOK_SECONDS
-        num_bytes = psutil.Process().memory_info().rss
+        num_bytes = resident_bytes()
         most_bytes = most_bytes or max(MOST_BYTES, MOST_GROWTH * num_bytes)
         if num_bytes > most_bytes:
             raise PeerError(f"TensorBoard has grown to {num_bytes / 1e6:.0f} MB: it begins anew")

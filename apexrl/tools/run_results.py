@@ -21,20 +21,9 @@ CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max", "median")  
 ELSEWHERE = {"wires"}  # a section of hosts and ports
 # Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
 OF_ONE_RUN = {
-    *(
-        "seed",
-        "name",
-        "run_dir",
-        "resume",
-        "from_scratch",
-        "max_seconds",
-        "smoke",
-        "max_restarts",
-        "memory_gb",
-        "trust",
-    ),
-    *("tensorboard", "tensorboard_port", "tensorboard_host", "journal_dir", "record_dir", "wandb", "mlflow"),
-    *("fork", "at", "from_journal", "guest"),
+    *("seed", "name", "run_dir", "resume", "from_scratch", "fork", "at", "from_journal", "guest", "trust"),
+    *("max_seconds", "smoke", "max_restarts", "memory_gb", "journal_dir", "record_dir"),
+    *("tensorboard", "tensorboard_port", "tensorboard_host", "wandb", "mlflow"),
 }
 
 
