@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import explicit_replay, wants_of
@@ -53,6 +54,11 @@ class RunConsole(Console):
         """Called by rich, whose own method ends the process. The interpreter flushes the stream once more."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+def say_failed(what: str, error: Exception) -> None:
+    """Prints to stderr why a run does not begin, or ends."""
+    RunConsole(stderr=True).print(Text.assemble((f"{what}:", "bold red"), f" {error}"), soft_wrap=True)
 
 
 def redraws(console: Console) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from apexrl.children import role_script
 from apexrl.config.commands import Command, OfflineCommand, RunCommand
@@ -28,7 +27,15 @@ from apexrl.lines import log_to
 from apexrl.networks.headers import Counters, latest_path, load_header
 from apexrl.running.callbacks import News, is_end
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import ConsoleHandler, Display, RunConsole, probabilities_of, summary_of, targets_of
+from apexrl.running.display import (
+    ConsoleHandler,
+    Display,
+    RunConsole,
+    probabilities_of,
+    say_failed,
+    summary_of,
+    targets_of,
+)
 from apexrl.running.plan import Plan
 from apexrl.running.prepare import prepare, trackers_of
 from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of
@@ -61,7 +68,7 @@ def main() -> int:
         console.print("stopped before it began: nothing was changed")
         return INTERRUPTED_STATUS
     except (ApexError, OSError) as error:
-        RunConsole(stderr=True).print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
+        say_failed("cannot run", error)
         return exit_status(error) if isinstance(error, ApexError) else 1
 
 
@@ -117,19 +124,16 @@ def start_callbacks(supervisor: Supervisor, command: RunCommand) -> None:
         supervisor.start(f"callback {called}", arguments, may_finish=True, log=log)
 
 
-def start_board(supervisor: Supervisor, command: RunCommand) -> None:
-    """Starts TensorBoard on a run, and on those beside it."""
-    directory = Path(command.run_dir)
-    board = [str(shown_by_board(directory)), command.tensorboard_host, str(command.tensorboard_port)]
-    arguments = ["-m", "apexrl.running.tensorboard", *board]
-    supervisor.start("tensorboard", arguments, is_needed=False, log=directory / "logs" / "tensorboard.log")
-
-
-def start_trackers(supervisor: Supervisor, command: RunCommand) -> None:
-    """Starts the roles that tell trackers of experiments about a run."""
-    for name in trackers_of(command):
-        arguments = ["-m", "apexrl.running.trackers", name, command.run_dir]
-        supervisor.start(name, arguments, is_needed=False, log=Path(command.run_dir) / "logs" / f"{name}.log")
+def start_observers(supervisor: Supervisor, command: RunCommand) -> None:
+    """Starts TensorBoard on a run, and on those beside it, and the roles that tell trackers of experiments about it."""
+    directory, observers = Path(command.run_dir), dict[str, list[str]]()
+    if command.tensorboard:
+        shown = str(shown_by_board(directory))
+        observers["tensorboard"] = ["tensorboard", shown, command.tensorboard_host, str(command.tensorboard_port)]
+    observers |= {name: ["trackers", name, command.run_dir] for name in trackers_of(command)}
+    for name, (module, *arguments) in observers.items():
+        log = directory / "logs" / f"{name}.log"
+        supervisor.start(name, ["-m", f"apexrl.running.{module}", *arguments], is_needed=False, log=log)
 
 
 def shown_by_board(directory: Path) -> Path:
@@ -230,9 +234,7 @@ class Run:
         start_callbacks(self._supervisor, self._command)  # first: they miss no evaluation
         for name, (script, config) in roles_of(self._command, self._stream).items():
             start_role(self._supervisor, self._command, name, script, config)
-        if self._command.tensorboard:
-            start_board(self._supervisor, self._command)
-        start_trackers(self._supervisor, self._command)
+        start_observers(self._supervisor, self._command)
 
     def _stop(self, stop: Stop) -> None:
         signals = stop.num_signals

@@ -26,7 +26,6 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from rich.console import Console
-from rich.text import Text
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
@@ -36,7 +35,7 @@ from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_paren
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters
 from apexrl.running.clock import Clock, what_is_missing
-from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows
+from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows, say_failed
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import Plan
 from apexrl.running.ray_flags import RayConfig, divided
@@ -73,10 +72,10 @@ def main() -> int:
     try:
         return Driver(*divided(sys.argv[1:]), console).run(stop)
     except ApexError as error:
-        RunConsole(stderr=True).print(Text.assemble(("cannot run:", "bold red"), f" {error}"), soft_wrap=True)
+        say_failed("cannot run", error)
         return exit_status(error)
     except ray.exceptions.RayError as error:
-        RunConsole(stderr=True).print(Text.assemble(("Ray failed:", "bold red"), f" {error}"), soft_wrap=True)
+        say_failed("Ray failed", error)
         return 1
     finally:
         ray.shutdown()

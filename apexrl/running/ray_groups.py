@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import ray
 from ray.util import get_node_ip_address
 from ray.util.metrics import Gauge
-from rich.console import Console
 
 from apexrl.config.commands import Command, RunCommand
 from apexrl.config.sections import WireConfig
@@ -27,15 +26,15 @@ from apexrl.learning.record.status_file import Status, read_status
 from apexrl.lifecycle import exit_status
 from apexrl.lines import log_to
 from apexrl.running.clock import Clock
+from apexrl.running.display import RunConsole
 from apexrl.running.launch import (
     FINISHING,
     checkpoint_time,
     end_steps,
     players_of,
     roles_of,
-    start_board,
+    start_observers,
     start_role,
-    start_trackers,
     summarize,
     waits_in_vain,
 )
@@ -85,7 +84,7 @@ class Planner:
     def plan(self, arguments: list[str]) -> tuple[Plan | None, str, str, int]:
         """Returns the plan for these flags, what there is to read about it, and an error with its exit status."""
         text = io.StringIO()
-        console = Console(file=text, markup=False, emoji=False, highlight=False, width=120)
+        console = RunConsole(file=text, width=120)
         try:
             with contextlib.ExitStack() as held:
                 return prepare(arguments, console, held, fixed_ports=False), text.getvalue(), "", 0
@@ -280,9 +279,7 @@ class Group:
         for name, (script, config) in self._own(roles_of(command, self._stream)).items():
             start_role(self._supervisor, command, name, script, config)
         if self._name == LEARNER:
-            if command.tensorboard:
-                start_board(self._supervisor, command)
-            start_trackers(self._supervisor, command)
+            start_observers(self._supervisor, command)
 
     def _own(self, roles: dict[str, tuple[str, Command]]) -> dict[str, tuple[str, Command]]:
         """Returns the roles of this group."""
@@ -302,9 +299,8 @@ class Group:
 
     def _summary(self) -> str:
         text = io.StringIO()
-        console = Console(file=text, markup=False, highlight=False)
         env = self._command.env.env
-        summarize(console, self._directory, env, self._clock, self._supervisor, self._checkpointed)
+        summarize(RunConsole(file=text), self._directory, env, self._clock, self._supervisor, self._checkpointed)
         self._report = self._report._replace(status=read_status(self._directory))
         return text.getvalue()
 

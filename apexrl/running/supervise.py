@@ -27,16 +27,12 @@ class Child:
     """One role: its command, its process, and how often it was started again."""
 
     def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        is_needed: bool,
-        may_finish: bool,
-        words: FromLog | FromPipe,
+        self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, words: FromLog | FromPipe
     ):
         self.name = name
         self.is_needed = is_needed
         self.may_finish = may_finish
+        self.words = words
         self.restarts = 0
         self.recent_deaths = 0
         self.is_given_up = False
@@ -45,16 +41,15 @@ class Child:
         self.start_at = 0.0
         self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
         self._arguments = list(arguments)
-        self._words = words
         self.mark = new_mark()  # of the newest process, and of all that it starts
 
     def start(self) -> None:
         """Starts the process."""
         self.started_at = time.monotonic()
         self.mark = new_mark()
-        with self._words.outputs() as (stdout, stderr):
+        with self.words.outputs() as (stdout, stderr):
             self.process = start_child(self._arguments, {MARK_VARIABLE: self.mark}, stdout=stdout, stderr=stderr)
-        self._words.follow(self.process)
+        self.words.follow(self.process)
 
     @property
     def status(self) -> int | None:
@@ -63,20 +58,12 @@ class Child:
 
     def last_words(self, status: int) -> str:
         """Returns the last line of a process that ended with this status; empty when no error of its own ended it."""
-        return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self._words.last()
+        return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self.words.last()
 
     @property
     def newest_line(self) -> str:
         """The last line in its log by the process that runs now; empty before the first, and without a log."""
-        return self._words.last() if isinstance(self._words, FromLog) else ""
-
-    def news(self) -> list[str]:
-        """Returns the restarts and failures of what this process runs, which only its log has told so far."""
-        return self._words.news()
-
-    def bound_log(self) -> None:
-        """Cuts its log when it has become too long."""
-        self._words.bound()
+        return self.words.last() if isinstance(self.words, FromLog) else ""
 
     def ask_to_end(self) -> None:
         """Sends SIGTERM."""
@@ -95,7 +82,7 @@ class Child:
         if self.process is None:
             return
         kill_family(self.process)
-        self._words.drain()
+        self.words.drain()
 
 
 class Supervisor:
@@ -144,7 +131,7 @@ class Supervisor:
     def bound_logs(self) -> None:
         """Cuts logs that have become too long. `watch` and `stop` do, too."""
         for child in self.children.values():
-            child.bound_log()
+            child.words.bound()
 
     def watch(self) -> list[str]:
         """Restarts children that died; returns the names of those that finished (`may_finish`, status 0).
@@ -154,9 +141,9 @@ class Supervisor:
         finished = []
         now = time.monotonic()
         for child in self.children.values():
-            for line in child.news():
+            for line in child.words.news():
                 logger.warning("%s: %s", child.name, line)
-            child.bound_log()
+            child.words.bound()
             status = child.status
             if child.process is None:
                 if now >= child.start_at and not child.is_given_up:
