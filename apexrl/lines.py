@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 FORM, TIME_FORM = "%(asctime)s %(name)s: %(message)s", "%H:%M:%S"
@@ -31,6 +31,13 @@ def _is_shown(character: str) -> bool:
 def say(*texts: object, **options: Any) -> None:
     """Prints texts as `print` does; none of them controls the terminal."""
     print(*(printable(str(text)) for text in texts), **options)
+
+
+def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int]) -> list[list[str]]:
+    """Returns the cells of a table, as wide as their columns, of which some are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.rjust if i in to_the_right else str.ljust for i in range(len(widths))]
+    return [[pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)] for row in rows]
 
 
 class Repeats:

@@ -15,7 +15,7 @@ import numpy as np
 from apexrl.errors import ConfigError
 from apexrl.extras import why_missing
 from apexrl.files import write_durably
-from apexrl.lines import say
+from apexrl.lines import aligned, say
 from apexrl.tools.intervals import MeanCurve, bootstrap_interval, interquartile_mean, mean, mean_curve
 from apexrl.tools.run_results import RunResult
 
@@ -138,16 +138,9 @@ def _estimate(strata: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np
 
 def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table whose columns are aligned: the first two to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    rule = [f"{'':-<{width - 1}}{'-' if i < 2 else ':'}" for i, width in enumerate(widths)]
-    table = [
-        [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in (names, *rows)
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (table[0], rule, *table[1:]))
+    head, *others = aligned([names, *rows], range(2, len(names)))
+    rule = [f"{'':-<{len(cell) - 1}}{'-' if i < 2 else ':'}" for i, cell in enumerate(head)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *others))
 
 
 def _csv_of(lines: Sequence[Line], curves: Mapping[tuple[str, str, str], MeanCurve]) -> bytes:

@@ -7,11 +7,11 @@ from pathlib import Path
 import tyro
 
 from apexrl.config.words import program
-from apexrl.lines import say
+from apexrl.lines import aligned, say
 from apexrl.runs import RUNS, FoundRun, found_runs
 
 HEAD = ("run", "environment", "agent", "frames", "best", "last", "when")
-NUMBERS = ("frames", "best", "last")
+NUMBERS = [HEAD.index(name) for name in ("frames", "best", "last")]
 
 
 def row_of(run: FoundRun) -> tuple[str, ...]:
@@ -34,12 +34,8 @@ def list_runs(directory: tyro.conf.Positional[Path] = RUNS) -> int:
     if not runs:
         say(f"{directory.resolve()} has no runs", file=sys.stderr)
         return 1
-    rows = [HEAD, *map(row_of, runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(HEAD, row, widths, strict=True)
-        aligned = (cell.rjust(width) if name in NUMBERS else cell.ljust(width) for name, cell, width in cells)
-        say("  ".join(aligned).rstrip())
+    for row in aligned([HEAD, *map(row_of, runs)], NUMBERS):
+        say("  ".join(row).rstrip())
     return 0
 
 
