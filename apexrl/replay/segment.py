@@ -61,6 +61,7 @@ class Scan(NamedTuple):
     entries: list[Entry]
     damages: list[Damage]
     end_of_records: int  # behind the last good record
+    offsets: list[int]  # in the file, of each entry
 
 
 def pack(number: int, message: bytes, block: bytes, magic: bytes = UNROLL_MAGIC) -> tuple[bytes, bytes, bytes]:
@@ -84,6 +85,7 @@ def scan(data: bytes, first_number: int = 0) -> Scan:
     header: SegmentHeader | None = None
     entries: list[Entry] = []
     damages: list[Damage] = []
+    offsets: list[int] = []
     position = good = 0
     next_number = first_number
     while position < len(data):
@@ -98,12 +100,13 @@ def scan(data: bytes, first_number: int = 0) -> Scan:
         good = position
         if begin > 0:
             entries.append(entry)
+            offsets.append(begin)
             next_number = entry.number + 1
             continue
         next_number = entry.number
         if (header := _header(entry.message)) is None:
             damages.append(Damage(begin, position))
-    return Scan(header, entries, damages, good)
+    return Scan(header, entries, damages, good, offsets)
 
 
 def read_header(file: BinaryIO) -> SegmentHeader | None:

@@ -60,15 +60,6 @@ class Segment(NamedTuple):
         is_cut = len(rest) < RECORD_BYTES or len(rest) < RECORD_BYTES + sizes
         return len(rest) if is_cut and magic.startswith(rest[:4]) else 0
 
-    def placed(self) -> Iterator[tuple[int, Entry]]:
-        """Yields the entries with their offsets in the file."""
-        damaged = {damage.offset: damage.num_bytes for damage in self.found.damages}
-        offset = 0 if 0 in damaged else RECORD_BYTES + int.from_bytes(self.data[16:20], "little")
-        for entry in self.found.entries:
-            offset += damaged.get(offset, 0)
-            yield offset, entry
-            offset += RECORD_BYTES + len(entry.message) + len(entry.block)
-
 
 def segments(directory: Path) -> Iterator[Segment]:
     """Yields the files of unrolls, oldest first, without those that are evicted meanwhile."""
@@ -157,7 +148,7 @@ def verify(directory: Directory, decode: bool = False) -> int:
     for segment in segments(directory):
         damages += [f"{segment.path.name}: offset {place}: {text}" for place, text in _damages_of(segment, identity)]
         expected = expected if segment.follows else None
-        for offset, entry in segment.placed():
+        for offset, entry in zip(segment.found.offsets, segment.found.entries, strict=True):
             found = _fault_of(entry, sizes, codec)
             if expected not in (None, entry.number):
                 found = f"it comes where unroll {expected} belongs"
