@@ -23,7 +23,7 @@ from apexrl.config.help import HELP, show_help
 from apexrl.config.schedules import changing_number
 from apexrl.config.sections import DEFAULT_AGENT, Changing, PresetName, ReplayConfig, whole_number
 from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
-from apexrl.config.words import Basis, flag_of, gathered, program, words_of
+from apexrl.config.words import Basis, flag_of, flags_in, gathered, program, words_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import check_hosts
 from apexrl.types import StreamSpec
@@ -111,7 +111,7 @@ class Asked(NamedTuple, Generic[C]):
         check_names(default, words)
         command = tyro.cli(type(default), args=words, default=default, prog=program(), **PARSING)
         check_ranges(command)
-        given = frozenset(name_of(word) for word in words if word.startswith("--"))
+        given = frozenset(name_of(flag) for flag, _ in flags_in(words))
         return cls(command, given, bool(HELP.intersection(arguments)), arguments)
 
     def onto(self, default: C) -> C:
@@ -131,14 +131,11 @@ class Asked(NamedTuple, Generic[C]):
 def check_names(default: Command, arguments: Sequence[str]) -> None:
     """Raises ConfigError when a flag belongs to other commands or algorithms, or to none."""
     own = values_of(default).keys()
-    for i, word in enumerate(arguments):
-        flag, name = word.partition("=")[0], name_of(word)
-        if len(word) < 3 or not word.startswith("--"):
-            continue
-        value = word.partition("=")[2] if "=" in word else "".join(arguments[i + 1 : i + 2])
-        if name in OF_RUNS and getattr(default, name, True) == value == "":
+    for flag, values in flags_in(arguments):
+        name = name_of(flag)
+        if name in OF_RUNS and getattr(default, name, None) == "" and not any(values):
             raise ConfigError(f"{flag} is empty: give the directory of a run")
-        if name in own:
+        if name in own or flag == "--":
             continue
         if theirs := [of for of, kind in KINDS.items() if name in values_of(default_command(kind, default.agent))]:
             raise ConfigError(f"{flag} means nothing here: it is a flag of {', '.join(theirs)}")
@@ -176,9 +173,9 @@ def _changing_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Changing
     )
 
 
-def name_of(word: str) -> str:
-    """Returns the field of a flag, with or without its value; no flag has an underscore."""
-    return word.partition("=")[0].removeprefix("--").removeprefix("no-").translate(_SWAPPED)
+def name_of(flag: str) -> str:
+    """Returns the field of a flag; no flag has an underscore."""
+    return flag.removeprefix("--").removeprefix("no-").translate(_SWAPPED)
 
 
 def explicit_replay(command: ReplayCommand | RunCommand | OfflineCommand) -> ReplayConfig:
