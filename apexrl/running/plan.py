@@ -28,7 +28,6 @@ from apexrl.config.sections import (
     DEFAULT_AGENT,
     AlgorithmConfig,
     UpdateConfig,
-    WireConfig,
 )
 from apexrl.config.tables import TableConfig, part_of, tables_of
 from apexrl.config.words import flag_of
@@ -103,7 +102,8 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     known = _known_flags(command) if saved is None else []
     basis = saved if saved is not None else _defaults(command, machine, environment, known)
     command = asked.onto(basis)
-    command = dataclasses.replace(command, preset=basis.preset, wires=_reachable(command.wires))
+    host = EVERYWHERE.get(command.wires.bind_host, command.wires.bind_host)  # where roles of this machine find servers
+    command = with_values(command, {"preset": basis.preset, "replay_host": host, "learner_host": host})
     if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
         command = with_values(command, {"journal_dir": str(Path(command.replay.journal_dir).resolve())})
     if command.network.network and "inputs" not in asked.given:
@@ -226,12 +226,6 @@ def _stream_flags(
     alone = {name: dataclasses.replace(before, **{name: getattr(now, name)}) for name in names}
     flags = [flag_of(name) for name in names if family.stream(alone[name], environment) != stream]
     return flags or _changed(now, before)  # only together
-
-
-def _reachable(wires: WireConfig) -> WireConfig:
-    """Lets the roles of this machine connect to the address on which its servers listen."""
-    host = EVERYWHERE.get(wires.bind_host, wires.bind_host)
-    return dataclasses.replace(wires, replay_host=host, learner_host=host)
 
 
 def _known_flags(asked: RunCommand) -> list[str]:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,11 @@ logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
 LOCK_FILE = "run.lock"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
+OF_ONE_START: Mapping[str, Any] = {
+    "max_seconds": 0.0, "smoke": False, "from_scratch": False, "trust": False, "callback": (), "stop_at_return": None,
+    "port_base": 0,
+}  # fmt: skip
+"""The defaults of flags that hold for one start of a run."""
 
 
 class _Saved(msgspec.Struct):
@@ -108,12 +113,8 @@ def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[
             f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
             "the start, and goes on when it is not stopped"
         )
-    learning = _with_open_totals(command.learning, directory, at)
-    command = dataclasses.replace(  # without the flags that hold for one start only
-        command, run_dir=str(directory), learning=learning, max_seconds=0.0, smoke=False, from_scratch=False,
-        trust=False, callback=(), stop_at_return=None, port_base=0,
-    )  # fmt: skip
-    return command, not_given
+    changes = {"run_dir": str(directory)} | OF_ONE_START | _reached_totals(command.learning, directory, at)
+    return with_values(command, changes), not_given
 
 
 def agent_of(arguments: Sequence[str]) -> str:
@@ -134,19 +135,16 @@ def on_saved(asked: Asked[RunCommand], arguments: Sequence[str]) -> RunCommand:
     return asked.onto(saved_command(directory, command.at, trust_of(arguments))[0])
 
 
-def _with_open_totals(learning: LearningConfig, directory: Path, at: int) -> LearningConfig:
-    """Returns the learner's numbers without the totals that its run has reached, by its checkpoint of an update."""
+def _reached_totals(learning: LearningConfig, directory: Path, at: int) -> dict[str, int]:
+    """Returns zeros for the totals that a run has reached, by its checkpoint of an update."""
     kept = latest_path(directory).with_name(NUMBERED.format(at))
     try:
         header = load_header(kept if at and kept.is_file() else latest_path(directory))
     except (OSError, ConfigError):  # `continued` tells a damaged one
-        return learning
+        return {}
     frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
-    return dataclasses.replace(
-        learning,
-        total_frames=learning.total_frames if frames < learning.total_frames else 0,
-        total_updates=learning.total_updates if header.counters.updates < learning.total_updates else 0,
-    )
+    reached = {"total_frames": frames, "total_updates": header.counters.updates}
+    return {name: 0 for name, count in reached.items() if count >= getattr(learning, name)}
 
 
 def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str]]:
@@ -171,7 +169,8 @@ def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     trust.check(path, network=command.network.network)
-    return dataclasses.replace(command, env=_trusted(command.env, path, trust)), not_given
+    _trusted(command.env, path, trust)
+    return command, not_given
 
 
 def _trusted(env: EnvConfig, source: Path, trust: Trust) -> EnvConfig:
