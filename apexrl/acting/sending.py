@@ -4,14 +4,13 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-import numpy as np
-
+from apexrl.acting.player import Lease, Round
 from apexrl.errors import PeerRefused, PeerTimeout
 from apexrl.lifecycle import Stop
 from apexrl.net.insert_client import InsertClient
-from apexrl.types import Episode, StreamUnrolls, UnrollHeader
+from apexrl.types import UnrollHeader
 from apexrl.unroll import UnrollCodec
 
 logger = logging.getLogger(__name__)
@@ -22,38 +21,6 @@ MAX_QUEUED = 2  # rounds of unrolls that wait to be sent; beyond that the actor 
 POLL_SECONDS = 0.05
 FLUSH_SECONDS = 1.5
 ASK_SECONDS = 1.0
-
-
-class Lease(NamedTuple):
-    """The environment slots leased to an actor: it is the only one in the whole cluster that has them."""
-
-    slots: tuple[int, ...]  # one a stream
-    ladder_size: int  # slots of the whole cluster
-
-
-class Round(NamedTuple):
-    """One unroll of each of E streams, with the actor's account of them."""
-
-    first_stream: int
-    first_step: int
-    params_version: int
-    exploration: np.ndarray  # [E]
-    valid: np.ndarray  # [K, E] bool
-    priorities: np.ndarray  # [P, E] float32
-    episodes: list[tuple[Episode, ...]]  # [E]
-    unrolls: StreamUnrolls
-
-    def header(self, index: int) -> UnrollHeader:
-        """Returns the account of one stream's unroll."""
-        return UnrollHeader(
-            self.first_stream + index,
-            self.first_step,
-            self.params_version,
-            float(self.exploration[index]),
-            self.valid[:, index],
-            self.priorities[:, index],
-            self.episodes[index],
-        )
 
 
 def patiently(client: InsertClient, patience_seconds: float, call: Callable[[float], T]) -> T:

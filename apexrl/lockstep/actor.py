@@ -4,8 +4,7 @@ import time
 
 import torch
 
-from apexrl.acting.loop import Player
-from apexrl.acting.sending import Lease
+from apexrl.acting.player import Lease, Player
 from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import ActorCommand
 from apexrl.lockstep.local_log import LocalLog

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apexrl.acting.evaluation import Progress, play_games
-from apexrl.acting.loop import EnvironmentGroup
+from apexrl.acting.player import EnvironmentGroup
 from apexrl.acting.video import VideoWriter
 from apexrl.config.sections import EnvConfig, EvaluationConfig
 from apexrl.environments.vector import make_environment

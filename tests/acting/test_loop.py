@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from apexrl.acting.loop import ActorLoop, EnvironmentGroup
+from apexrl.acting.loop import ActorLoop
+from apexrl.acting.player import EnvironmentGroup
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.config.commands import ActorCommand
 from apexrl.config.sections import ActingConfig, EnvConfig, WireConfig

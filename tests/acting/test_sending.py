@@ -4,7 +4,8 @@ import threading
 import numpy as np
 import pytest
 
-from apexrl.acting.sending import MAX_QUEUED, Round, UnrollSender, patiently
+from apexrl.acting.player import Round
+from apexrl.acting.sending import MAX_QUEUED, UnrollSender, patiently
 from apexrl.errors import PeerError, PeerRefused, PeerTimeout
 from apexrl.lifecycle import Stop
 from apexrl.types import Episode, StreamUnrolls

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from apexrl.acting.evaluation import Evaluator
-from apexrl.acting.loop import Player
+from apexrl.acting.player import Player
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.config.sections import ActingConfig, EnvConfig, EvaluationConfig
