@@ -9,8 +9,6 @@ import torch
 from rich.console import Console
 
 import apexrl
-from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command
 from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import save_checkpoint
@@ -103,7 +101,7 @@ def test_no_command_imports_what_a_run_names(hostile, foreign, monkeypatch):
         assert said.endswith(f"say apexrl watch {hostile} --episodes=2 --trust" if words else "runs/theirs --trust")
     assert refuses(foreign, apexrl.load, hostile).endswith("say load(..., trust=True), or import it before")
     words = ["--resume", str(hostile)]
-    refuses(foreign, on_saved, Asked.of(default_command(RunCommand), words), words)
+    refuses(foreign, on_saved, words)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, learner_command
-from apexrl.config.sections import whole_number
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
@@ -36,6 +35,7 @@ from apexrl.running.run_directory import (
     saved_command,
     set_aside,
     trust_of,
+    update_of,
 )
 from apexrl.running.torch_look import Ask, asking
 from apexrl.runs import made_run
@@ -100,14 +100,6 @@ def _first_default(basis: Basis, saved: RunCommand | None, trust: Trust) -> RunC
         journal = Path(basis.from_journal)
         default = dataclasses.replace(default, env=environment_of(journal, identity_of(journal).spec, trust))
     return default if host is None else as_guest(default, host)
-
-
-def update_of(text: str) -> int:
-    """Returns the update that --at names; 0 without one, or with one that the parser will refuse."""
-    try:
-        return whole_number(text)
-    except ValueError:
-        return 0
 
 
 def _make_directory(

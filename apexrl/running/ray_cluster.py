@@ -28,7 +28,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rich.console import Console
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command
 from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.hosts import knock
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
@@ -54,7 +53,7 @@ from apexrl.running.ray_groups import (
     own_code,
 )
 from apexrl.running.refusals import check_asked
-from apexrl.running.run_directory import ROOT, agent_of, on_saved
+from apexrl.running.run_directory import ROOT, on_saved
 from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
@@ -86,10 +85,9 @@ class Driver:
 
     def __init__(self, config: RayConfig, arguments: list[str], num_workers: int, console: Console):
         self._config, self._console, self._num_workers = config, console, num_workers
-        asked = Asked.of(default_command(RunCommand, agent_of(arguments)), arguments)
+        asked, self.asked = on_saved(arguments)
         check_asked(asked)
         directory = asked.command.resume or asked.command.run_dir
-        self.asked = on_saved(asked, arguments)
         if not directory:
             directory = str(Path(new_run(self.asked.env.env, arguments)).resolve())
             arguments = [*arguments, "--run-dir", directory]

@@ -19,7 +19,7 @@ from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.fields import check_ranges, with_values
 from apexrl.config.flags import Asked, actor_command, default_command
 from apexrl.config.schedules import renewed
-from apexrl.config.sections import EnvConfig, LearningConfig
+from apexrl.config.sections import EnvConfig, LearningConfig, whole_number
 from apexrl.config.words import Basis, program
 from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
@@ -117,22 +117,24 @@ def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[
     return with_values(command, changes), not_given
 
 
-def agent_of(arguments: Sequence[str]) -> str:
-    """Returns the algorithm of a command line: the named one, that of the run which it continues, or the usual one."""
-    basis = Basis.of(arguments)
-    path = Path(basis.run) / CONFIG_FILE
-    if basis.agent or not basis.run or not path.is_file():
-        return basis.algorithm
-    return read_config(path, trust_of(arguments))[0].agent
+def update_of(text: str) -> int:
+    """Returns the update that --at names; 0 without one, or with one that the parser will refuse."""
+    try:
+        return whole_number(text)
+    except ValueError:
+        return 0
 
 
-def on_saved(asked: Asked[RunCommand], arguments: Sequence[str]) -> RunCommand:
-    """Returns the arguments on top of the run that they continue, where its directory is seen; else alone."""
-    command = asked.command
-    directory = Path(command.resume or command.fork or ".")
-    if not (command.resume or command.fork) or not (directory / CONFIG_FILE).is_file():
-        return command
-    return asked.onto(saved_command(directory, command.at, trust_of(arguments))[0])
+def on_saved(arguments: Sequence[str]) -> tuple[Asked[RunCommand], RunCommand]:
+    """Returns a command line, and its command on top of the run that it continues, where its directory is seen."""
+    basis, saved = Basis.of(arguments), None
+    if basis.run and (Path(basis.run) / CONFIG_FILE).is_file():
+        saved, _ = saved_command(Path(basis.run), update_of(basis.at), trust_of(arguments))
+    agent = basis.agent or (basis.algorithm if saved is None else saved.agent)
+    asked = Asked.of(default_command(RunCommand, agent), arguments)
+    if saved is None or saved.agent != agent:  # the plan refuses another algorithm
+        return asked, asked.command
+    return asked, asked.onto(saved)
 
 
 def _reached_totals(learning: LearningConfig, directory: Path, at: int) -> dict[str, int]:

@@ -19,7 +19,6 @@ from apexrl.learning.record.latest import result_in
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path
 from apexrl.running.plan import make_plan
-from apexrl.running.prepare import update_of
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
@@ -31,6 +30,7 @@ from apexrl.running.run_directory import (
     save_config,
     saved_command,
     set_aside,
+    update_of,
 )
 from apexrl.runs import CURVE_FILE
 from apexrl.types import LogPosition
@@ -143,10 +143,9 @@ def test_arguments_go_on_top_of_the_run_that_they_continue(tmp_path):
     save_config(dataclasses.replace(saved, run_dir=str(tmp_path)))
     for flag, directory, learners in (("--resume", tmp_path, 2), ("--fork", tmp_path, 2), ("--resume", "elsewhere", 1)):
         arguments = [flag, str(directory), "--seed", "5"]
-        found = on_saved(Asked.of(default_command(RunCommand), arguments), arguments)
+        _, found = on_saved(arguments)
         assert (found.learning.num_learners, found.seed) == (learners, 5)
-    begun = default_command(RunCommand)
-    assert on_saved(Asked.of(begun, []), []) == begun
+    assert on_saved([])[1] == default_command(RunCommand)
 
 
 def test_the_names_that_a_configuration_does_not_give_are_told(tmp_path):
