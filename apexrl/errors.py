@@ -10,7 +10,9 @@ ApexError
 `-- JournalError  the disk does not take experience that has to be kept
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -70,3 +72,14 @@ def reason_of(error: BaseException) -> str:
         return cure
     line = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return re.sub(r"(?<!-m )\bpip install", lambda _: PIP_INSTALL, line)
+
+
+@contextlib.contextmanager
+def named(what: str) -> Iterator[None]:
+    """Makes an error of foreign code a ConfigError that begins with some words; what we refuse stays as it is."""
+    try:
+        yield
+    except (ConfigError, JournalError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what}: {reason_of(error)}") from error

@@ -4,8 +4,6 @@ Every vector environment here resets in gymnasium's NEXT_STEP mode. The step aft
 the first frame of the next game. So the final observation of a game is always part of the stream.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Protocol
 
 import gymnasium
@@ -17,7 +15,7 @@ from apexrl.environments.copies import GymnasiumEnvironment
 from apexrl.environments.registry import registered
 from apexrl.environments.renewal import Failures
 from apexrl.environments.single import make_single
-from apexrl.errors import ConfigError, reason_of
+from apexrl.errors import named
 from apexrl.types import EnvironmentSpec, TimeSteps
 
 # The first numbers of a run's copies on one host: of the evaluator, of `watch` and `load`, and of all actors together.
@@ -67,7 +65,7 @@ def make_environment(
     Raises: ConfigError when the id is unknown, the environment cannot be made, or has actions that are not supported.
     """
     entry = registered(config.env)
-    with _named(config.env):
+    with named(f"environment {config.env!r} cannot be made"):
         if is_atari(entry):
             return AtariEnvironment(config, entry, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
         return GymnasiumEnvironment(
@@ -86,21 +84,10 @@ def make_game(config: EnvConfig, render_mode: str | None = None, copy: int = WAT
     Raises: ConfigError when the id is unknown, or the environment cannot be made.
     """
     entry = registered(config.env)
-    with _named(config.env):
+    with named(f"environment {config.env!r} cannot be made"):
         if is_atari(entry):
             return AtariGame(config, entry, render_mode)
         return make_single(config, entry, render_mode, copy)
-
-
-@contextlib.contextmanager
-def _named(env: str) -> Iterator[None]:
-    """Makes what an environment raises a ConfigError that names it."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"environment {env!r} cannot be made: {reason_of(error)}") from error
 
 
 def clips_rewards(config: EnvConfig) -> bool:

@@ -21,7 +21,7 @@ from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.environments.actions import Actions
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import clips_rewards
-from apexrl.errors import ConfigError, JournalError, reason_of
+from apexrl.errors import ConfigError, named
 from apexrl.files import read_whole
 from apexrl.learning.experience.journal_client import agents_for, recorded_stream
 from apexrl.losses.windows import valid_starts
@@ -78,7 +78,7 @@ def write_journal(source: Path, out: Path, asked: EnvConfig, agent: str) -> str:
       algorithm can learn from it; JournalError when the disk does not take the journal.
     """
     data = _data_of(source)
-    with _named(str(data)):
+    with named(str(data)):
         metadata = msgspec.json.decode(read_whole(data / "metadata.json"), type=Metadata)
     config = _config_of(metadata, asked, data)
     environment, _ = look_at(config, WireConfig().patience_seconds)
@@ -90,7 +90,7 @@ def write_journal(source: Path, out: Path, asked: EnvConfig, agent: str) -> str:
     with made_whole(out) as partial:
         partial.mkdir(parents=True)
         writer = _Writer(partial, spec, clips_rewards(config))
-        with contextlib.closing(writer), _named(str(data)):
+        with contextlib.closing(writer), named(str(data)):
             for game in _games(data, metadata, config, spec):
                 writer.add(game)
             writer.end()
@@ -118,7 +118,7 @@ def _config_of(metadata: Metadata, asked: EnvConfig, data: Path) -> EnvConfig:
     """
     if asked.env:
         return asked
-    with _named(f"{data / 'metadata.json'}: env_spec"):
+    with named(f"{data / 'metadata.json'}: env_spec"):
         spec = msgspec.json.decode(metadata.env_spec, type=_EnvSpec)
     if not spec.id:
         raise ConfigError(f"{data} does not name its environment: give --env ID")
@@ -135,7 +135,7 @@ def _games(data: Path, metadata: Metadata, config: EnvConfig, spec: StreamSpec) 
     from minari import supported_dataset_versions  # noqa: PLC0415 - optional
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415
 
-    with _named(str(data)):
+    with named(str(data)):
         if metadata.minari_version not in supported_dataset_versions:
             raise ConfigError(f"{data} is of version {metadata.minari_version}, which the installed Minari cannot read")
         storage = MinariStorage.read(data)
@@ -143,7 +143,7 @@ def _games(data: Path, metadata: Metadata, config: EnvConfig, spec: StreamSpec) 
         framed, acted = _frames_of(storage.observation_space, config, spec), _actions_of(storage, config, spec)
         episodes = iter(storage.get_episodes(range(metadata.total_episodes)))
     for number in range(metadata.total_episodes):
-        with _named(f"{data}: episode {number}"):
+        with named(f"{data}: episode {number}"):
             found = next(episodes)
             length = len(found["rewards"])
             rewards = exactly(found["rewards"], np.float32, (length,))
@@ -290,14 +290,3 @@ class _Writer:
         if self._journal.unsynced_bytes > SYNCED_BYTES:  # its files stay open until they are synced
             sync(self._journal.take_unsynced())
             self._journal.synced()
-
-
-@contextlib.contextmanager
-def _named(place: str) -> Iterator[None]:
-    """Makes an error of a file that is none of Minari's, or damaged, a ConfigError that names it."""
-    try:
-        yield
-    except (ConfigError, JournalError):
-        raise
-    except Exception as error:  # of libraries that read what a stranger wrote
-        raise ConfigError(f"{place}: {reason_of(error)}") from error
