@@ -23,8 +23,8 @@ def start_child(arguments: Sequence[str], variables: Mapping[str, str], **option
       variables: of its environment, beside ours.
       options: of `Popen`; without them it has no input, and our output.
     """
-    settings = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options
-    return subprocess.Popen([sys.executable, "-P", *arguments], env=child_environment() | variables, **settings)
+    settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options
+    return subprocess.Popen([sys.executable, "-P", *arguments], env={**child_environment(), **variables}, **settings)
 
 
 def child_environment() -> dict[str, str]:
