@@ -1,5 +1,6 @@
 """Supervision of child processes: it starts, watches and stops them, and restarts each a bounded number of times."""
 
+import dataclasses
 import logging
 import signal
 import subprocess
@@ -23,32 +24,30 @@ STOP_LIMIT_SECONDS = 60.0
 POLL_SECONDS, LOOK_SECONDS, SAY_SECONDS = 0.1, 1.0, 5.0
 
 
+@dataclasses.dataclass(eq=False)
 class Child:
     """One role: its command, its process, and how often it was started again."""
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], is_needed: bool, may_finish: bool, words: FromLog | FromPipe
-    ):
-        self.name = name
-        self.is_needed = is_needed
-        self.may_finish = may_finish
-        self.words = words
-        self.restarts = 0
-        self.recent_deaths = 0
-        self.is_given_up = False
-        self.started_at = 0.0
-        self.process: subprocess.Popen[bytes] | None = None
-        self.start_at = 0.0
-        self.fault = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
-        self._arguments = list(arguments)
-        self.mark = new_mark()  # of the newest process, and of all that it starts
+    name: str
+    arguments: Sequence[str]
+    is_needed: bool
+    may_finish: bool
+    words: FromLog | FromPipe
+    process: subprocess.Popen[bytes] | None = None
+    mark: str = dataclasses.field(default_factory=new_mark)  # of the newest process, and of all that it starts
+    started_at: float = 0.0
+    start_at: float = 0.0
+    restarts: int = 0
+    recent_deaths: int = 0
+    fault: str = ""  # the error of a life shorter than SHORT_LIFE_SECONDS
+    is_given_up: bool = False
 
     def start(self) -> None:
         """Starts the process."""
         self.started_at = time.monotonic()
         self.mark = new_mark()
         with self.words.outputs() as (stdout, stderr):
-            self.process = start_child(self._arguments, {MARK_VARIABLE: self.mark}, stdout=stdout, stderr=stderr)
+            self.process = start_child(self.arguments, {MARK_VARIABLE: self.mark}, stdout=stdout, stderr=stderr)
         self.words.follow(self.process)
 
     @property
