@@ -223,7 +223,7 @@ def attempt(what: str, run: Callable[[], int]) -> int:
         raise
     except (ApexError, OSError) as error:
         say(f"cannot {what}: {error}", file=sys.stderr)
-        return exit_status(error) if isinstance(error, ApexError) else 1
+        return exit_status(error)
 
 
 def _unread_streams() -> list[int]:
@@ -247,7 +247,7 @@ def end_at_once(status: int) -> NoReturn:
     os._exit(status)
 
 
-def exit_status(error: ApexError) -> int:
+def exit_status(error: Exception) -> int:
     """Returns the exit status of an error, which says whether a restart can help."""
     if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS

@@ -69,7 +69,7 @@ def main() -> int:
         return INTERRUPTED_STATUS
     except (ApexError, OSError) as error:
         say_failed("cannot run", error)
-        return exit_status(error) if isinstance(error, ApexError) else 1
+        return exit_status(error)
 
 
 def roles_of(command: RunCommand, stream: StreamSpec | None = None) -> dict[str, tuple[str, Command]]:
