@@ -6,7 +6,7 @@ import pytest
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, with_preset
-from apexrl.config.words import Basis
+from apexrl.config.words import Basis, flags_in, words_of
 
 
 def test_the_words_that_decide_the_defaults_are_found_before_they_are_parsed():
@@ -14,6 +14,16 @@ def test_the_words_that_decide_the_defaults_are_found_before_they_are_parsed():
     assert (basis.run, basis.preset, basis.env, basis.agent) == ("runs/a", "small", "Corridor-v0", "")
     assert basis.algorithm == "impala" and basis._replace(agent="apex-dqn").algorithm == "apex-dqn"
     assert not any(Basis.of(["--seed", "3"])) and Basis.of([]).algorithm == "apex-dqn"
+
+
+def test_flags_are_found_with_their_values_and_values_become_words():
+    words = ["no-flag", "--env=A=b", "--no-evaluator", "--resize", "8", "-9", "--env", "--fork="]
+    assert [*flags_in(words)] == [
+        ("--env", ["A=b"]), ("--no-evaluator", []), ("--resize", ["8", "-9"]), ("--env", []), ("--fork", [""])
+    ]  # fmt: skip
+    assert words_of("--evaluator", False) == ["--no-evaluator"] and words_of("--smoke", True) == ["--smoke"]
+    assert words_of("--resize", (8, 9)) == ["--resize", "8", "9"]
+    assert words_of("--env-kwargs", {"a": None}) == ["--env-kwargs", '{"a": null}']
 
 
 def test_a_command_line_is_parsed_once_and_knows_what_it_gives():
