@@ -190,9 +190,9 @@ def run_as_new(words: list[str], environment: dict[str, str]) -> int:
     os.environ.clear()
     os.environ.update(environment)
     (Path(environment[WORDS]) / str(os.getpid())).write_text("\0".join(words))
-    from apexrl.running import environment_look, supervise
+    from apexrl import children
 
-    supervise.subprocess = environment_look.subprocess = Subprocess
+    children.subprocess = Subprocess
     is_safe = words[0] == "-P"
     words = words[is_safe:]
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -230,16 +230,15 @@ def _is_ours(name: str, module: object) -> bool:
 
 
 class Subprocess:
-    """Stands for the module subprocess in a supervisor."""
+    """Stands for the module subprocess where our processes are started."""
 
-    PIPE, DEVNULL, STDOUT = subprocess.PIPE, subprocess.DEVNULL, subprocess.STDOUT
-    TimeoutExpired, CompletedProcess = subprocess.TimeoutExpired, subprocess.CompletedProcess
+    DEVNULL = subprocess.DEVNULL
 
     @staticmethod
-    def Popen(arguments, *, env, stdout, stderr, **others):  # noqa: N802 - its name there
-        """Copies this process, but for the replay server, which would not have torch."""
+    def Popen(arguments, *, env, stdout=None, stderr=None, **others):  # noqa: N802 - its name there
+        """Copies this process for a role, but for the replay server, which would not have torch."""
         words = [str(word) for word in arguments[1:]]
-        if arguments[0] != sys.executable or any(word.endswith("replay.py") for word in words):
+        if stderr is None or any(word.endswith("replay.py") for word in words):
             return subprocess.Popen(arguments, env=env, stdout=stdout, stderr=stderr, **others)
         reading = writing = None
         if stderr == subprocess.PIPE:
