@@ -204,7 +204,7 @@ class Display:
     def update(self) -> None:
         """Shows the newest status: at once where it `redraws`, elsewhere as a line every LINE_PERIOD_SECONDS."""
         if self._live is not None:
-            self._live.update(self._table())
+            self._live.update(table_of(self.rows()))
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + LINE_PERIOD_SECONDS
             self._console.print("  ".join(f"{name} {value}" for name, value in self.rows()), soft_wrap=True)
@@ -273,12 +273,6 @@ class Display:
             return None
         return time.time() - written_at if written_at >= self._supervisor.began_at else None
 
-    def _table(self) -> Table:
-        table = Table(show_header=False, box=None)
-        for row in self.rows():
-            table.add_row(*row)
-        return table
-
     def _roles(self) -> list[tuple[str, str]]:
         children = self._supervisor.children.values()
         away = [child.name for child in children if child.process is None and not child.is_given_up]
@@ -286,6 +280,14 @@ class Display:
         given_up = [child.name for child in children if child.is_given_up]
         rows = {"restarting": away, "restarted": restarted, "given up": given_up}
         return [(state, ", ".join(names)) for state, names in rows.items() if names]
+
+
+def table_of(rows: Iterable[tuple[str, str]]) -> Table:
+    """Returns names and values as a table."""
+    table = Table(show_header=False, box=None)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def bar(share: float, encoding: str) -> str:

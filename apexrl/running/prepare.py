@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, learner_command
@@ -17,6 +16,7 @@ from apexrl.learning.goal import RATE, Courses
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
+from apexrl.running.display import table_of
 from apexrl.running.plan import Plan, describe, make_plan
 from apexrl.running.ports import from_base, with_free_ports
 from apexrl.running.refusals import check_asked
@@ -123,11 +123,8 @@ def _make_directory(
 
 
 def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
-    table = Table(show_header=False, box=None)
-    for row in describe(plan):
-        table.add_row(*row)
     with console.capture() as printed:
-        console.print(table)
+        console.print(table_of(describe(plan)))
     for line in printed.get().splitlines():  # without the padding, which wraps into empty lines in a narrower terminal
         console.print(line.rstrip(), soft_wrap=True)
     if going_on is not None:
