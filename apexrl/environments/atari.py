@@ -70,7 +70,6 @@ class AtariEnvironment:
         """Returns the first frames [E, 84, 84]."""
         observations, info = self._envs.reset(seed=seed)
         self._lives = info["lives"]
-        self._reset_next = np.zeros(len(observations), bool)
         self._games = GameBook(len(observations))
         if self._camera is not None:
             self._picture = self._camera.reset(seed=seed)[0][0, -1]
@@ -89,11 +88,10 @@ class AtariEnvironment:
         observations, rewards, terminated, truncated, info = self._envs.recv()
         if self._camera is not None:
             self._picture = self._camera.recv()[0][0, -1]
-        starts = self._reset_next
-        ends = terminated | truncated
+        starts = self._games.starts
         lost = ~starts & (info["lives"] > 0) & (info["lives"] < self._lives)
-        self._reset_next, self._lives = ends, info["lives"]
-        returns, steps = self._games.add(rewards, starts, ends)
+        self._lives = info["lives"]
+        returns, steps = self._games.add(rewards, terminated | truncated)
         rewards = np.sign(rewards) if self._clip else rewards
         discounts = np.where(terminated | (lost & self._life_loss_terminal), 0, 1)
         frames = observations[:, -1]

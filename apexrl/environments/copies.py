@@ -70,7 +70,6 @@ class GymnasiumEnvironment:
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first observations [E, *frame]."""
         observations, _ = self._envs.reset(seed=seed)
-        self._reset_next = np.zeros(len(observations), bool)
         self._games = GameBook(len(observations))
         return self._frames(observations)
 
@@ -83,14 +82,12 @@ class GymnasiumEnvironment:
     def receive(self) -> TimeSteps:
         """Takes one step in every environment."""
         observations, rewards, terminated, truncated, _ = self._envs.step(self._actions)
-        starts = self._reset_next
+        starts = self._games.starts
         if self._without_step:
             starts[self._without_step] = True
             self._without_step.clear()
             self._failures.pause(len(starts))
-        ends = terminated | truncated
-        self._reset_next = ends
-        returns, steps = self._games.add(rewards, starts, ends)
+        returns, steps = self._games.add(rewards, terminated | truncated)
         self._check("a reward", rewards, np.abs(rewards) <= LARGEST_VALUE, FINITE)
         rewards = np.sign(rewards) if self._clip else rewards
         discounts = np.where(terminated, 0, 1).astype(np.float32)
