@@ -113,8 +113,8 @@ def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[
             f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
             "the start, and goes on when it is not stopped"
         )
-    changes = {"run_dir": str(directory)} | OF_ONE_START | _reached_totals(command.learning, directory, at)
-    return with_values(command, changes), not_given
+    totals = _reached_totals(command.learning, directory, at)
+    return with_values(command, {**OF_ONE_START, **totals, "run_dir": str(directory)}), not_given
 
 
 def update_of(text: str) -> int:
