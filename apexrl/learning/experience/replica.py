@@ -6,8 +6,8 @@ Where the frames lie on a GPU, a draw stays keys and weights until the update ga
 import collections
 import logging
 import queue
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,22 +28,6 @@ logger = logging.getLogger(__name__)
 POLL_MILLISECONDS = 5  # what the learner's thread says meanwhile waits as long
 GPU_POLL_MILLISECONDS = 1  # there an update takes less than one
 MAX_KEPT_EPISODES = 10_000
-
-
-class NewPriorities(NamedTuple):
-    """New priorities of one table's sample, on their way to the replay."""
-
-    generation: int
-    table: str
-    keys: np.ndarray  # [M]
-    priorities: np.ndarray  # [M]
-
-
-class NewResults(NamedTuple):
-    """Results of an update, for the selection of later samples."""
-
-    generation: int
-    by_table: ResultsByTable
 
 
 class LogSource(Protocol):
@@ -94,7 +78,8 @@ class Replica:
         self._sampler = Sampler(keeping.wants, shard, client.batch_used)
         self._decoder: Decoder | None = None
         self._rows: RowStrategy | None = None
-        self._outgoing = queue.SimpleQueue[NewPriorities | NewResults | None]()  # None: a draw was used
+        # What other threads ask of this one, each with the generation of its draw; None: of any.
+        self._asked = queue.SimpleQueue[tuple[int | None, Callable[[], None]]]()
         self._generation = 0  # counts the logs that were followed
         self._episodes: collections.deque[Episode] = collections.deque(maxlen=MAX_KEPT_EPISODES)
 
@@ -154,19 +139,15 @@ class Replica:
 
     def draw_taken(self) -> None:
         """Says that a draw of ours was taken out of the queue: another one may come."""
-        self._outgoing.put(None)
-
-    def upcoming_draw(self) -> Draw | None:
-        """Returns the draw that `next_draw` returns next, where it is there already. Call it from the same thread."""
-        return self._draws.peek()
+        self._asked.put((None, self._demand))
 
     def update_priorities(self, generation: int, table: str, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sends new priorities soon, unless another log has begun since the draw of this generation."""
-        self._outgoing.put(NewPriorities(generation, table, keys, priorities))
+        self._asked.put((generation, lambda: self._client.update_priorities(keys, priorities, table)))
 
     def add_results(self, generation: int, by_table: ResultsByTable) -> None:
         """Takes the keys of an update by table, and its results for them: later samples are selected by those."""
-        self._outgoing.put(NewResults(generation, by_table))
+        self._asked.put((generation, lambda: self._learn(by_table)))
 
     def drain_episodes(self) -> list[Episode]:
         """Returns the training games that ended since the last call."""
@@ -176,18 +157,19 @@ class Replica:
         return episodes
 
     def _send(self) -> None:
-        while not self._outgoing.empty():
-            message = self._outgoing.get()
-            if message is None:
-                for want in self._keeping.wants:
-                    self._client.batch_used(want.table)
-            elif message.generation != self._generation:
-                continue
-            elif isinstance(message, NewResults):
-                if self._rows is not None:
-                    self._rows.learn(message.by_table)
-            else:
-                self._client.update_priorities(message.keys, message.priorities, message.table)
+        """Does what other threads have asked, but for draws of an earlier log."""
+        while not self._asked.empty():
+            generation, do = self._asked.get()
+            if generation in (None, self._generation):
+                do()
+
+    def _demand(self) -> None:
+        for want in self._keeping.wants:
+            self._client.batch_used(want.table)
+
+    def _learn(self, by_table: ResultsByTable) -> None:
+        if self._rows is not None:
+            self._rows.learn(by_table)
 
     def _start(self, start: LogStart) -> None:
         if self.spec is not None and start.spec != self.spec:
