@@ -17,7 +17,7 @@ from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.impala_config import ImpalaAlgorithm, ImpalaUpdate, behavior_field, selections_of, wants
 from apexrl.agents.recurrence import lstm_size_of
 from apexrl.agents.replaying.mix import parts_of
-from apexrl.agents.replaying.policy_targets import Categoricals, Gaussians, Policies, Rows, Traced, metrics_of
+from apexrl.agents.replaying.policy_targets import Rows, Traced, metrics_of, policies_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
@@ -86,7 +86,7 @@ class ImpalaLearning(Learning):
         super().__init__(*sections)
         update, spec, device = self.update, self.spec, self.device
         self.is_mean = update.reduction == "mean"
-        self.policies: Policies = Categoricals(spec) if spec.num_actions else Gaussians(spec, device)
+        self.policies = policies_of(spec, device)
         self._behavior = behavior_field(spec).name
         self._parts, wanted = parts_of(update.mix), wants(self.algorithm, update)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))

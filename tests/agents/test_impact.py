@@ -9,7 +9,7 @@ from torch.distributions import Normal
 
 from apexrl.agents import impact
 from apexrl.agents.impact_config import FAMILY, ImpactAlgorithm, ImpactUpdate
-from apexrl.agents.replaying.policy_targets import Gaussians
+from apexrl.agents.replaying.policy_targets import policies_of
 from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
@@ -172,7 +172,7 @@ def test_actors_draw_within_the_bounds_log_the_moments_and_take_means_in_evaluat
     assert extras.keys() == {field.name for field in acting.spec.extras}
     inside = actions[np.abs(actions[:, 0]) < 2, 0] / 2
     assert np.median(actions[:, 0]) / 2 == pytest.approx(0.5, abs=0.03) and inside.std() > 0.2
-    log_probs = Gaussians(ARMS, CPU).log_probs(torch.from_numpy(values[:, :4]), torch.from_numpy(actions))
+    log_probs = policies_of(ARMS, CPU).log_probs(torch.from_numpy(values[:, :4]), torch.from_numpy(actions))
     at_bounds = actions[:, 1] == 0
     expected = Normal(0.5, np.exp(-1)).log_prob(torch.from_numpy(actions[:, 0] / 2))
     tail = Normal(-0.5, np.exp(0.7)).cdf(torch.tensor(-1.0)).log()

@@ -1,6 +1,7 @@
 """The rows of a batch with the results of a network, the targets of its policy, and what is told of them."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,57 +40,30 @@ class Traced(NamedTuple):
         return Traced(targets, self.log_rhos[:, rows], self.log_probs[:, rows], accept)
 
 
-class Policies(Protocol):
+class Policies(NamedTuple):
     """A kind of policies, each given by its `logits` [..]: what a network's head gives and the log holds."""
 
-    shown_names: tuple[str, ...]
-
-    def log_probs(self, logits: Tensor, actions: Tensor) -> Tensor:
-        """Returns the log-probabilities [..] of actions of the log."""
-        ...
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        """Returns the entropies [..]."""
-        ...
-
-    def shown(self, logits: Tensor) -> Tensor:
-        """Returns the numbers [.., n] of which people see the means, by `shown_names`."""
-        ...
+    log_probs: Callable[[Tensor, Tensor], Tensor]  # [..] of logits, and of the actions that the log holds
+    entropy: Callable[[Tensor], Tensor]  # [..]
+    shown: Callable[[Tensor], Tensor]  # [.., n]: numbers of which people see the means
+    shown_names: tuple[str, ...]  # of those
 
 
-class Categoricals:
-    """Policies over A actions."""
-
-    def __init__(self, spec: EnvironmentSpec):
+def policies_of(spec: EnvironmentSpec, device: torch.device) -> Policies:
+    """Returns the policies over the actions of a spec: several of them, or vectors by Gaussians."""
+    if spec.num_actions:
         names = spec.action_names or tuple(map(str, range(spec.num_actions)))
-        self.shown_names = tuple(f"probability_{name}" for name in names)
-
-    def log_probs(self, logits: Tensor, actions: Tensor) -> Tensor:
-        return categorical.action_log_probs(logits, actions)
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        return categorical.entropy(logits)
-
-    def shown(self, logits: Tensor) -> Tensor:
-        return categorical.log_probs(logits).exp()
-
-
-class Gaussians:
-    """Policies over vectors of actions."""
-
-    shown_names: tuple[str, ...] = ("deviation",)
-
-    def __init__(self, spec: EnvironmentSpec, device: torch.device):
-        self._center, self._reach = (torch.tensor(n, device=device) for n in range_of(spec.action_bounds))
-
-    def log_probs(self, logits: Tensor, actions: Tensor) -> Tensor:
-        return gaussian.action_log_probs(logits, (actions - self._center) / self._reach)
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        return gaussian.entropy(logits)
-
-    def shown(self, logits: Tensor) -> Tensor:
-        return gaussian.deviations(logits).mean(dim=-1, keepdim=True)
+        shown = tuple(f"probability_{name}" for name in names)
+        return Policies(
+            categorical.action_log_probs, categorical.entropy, lambda logits: categorical.log_probs(logits).exp(), shown
+        )
+    center, reach = (torch.tensor(numbers, device=device) for numbers in range_of(spec.action_bounds))
+    return Policies(
+        lambda moments, actions: gaussian.action_log_probs(moments, (actions - center) / reach),
+        gaussian.entropy,
+        lambda moments: gaussian.deviations(moments).mean(dim=-1, keepdim=True),
+        ("deviation",),
+    )
 
 
 @torch.no_grad()
