@@ -18,7 +18,7 @@ from apexrl.learning.loop import LearnerLoop
 from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.updates import updater as updaters
 from apexrl.learning.updates.soundness import MOST_UNUSABLE_UPDATES
-from apexrl.learning.updates.updater import Pending
+from apexrl.learning.updates.updater import Pending, Result
 from apexrl.lifecycle import Stop
 from apexrl.net.metrics_channel import Evaluation
 from apexrl.networks.device_stream import DeviceStream
@@ -99,7 +99,9 @@ class Updater:
         priority = np.nan if self.unusable(self.num_updates) else self.num_updates
         values = torch.tensor([priority, 0.5, self.gradient_norm])
         keys = {TABLE: np.array([self.num_updates])}
-        return Pending(keys, {TABLE: 1}, values, {"loss": (), "gradient_norm": ()}, self.device_stream.event())
+        scalars = (Result("metrics", name, (), "") for name in ("loss", "gradient_norm"))
+        results = (Result("priorities", "priorities", (1,), TABLE), *scalars)
+        return Pending(keys, results, values, self.device_stream.event())
 
     def parameters(self):
         """On a CPU the network's own tensors, which the next update changes in place."""

@@ -1,8 +1,7 @@
 """Runs the updates of any learner: on a CPU eagerly with a second thread, on a GPU as a captured graph."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,18 +21,23 @@ from apexrl.networks.device_stream import DeviceStream, Event, wait
 
 FOLLOWED_UPDATES = 100  # from one update at which the normalizer follows what was seen to the next
 
-RowShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # [B, ...] by table and name
+
+class Result(NamedTuple):
+    """One of the results of an update: a metric, or numbers of the rows of a table."""
+
+    kind: str  # priorities, rows or metrics, as an `Outcome` has them
+    name: str
+    shape: tuple[int, ...]  # [B, ..] of rows, () of a scalar
+    table: str  # whose rows it is of; empty of a scalar
 
 
 class Pending(NamedTuple):
     """The results of an update, on their way from the device: to be read after the event."""
 
     keys: dict[str, np.ndarray]  # [M] keys of the rows that were updated from, by table
-    sizes: dict[str, int]  # B of the tables that get priorities, in the order of `values`
-    values: Tensor  # [all priorities, results of rows, metrics] float32 in host memory
-    metric_shapes: dict[str, tuple[int, ...]]  # by name, in the order of `values`; () for a scalar
+    results: tuple[Result, ...]  # in the order of `values`
+    values: Tensor  # all results, flat: float32 in host memory
     event: Event
-    row_shapes: RowShapes = MappingProxyType({})
 
     def result(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """Returns the new priorities [M] by table, and the metrics that are scalars; waits for them if need be.
@@ -41,55 +45,40 @@ class Pending(NamedTuple):
         Raises: ApexError when the device does not get there in time, or the learner gave too few results.
         """
         wait(self.event)
-        for name, size, table in self._row_results():
-            if size < len(self.keys[table]):
+        for _, name, shape, table in self.results:
+            if table and shape[0] < len(self.keys[table]):
                 raise ApexError(
-                    f"the learner gives {size} numbers of {name} for {len(self.keys[table])} rows of {table}"
+                    f"the learner gives {shape[0]} numbers of {name} for {len(self.keys[table])} rows of {table}"
                 )
-        values, start = self.values.numpy(), 0
-        priorities = {}
-        for table, size in self.sizes.items():
-            priorities[table] = values[start : start + len(self.keys[table])]
-            start += size
-        return priorities, {name: float(found) for name, found in self._metrics().items() if not found.shape}
+        priorities = {result.table: values for result, values in self._of("priorities")}
+        return priorities, {result.name: float(metric) for result, metric in self._of("metrics") if not result.table}
 
     def row_metrics(self) -> dict[str, float]:
         """Returns the metrics of rows, over those that were updated from and are finite; call `result` first."""
         metrics: dict[str, float] = {}
-        for name, found in self._metrics().items():
-            if found.shape:
-                rows = found[: len(next(iter(self.keys.values())))]
+        for result, rows in self._of("metrics"):
+            if result.table:
                 finite = rows[np.isfinite(rows)]  # one that is not would hide the others
-                reduced = finite.max if name.endswith("_max") else finite.mean
-                metrics[name] = float(reduced()) if finite.size else math.nan
-        return metrics
-
-    def _row_results(self) -> Iterator[tuple[str, int, str]]:
-        """Yields the results of rows: name, number and table."""
-        yield from (("priorities", size, table) for table, size in self.sizes.items())
-        for table, named in self.row_shapes.items():
-            yield from ((name, shape[0], table) for name, shape in named.items())
-        yield from ((name, shape[0], next(iter(self.keys))) for name, shape in self.metric_shapes.items() if shape)
-
-    def _metrics(self) -> dict[str, np.ndarray]:
-        metrics, end = {}, len(self.values)
-        for name, shape in reversed(self.metric_shapes.items()):
-            start = end - math.prod(shape)
-            metrics[name] = self.values.numpy()[start:end].reshape(shape)
-            end = start
+                reduced = finite.max if result.name.endswith("_max") else finite.mean
+                metrics[result.name] = float(reduced()) if finite.size else math.nan
         return metrics
 
     def rows(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the results [M, ...] of the rows that were updated from, by table and name; call `result` first."""
-        values, start = self.values.numpy(), sum(self.sizes.values())
         rows: dict[str, dict[str, np.ndarray]] = {}
-        for table, shapes in self.row_shapes.items():
-            rows[table] = {}
-            for name, shape in shapes.items():
-                end = start + math.prod(shape)
-                rows[table][name] = values[start:end].reshape(shape)[: len(self.keys[table])]
-                start = end
+        for result, values in self._of("rows"):
+            rows.setdefault(result.table, {})[result.name] = values
         return rows
+
+    def _of(self, kind: str) -> Iterator[tuple[Result, np.ndarray]]:
+        """Yields the results of a kind with their values: [M, ..] of rows, without those that only fill the batch."""
+        values, start = self.values.numpy(), 0
+        for result in self.results:
+            end = start + math.prod(result.shape)
+            if result.kind == kind:
+                found = values[start:end].reshape(result.shape)
+                yield result, found[: len(self.keys[result.table])] if result.table else found
+            start = end
 
 
 class Updater:
@@ -112,9 +101,7 @@ class Updater:
         on_gpu = device_stream.cuda is not None
         self._side = None if on_gpu or not learner.has_side_work else SideThread(learner)
         self._is_eager = not on_gpu
-        self._sizes: dict[str, int] = {}  # as the last update gave its priorities
-        self._row_shapes: RowShapes = {}  # and its results of rows
-        self._metric_shapes: dict[str, tuple[int, ...]] = {}  # and its metrics
+        self._results: tuple[Result, ...] = ()  # as the last update gave them
         self._told: Mapping[str, float] | None = None  # what the learner was told last of its numbers
         self._scale = 1.0  # of our gradients beside those of the others
         self._work = Work(self._steps, None if self._team.size == 1 else self._add_up)
@@ -253,10 +240,10 @@ class Updater:
         here = known or (lambda: learner.from_online(batches, learner.from_target(batches)))
         for minibatch, known_of_it in learner.minibatches(batches, here):
             outcome = learner.gradients(minibatch, known_of_it)
-            _check_sizes(outcome, minibatch)
+            _check_sizes(_results_of(outcome, minibatch), minibatch)
             yield
             steps.append(outcome.metrics | learner.apply())
-        return self._joined(outcome, steps)
+        return self._joined(outcome, steps, batches)
 
     def _add_up(self) -> None:
         """Adds the gradients of all learners up."""
@@ -264,23 +251,17 @@ class Updater:
             self._team.add_up(self.learner.gradient, self._scale)
 
     @torch.no_grad()
-    def _joined(self, outcome: Outcome, steps: list[dict[str, Tensor]]) -> Tensor:
+    def _joined(self, outcome: Outcome, steps: list[dict[str, Tensor]], batches: Batches) -> Tensor:
         """Returns the results of the last step, and the metrics of all, as one tensor."""
         metrics = steps[0] if len(steps) == 1 else {
             name: torch.stack([step[name].float() for step in steps]).mean(dim=0) for name in steps[0]
         }  # fmt: skip
-        self._sizes = {table: len(priorities) for table, priorities in outcome.priorities.items()}
-        self._row_shapes = {
-            table: {name: rows.shape for name, rows in named.items()} for table, named in outcome.rows.items()
-        }
-        self._metric_shapes = {name: metric.shape for name, metric in metrics.items()}
-        rows = [rows for named in outcome.rows.values() for rows in named.values()]
-        tensors = (*outcome.priorities.values(), *rows, *metrics.values())
-        return torch.cat([tensor.float().flatten() for tensor in tensors])
+        found = _results_of(outcome._replace(metrics=metrics), batches)
+        self._results = tuple(result for result, _ in found)
+        return torch.cat([values.float().flatten() for _, values in found])
 
     def _pending(self, keys: dict[str, np.ndarray], values: Tensor) -> Pending:
-        event = self._device_stream.event()
-        return Pending(keys, self._sizes, values, self._metric_shapes, event, self._row_shapes)
+        return Pending(keys, self._results, values, self._device_stream.event())
 
     def _forget(self) -> None:
         if self._side is not None:
@@ -298,21 +279,29 @@ class Updater:
         return tensors if self._moments is None else tensors | self._moments.acting_tensors
 
 
-def _check_sizes(outcome: Outcome, batches: Batches) -> None:
+def _results_of(outcome: Outcome, batches: Batches) -> list[tuple[Result, Tensor]]:
+    """Returns all results of an outcome. Metrics of rows are of the only table that is wanted."""
+    first = next(iter(batches))
+    found = [("priorities", "priorities", table, values) for table, values in outcome.priorities.items()]
+    found += [("rows", name, table, values) for table, named in outcome.rows.items() for name, values in named.items()]
+    found += [("metrics", name, first if metric.ndim else "", metric) for name, metric in outcome.metrics.items()]
+    return [(Result(kind, name, values.shape, table), values) for kind, name, table, values in found]
+
+
+def _check_sizes(results: Iterable[tuple[Result, Tensor]], batches: Batches) -> None:
     """Raises ApexError when results of rows are not of the rows of their batch; where unrolls burn in, of its last."""
-    found = [("priorities", table, values) for table, values in outcome.priorities.items()]
-    found += [(name, table, values) for table, named in outcome.rows.items() for name, values in named.items()]
-    of_rows = {f"the metric {name}": metric for name, metric in outcome.metrics.items() if metric.ndim}
-    if of_rows and len(batches) > 1:
-        raise ApexError(f"the learner gives {next(iter(of_rows))} of rows: where it wants several tables, give scalars")
-    found += [(name, next(iter(batches)), metric) for name, metric in of_rows.items()]
-    for name, table, values in found:
+    for (kind, name, shape, table), _ in results:
+        if not table:
+            continue
+        given = f"the learner gives the metric {name}" if kind == "metrics" else f"the learner gives {name}"
+        if kind == "metrics" and len(batches) > 1:
+            raise ApexError(f"{given} of rows: where it wants several tables, give scalars")
         if table not in batches:
-            raise ApexError(f"the learner gives {name} of {table}: {', '.join(batches)} is wanted")
-        num_rows, shape = len(batches[table].weight), list(values.shape)
-        is_fitting = len(shape) == 1 or (len(shape) > 1 and name != "priorities")
+            raise ApexError(f"{given} of {table}: {', '.join(batches)} is wanted")
+        num_rows = len(batches[table].weight)
+        is_fitting = len(shape) == 1 or (len(shape) > 1 and kind != "priorities")
         if not is_fitting or num_rows % max(shape[0], 1):
-            raise ApexError(f"the learner gives {name} of the shape {shape} for {num_rows} rows of {table}")
+            raise ApexError(f"{given} of the shape {list(shape)} for {num_rows} rows of {table}")
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:

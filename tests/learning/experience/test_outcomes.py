@@ -8,20 +8,22 @@ import torch
 
 from apexrl.errors import ApexError
 from apexrl.learning.updates.soundness import Soundness
-from apexrl.learning.updates.updater import Pending
-from apexrl.networks.device_stream import DeviceStream
+from apexrl.learning.updates.updater import Pending, Result
+from apexrl.networks.device_stream import DONE
 
 KEYS = {"table": np.arange(3)}
 
 
 def pending(num_priorities=4, metric=(4,), row=(4, 2)):
     """Results of an update from three rows of a batch of four."""
-    shapes = {"loss": (), "error": metric}
-    size = num_priorities + 1 + math.prod(metric) + math.prod(row)
-    event = DeviceStream(torch.device("cpu")).event()
-    return Pending(
-        KEYS, {"table": num_priorities}, torch.arange(size).float(), shapes, event, {"table": {"share": row}}
+    results = (
+        Result("priorities", "priorities", (num_priorities,), "table"),
+        Result("rows", "share", row, "table"),
+        Result("metrics", "loss", (), ""),
+        Result("metrics", "error", metric, "table"),
     )
+    size = sum(math.prod(result.shape) for result in results)
+    return Pending(KEYS, results, torch.arange(size).float(), DONE)
 
 
 def test_results_may_be_more_than_the_rows_but_never_fewer():
@@ -36,7 +38,7 @@ def test_results_may_be_more_than_the_rows_but_never_fewer():
 @pytest.mark.parametrize(("name", "expected"), [("error", 2.0), ("error_max", 3.0)])
 def test_a_row_that_is_not_finite_hides_no_other(name, expected):
     values = torch.tensor([1.0, math.nan, 3.0, 9.0])  # the last one only fills the batch
-    found = Pending(KEYS, {}, values, {name: (4,)}, DeviceStream(torch.device("cpu")).event())
+    found = Pending(KEYS, (Result("metrics", name, (4,), "table"),), values, DONE)
     assert found.row_metrics() == {name: expected}
     none = found._replace(values=torch.full((4,), math.nan))
     assert math.isnan(none.row_metrics()[name])
