@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from apexrl.networks.frame_layout import FrameLayout
-from apexrl.networks.frame_stack import FrameStack, frame_ages, gather_stacks
+from apexrl.networks.frame_stack import FrameStack, frame_numbers
 from apexrl.types import EnvironmentSpec
 
 NUM_STEPS = 7
@@ -45,7 +45,7 @@ def test_an_actors_ring_follows_the_rule(shape, stacked):
     for t, starts in enumerate(PATTERNS):
         stack.advance()
         stack.write(torch.from_numpy(frames[t]), torch.from_numpy(starts))
-        found = stack.in_order().to(layout.dtype)
+        found = layout.in_order(stack.ring, stack.newest).to(layout.dtype)
         assert torch.equal(found, layout.store_stacks(torch.from_numpy(expected[t])))
 
 
@@ -54,18 +54,15 @@ def test_an_actors_ring_follows_the_rule(shape, stacked):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_learners_stacks_follow_the_rule(shape, stacked, first):
     layout, frames, expected = streams(shape, stacked)
-    num_envs = PATTERNS.shape[1]
     # Unrolls as their builder makes them: the first observation whole, then the newest frames.
     unrolls = np.concatenate([np.moveaxis(expected[first], 1, 0), frames[first + 1 :]])  # [F, E, *frame]
     memory, zero_frame = flat_memory(layout, np.moveaxis(unrolls, 1, 0))
-    ages = np.stack([frame_ages(starts, stacked) for starts in PATTERNS[first:].T], axis=1)  # [T + 1, E]
-    newest = np.arange(len(ages))[:, None] + np.arange(num_envs) * len(unrolls) + stacked - 1
-    arguments = memory, torch.from_numpy(newest), torch.from_numpy(ages), zero_frame, torch.arange(stacked).flip(0)
-    out = torch.empty(newest.size * stacked, memory.shape[1], dtype=memory.dtype)
-    for found in (gather_stacks(*arguments), gather_stacks(*arguments, out)):
-        stacks = layout.as_frames(found).flatten(0, 1)  # [(T + 1) E, H, *stored]
-        assert torch.equal(stacks, layout.store_stacks(torch.from_numpy(expected[first:]).flatten(0, 1)))
-    assert found.data_ptr() == out.data_ptr()
+    numbers = [
+        frame_numbers(starts, stacked, number * len(unrolls), zero_frame)
+        for number, starts in enumerate(PATTERNS[first:].T)
+    ]
+    found = layout.as_frames(memory[torch.from_numpy(np.stack(numbers, axis=1))])  # [T + 1, E, H, *stored]
+    assert torch.equal(found.flatten(0, 1), layout.store_stacks(torch.from_numpy(expected[first:]).flatten(0, 1)))
 
 
 def flat_memory(layout, frames):

@@ -23,7 +23,7 @@ def row_layout(spec: StreamSpec, wants: Sequence[Want]) -> RowLayout:
         for name in NUMBERS:  # the first columns: a torch view of int64 needs an even position
             layout.add(name, 1, "int64")
     if views:
-        layout.add("age", spec.unroll_steps + 1, "int32")
+        layout.add("shown", spec.unroll_steps + 1, "int32", (spec.stacked_frames,))  # numbers of frames, oldest first
         for field in spec.fields:
             name = f"extra.{field.name}" if field in spec.extras else field.name
             layout.add(name, spec.num_entries(field), field.dtype, field.shape)

@@ -14,7 +14,6 @@ from torch import Tensor
 from apexrl.agents.contract import Transitions
 from apexrl.learning.experience.sizes import OBSERVATIONS, record_words
 from apexrl.losses.windows import n_step_windows
-from apexrl.networks.frame_stack import frame_numbers
 from apexrl.types import StreamSpec, Unroll
 
 
@@ -37,19 +36,13 @@ class TransitionRecords:
         self._actions = self._numbers + math.prod(spec.action.shape)
         self.words = record_words(spec)
 
-    def write(self, records: np.ndarray, unroll: Unroll, first_frame: int, zero_frame: int) -> None:
-        """Writes the records [K, words] int32 of an unroll.
-
-        Args:
-          first_frame: number of the unroll's first frame; the others follow it.
-          zero_frame: number of a frame of zeros.
-        """
+    def write(self, records: np.ndarray, unroll: Unroll, shown: np.ndarray) -> None:
+        """Writes the records [K, words] int32 of an unroll, whose observations show the frames `shown` [T + 1, H]."""
         spec, view = self._spec, self._view
         steps = unroll.rewards, unroll.discounts, unroll.starts
         windows = n_step_windows(*steps, view.gamma, view.n_steps)
         returns, discounts, offsets = (window[: spec.unroll_starts] for window in windows)
         begins = np.arange(spec.unroll_starts)
-        shown = frame_numbers(unroll.starts, spec.stacked_frames, first_frame, zero_frame)
         half = spec.stacked_frames
         records[:, :half], records[:, half : self._numbers] = shown[begins], shown[begins + offsets]
         actions = records[:, self._numbers : self._actions].view(spec.action.dtype)

@@ -23,7 +23,7 @@ from apexrl.learning.experience.sizes import NUMBERS, OBSERVATIONS, frame_bytes,
 from apexrl.learning.experience.transition_records import TransitionRecords
 from apexrl.networks.device_stream import DeviceStream, Staging, wait
 from apexrl.networks.frame_layout import FrameLayout
-from apexrl.networks.frame_stack import frame_ages, gather_stacks
+from apexrl.networks.frame_stack import frame_numbers
 from apexrl.networks.normalizer import Normalizer
 from apexrl.types import StreamSpec, Unroll
 
@@ -109,8 +109,6 @@ class UnrollStore:
         words = 0 if self._transition_records is None else self._transition_records.words
         records = self.ring_unrolls, spec.unroll_starts, words
         self._records = torch.zeros(records, dtype=torch.int32, device=device)  # [ring, K, words]
-        self._backwards = torch.arange(spec.stacked_frames - 1, -1, -1, device=device)  # [H]
-        self._times = torch.arange(spec.unroll_steps + 1, device=device)
 
     def _make_staging(self) -> Staging:
         frames = (self.spec.unroll_frames, self._frames.shape[1]), self._frames.dtype
@@ -186,11 +184,12 @@ class UnrollStore:
         """
         if unroll.frames is not slot.frames:
             np.copyto(slot.frames, unroll.frames)
-        position = slot.number % self.ring_unrolls
-        self._fill(slot.row, unroll, slot.number, previous)
+        spec, position = self.spec, slot.number % self.ring_unrolls
+        first_frame = position * spec.unroll_frames
+        shown = frame_numbers(unroll.starts, spec.stacked_frames, first_frame, self._zero_frame)
+        self._fill(slot.row, unroll, shown, slot.number, previous)
         if self._transition_records is not None:
-            first_frame = position * self.spec.unroll_frames
-            self._transition_records.write(slot.records, unroll, first_frame, self._zero_frame)
+            self._transition_records.write(slot.records, unroll, shown)
         place = self._place_of(position)
         with self._device_stream.exclusive():
             if self._staging is not None:
@@ -198,7 +197,7 @@ class UnrollStore:
                     there.copy_(staged, non_blocking=True)
                 self._staging.sent()
             if self._screens is not None:  # once here instead of in every batch
-                screens = self._screens.view(torch.uint8).view(-1, *self.spec.frame_shape)
+                screens = self._screens.view(torch.uint8).view(-1, *spec.frame_shape)
                 self._frame_layout.store_in(self._frames[self._frames_of(position)], screens)
             self._numbers[position] = slot.number
 
@@ -257,20 +256,19 @@ class UnrollStore:
         for _ in range(view.burn_in_unrolls):
             key, weight = self._with_previous(key, weight, size)
         spec = self.spec
-        slot = key % self.ring_unrolls
-        rows = self._rows.index_select(0, slot)
+        rows = self._rows.index_select(0, key % self.ring_unrolls)
         columns = {name: whole(rows, column).transpose(0, 1) for name, column in self._row_layout.columns.items()}
-        newest = slot * spec.unroll_frames + self._times[:, None] + spec.stacked_frames - 1
-        memory = self._buffer(table, newest.numel()) if reuses_memory else None
-        ages = columns["age"]
-        stacks = gather_stacks(self._frames, newest, ages, self._zero_frame, self._backwards, memory)
+        shown = columns["shown"]  # [T + 1, B, H]
+        memory = self._buffer(table, shown[..., 0].numel()) if reuses_memory else None
+        frames = torch.index_select(self._frames, 0, shown.flatten(), out=memory)
+        observation = self._frame_layout.as_frames(frames.view(*shown.shape, -1))
         extras = {field.name: columns[f"extra.{field.name}"] for field in spec.extras}
         extras |= {field.name: extras[field.name][0] for field in spec.extras if field.at == "first"}
         if view.is_named:
             extras |= {name: columns[name][0] for name in NUMBERS}
         action = columns["action"]
         return UnrollBatch(
-            self._normalizer(self._frame_layout.as_frames(stacks)),
+            self._normalizer(observation),
             action.long() if spec.num_actions else action,
             self._normalizer.rewards(columns["reward"]),
             columns["discount"],
@@ -298,12 +296,12 @@ class UnrollStore:
     def _frames_of(self, position: int) -> slice:
         return slice(position * self.spec.unroll_frames, (position + 1) * self.spec.unroll_frames)
 
-    def _fill(self, row: np.ndarray, unroll: Unroll, number: int, previous: int) -> None:
+    def _fill(self, row: np.ndarray, unroll: Unroll, shown: np.ndarray, number: int, previous: int) -> None:
         """Writes those columns of an unroll that its row has."""
         values = {
             "number": np.array(number),
             "previous": np.array(previous),
-            "age": frame_ages(unroll.starts, self.spec.stacked_frames),
+            "shown": shown,
             "action": unroll.actions,
             "reward": unroll.rewards,
             "discount": unroll.discounts,
