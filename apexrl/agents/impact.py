@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batches, Exploration, Extras
-from apexrl.agents.engine.minibatches import shuffled, unroll_rows
+from apexrl.agents.contract import Batches, Exploration, Extras, UnrollBatch
+from apexrl.agents.engine.minibatches import rows_of, shuffled
 from apexrl.agents.engine.plain import Acting, Networks, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.impact_config import ImpactAlgorithm, ImpactUpdate, check_vectors, wants
 from apexrl.agents.impala import MOST_VALUE, ImpalaActing, ImpalaLearning, make_network, make_rows
 from apexrl.agents.replaying.policy_targets import Rows, Traced
-from apexrl.agents.replaying.replay_states import unrolls_of
-from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS
 from apexrl.bounds import clipped, range_of
 from apexrl.losses.gaussian import LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION
 from apexrl.losses.policy_gradient import clipped_surrogate_loss
@@ -89,9 +87,9 @@ class ImpactLearning(ImpalaLearning):
         for chosen in zip(*orders, strict=True):
             parts, places, first = {}, [], 0
             for (table, size), rows in zip(sizes.items(), chosen, strict=True):
-                batch = unrolls_of(batches, table)
+                batch: UnrollBatch = batches[table]
                 with_burn_in = torch.cat([rows + before for before in range(0, len(batch.weight), size)])
-                parts[table] = unroll_rows(batch, with_burn_in, FIRST_EXTRAS)
+                parts[table] = rows_of(batch, with_burn_in, self.spec)
                 places.append(rows + first)
                 first += size
             yield parts, known.at(torch.cat(places))

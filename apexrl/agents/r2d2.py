@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActing
 from apexrl.agents.contract import Batches, Extras, UnrollBatch
-from apexrl.agents.engine.minibatches import unroll_rows
+from apexrl.agents.engine.minibatches import rows_of
 from apexrl.agents.engine.plain import Learning, Losses, Networks, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.r2d2_config import R2d2Algorithm, R2d2Update
 from apexrl.agents.recurrence import STATE, burn_in_unrolls, lstm_size_of
 from apexrl.agents.replaying.replay_states import continued, with_state
-from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS, history_of
+from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.losses.value_learning import n_step_targets, sequence_priorities
 from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.networks.config import ActorCriticConfig
@@ -99,7 +99,7 @@ class R2d2Learning(Learning):
         if self.update.replay_state == "zero":
             batch = with_state(batch, torch.zeros_like(batch.extras[STATE]))
         rows = range(0, len(batch.weight), size)
-        return [unroll_rows(batch, slice(first, first + size), FIRST_EXTRAS) for first in rows]
+        return [rows_of(batch, slice(first, first + size), self.spec) for first in rows]
 
     def _in_time(self, of_unrolls: Sequence[Tensor]) -> Tensor:
         """Returns the entries [S, B, ..] of sequences: without those that an unroll shares with the next one."""

@@ -1,12 +1,15 @@
 """Minibatches of a draw, for algorithms that take several steps from it, as PPO does (arXiv:1707.06347)."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batch, TransitionBatch, UnrollBatch
+from apexrl.agents.contract import TransitionBatch, UnrollBatch
 from apexrl.types import StreamSpec
+
+B = TypeVar("B", TransitionBatch, UnrollBatch)
 
 
 def shuffled(num_rows: int, num_minibatches: int, num_epochs: int, device: torch.device) -> Iterator[Tensor]:
@@ -22,20 +25,11 @@ def shuffled(num_rows: int, num_minibatches: int, num_epochs: int, device: torch
         yield from torch.rand(num_rows, device=device).argsort().chunk(num_minibatches)
 
 
-def rows_of(batch: Batch, rows: Tensor, spec: StreamSpec) -> Batch:
-    """Returns some rows [b] of a batch, copied."""
+def rows_of(batch: B, rows: Tensor | slice, spec: StreamSpec) -> B:
+    """Returns some rows [b] of a batch, copied; views of them where they are a slice."""
     if isinstance(batch, TransitionBatch):
         return TransitionBatch(*(tensor[rows] for tensor in batch))
     first = {field.name for field in spec.extras if field.at == "first"} | {"number", "previous"}
-    return unroll_rows(batch, rows, first)
-
-
-def unroll_rows(batch: UnrollBatch, rows: Tensor | slice, first: Collection[str]) -> UnrollBatch:
-    """Returns some rows of a batch of unrolls; views of it where they are a slice.
-
-    Args:
-      first: names of the extras [B, ...] of the first observation alone.
-    """
     *steps, extras, weight = batch
     observation, action, reward, discount, start = (tensor[:, rows] for tensor in steps)
     own = {name: values[rows] if name in first else values[:, rows] for name, values in extras.items()}

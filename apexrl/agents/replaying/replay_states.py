@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import LAST_BATCH, Batches, UnrollBatch, Unrolls, Want
-from apexrl.agents.engine.minibatches import unroll_rows
+from apexrl.agents.engine.minibatches import rows_of
 from apexrl.agents.recurrence import STATE, lstm_size_of
 from apexrl.agents.replaying.mix import Part
-from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS, history_of
+from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.types import StreamSpec
 
 NOBODY = -2  # the number of no unroll; -1 says that there is none before another
@@ -32,7 +32,7 @@ class ReplayStates:
     def __init__(self, parts: Sequence[Part], wants: Sequence[Want], replay_state: str, spec: StreamSpec,
                  device: torch.device):  # fmt: skip
         """Takes the parts of a mix and their wants, in the same order."""
-        self._unroll_starts, lstm_size = spec.unroll_starts, lstm_size_of(spec)
+        self._spec, lstm_size = spec, lstm_size_of(spec)
         self._views = {want.table: want.view for want in wants if isinstance(want.view, Unrolls)}
         self._zero = {part.name for part in parts if replay_state == "zero" and lstm_size and not part.is_online}
         self._walking = [want.table for want in wants if want.is_replaced]
@@ -51,11 +51,11 @@ class ReplayStates:
         """Returns the batches to learn from by table: B rows each, with the states that they begin with."""
         begun = {}
         for table, view in self._views.items():
-            batch = unrolls_of(batches, table)
+            batch: UnrollBatch = batches[table]
             if table in self._zero:
                 batch = with_state(batch, torch.zeros_like(batch.extras[STATE]))
             elif view.burn_in_unrolls:
-                batch = burned_in(batch, view.burn_in_unrolls, network, self._unroll_starts)
+                batch = burned_in(batch, view.burn_in_unrolls, network, self._spec)
             elif table in self._walking:
                 batch = self._walked(batch)
             begun[table] = batch
@@ -66,7 +66,7 @@ class ReplayStates:
         if ended is None or not len(self._numbers):
             return
         parts = dict(zip(self._views, ended.split([len(batches[table].weight) for table in self._views]), strict=True))
-        self._numbers.copy_(torch.cat([unrolls_of(batches, table).extras["number"] for table in self._walking]))
+        self._numbers.copy_(torch.cat([batches[table].extras["number"] for table in self._walking]))
         self._ended.copy_(torch.cat([parts[table] for table in self._walking]))
 
     def _walked(self, batch: UnrollBatch) -> UnrollBatch:
@@ -77,32 +77,24 @@ class ReplayStates:
         return with_state(batch, torch.where(is_before.any(dim=1)[:, None, None], walked, extras[STATE]))
 
 
-def unrolls_of(batches: Batches, table: str) -> UnrollBatch:
-    """Returns the batch of a table, which is one of unrolls."""
-    batch = batches[table]
-    assert isinstance(batch, UnrollBatch)
-    return batch
-
-
 def with_state(batch: UnrollBatch, state: Tensor) -> UnrollBatch:
     """Returns a batch that begins with states [B, 2, size]."""
     return batch._replace(extras=batch.extras | {STATE: state})
 
 
-def burned_in(batch: UnrollBatch, num_before: int, network: Any, unroll_starts: int) -> UnrollBatch:
+def burned_in(batch: UnrollBatch, num_before: int, network: Any, spec: StreamSpec) -> UnrollBatch:
     """Returns the last B of (num_before + 1) B rows, with the states to which the network comes through the others.
 
     Args:
       batch: the unrolls furthest before in front; weight 0 where one is not held, and states begin after it.
-      network: whose `unroll` gives the state after some steps, too.
-      unroll_starts: steps from the beginning of an unroll to that of the next one; the further ones overlap.
+      network: whose `unroll` gives the state after some steps, too: where the next unroll begins.
     """
     size = len(batch.weight) // (num_before + 1)
-    rows = unroll_rows(batch, slice(0, size), FIRST_EXTRAS)
+    rows = rows_of(batch, slice(0, size), spec)
     for k in range(1, num_before + 1):
         with torch.no_grad():
-            ended = network.unroll(rows.observation, history_of(rows), num_steps=unroll_starts).state
-        rows = continued(rows, ended, unroll_rows(batch, slice(k * size, (k + 1) * size), FIRST_EXTRAS))
+            ended = network.unroll(rows.observation, history_of(rows), num_steps=spec.unroll_starts).state
+        rows = continued(rows, ended, rows_of(batch, slice(k * size, (k + 1) * size), spec))
     return rows
 
 

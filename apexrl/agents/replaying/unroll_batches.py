@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import Batch, Batches, UnrollBatch
+from apexrl.agents.contract import Batches, UnrollBatch
 from apexrl.agents.recurrence import LAST_ACTION, LAST_REWARD, STATE
 from apexrl.agents.replaying.mix import Part, Selection
 from apexrl.losses.relevance import random_projection, unroll_divergence, unroll_features
@@ -16,13 +16,11 @@ from apexrl.networks.recurrent import History
 FIRST_EXTRAS = (LAST_ACTION, LAST_REWARD, STATE)  # of an unroll's first observation
 
 
-def joined(batches: Sequence[Batch]) -> UnrollBatch:
+def joined(batches: Sequence[UnrollBatch]) -> UnrollBatch:
     """Returns several batches of unrolls as one, the rows of the first one first."""
-    unrolls = [batch for batch in batches if isinstance(batch, UnrollBatch)]
-    assert len(unrolls) == len(batches)
-    if len(unrolls) == 1:
-        return unrolls[0]
-    *steps, extras, weights = zip(*unrolls, strict=True)
+    if len(batches) == 1:
+        return batches[0]
+    *steps, extras, weights = zip(*batches, strict=True)
     observation, action, reward, discount, start = (torch.cat(tensors, 1) for tensors in steps)
     together = {name: torch.cat([own[name] for own in extras], 0 if name in FIRST_EXTRAS else 1) for name in extras[0]}
     return UnrollBatch(observation, action, reward, discount, start, together, torch.cat(weights))

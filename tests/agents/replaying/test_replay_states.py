@@ -1,12 +1,13 @@
+import msgspec
 import pytest
 import torch
 
 from apexrl.agents.contract import Unrolls
-from apexrl.agents.engine.minibatches import unroll_rows
+from apexrl.agents.engine.minibatches import rows_of
 from apexrl.agents.impala_config import ImpalaUpdate, replay_view, stream, wants
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates, burned_in
-from apexrl.agents.replaying.unroll_batches import FIRST_EXTRAS, history_of
+from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from tests.agents.impala_parts import VECTORS
@@ -143,9 +144,10 @@ def test_burn_in_goes_to_the_beginning_of_the_next_unroll_where_unrolls_overlap(
     world.hold(0, -1)
     world.hold(1, 0)
     batch, network = world.gathered(uniform=[0, 1])["uniform"], world.network
+    spec = msgspec.structs.replace(SPEC, unroll_starts=T - 1, overlap_steps=1)
     with torch.no_grad():
-        found = burned_in(batch, 1, network, unroll_starts=T - 1).extras["core_state"]
-        before = unroll_rows(batch, slice(0, 1), FIRST_EXTRAS)
+        found = burned_in(batch, 1, network, spec).extras["core_state"]
+        before = rows_of(batch, slice(0, 1), spec)
         expected = network.unroll(before.observation, history_of(before), num_steps=T - 1).state
     assert torch.equal(found, expected)
 
