@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from apexrl.agents.apex_dpg_config import DpgAlgorithm, DpgUpdate
 from apexrl.agents.contract import Batches, Exploration, Extras, TransitionBatch
-from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartOptimizer, Slope, Target
+from apexrl.agents.engine.plain import (
+    SMALLEST_PRIORITY,
+    Acting,
+    Learning,
+    Losses,
+    Networks,
+    PartOptimizer,
+    Slope,
+    Target,
+)
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.exploration import noise_ladder
@@ -22,8 +31,6 @@ from apexrl.losses.categorical_returns import cross_entropy, projected
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.critics import Critics
 from apexrl.networks.deterministic import make_policy
-
-SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn
 
 
 class DpgActing(Acting):

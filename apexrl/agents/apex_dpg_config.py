@@ -4,9 +4,9 @@ import dataclasses
 import math
 from typing import Annotated, Literal
 
+from apexrl.agents.apex_dqn_config import tables
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
-from apexrl.config.tables import TableSpec
 from apexrl.networks.config import DeterministicConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -106,11 +106,6 @@ def stream(algorithm: DpgAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
 def wants(algorithm: DpgAlgorithm, update: DpgUpdate) -> tuple[Want, ...]:
     """Returns the wants of the learner: transitions by priority."""
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
-
-
-def tables(update: DpgUpdate) -> tuple[TableSpec, ...]:
-    """Returns the tables of the replay."""
-    return (TableSpec(update.table, "priority"),)
 
 
 FAMILY = Family(

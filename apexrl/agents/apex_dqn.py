@@ -8,17 +8,30 @@ from torch import Tensor, nn
 
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Batches, Exploration, Extras
-from apexrl.agents.engine.plain import Learning, Losses, Networks, Slope, Target
+from apexrl.agents.engine.plain import SMALLEST_PRIORITY, Acting, Learning, Losses, Networks, Slope, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.epsilon_greedy import EpsilonGreedyActing
+from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, mean_of_allowed, n_step_targets
 from apexrl.losses.windows import n_step_windows
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.dueling import make_network
 from apexrl.types import StreamUnrolls
 
-SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn; 0 would take it out of the table
+
+class EpsilonGreedyActing(Acting):
+    """The greatest value's action, or with an environment's own epsilon a random one (section 4 of the paper)."""
+
+    def explore(self, slots: np.ndarray, ladder_size: int) -> Exploration:
+        """Returns the epsilons [E] of the ladder."""
+        return epsilon_ladder(slots, ladder_size, self.algorithm.epsilon_base, self.algorithm.epsilon_exponent)
+
+    @property
+    def evaluation_exploration(self) -> float:
+        return self.algorithm.evaluation_epsilon
+
+    def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
+        return epsilon_greedy(values, exploration, rng), {}
 
 
 class ApexActing(EpsilonGreedyActing):
@@ -73,14 +86,15 @@ class ApexLearning(Learning):
         q, targets = q_tm1.detach(), (batch.n_step_return, batch.discount, q_target_t, q_online_t)
         errors = double_q_errors(q, batch.action, *targets, rescaling=self.algorithm.value_rescaling)
         slope = Slope(q_tm1, huber_gradient(q, batch.action, errors, batch.weight))
-        magnitude = errors.abs()
-        metrics = {"loss": (batch.weight * huber(errors)).mean(), "td_error": magnitude,
-                   "q_mean": self.shown(q), "q_max": q, "importance_weight": batch.weight.mean()}  # fmt: skip
-        return Losses({"q": slope}, len(errors), {self.update.table: magnitude + SMALLEST_PRIORITY}, metrics)
+        return self.told(slope, batch.weight, huber(errors), errors, q)
 
-    def shown(self, values: Tensor) -> Tensor:
-        """Returns values [B, A] of which people see the mean; [B] of allowed actions where there are masks."""
-        return mean_of_allowed(values) if self.spec.mask_size else values
+    def told(self, slope: Slope, weight: Tensor, losses: Tensor, errors: Tensor, q: Tensor) -> Losses:
+        """Returns a slope with priorities and metrics: of weights, losses and errors [B], and of values [B, A]."""
+        magnitude = errors.abs()
+        metrics = {"loss": (weight * losses).mean(), "td_error": magnitude, "q_max": q,
+                   "q_mean": mean_of_allowed(q) if self.spec.mask_size else q,
+                   "importance_weight": weight.mean()}  # fmt: skip
+        return Losses({"q": slope}, len(errors), {self.update.table: magnitude + SMALLEST_PRIORITY}, metrics)
 
 
 make_actor, make_learner = actor_of(ApexActing, DuelingConfig, make_network), learner_of(ApexLearning)

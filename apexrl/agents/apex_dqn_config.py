@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
@@ -104,8 +104,8 @@ def wants(algorithm: ApexAlgorithm, update: ApexUpdate) -> tuple[Want, ...]:
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
 
 
-def tables(update: ApexUpdate) -> tuple[TableSpec, ...]:
-    """Returns the tables of the replay."""
+def tables(update: Any) -> tuple[TableSpec, ...]:
+    """Returns the tables of the replay, of any algorithm that learns from one by priority: its `table`."""
     return (TableSpec(update.table, "priority"),)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexLearning, make_actor, make_network
+from apexrl.agents.apex_dqn import ApexLearning, make_actor, make_network
 from apexrl.agents.apex_dqn_config import ApexAlgorithm, ApexUpdate
 from apexrl.agents.contract import Batches
 from apexrl.agents.engine.plain import Losses, Networks, Slope
@@ -71,11 +71,7 @@ class QuantileLearning(ApexLearning):
             taken = returns[torch.arange(len(errors), device=errors.device), batch.action]
             losses = quantile_huber(taken, targets)
             gradient = quantile_huber_gradient(returns, batch.action, targets, batch.weight)
-        magnitude = errors.abs()
-        metrics = {"loss": (batch.weight * losses).mean(), "td_error": magnitude, "q_mean": self.shown(q), "q_max": q,
-                   "importance_weight": batch.weight.mean()}  # fmt: skip
-        priorities = {self.update.table: magnitude + SMALLEST_PRIORITY}
-        return Losses({"q": Slope(outputs, gradient)}, len(errors), priorities, metrics)
+        return self.told(Slope(outputs, gradient), batch.weight, losses, errors, q)
 
     def _returns(self, network: Any, prepared: Tensor) -> Tensor:
         """Returns what a network knows of each action's return [B, A, N]."""

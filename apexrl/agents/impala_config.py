@@ -1,7 +1,7 @@
 """IMPALA and LASER as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import burn_in_unrolls, recurrent_fields
@@ -198,8 +198,8 @@ def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
     return Unrolls(burn_in_unrolls=burn_in if algorithm.lstm else 0)
 
 
-def tables(update: ImpalaUpdate) -> tuple[TableSpec, ...]:
-    """Returns the tables of the replay: the queue sets the pace where there is one, and nobody waits for the others."""
+def tables(update: Any) -> tuple[TableSpec, ...]:
+    """Returns the tables of any algorithm with a `mix`: a queue sets the pace, and nobody waits for other tables."""
     return tables_for(parts_of(update.mix))
 
 

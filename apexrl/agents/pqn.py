@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import nn
 
+from apexrl.agents.apex_dqn import EpsilonGreedyActing
 from apexrl.agents.contract import Batches
 from apexrl.agents.engine.plain import Learning, Losses, Networks
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
-from apexrl.agents.epsilon_greedy import EpsilonGreedyActing
 from apexrl.agents.pqn_config import PqnAlgorithm, PqnUpdate
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.unroll_batches import joined

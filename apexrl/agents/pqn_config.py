@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from apexrl.agents.apex_dqn_config import FAMILY as APEX
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
-from apexrl.agents.replaying.mix import batch_sizes, parts_of, tables_for
+from apexrl.agents.impala_config import tables
+from apexrl.agents.replaying.mix import batch_sizes, parts_of
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
-from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import NormalizedConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -82,11 +82,6 @@ def wants(algorithm: PqnAlgorithm, update: PqnUpdate) -> tuple[Want, ...]:
         raise ConfigError(f"--mix {others[0]}: --agent pqn takes queue and uniform@N")
     sizes = batch_sizes(parts, update.batch_size)
     return tuple(Want(part.name, sizes[part.name], Unrolls()) for part in parts)
-
-
-def tables(update: PqnUpdate) -> tuple[TableSpec, ...]:
-    """Returns the tables of the replay: the queue sets the pace where there is one."""
-    return tables_for(parts_of(update.mix))
 
 
 FAMILY = Family(

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, ApexActing
+from apexrl.agents.apex_dqn import ApexActing
 from apexrl.agents.contract import Batches, Extras, UnrollBatch
 from apexrl.agents.engine.minibatches import rows_of
-from apexrl.agents.engine.plain import Learning, Losses, Networks, Target
+from apexrl.agents.engine.plain import SMALLEST_PRIORITY, Learning, Losses, Networks, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.r2d2_config import R2d2Algorithm, R2d2Update

@@ -8,7 +8,6 @@ from apexrl.agents.apex_dqn_config import ApexAlgorithm
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
 from apexrl.agents.recurrence import burn_in_unrolls, recurrent_fields
 from apexrl.config.sections import Changing, Range, UpdateConfig
-from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -111,18 +110,13 @@ def wants(algorithm: R2d2Algorithm, update: R2d2Update) -> tuple[Want, ...]:
     return (Want(update.table, update.batch_size, Unrolls(before + update.sequence_unrolls - 1)),)
 
 
-def tables(update: R2d2Update) -> tuple[TableSpec, ...]:
-    """Returns the tables of the replay."""
-    return (TableSpec(update.table, "priority"),)
-
-
 FAMILY = Family(
     R2d2Algorithm(),
     ActorCriticConfig("shallow", (32, 64, 64), 512),
     R2d2Update(),
     stream,
     wants,
-    tables,
+    apex_dqn_config.tables,
     "apexrl.agents.r2d2",
     {"paper": PAPER, "gpu": TWO_CORES, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,

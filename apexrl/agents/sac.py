@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.agents.contract import Batches, Exploration, Extras, TransitionBatch
-from apexrl.agents.engine.plain import Acting, Learning, Losses, Networks, PartOptimizer, Target
+from apexrl.agents.engine.plain import SMALLEST_PRIORITY, Acting, Learning, Losses, Networks, PartOptimizer, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.sac_config import SacAlgorithm, SacUpdate
@@ -28,8 +28,6 @@ from apexrl.networks.config import GaussianConfig
 from apexrl.networks.critics import Critics
 from apexrl.networks.gaussian import make_policy
 from apexrl.networks.temperature import Temperature
-
-SMALLEST_PRIORITY = 1e-6  # a transition without any error can still be drawn
 
 
 class SacActing(Acting):

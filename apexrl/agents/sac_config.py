@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.apex_dpg_config import stream, tables, wants
+from apexrl.agents.apex_dpg_config import stream, wants
+from apexrl.agents.apex_dqn_config import tables
 from apexrl.agents.contract import Family, Preset
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.networks.config import GaussianConfig

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.apex_dqn import SMALLEST_PRIORITY, make_actor
+from apexrl.agents.apex_dqn import make_actor
 from apexrl.agents.apex_dqn_config import FAMILY, ApexUpdate
 from apexrl.agents.contract import Observation
+from apexrl.agents.engine.plain import SMALLEST_PRIORITY
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.unroll_store import UnrollStore

@@ -16,6 +16,7 @@ from apexrl.agents.contract import Batches, Exploration, Extras
 from apexrl.config.schedules import schedules_of
 from apexrl.types import StreamSpec, StreamUnrolls
 
+SMALLEST_PRIORITY = 1e-6  # an item without any error can still be drawn: 0 would take it out of its table
 Networks = Mapping[str, Any]  # by part, to compute with: its module, or a copy that shares the parameters
 
 
