@@ -30,7 +30,7 @@ from apexrl.bounds import clipped, range_of
 from apexrl.losses.categorical_returns import cross_entropy, projected
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.critics import Critics
-from apexrl.networks.deterministic import make_policy
+from apexrl.networks.vector_policies import DeterministicPolicy
 
 
 class DpgActing(Acting):
@@ -69,7 +69,7 @@ class DpgLearning(Learning):
         network = self.network
         support = torch.linspace(network.least_return, network.most_return, network.atoms) if network.atoms else None
         critics = Critics(self.spec, network, "layer" if network.layer_norm else "none", support)
-        return {"policy": make_policy(self.spec, network), "critics": critics}
+        return {"policy": DeterministicPolicy(self.spec, network), "critics": critics}
 
     def from_target(self, target: Networks, batches: Batches) -> tuple[Tensor, Tensor]:
         """Returns the least of the target critics' values [B] of the target policy's next actions, and their sizes [B].
@@ -124,5 +124,5 @@ class DpgLearning(Learning):
         return {"policy": Slope(chosen, -batch.weight.unsqueeze(1) * slopes)}
 
 
-make_network = make_policy
+make_network = DeterministicPolicy
 make_actor, make_learner = actor_of(DpgActing, DeterministicConfig, make_network), learner_of(DpgLearning)

@@ -26,8 +26,8 @@ from apexrl.losses.maximum_entropy import (
 )
 from apexrl.networks.config import GaussianConfig
 from apexrl.networks.critics import Critics
-from apexrl.networks.gaussian import make_policy
 from apexrl.networks.temperature import Temperature
+from apexrl.networks.vector_policies import GaussianPolicy
 
 
 class SacActing(Acting):
@@ -66,7 +66,7 @@ class SacLearning(Learning):
         return dict.fromkeys(("policy", "temperature"), PartOptimizer(period_updates=self.update.policy_period_updates))
 
     def parts(self) -> dict[str, nn.Module]:
-        return {"policy": make_policy(self.spec, self.network),
+        return {"policy": GaussianPolicy(self.spec, self.network),
                 "critics": Critics(self.spec, self.network, self.network.critic_norm),
                 "temperature": Temperature(self.update.first_temperature)}  # fmt: skip
 
@@ -120,5 +120,5 @@ class SacLearning(Learning):
         }
 
 
-make_network = make_policy
+make_network = GaussianPolicy
 make_actor, make_learner = actor_of(SacActing, GaussianConfig, make_network), learner_of(SacLearning)
