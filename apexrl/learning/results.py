@@ -73,7 +73,7 @@ class Results:
 def acted_rows(draw: Draw, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the versions [M] that acted in the rows of an update, by table; some of the draw may be evicted."""
     samples = draw.samples
-    return {table: draw.versions[table][np.isin(samples[table].keys, there)] for table, there in keys.items()}
+    return {table: samples[table].versions[np.isin(samples[table].keys, there)] for table, there in keys.items()}
 
 
 def learner_metrics(

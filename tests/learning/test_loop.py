@@ -57,10 +57,10 @@ class Replica:
         if self.left < 0:
             self.stop.set()
             return None
-        return Draw(5, self.left)
+        return Draw(5, {}, self.left)
 
     def upcoming_draw(self):
-        return Draw(5, self.left - 1)
+        return Draw(5, {}, self.left - 1)
 
     def update_priorities(self, generation, table, keys, priorities):
         assert table == TABLE
@@ -90,8 +90,8 @@ class Updater:
 
     def update(self, draw, upcoming, scale):
         assert scale == 1
-        assert upcoming.samples == draw.samples - 1
-        if draw.samples % 10 == 3:
+        assert upcoming.shard == draw.shard - 1
+        if draw.shard % 10 == 3:
             return None
         self.num_updates += 1
         self.weights += 1
@@ -183,7 +183,7 @@ class GrowingReplica(Replica):
         draw = super().next_draw(timeout_seconds)
         self.counted = {0: LogPosition("log", 0, 50 * ((11 - self.left) // 2))}
         keys = np.zeros(1, np.int64)
-        return draw and Draw(5, {TABLE: Gathered(keys, None)}, {TABLE: keys})
+        return draw and Draw(5, {TABLE: Gathered(keys, None, keys)})
 
 
 @pytest.mark.parametrize("total_frames", [0, 5000])

@@ -2,35 +2,27 @@
 
 import collections
 import threading
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from apexrl.agents.contract import Batch
 
-NO_VERSIONS: Mapping[str, np.ndarray] = MappingProxyType({})
+if TYPE_CHECKING:  # it makes samples
+    from apexrl.learning.experience.unroll_store import UnrollStore
 
-
-class Holder(Protocol):
-    """A store that still holds some of the keys of a sample, and others no more."""
-
-    generation: int
-
-    def holds(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Returns [B] bool: whether the keys of a table's sample are held."""
-        ...
+NO_VERSIONS = np.zeros(0, np.int64)
 
 
 class SampledKeys(NamedTuple):
     """A sample by name, which the update gathers itself. Some of it may be overwritten by then."""
 
-    store: Holder
+    store: "UnrollStore"
     table: str
     generation: int  # the generation of the store's content
     keys: np.ndarray  # [B] int64
     weights: np.ndarray  # [B] float32
+    versions: np.ndarray = NO_VERSIONS  # [B] params_version that made each key's unroll, where they are known
 
     def held(self) -> np.ndarray:
         """Returns [B] bool: which are still there. Call it while the stream is held in which they are gathered."""
@@ -44,13 +36,7 @@ class Gathered(NamedTuple):
 
     keys: np.ndarray  # [M] int64
     batch: Batch
-
-
-class Sampled(NamedTuple):
-    """A sample of one table, before it is part of a draw."""
-
-    sample: SampledKeys | Gathered
-    versions: np.ndarray  # [M] params_version that made each key's unroll
+    versions: np.ndarray = NO_VERSIONS  # [M] params_version that made each key's unroll, where they are known
 
 
 class Draw(NamedTuple):
@@ -58,9 +44,13 @@ class Draw(NamedTuple):
 
     generation: int  # counts the logs that were followed: keys mean nothing beyond theirs
     samples: dict[str, SampledKeys | Gathered]
-    versions: Mapping[str, np.ndarray] = NO_VERSIONS  # by table: [M] params_version that made each key's unroll
     shard: int = 0  # whose log it is of
     largest_weight: float = 1.0  # by which the importance weights of its only table were divided
+
+    @property
+    def versions(self) -> dict[str, np.ndarray]:
+        """The versions [M] that made each key's unroll, by table."""
+        return {table: sample.versions for table, sample in self.samples.items()}
 
     @property
     def is_gathered(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from apexrl.agents.contract import RowStrategy, Want
 from apexrl.learning.experience.decoder import Decoder
-from apexrl.learning.experience.draw import Draw, Sampled
+from apexrl.learning.experience.draw import Draw, Gathered, SampledKeys
 from apexrl.net.log_client import LogBatch
 
 
@@ -21,7 +21,7 @@ class Sampler:
         self.metrics: dict[str, float] = {}  # of the newest rows that were chosen of each table
         self._shard = shard
         self._batch_used = batch_used
-        self._samples = {want.table: collections.deque[Sampled]() for want in wants}
+        self._samples = {want.table: collections.deque[SampledKeys | Gathered]() for want in wants}
 
     def forget(self) -> None:
         """Drops the samples that wait for others: they are of an older log."""
@@ -43,11 +43,9 @@ class Sampler:
         if sample is None:
             self._batch_used(table)
             return None
-        self._samples[table].append(Sampled(sample, decoder.versions(table, sample.keys)))
+        self._samples[table].append(sample._replace(versions=decoder.versions(table, sample.keys)))
         if not all(self._samples.values()):
             return None
-        parts = {table: samples.popleft() for table, samples in self._samples.items()}
-        samples = {table: part.sample for table, part in parts.items()}
-        versions = {table: part.versions for table, part in parts.items()}
-        largest = event.sample.largest_weight if len(parts) == 1 else 1.0
-        return Draw(store.generation, samples, versions, self._shard, largest)
+        samples = {table: samples.popleft() for table, samples in self._samples.items()}
+        largest = event.sample.largest_weight if len(samples) == 1 else 1.0
+        return Draw(store.generation, samples, self._shard, largest)

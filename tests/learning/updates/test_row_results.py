@@ -135,7 +135,7 @@ def test_a_mix_without_replay_has_no_results_to_bring():
 
 
 def test_versions_that_acted_are_those_of_the_rows_that_were_there():
-    draw = Draw(0, {"a": SampledKeys(None, "a", 0, np.array([5, 6, 7]), None)}, {"a": np.array([50, 60, 70])})
+    draw = Draw(0, {"a": SampledKeys(None, "a", 0, np.array([5, 6, 7]), None, np.array([50, 60, 70]))})
     assert acted_rows(draw, {"a": np.array([5, 7])})["a"].tolist() == [50, 70]
 
 
