@@ -20,7 +20,7 @@ from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.policy_targets import Rows, Traced, metrics_of, policies_of
 from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.rows import ReplayRows
-from apexrl.agents.replaying.unroll_batches import history_of, joined, row_results
+from apexrl.agents.replaying.unroll_batches import RowResults, history_of, joined
 from apexrl.config.schedules import Schedule
 from apexrl.losses.categorical import log_probs
 from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
@@ -91,7 +91,7 @@ class ImpalaLearning(Learning):
         self._parts, wanted = parts_of(update.mix), wants(self.algorithm, update)
         self._online_share = float(sum(part.share for part in self._parts if part.is_online))
         num_features = lstm_size_of(spec) or self.network.hidden_size
-        self._row_results = row_results(self._parts, list(selections_of(update).values()), num_features, device)
+        self._row_results = RowResults(self._parts, selections_of(update).values(), num_features, device)
         self._replay_states = ReplayStates(self._parts, wanted, update.replay_state, spec, device)
 
     def parts(self) -> dict[str, nn.Module]:
@@ -161,7 +161,7 @@ class ImpalaLearning(Learning):
         real = valid & (batch.weight > 0)
         metrics = metrics_of(real, logits, values, log_rhos, targets, self.policies)
         rejected = None if accept is None else ~accept
-        results = self._row_results.of(begun, self._parts, output, behavior, valid, rejected)
+        results = self._row_results.of(begun, output, behavior, valid, rejected)
         overwriting = [part.name for part in self._parts if part.overwrites_worst]
         priorities = {name: relevance(results[name]["distance"]) for name in overwriting}
         mean = loss.detach() / count.masked_fill(count == 0, 1)

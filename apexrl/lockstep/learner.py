@@ -40,8 +40,8 @@ class LockstepLearner:
         keeping = Keeping.of(command, device_stream)
         self._replica = Replica(log, keeping, LogPosition(), stop)
         self.updater = make_updater(command, spec, device_stream, moments=keeping.moments)
-        identity = Identity.of(spec, command.agent, command.network)
-        self.record = RunRecord(Path(command.run_dir), identity, command.learning.keep_checkpoints)
+        self._identity = Identity.of(spec, command.agent, command.network)
+        self.record = RunRecord(Path(command.run_dir), self._identity, command.learning.keep_checkpoints)
         self.record.about(*about(command))
         self._courses = Courses(command)
         self._results = Results(family_of(command.agent).tables(command.update))
@@ -80,8 +80,7 @@ class LockstepLearner:
 
         Raises: ApexError when a value is beyond float16.
         """
-        identity = Identity.of(self._spec, self._command.agent, self._command.network)
-        header = ParametersHeader(self.updater.num_updates, *identity, self.record.run)
+        header = ParametersHeader(self.updater.num_updates, *self._identity, self.record.run)
         return encode_parameters(header, self.updater.parameters()[0])
 
     def parameters_to_evaluate(self) -> bytes:

@@ -66,7 +66,7 @@ class LockstepLoop:
         self._command = command
         self._stop = stop
         self.actor = LockstepActor(actor_command(command))
-        spec = self.actor.spec
+        spec = self.actor.player.spec
         self.replay = Replay(explicit_replay(command), new_identity(spec), command.seed)
         self._log = LocalLog(self.replay, wants_of(command), command.learning.prefetch_batches)
         self.learner = LockstepLearner(learner_command(command), spec, self._log, stop)
@@ -136,17 +136,18 @@ class LockstepLoop:
 
     def _report(self, evaluation: dict[str, float]) -> None:
         """Writes the metrics of all parts, and those of an evaluation that goes on."""
-        now = self._reported_at = time.monotonic()
+        now, player = time.monotonic(), self.actor.player
+        self._reported_at = now
         if now - self._measured_at >= LEAST_MEASURED_SECONDS:
-            totals = np.array([self.actor.steps, self.learner.updater.num_updates])
+            totals = np.array([player.steps, self.learner.updater.num_updates])
             self._rates = (totals - self._totals) / (now - self._measured_at)
             self._measured_at, self._totals = now, totals
         steps_per_second, updates_per_second = self._rates.tolist()
         metrics = evaluation | {
             "actor/agent_steps_per_second": steps_per_second,
-            "actor/frames_per_second": steps_per_second * self.actor.spec.frames_per_step,
-            "actor/agent_steps_total": float(self.actor.steps),
-            "actor/environment_failures_total": float(self.actor.num_failures),
+            "actor/frames_per_second": steps_per_second * player.spec.frames_per_step,
+            "actor/agent_steps_total": float(player.steps),
+            "actor/environment_failures_total": float(player.num_failures),
         }
         metrics |= {f"replay/{name}": value for name, value in log_metrics(self.replay, now).items()}
         self.learner.report(metrics, updates_per_second)

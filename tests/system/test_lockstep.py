@@ -158,7 +158,7 @@ def test_environments_that_fail_change_nothing_about_a_reproducible_run(tmp_path
         loop = make(tmp_path / name, "--env", "Breaking-v0", "--total-updates", "20", "--min-size-to-sample", "200")
         loop.run()
         digests.append(digest(tmp_path / name / "run"))
-        failures.append(loop.actor.num_failures)
+        failures.append(loop.actor.player.num_failures)
     assert digests[0] == digests[1] and failures[0] == failures[1] > 5
     status = json.loads((tmp_path / "first" / "run" / "status.json").read_text())
     assert status["metrics"]["actor/environment_failures_total"] == failures[0]

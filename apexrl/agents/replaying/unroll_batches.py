@@ -1,7 +1,6 @@
 """Batches of whole unrolls as an actor-critic learner takes them: joined, with their history, with results by row."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -36,14 +35,20 @@ def history_of(batch: UnrollBatch) -> History | None:
     return History(batch.start, actions, rewards, core_state.float())
 
 
-class RowResults(NamedTuple):
-    """Which results of each unroll the selection and the metrics need."""
+class RowResults:
+    """Those results of each unroll that the selection and the metrics need."""
 
-    has_distance: bool
-    projection: Tensor | None  # [F, n]; None where no features are compared
+    def __init__(self, parts: Sequence[Part], selections: Collection[Selection], num_features: int, device: torch.device
+                 ):  # fmt: skip
+        """Takes the parts of a mix, and the selections of some of them."""
+        self._parts = parts
+        self._has_distance = any(part.overwrites_worst for part in parts) or any(s.distance == "kl" for s in selections)
+        self.projection: Tensor | None = None  # [F, n]; None where no features are compared
+        if any(selection.distance != "kl" for selection in selections):
+            self.projection = random_projection(num_features).to(device)
 
-    def of(self, batches: Batches, parts: Sequence[Part], output: ActorCriticOutput, behavior: Tensor, valid: Tensor,
-           rejected: Tensor | None) -> dict[str, dict[str, Tensor]]:  # fmt: skip
+    def of(self, batches: Batches, output: ActorCriticOutput, behavior: Tensor, valid: Tensor, rejected: Tensor | None
+           ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
         """Returns results by table and name of the rows of all parts, in their order.
 
         Args:
@@ -53,19 +58,11 @@ class RowResults(NamedTuple):
         results = {}
         if self.projection is not None and output.features is not None:
             results["feature"] = unroll_features(output.features[:-1].detach(), valid, self.projection)
-        if self.has_distance:
+        if self._has_distance:
             results["distance"] = unroll_divergence(behavior, output.logits[:-1].detach(), valid)
         if rejected is not None:
             results["rejected_share"] = (rejected & valid).sum(dim=0) / valid.sum(dim=0).clamp(min=1)
-        names = [part.name for part in parts]
+        names = [part.name for part in self._parts]
         sizes = [len(batches[name].weight) for name in names]
         split = {key: rows.split(sizes) for key, rows in results.items()}
         return {name: {key: rows[i] for key, rows in split.items()} for i, name in enumerate(names)} if split else {}
-
-
-def row_results(parts: Sequence[Part], selections: Sequence[Selection], num_features: int, device: torch.device
-                ) -> RowResults:  # fmt: skip
-    """Returns the results that a mix with some selections needs."""
-    has_distance = any(part.overwrites_worst for part in parts) or any(s.distance == "kl" for s in selections)
-    needs_features = any(selection.distance != "kl" for selection in selections)
-    return RowResults(has_distance, random_projection(num_features).to(device) if needs_features else None)

@@ -12,8 +12,8 @@ from apexrl.agents.impala import make_learner
 from apexrl.agents.impala_config import ActorCriticConfig, ImpalaUpdate, wants
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.agents.replaying.replay_states import ReplayStates
+from apexrl.agents.replaying.rows import Walks
 from apexrl.agents.replaying.unroll_batches import history_of
-from apexrl.agents.replaying.walks import Walks
 from apexrl.config.flags import kinds_for
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.replica import Replica
