@@ -15,7 +15,7 @@ from apexrl.agents.replaying.unroll_batches import joined
 from apexrl.losses.policy_gradient import sum_losses
 from apexrl.losses.returns import lambda_returns
 from apexrl.networks.config import NormalizedConfig
-from apexrl.networks.normalized import make_network
+from apexrl.networks.dueling import make_normalized_network as make_network
 
 
 class PqnLearning(Learning):

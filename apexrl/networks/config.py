@@ -14,18 +14,6 @@ CriticNorm = Literal["none", "layer", "batch"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DuelingConfig(NetworkConfig):
-    """Sizes of a dueling network."""
-
-    channels: tuple[int, int, int] = (32, 64, 64)
-    """Channels of the three convolutions (DQN)."""
-    hidden_size: int = 512
-    """Units of each dueling stream (DQN), and of the layers of a perceptron."""
-    quantiles: Annotated[int, Range(0, 512)] = 0
-    """Quantiles that are learned of each action's return (QR-DQN: 200); 0: its mean alone (Ape-X)."""
-
-
-@dataclasses.dataclass(frozen=True)
 class NormalizedConfig(NetworkConfig):
     """Sizes of a dueling network with normalized layers."""
 
@@ -33,6 +21,14 @@ class NormalizedConfig(NetworkConfig):
     """Channels of the three convolutions (DQN)."""
     hidden_size: int = 512
     """Units of each dueling stream (DQN), and of the layers of a perceptron."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DuelingConfig(NormalizedConfig):
+    """Sizes of a dueling network."""
+
+    quantiles: Annotated[int, Range(0, 512)] = 0
+    """Quantiles that are learned of each action's return (QR-DQN: 200); 0: its mean alone (Ape-X)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apexrl.networks.actor_critic import initialize, torso_layers
-from apexrl.networks.config import ActorCriticConfig, DuelingConfig
+from apexrl.networks.config import ActorCriticConfig, DuelingConfig, NormalizedConfig
 from apexrl.networks.recurrent import History, RecurrentNetwork
 from apexrl.networks.torsos import FrameNetwork, Torso, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
@@ -23,6 +23,13 @@ def make_network(spec: EnvironmentSpec, config: DuelingConfig) -> "DuelingNetwor
     if config.quantiles:
         return QuantileNetwork(torso, config.hidden_size, spec.num_actions, config.quantiles)
     return DuelingNetwork(torso, config.hidden_size, spec.num_actions)
+
+
+def make_normalized_network(spec: EnvironmentSpec, config: NormalizedConfig) -> "NormalizedNetwork":
+    """Returns the dueling network with normalized layers for the observations of a spec; raises as `make_network`."""
+    check_sizes(config, *config.channels, config.hidden_size)
+    torso = make_torso(spec, config.channels, config.hidden_size, own=config)
+    return NormalizedNetwork(torso, config.hidden_size, spec.num_actions)
 
 
 class DuelingNetwork(FrameNetwork):
@@ -78,6 +85,28 @@ class QuantileNetwork(DuelingNetwork):
             value, advantage = features.float().chunk(2, dim=1)
             advantage = self.advantage(advantage).unflatten(1, (-1, self.num_quantiles))
             return self.value(value).unsqueeze(1) + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+class NormalizedNetwork(DuelingNetwork):
+    """The dueling network with LayerNorm of the torso's features, and of each hidden layer: it learns without a target.
+
+    Source: arXiv:2407.04811, which normalizes convolutions, too, and has no dueling heads.
+    """
+
+    def __init__(self, torso: Torso, hidden_size: int, num_actions: int):
+        super().__init__(torso, hidden_size, num_actions)
+        self.of_features = nn.LayerNorm(torso.num_features)
+        self.of_streams = nn.GroupNorm(2, 2 * hidden_size)  # of value and advantage apart
+
+    def heads(self, features: Tensor) -> Tensor:
+        """Returns [B, A] float32 action values of the torso's features."""
+        with torch.autocast(features.device.type, enabled=False):
+            features = self.of_features(features.float())
+        hidden = self.hidden(features.to(self.hidden.weight.dtype))
+        with torch.autocast(hidden.device.type, enabled=False):
+            value, advantage = F.relu(self.of_streams(hidden.float())).chunk(2, dim=1)
+            advantage = self.advantage(advantage)
+            return self.value(value) + advantage - advantage.mean(dim=1, keepdim=True)
 
 
 class RecurrentDuelingNetwork(RecurrentNetwork):

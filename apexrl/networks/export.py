@@ -31,18 +31,6 @@ class Graph(NamedTuple):
     outputs: tuple[str, ...]
 
 
-class _Values(nn.Module):
-    """[B, ..] values of observations."""
-
-    def __init__(self, network: FrameNetwork):
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: Tensor) -> Tensor:
-        values: Tensor = self.network(observation)
-        return values
-
-
 class _PolicyAndValue(nn.Module):
     """[B, A] logits or moments, and [B] values."""
 
@@ -66,10 +54,8 @@ class _Recurrent(nn.Module):
         self, observation: Tensor, start: Tensor, last_action: Tensor, last_reward: Tensor, state: Tensor
     ) -> tuple[Tensor, ...]:
         network = self.network
-        prepared = network.prepare(observation)
-        features = network.torso.features(prepared, network.torso.kernel())
         memory = memory_of(History(start, last_action, last_reward, state), network.num_actions)
-        values = network.masked(network.step(features, memory), prepared)
+        values = network.values(network.prepare(observation), memory)
         values, after = values.tensor_split([-state[0].numel()], dim=1)
         after = after.unflatten(1, state.shape[1:])
         if isinstance(network, ActorCriticNetwork):
@@ -93,7 +79,7 @@ def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
     outputs: tuple[str, ...] = (
         "q_values" if isinstance(network, DuelingNetwork | RecurrentDuelingNetwork) else "values",
     )
-    wrapped: nn.Module = _Values(network)
+    wrapped: nn.Module = network
     if isinstance(network, ActorCriticNetwork):
         outputs, wrapped = ("logits" if spec.num_actions else "moments", "value"), _PolicyAndValue(network)
     if not isinstance(network, RecurrentNetwork) or network.lstm is None:

@@ -107,11 +107,8 @@ class Policy:
 
     def values_of(self, stack: FrameStack, memory: Tensor | None = None) -> Tensor:
         """Returns [E, ..] float32 values of the stack; without a memory those of an episode's first step."""
-        network = self._fast
-        kernel = self._kernels[stack.newest]
-        prepared = network.normalized(stack.network_input(self.dtype))
-        features = network.torso.features(prepared, kernel)
-        return network.masked(network.heads(features) if memory is None else network.step(features, memory), prepared)
+        prepared = self._fast.normalized(stack.network_input(self.dtype))
+        return self._fast.values(prepared, memory, self._kernels[stack.newest])
 
     @property
     def reward_scale(self) -> float:

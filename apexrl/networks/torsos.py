@@ -220,9 +220,15 @@ class FrameNetwork(nn.Module, abc.ABC):
         """Returns prepared stacks in the measure of the run, where the network has it."""
         return prepared if self.normalizer is None else self.normalizer.prepared(prepared)
 
-    def values(self, prepared: Tensor) -> Tensor:
-        """Returns the values [B, ..] of prepared stacks."""
-        return self.masked(self.heads(self.torso.features(prepared, self.torso.kernel())), prepared)
+    def values(self, prepared: Tensor, memory: Tensor | None = None, kernel: Tensor | None = None) -> Tensor:
+        """Returns the values [B, ..] of prepared stacks.
+
+        Args:
+          memory: as `step` takes it; without, those of an episode's first step.
+          kernel: the first layer's, as the frames lie; by default that for stacks whose oldest frame is the first.
+        """
+        features = self.torso.features(prepared, self.torso.kernel() if kernel is None else kernel)
+        return self.masked(self.heads(features) if memory is None else self.step(features, memory), prepared)
 
     def masked(self, values: Tensor, frames: Tensor) -> Tensor:
         """Returns values [.., X], of which the first A are FORBIDDEN where the mask of the actions has 0.

@@ -18,9 +18,8 @@ from apexrl.agents.pqn_config import stream as pqn_stream
 from apexrl.losses.quantiles import quantile_huber
 from apexrl.networks.actor_critic import make_network as make_actor_critic
 from apexrl.networks.config import DuelingConfig, to_text
-from apexrl.networks.dueling import make_network
+from apexrl.networks.dueling import make_network, make_normalized_network
 from apexrl.networks.headers import ParametersHeader
-from apexrl.networks.normalized import make_network as make_normalized
 from apexrl.networks.parameters import Parameters
 from apexrl.types import FORBIDDEN, EnvironmentSpec
 from tests.agents import test_pqn as pqn_parts
@@ -167,7 +166,7 @@ def test_returns_of_pqn_leave_forbidden_actions_out():
     mask = masks(rng, T + 1, SIZE)
     batches = {table: batch._replace(observation=with_masks(batch.observation, mask), action=chosen(rng, mask[:-1]))}
     metrics = learner.gradients(batches, lambda: None).metrics
-    twin = Excluding(without_masks(learner.online["q"], make_normalized, sizes))
+    twin = Excluding(without_masks(learner.online["q"], make_normalized_network, sizes))
     expected, loss = pqn_parts.slow_gradient(SimpleNamespace(online={"q": twin}), update, batches)
     found = torch.cat([parameter.grad.flatten() for parameter in learner.online["q"].parameters()])
     torch.testing.assert_close(found / learner.gradient[-1], expected.float(), rtol=1e-4, atol=1e-6)

@@ -12,8 +12,8 @@ from apexrl.config.commands import RunCommand
 from apexrl.config.flags import check_together, parse
 from apexrl.errors import ConfigError
 from apexrl.networks.config import NormalizedConfig, to_text
+from apexrl.networks.dueling import make_normalized_network as make_network
 from apexrl.networks.headers import ParametersHeader
-from apexrl.networks.normalized import make_network
 from apexrl.networks.parameters import Parameters
 from tests.agents.impala_parts import CPU, NUM_ACTIONS, VECTORS, random_batches
 from tests.learning.updates.test_updater import SCREENS
