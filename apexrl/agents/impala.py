@@ -29,7 +29,7 @@ from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric,
 from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import vtrace
 from apexrl.networks import actor_critic
-from apexrl.networks.actor_critic import ActorCriticNetwork, split
+from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
 from apexrl.networks.temperature import Temperature
@@ -55,7 +55,7 @@ class ImpalaActing(Acting):
         Args:
           exploration: [E] share of uniformly random actions, of those that are allowed; 0 in training.
         """
-        logits, value, *_ = split(torch.from_numpy(values), self.spec.num_actions)
+        logits, value = torch.from_numpy(values[:, :-1]), torch.from_numpy(values[:, -1])
         uniform, allowed = torch.from_numpy(exploration).float().unsqueeze(1), logits > FORBIDDEN
         drawn = uniform * allowed / allowed.sum(dim=1, keepdim=True)
         probabilities = ((1 - uniform) * log_probs(logits).exp() + drawn).numpy()

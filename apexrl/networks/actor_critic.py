@@ -5,7 +5,7 @@ Learners call `unroll` with whole unrolls. Actors call the network through a `Po
 * without an LSTM, `Policy.values` returns [E, A + 1],
 * with an LSTM, `Policy.values` also takes the `memory_of` the environments, and returns [E, A + 1 + 2 lstm_size].
 
-`split` takes both apart. Where actions are vectors, a policy is the moments of a Gaussian instead of A logits.
+Where actions are vectors, a policy is the moments of a Gaussian instead of A logits.
 """
 
 from typing import NamedTuple
@@ -21,12 +21,12 @@ from apexrl.types import EnvironmentSpec
 
 
 class ActorCriticOutput(NamedTuple):
-    """The results for observations [..], all float32."""
+    """The results for the observations [..] of whole unrolls, all float32."""
 
     logits: Tensor  # [.., A] of the policy, or moments [.., 2 size] of a Gaussian
     values: Tensor  # [..]
     state: Tensor | None  # [B, 2, lstm_size], without gradient; None without an LSTM
-    features: Tensor | None = None  # [.., size] that the last layers see; None in an actor
+    features: Tensor  # [.., size] that the last layers see
 
 
 def make_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0) -> "ActorCriticNetwork":
@@ -39,11 +39,6 @@ def make_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: in
     return ActorCriticNetwork(torso, config.hidden_size, spec, lstm_size)
 
 
-def policy_size(spec: EnvironmentSpec) -> int:
-    """Returns how many numbers give a policy: A logits, or the moments of a Gaussian."""
-    return spec.num_actions or 2 * len(spec.action_bounds)
-
-
 class ActorCriticNetwork(RecurrentNetwork):
     """A policy and a value of each observation.
 
@@ -52,7 +47,6 @@ class ActorCriticNetwork(RecurrentNetwork):
 
     def __init__(self, torso: Torso, hidden_size: int, spec: EnvironmentSpec, lstm_size: int):
         super().__init__(torso, hidden_size, spec.num_actions, lstm_size)
-        self.policy_size = policy_size(spec)
         self.policy = (nn.Linear(self.core_size, spec.num_actions) if spec.num_actions
                        else GaussianHead(self.core_size, len(spec.action_bounds)))  # fmt: skip
         self.value = nn.Linear(self.core_size, 1)
@@ -111,11 +105,3 @@ def initialize(*layers: nn.Module, gain: float = 2**0.5) -> None:
         assert isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
-
-
-def split(values: Tensor, size: int) -> ActorCriticOutput:
-    """Returns the parts of the result [E, X] of `Policy.values` for a `policy_size`; views of it."""
-    state = values[:, size + 1 :]
-    recurrent = state.shape[1] > 0
-    parts = values[:, :size], values[:, size]
-    return ActorCriticOutput(*parts, state.unflatten(1, (2, -1)) if recurrent else None)

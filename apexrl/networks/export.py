@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from apexrl.errors import ConfigError
 from apexrl.files import replacing
-from apexrl.networks.actor_critic import ActorCriticNetwork, split
+from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.dueling import DuelingNetwork, RecurrentDuelingNetwork
 from apexrl.networks.recurrent import History, RecurrentNetwork, memory_of
 from apexrl.networks.torsos import FrameNetwork
@@ -39,8 +39,8 @@ class _PolicyAndValue(nn.Module):
         self.network = network
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        output = split(self.network(observation), self.network.policy_size)
-        return output.logits, output.values
+        outputs = self.network(observation)
+        return outputs[:, :-1], outputs[:, -1]
 
 
 class _Recurrent(nn.Module):

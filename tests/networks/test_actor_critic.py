@@ -7,7 +7,6 @@ import torch
 
 from apexrl.errors import ConfigError, WireError
 from apexrl.networks import actor_critic
-from apexrl.networks.actor_critic import split
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.policy import Policy
@@ -73,10 +72,10 @@ def act(acting, config, parts, state, num_steps=STEPS):
             states.append(state)
             history = History(*map(torch.from_numpy, (starts[t], actions[t], rewards[t], state)))
             memory = memory_of(history, NUM_ACTIONS).numpy()
-        output = split(torch.from_numpy(acting.values(frames[t], starts[t], stack, memory)), NUM_ACTIONS)
-        logits.append(output.logits)
-        values.append(output.values)
-        state = output.state.numpy() if config.lstm_size else state
+        found = torch.from_numpy(acting.values(frames[t], starts[t], stack, memory))
+        logits.append(found[:, :NUM_ACTIONS])
+        values.append(found[:, NUM_ACTIONS])
+        state = found[:, NUM_ACTIONS + 1 :].unflatten(1, (2, -1)).numpy() if config.lstm_size else state
     return torch.stack(logits), torch.stack(values), [*states, state]
 
 
@@ -298,6 +297,6 @@ def test_the_policy_over_vectors_is_a_gaussian_whose_deviations_are_learned_for_
     acting = policy_of(spec, sizes, network)
     stack = acting.frame_stack(NUM_ENVS)
     for t in range(STEPS):
-        found = split(torch.from_numpy(acting.values(frames[t], starts[t], stack)), 4)
-        torch.testing.assert_close(found.logits, output.logits[t].detach())
-        torch.testing.assert_close(found.values, output.values[t].detach())
+        found = torch.from_numpy(acting.values(frames[t], starts[t], stack))
+        torch.testing.assert_close(found[:, :4], output.logits[t].detach())
+        torch.testing.assert_close(found[:, 4], output.values[t].detach())

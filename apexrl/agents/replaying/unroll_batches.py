@@ -56,7 +56,7 @@ class RowResults:
           rejected: [T, B] bool; None where there is no trust region.
         """
         results = {}
-        if self.projection is not None and output.features is not None:
+        if self.projection is not None:
             results["feature"] = unroll_features(output.features[:-1].detach(), valid, self.projection)
         if self._has_distance:
             results["distance"] = unroll_divergence(behavior, output.logits[:-1].detach(), valid)
