@@ -47,17 +47,25 @@ class DuelingNetwork(FrameNetwork):
 
     def heads(self, features: Tensor) -> Tensor:
         """Returns [B, A] float32 action values of the torso's features."""
-        features = F.relu(self.hidden(features))
-        # In bfloat16 values near 1 differ by steps of 0.008, as much as the actions of Pong: the last layer is float32.
-        with torch.autocast(features.device.type, enabled=False):
-            value, advantage = features.float().chunk(2, dim=1)
-            advantage = self.advantage(advantage)
-            return self.value(value) + advantage - advantage.mean(dim=1, keepdim=True)
+        value, advantage = self._streams(features)
+        return value + advantage - advantage.mean(dim=1, keepdim=True)
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Converts all layers but the last ones, which stay float32."""
         self.torso.to(dtype)
         self.hidden.to(dtype)
+
+    def _streams(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the outputs of the last layers in float32: of the value [B, N], and of the advantages [B, A N]."""
+        hidden = self._hidden(features)
+        # In bfloat16 values near 1 differ by steps of 0.008, as much as the actions of Pong: the last layer is float32.
+        with torch.autocast(hidden.device.type, enabled=False):
+            value, advantage = hidden.float().chunk(2, dim=1)
+            return self.value(value), self.advantage(advantage)
+
+    def _hidden(self, features: Tensor) -> Tensor:
+        """Returns the hidden layer of both streams [B, 2 hidden_size]."""
+        return F.relu(self.hidden(features))
 
 
 class QuantileNetwork(DuelingNetwork):
@@ -80,11 +88,9 @@ class QuantileNetwork(DuelingNetwork):
         return self.masked(found.movedim(2, 0), prepared).movedim(0, 2)
 
     def _quantiles(self, features: Tensor) -> Tensor:
-        features = F.relu(self.hidden(features))
-        with torch.autocast(features.device.type, enabled=False):
-            value, advantage = features.float().chunk(2, dim=1)
-            advantage = self.advantage(advantage).unflatten(1, (-1, self.num_quantiles))
-            return self.value(value).unsqueeze(1) + advantage - advantage.mean(dim=1, keepdim=True)
+        value, advantages = self._streams(features)
+        advantage = advantages.unflatten(1, (-1, self.num_quantiles))
+        return value.unsqueeze(1) + advantage - advantage.mean(dim=1, keepdim=True)
 
 
 class NormalizedNetwork(DuelingNetwork):
@@ -98,15 +104,12 @@ class NormalizedNetwork(DuelingNetwork):
         self.of_features = nn.LayerNorm(torso.num_features)
         self.of_streams = nn.GroupNorm(2, 2 * hidden_size)  # of value and advantage apart
 
-    def heads(self, features: Tensor) -> Tensor:
-        """Returns [B, A] float32 action values of the torso's features."""
+    def _hidden(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
             features = self.of_features(features.float())
         hidden = self.hidden(features.to(self.hidden.weight.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
-            value, advantage = F.relu(self.of_streams(hidden.float())).chunk(2, dim=1)
-            advantage = self.advantage(advantage)
-            return self.value(value) + advantage - advantage.mean(dim=1, keepdim=True)
+            return F.relu(self.of_streams(hidden.float()))
 
 
 class RecurrentDuelingNetwork(RecurrentNetwork):

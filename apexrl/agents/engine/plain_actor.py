@@ -9,7 +9,7 @@ import torch
 
 from apexrl.agents.contract import Exploration, Extras, Observation
 from apexrl.agents.engine.plain import Acting
-from apexrl.agents.recurrence import lstm_size_of
+from apexrl.agents.recurrence import LAST_ACTION, LAST_REWARD, STATE, lstm_size_of
 from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ApexError
 from apexrl.networks.config import from_text
@@ -82,8 +82,7 @@ class PlainActor:
         memory = memory_of(History(*map(torch.from_numpy, past)), self._acting.spec.num_actions).numpy()
         values, after = np.split(self._policy.values(frames, starts, state.stack, memory), [-2 * self._lstm_size], 1)
         actions, extras = self._chosen(values, exploration, rng)
-        own = {"core_state": state.core_state.astype(np.float16), "last_action": state.last_action,
-               "last_reward": rewards}  # fmt: skip
+        own = {STATE: state.core_state.astype(np.float16), LAST_ACTION: state.last_action, LAST_REWARD: rewards}
         return actions, extras | own, ActorState(state.stack, after.reshape(state.core_state.shape), actions)
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
