@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from apexrl.agents.replaying.mix import Distance, FeatureDistance, Selection
+from apexrl.agents.replaying.mix import Distance, Selection
 from apexrl.losses.relevance import feature_distances
 
 
@@ -88,23 +88,23 @@ class Findings:
         """Returns the updates [M] that used unrolls."""
         return np.where(self._is_known(numbers), self._uses[numbers % len(self._numbers)], 0)
 
-    def distances(self, numbers: np.ndarray, measure: Distance) -> np.ndarray:
-        """Returns the distances [M] of unrolls at their last use: from the policy, or from their own first features."""
+    def distances(self, numbers: np.ndarray, measure: Distance, query: np.ndarray | None = None) -> np.ndarray:
+        """Returns the distances [M] of unrolls, as they were at their last use.
+
+        Args:
+          measure: kl for those from the policy; others compare features.
+          query: the feature [n] to compare with; None: that of each unroll at its first use.
+        """
         positions = numbers % len(self._numbers)
         if measure == "kl":
             found = self._distances[positions]
-        elif self._first.size:
-            found = distances_of(self._newest[positions], self._first[positions], measure)
-        else:
+        elif not self._newest.size:
             found = np.zeros(len(numbers), np.float32)
+        else:
+            others = self._first[positions] if query is None else query
+            features = torch.from_numpy(self._newest[positions])
+            found = feature_distances(features, torch.from_numpy(others), measure).numpy()
         return np.where(self._is_known(numbers), found, 0)
-
-    def distances_from(self, query: np.ndarray, numbers: np.ndarray, measure: FeatureDistance) -> np.ndarray:
-        """Returns the distances [M] of unrolls, as they were at their last use, from a feature [n]."""
-        if not self._newest.size:
-            return np.zeros(len(numbers), np.float32)
-        newest = self._newest[numbers % len(self._numbers)]
-        return np.where(self._is_known(numbers), distances_of(newest, query, measure), 0)
 
     def _is_known(self, numbers: np.ndarray) -> np.ndarray:
         return self._numbers[numbers % len(self._numbers)] == numbers
@@ -113,11 +113,6 @@ class Findings:
         """Returns the results without those whose place a newer unroll has taken."""
         current = self._numbers[numbers % len(self._numbers)] <= numbers
         return numbers[current], {name: values[current] for name, values in rows.items()}
-
-
-def distances_of(features: np.ndarray, others: np.ndarray, measure: FeatureDistance) -> np.ndarray:
-    """Returns the distances [M] of features [M, n] from others [M, n] or [n]."""
-    return feature_distances(torch.from_numpy(features), torch.from_numpy(others), measure).numpy()
 
 
 class Selector:
@@ -170,5 +165,4 @@ class Selector:
         query = self._queries.get(selection.queue)
         if query is None:
             return np.zeros(len(numbers), np.float32)
-        assert selection.distance != "kl"
-        return self._findings.distances_from(query, numbers, selection.distance)
+        return self._findings.distances(numbers, selection.distance, query)

@@ -100,7 +100,7 @@ def test_findings_equal_a_dictionary_of_the_newest_unrolls(measure):
         assert findings.distances(asked, "kl").tolist() == pytest.approx([one.newest[0] for one in found])
         query = rng.normal(size=3).astype(np.float32)
         expected = [slow_distance(one.newest, query.tolist(), measure) if one.uses else 0.0 for one in found]
-        assert findings.distances_from(query, asked, measure) == pytest.approx(expected, abs=1e-5)
+        assert findings.distances(asked, measure, query) == pytest.approx(expected, abs=1e-5)
 
 
 def test_unknown_unrolls_have_no_uses_and_no_distance():
@@ -108,7 +108,7 @@ def test_unknown_unrolls_have_no_uses_and_no_distance():
     query = np.ones(2, np.float32)
     assert not findings.uses(numbers).any()
     assert not findings.distances(numbers, "kl").any() and not findings.distances(numbers, "l2").any()
-    assert not findings.distances_from(query, numbers, "l2").any()
+    assert not findings.distances(numbers, "l2", query).any()
 
 
 def test_a_selector_keeps_by_the_findings_of_all_tables():
