@@ -1,4 +1,7 @@
-"""The row of an unroll: everything but its frames, as named columns of 32-bit words, so that it is one copy."""
+"""The row of an unroll, or of a transition: everything but its frames, as named columns of 32-bit words.
+
+So it is one copy, and one select.
+"""
 
 import math
 from typing import NamedTuple
@@ -40,8 +43,9 @@ class RowLayout:
         self.columns[name] = column
         self.words += column.words
 
-    def write(self, row: np.ndarray, name: str, values: np.ndarray) -> None:
-        """Writes values [entries, *shape] into a row [words] int32."""
+    def write(self, rows: np.ndarray, name: str, values: np.ndarray) -> None:
+        """Writes values [.., entries, *shape] into rows [.., words] int32."""
         column = self.columns[name]
-        place = row[column.start : column.start + column.words].view(np.uint8)[: column.num_bytes].view(column.dtype)
-        place.reshape(values.shape)[...] = values
+        words = rows[..., column.start : column.start + column.words]
+        place = words.view(np.uint8)[..., : column.num_bytes].view(column.dtype)
+        place[...] = values.reshape(place.shape)

@@ -1,6 +1,5 @@
 """The memory of an unroll store, by the stream and the wanted batches. Loads no torch: the launcher plans with it."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,9 +44,18 @@ def transition_view(spec: StreamSpec, wants: Sequence[Want]) -> Transitions | No
     return views.pop() if views else None
 
 
-def record_words(spec: StreamSpec) -> int:
-    """Returns the 32-bit words of a transition's record: its frame numbers, action, return and discount."""
-    return OBSERVATIONS * spec.stacked_frames + math.prod(spec.action.shape) + 2
+def record_layout(spec: StreamSpec, wants: Sequence[Want]) -> RowLayout:
+    """Returns the columns of each transition that batches of them need; none where no such batch is wanted.
+
+    Raises: ConfigError when the wants contradict each other.
+    """
+    layout = RowLayout()
+    if transition_view(spec, wants) is not None:
+        layout.add("shown", OBSERVATIONS, "int32", (spec.stacked_frames,))
+        layout.add("action", 1, spec.action.dtype, spec.action.shape)
+        layout.add("n_step_return", 1, "float32")
+        layout.add("discount", 1, "float32")
+    return layout
 
 
 def frame_bytes(spec: StreamSpec) -> int:
@@ -60,6 +68,5 @@ def bytes_needed(spec: StreamSpec, ring_unrolls: int, wants: Sequence[Want]) -> 
 
     Raises: ConfigError when the wants contradict each other.
     """
-    of_records = spec.unroll_starts * record_words(spec) if transition_view(spec, wants) is not None else 0
-    words = row_layout(spec, wants).words + of_records
+    words = row_layout(spec, wants).words + spec.unroll_starts * record_layout(spec, wants).words
     return ring_unrolls * (spec.unroll_frames * frame_bytes(spec) + WORD_BYTES * words)

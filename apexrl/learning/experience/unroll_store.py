@@ -1,9 +1,10 @@
 """The learner's decoded replica of the experience log: unrolls in a ring, batches gathered by key.
 
-Each unroll is decoded once, into the ring position number % ring_unrolls; the records of its transitions are written
-then. A batch is gathered from keys alone. One thread applies. Where the ring lies on a GPU, batches are gathered there
-as part of the update, by the thread that updates: it holds the device stream while it checks the keys and launches the
-update, and the applying thread holds it while it marks a position and copies into it.
+Each unroll is decoded once, into the ring position number % ring_unrolls; its row and the records of its transitions
+are written then, with the numbers of the frames that observations show. A batch is gathered from keys alone. One thread
+applies. Where the ring lies on a GPU, batches are gathered there as part of the update, by the thread that updates: it
+holds the device stream while it checks the keys and launches the update, and the applying thread holds it while it
+marks a position and copies into it.
 """
 
 import collections
@@ -19,8 +20,15 @@ from apexrl.agents.contract import Batch, TransitionBatch, Transitions, UnrollBa
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Gathered, SampledKeys, fill
 from apexrl.learning.experience.row import Column
-from apexrl.learning.experience.sizes import NUMBERS, OBSERVATIONS, frame_bytes, row_layout, transition_view
-from apexrl.learning.experience.transition_records import TransitionRecords
+from apexrl.learning.experience.sizes import (
+    NUMBERS,
+    OBSERVATIONS,
+    frame_bytes,
+    record_layout,
+    row_layout,
+    transition_view,
+)
+from apexrl.losses.windows import n_step_windows
 from apexrl.networks.device_stream import DeviceStream, Staging, wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import frame_numbers
@@ -76,9 +84,8 @@ class UnrollStore:
         self._wants = {want.table: want for want in wants}
         self._frame_layout = FrameLayout.of(spec)
         self._normalizer = normalizer or Normalizer((), ())
-        self._row_layout = row_layout(spec, wants)
-        view = transition_view(spec, wants)
-        self._transition_records = None if view is None else TransitionRecords(spec, view)
+        self._row_layout, self._record_layout = row_layout(spec, wants), record_layout(spec, wants)
+        self._transitions = transition_view(spec, wants)
         self._numbers = np.full(ring_unrolls, -1, np.int64)
         self._zero_frame = ring_unrolls * spec.unroll_frames
         if self._zero_frame > MOST_FRAMES:
@@ -106,8 +113,7 @@ class UnrollStore:
         self._screens = torch.empty(shape, dtype=dtype, device=device) if self._frame_layout.in_blocks else None
         # Zeros: a row that was never written may be gathered, and has to point inside the ring.
         self._rows = torch.zeros((self.ring_unrolls, self._row_layout.words), dtype=torch.int32, device=device)
-        words = 0 if self._transition_records is None else self._transition_records.words
-        records = self.ring_unrolls, spec.unroll_starts, words
+        records = self.ring_unrolls, spec.unroll_starts, self._record_layout.words
         self._records = torch.zeros(records, dtype=torch.int32, device=device)  # [ring, K, words]
 
     def _make_staging(self) -> Staging:
@@ -184,12 +190,8 @@ class UnrollStore:
         """
         if unroll.frames is not slot.frames:
             np.copyto(slot.frames, unroll.frames)
-        spec, position = self.spec, slot.number % self.ring_unrolls
-        first_frame = position * spec.unroll_frames
-        shown = frame_numbers(unroll.starts, spec.stacked_frames, first_frame, self._zero_frame)
-        self._fill(slot.row, unroll, shown, slot.number, previous)
-        if self._transition_records is not None:
-            self._transition_records.write(slot.records, unroll, shown)
+        position = slot.number % self.ring_unrolls
+        self._fill(slot, unroll, previous)
         place = self._place_of(position)
         with self._device_stream.exclusive():
             if self._staging is not None:
@@ -197,7 +199,7 @@ class UnrollStore:
                     there.copy_(staged, non_blocking=True)
                 self._staging.sent()
             if self._screens is not None:  # once here instead of in every batch
-                screens = self._screens.view(torch.uint8).view(-1, *spec.frame_shape)
+                screens = self._screens.view(torch.uint8).view(-1, *self.spec.frame_shape)
                 self._frame_layout.store_in(self._frames[self._frames_of(position)], screens)
             self._numbers[position] = slot.number
 
@@ -237,17 +239,19 @@ class UnrollStore:
         return self._transition_batch(table, key, weight, reuses_memory)
 
     def _transition_batch(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> TransitionBatch:
-        spec, layout = self.spec, self._transition_records
-        assert layout is not None
-        records = self._records.flatten(0, 1)
-        columns = layout.columns(records.index_select(0, key % len(records)))
+        spec, records = self.spec, self._records.flatten(0, 1)
+        found = records.index_select(0, key % len(records))
+        columns = self._record_layout.columns.values()
+        shown, action, n_step_return, discount = (words_of(found, column) for column in columns)
         memory = self._buffer(table, OBSERVATIONS * len(key)) if reuses_memory else None
-        frames = torch.index_select(self._frames, 0, columns.frame_numbers, out=memory)
+        numbers = shown.unflatten(1, (OBSERVATIONS, -1)).transpose(0, 1).flatten()
+        frames = torch.index_select(self._frames, 0, numbers, out=memory)
         stacks = frames.view(OBSERVATIONS, len(key), spec.stacked_frames, -1)
         observation, next_observation = self._normalizer(self._frame_layout.as_frames(stacks))
-        action = columns.action.long() if spec.num_actions else columns.action
-        n_step_return = self._normalizer.rewards(columns.n_step_return)
-        return TransitionBatch(observation, action, n_step_return, columns.discount, next_observation, weight)
+        action = action.reshape(len(key), *spec.action.shape)
+        action = action.long() if spec.num_actions else action
+        n_step_return = self._normalizer.rewards(n_step_return[:, 0])
+        return TransitionBatch(observation, action, n_step_return, discount[:, 0], next_observation, weight)
 
     def _unrolls(self, table: str, key: Tensor, weight: Tensor, reuses_memory: bool) -> UnrollBatch:
         """Returns whole unrolls, time first."""
@@ -296,10 +300,13 @@ class UnrollStore:
     def _frames_of(self, position: int) -> slice:
         return slice(position * self.spec.unroll_frames, (position + 1) * self.spec.unroll_frames)
 
-    def _fill(self, row: np.ndarray, unroll: Unroll, shown: np.ndarray, number: int, previous: int) -> None:
-        """Writes those columns of an unroll that its row has."""
+    def _fill(self, slot: Slot, unroll: Unroll, previous: int) -> None:
+        """Writes those columns of an unroll and of its transitions that the store has."""
+        spec = self.spec
+        first_frame = slot.number % self.ring_unrolls * spec.unroll_frames
+        shown = frame_numbers(unroll.starts, spec.stacked_frames, first_frame, self._zero_frame)
         values = {
-            "number": np.array(number),
+            "number": np.array(slot.number),
             "previous": np.array(previous),
             "shown": shown,
             "action": unroll.actions,
@@ -309,7 +316,21 @@ class UnrollStore:
         }
         values |= {f"extra.{name}": array for name, array in unroll.extras.items()}
         for name in self._row_layout.columns:
-            self._row_layout.write(row, name, values[name])
+            self._row_layout.write(slot.row, name, values[name])
+        if self._transitions is None:
+            return
+        gamma, n_steps = self._transitions.gamma, self._transitions.n_steps
+        windows = n_step_windows(unroll.rewards, unroll.discounts, unroll.starts, gamma, n_steps)
+        returns, discounts, offsets = (window[: spec.unroll_starts] for window in windows)
+        begins = np.arange(spec.unroll_starts)
+        values = {
+            "shown": np.stack([shown[begins], shown[begins + offsets]], axis=1),
+            "action": unroll.actions[: len(begins)],
+            "n_step_return": returns,
+            "discount": discounts,
+        }
+        for name in self._record_layout.columns:
+            self._record_layout.write(slot.records, name, values[name])
 
     def _buffer(self, table: str, num_observations: int) -> Tensor:
         """Returns the oldest buffer of a table, or a new one while there are few or when it is too small."""
@@ -324,6 +345,11 @@ class UnrollStore:
                 oldest = torch.empty(shape, dtype=self._frames.dtype, device=self.device)
         buffers.append(oldest)
         return oldest[:num_frames]
+
+
+def words_of(rows: Tensor, column: Column) -> Tensor:
+    """Returns a column [B, words] of gathered rows [B, words], of numbers of one word; a view of them."""
+    return rows[:, column.start : column.start + column.words].view(getattr(torch, column.dtype))
 
 
 def whole(rows: Tensor, column: Column) -> Tensor:
