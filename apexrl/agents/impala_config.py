@@ -158,7 +158,7 @@ def wants(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> tuple[Want, ...]:
         if part.is_online:
             found.append(Want(part.name, size, Unrolls()))
         elif part.name in selections:
-            candidates = (part.choice.candidates or update.candidates) * size
+            candidates = (part.candidates or update.candidates) * size
             found.append(Want(part.name, candidates, replays, num_chosen=size))
         else:
             # Through the whole log: no walk could be drawn from a part of it.
@@ -181,7 +181,7 @@ def selections_of(update: ImpalaUpdate) -> dict[str, Selection]:
             continue
         if part.rule == "attentive" and not queue:
             raise ConfigError(f"--mix {part.name}: it compares features with those of new unrolls: add queue=SHARE")
-        distance, _, anneal_updates = part.choice
+        distance, anneal_updates = part.distance, part.anneal_updates
         if distance is None:
             distance = "cosine" if part.rule == "attentive" and update.distance == "kl" else update.distance
         anneal_updates = update.anneal_updates if anneal_updates is None else anneal_updates

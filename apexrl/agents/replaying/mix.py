@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from apexrl.config.tables import TableSpec
 from apexrl.errors import ConfigError
@@ -27,14 +27,6 @@ class Selection(NamedTuple):
     queue: str = ""  # attentive: the table whose newest batch candidates are compared with
 
 
-class Choice(NamedTuple):
-    """Settings of a part's selection that are its own; None: the flag of that name decides."""
-
-    distance: Distance | None = None
-    candidates: int | None = None
-    anneal_updates: int | None = None
-
-
 class Part(NamedTuple):
     """One part of a mix, served by a table of its own."""
 
@@ -42,7 +34,9 @@ class Part(NamedTuple):
     kind: PartKind
     capacity: int  # unrolls; 0: as many as the log holds
     share: Fraction  # of each batch
-    choice: Choice = Choice()
+    distance: Distance | None = None  # of its selection, as the next two; None: the flag of that name decides
+    candidates: int | None = None
+    anneal_updates: int | None = None
 
     @property
     def is_online(self) -> bool:
@@ -82,15 +76,15 @@ def parts_of(mix: tuple[str, ...]) -> tuple[Part, ...]:
             )
         if kind == "elite-insertion" and not capacity:
             raise ConfigError(f"--mix {text}: it overwrites when it is full: say when, as in elite-insertion@2000=1/2")
-        choice = _choice_of(text, kind, options)
-        parts.append(Part(name, cast(PartKind, kind), capacity, share, choice))
+        parts.append(Part(name, cast(PartKind, kind), capacity, share, **_selection_of(text, kind, options)))
     total = sum(part.share for part in parts)
     if total != 1 or len({part.name for part in parts}) != len(parts):
         raise ConfigError(f"--mix {' '.join(mix)}: the shares add up to {total}; give each part once, 1 in all")
     return tuple(parts)
 
 
-def _choice_of(text: str, kind: str, options: list[str]) -> Choice:
+def _selection_of(text: str, kind: str, options: list[str]) -> dict[str, Any]:
+    """Returns the settings of a part's selection that its options give, by field."""
     found: dict[str, str | int] = {}
     for option in options:
         name, _, value = option.partition("=")
@@ -105,7 +99,7 @@ def _choice_of(text: str, kind: str, options: list[str]) -> Choice:
                 f":anneal-updates=N, each once, as in elite-1@2000:distance=l2:candidates=8=1/4; "
                 f"{option!r} is none of them, or one too many"
             )
-    return Choice(**found)  # type: ignore[arg-type]
+    return found
 
 
 def batch_sizes(parts: tuple[Part, ...], batch_size: int) -> dict[str, int]:
