@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.contract import LAST_BATCH, Batches, Learner, Outcome
+from apexrl.agents.contract import Batches, Learner, Outcome
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.experience.draw import Draw, SampledKeys
 from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.side_thread import SideThread
-from apexrl.learning.updates.team import LEARNING, Team
+from apexrl.learning.updates.team import LEARNING, OWN_STATE, Team
 from apexrl.learning.updates.update_graph import Inputs, Parts, UpdateGraph, Work, advanced, inputs_for, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
@@ -185,7 +185,7 @@ class Updater:
         own = self._tensors()
         state = {name: tensor for name, tensor in state.items() if name.startswith((ACTING, LEARNING))}
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
-        if wrong := sorted(name for name in others if not name.startswith(LEARNING + LAST_BATCH)):
+        if wrong := sorted(name for name in others if not name.startswith(OWN_STATE)):
             raise ConfigError(
                 f"the checkpoint is of another network or optimizer ({wrong[:3]} differ): "
                 "go on with the flags, such as --optimizer, and with the version of apexrl with which it was begun"
