@@ -39,7 +39,7 @@ class QuantileLearning(ApexLearning):
         if not self.update.munchausen:
             return prepared, returns
         temperature = self.update.policy_temperature
-        values = soft_values(returns.mean(dim=2), temperature, returns)
+        values = soft_values(returns, temperature)
         before = network.values(network.prepare(batch.observation)).float()
         return values, self.update.munchausen * munchausen_bonus(before, batch.action, temperature)
 

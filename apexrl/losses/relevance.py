@@ -60,13 +60,13 @@ def relevance(distances: Tensor) -> Tensor:
     return 1 / (1 + distances)
 
 
-def random_projection(num_features: int, size: int = PROJECTED) -> Tensor:
-    """Returns a random matrix [num_features, size], always the same, which keeps lengths and angles on average.
+def random_projection(num_features: int) -> Tensor:
+    """Returns a random matrix [num_features, PROJECTED], always the same, which keeps lengths and angles on average.
 
     Nothing is learned here. Source: Johnson and Lindenstrauss, 1984.
     """
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(num_features, size, generator=generator) / math.sqrt(size)
+    return torch.randn(num_features, PROJECTED, generator=generator) / math.sqrt(PROJECTED)
 
 
 @torch.no_grad()

@@ -5,22 +5,25 @@ from torch import Tensor
 
 from apexrl.types import FORBIDDEN
 
+RESCALING = 1e-3  # the share that stays linear, so that the rescaling has an inverse
+LEAST_BONUS = -1.0  # l0 of Munchausen reinforcement learning
 
-def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which shrinks large values.
+
+def rescale(x: Tensor) -> Tensor:
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + RESCALING x, which shrinks large values.
 
     Source: arXiv:1805.11593.
     """
-    return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1) - 1) + epsilon * x
+    return torch.sign(x) * (torch.sqrt(torch.abs(x) + 1) - 1) + RESCALING * x
 
 
-def inverse_rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+def inverse_rescale(x: Tensor) -> Tensor:
     """Returns the x for which `rescale` gives the argument. Computed in float64, as float32 cancels.
 
     Source: arXiv:1805.11593, proposition A.2.
     """
     y = x.double()
-    root = (torch.sqrt(1 + 4 * epsilon * (torch.abs(y) + 1 + epsilon)) - 1) / (2 * epsilon)
+    root = (torch.sqrt(1 + 4 * RESCALING * (torch.abs(y) + 1 + RESCALING)) - 1) / (2 * RESCALING)
     return (torch.sign(y) * (root * root - 1)).to(x.dtype)
 
 
@@ -109,29 +112,27 @@ def sequence_priorities(errors: Tensor, valid: Tensor, max_share: float) -> Tens
     return max_share * counted.amax(dim=0) + (1 - max_share) * mean
 
 
-def munchausen_bonus(q_target_tm1: Tensor, action_tm1: Tensor, temperature: float, least: float = -1.0) -> Tensor:
-    """Returns [B]: temperature * log pi(action taken), not below `least`, where pi = softmax(q / temperature).
+def munchausen_bonus(q_target_tm1: Tensor, action_tm1: Tensor, temperature: float) -> Tensor:
+    """Returns [B]: temperature * log pi(action taken), not below LEAST_BONUS, where pi = softmax(q / temperature).
 
     A share of it is added to the reward.
 
     Args:
       q_target_tm1: [B, A] target network's values of the observation left.
-    Source: Munchausen reinforcement learning (arXiv:2007.14430), equation 4; the clip is l0.
+    Source: Munchausen reinforcement learning (arXiv:2007.14430), equation 4.
     """
     scaled = temperature * (q_target_tm1 / temperature).log_softmax(dim=1)
-    return scaled.gather(1, action_tm1.unsqueeze(1)).squeeze(1).clamp(least, 0)
+    return scaled.gather(1, action_tm1.unsqueeze(1)).squeeze(1).clamp(LEAST_BONUS, 0)
 
 
-def soft_values(q_target_t: Tensor, temperature: float, returns: Tensor | None = None) -> Tensor:
-    """Returns the value of a policy and its entropy: sum of pi (q - temperature log pi), pi = softmax(q / temperature).
+def soft_values(returns_t: Tensor, temperature: float) -> Tensor:
+    """Returns [B, N]: the value of a policy and its entropy, sum of pi (q - temperature log pi), of each return.
+
+    The policy pi = softmax(q / temperature) is that of the means q.
 
     Args:
-      q_target_t: [B, A] target network's values.
-      returns: [B, A, N] of which q are the means; None: q itself.
-    Returns: [B], or [B, N].
+      returns_t: [B, A, N] target network's returns of each action; [B, A, 1] of values alone.
     Source: arXiv:2007.14430, equation 4.
     """
-    log_policy = (q_target_t / temperature).log_softmax(dim=1)
-    if returns is None:
-        return (log_policy.exp() * (q_target_t - temperature * log_policy)).sum(dim=1)
-    return (log_policy.exp().unsqueeze(2) * (returns - temperature * log_policy.unsqueeze(2))).sum(dim=1)
+    log_policy = (returns_t.mean(dim=2) / temperature).log_softmax(dim=1).unsqueeze(2)
+    return (log_policy.exp() * (returns_t - temperature * log_policy)).sum(dim=1)
