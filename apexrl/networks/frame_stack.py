@@ -35,10 +35,6 @@ class FrameStack:
             self.ring.masked_fill_(starts.view(-1, *[1] * (self.ring.dim() - 1)), 0)
         self.ring.select(self._layout.ring_axis, self.newest).copy_(self._layout.store(frames))
 
-    def network_input(self, dtype: torch.dtype) -> Tensor:
-        """Returns the input of the first layer, whose kernel must be the one turned to the newest position."""
-        return self._layout.prepare_ring(self.ring, self.newest, dtype)
-
 
 def frame_numbers(starts: np.ndarray, stacked_frames: int, first_frame: int, zero_frame: int) -> np.ndarray:
     """Returns the numbers [T + 1, H] of the frames that each observation of an unroll shows, oldest first.

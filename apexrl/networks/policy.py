@@ -107,7 +107,7 @@ class Policy:
 
     def values_of(self, stack: FrameStack, memory: Tensor | None = None) -> Tensor:
         """Returns [E, ..] float32 values of the stack; without a memory those of an episode's first step."""
-        prepared = self._fast.normalized(stack.network_input(self.dtype))
+        prepared = self._fast.normalized(self._layout.prepare_ring(stack.ring, stack.newest, self.dtype))
         return self._fast.values(prepared, memory, self._kernels[stack.newest])
 
     @property
