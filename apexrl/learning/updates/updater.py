@@ -98,9 +98,7 @@ class Updater:
         self.learner = learner
         self._device_stream = device_stream
         self._graphs: dict[int, UpdateGraph] = {}  # by shard: each has a store of its own
-        on_gpu = device_stream.cuda is not None
-        self._side = None if on_gpu or not learner.has_side_work else SideThread(learner)
-        self._is_eager = not on_gpu
+        self._side = SideThread(learner) if device_stream.cuda is None and learner.has_side_work else None
         self._results: tuple[Result, ...] = ()  # as the last update gave them
         self._told: Mapping[str, float] | None = None  # what the learner was told last of its numbers
         self._scale = 1.0  # of our gradients beside those of the others
@@ -140,7 +138,7 @@ class Updater:
         if is_first or self.num_updates % FOLLOWED_UPDATES == 0:
             self.follow_moments()
         pending: Pending | None = None
-        if draw is not None and self._is_eager and draw.is_gathered:
+        if draw is not None and self._device_stream.cuda is None and draw.is_gathered:
             pending = self._update_eagerly(draw, upcoming)
         elif draw is not None:
             pending = self._update_by_graph(draw)
