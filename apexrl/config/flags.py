@@ -22,7 +22,7 @@ from apexrl.config.fields import check_ranges, values_of, with_values
 from apexrl.config.help import HELP, show_help
 from apexrl.config.schedules import changing_number
 from apexrl.config.sections import DEFAULT_AGENT, Changing, PresetName, ReplayConfig, whole_number
-from apexrl.config.tables import DISTINCT, TableSpec, part_of, tables_of
+from apexrl.config.tables import DISTINCT, TableSpec, logs_of, part_of, tables_of
 from apexrl.config.words import Basis, flag_of, flags_in, gathered, program, words_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import check_hosts
@@ -223,9 +223,10 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     replay = explicit_replay(command)
     if replay.min_size_to_sample > replay.capacity:
         raise ConfigError(f"--min-size-to-sample {replay.min_size_to_sample} is more than --capacity {replay.capacity}")
-    tables = tables_of(replay, 1)
     if isinstance(command, ReplayCommand):
+        logs_of(replay)
         return
+    tables = tables_of(replay, 1)
     flag = family_of(command.agent).raw_rewards_flag(command.update)
     if flag and isinstance(command, RunCommand) and command.env.clip_rewards != "no":
         raise ConfigError(f"{flag} needs rewards that nobody has clipped: give --clip-rewards no, too")

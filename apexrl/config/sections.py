@@ -189,7 +189,8 @@ class ReplayConfig:
     """Tables over the log; none: those of --agent. Each is NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY:MOST_DRAWS,
     where numbers may be left out. Kinds: priority (transitions), uniform, elite, fifo, lifo (whole unrolls). Actors
     wait for the learner of each; 0 samples an insert: nobody waits. uniform may have a capacity in unrolls, elite
-    needs one. An item leaves with the batch that reaches so many draws of it."""
+    needs one. An item leaves with the batch that reaches so many draws of it. LOG/NAME: a table of one of several logs,
+    in a replay server alone."""
     journal_dir: str = "auto"
     """Where acknowledged experience is kept; off: in memory; auto: in the directory of a run on one machine, or off."""
     journal_flush_seconds: Annotated[float, Range(0)] = 1.0

@@ -8,7 +8,7 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError
 
 TableKind = Literal["priority", "uniform", "elite", "fifo", "lifo"]
-NAME = re.compile(r"\w[\w.@-]*")
+NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63}/)?\w[\w.@-]*")  # that of a log is one of a directory, too
 DISTINCT = ("uniform", "elite")  # kinds that draw no unroll twice in a batch
 QUEUES = ("fifo", "lifo")  # kinds that hand out each unroll once
 FORM = "NAME=KIND:SAMPLES_PER_INSERT:MIN_SIZE:CAPACITY:MOST_DRAWS"
@@ -53,8 +53,8 @@ def table_spec(text: str) -> TableSpec:
         kind = ""
     if kind not in get_args(TableKind) or not NAME.fullmatch(name) or len(given) > 4:
         raise ConfigError(
-            f"--tables {text}: give {FORM}, with a name of letters, digits and _ . @ -, and the kind "
-            "priority, uniform, elite, fifo or lifo; numbers may be left out"
+            f"--tables {text}: give {FORM}, with a name of letters, digits and _ . @ -, behind LOG/ where a server has "
+            "several logs, and the kind priority, uniform, elite, fifo or lifo; numbers may be left out"
         )
     return TableSpec(name, cast(TableKind, kind), *numbers)
 
@@ -73,6 +73,8 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
                 min_size = max(min_size // unroll_starts, 1)
         if samples_per_insert is None:
             samples_per_insert = 1.0 if kind in QUEUES else config.samples_per_insert
+        if "/" in name:
+            raise ConfigError(f"--tables {spec}: the log of a run has no name: leave it out")
         if name in tables:
             raise ConfigError(f"--tables {spec}: there is a table {name} before: give each name once")
         if not (0 <= samples_per_insert < float("inf") and 1 <= min_size <= config.capacity):
@@ -92,6 +94,26 @@ def tables_of(config: ReplayConfig, unroll_starts: int, has_unroll_priorities: b
     if not tables:
         raise ConfigError("--tables: at least one is needed")
     return tables
+
+
+def logs_of(config: ReplayConfig) -> dict[str, ReplayConfig]:
+    """Returns the numbers of each log of a server, by the name that its tables have in front; one alone may have none.
+
+    Raises: ConfigError when a table makes no sense, or some name a log and others do not.
+    """
+    tables: dict[str, list[str]] = {}
+    for spec in map(table_spec, config.tables):
+        log, _, name = spec.name.rpartition("/")
+        tables.setdefault(log, []).append(str(spec._replace(name=name)))
+    if "" in tables and len(tables) > 1:
+        raise ConfigError(
+            f"--tables {tables[''][0]}: others name the log {max(tables)}: give each table that of its log, as in "
+            f"{max(tables)}/{tables[''][0]}, or none"
+        )
+    logs = {log: dataclasses.replace(config, tables=tuple(tables.get(log, ()))) for log in tables or ("",)}
+    for own in logs.values():
+        tables_of(own, 1)
+    return logs
 
 
 def part_of(config: ReplayConfig, num_shards: int) -> ReplayConfig:

@@ -122,9 +122,8 @@ class ActorSessions:
         self._arrived = [arrived for arrived in self._arrived if arrived.peer != peer]
         session.told = self._standing(session)
         self._to_tell.pop(peer, None)
-        agreed = agreed_protocol(message)
-        welcome = wire.Welcome(session.slots, self.leases.ladder_size, *session.told, self.waits_for(), agreed)
-        self._outbox.send("actor", peer, welcome)
+        where = self.leases.ladder_size, *session.told, self.waits_for(), agreed_protocol(message), message.log_name
+        self._outbox.send("actor", peer, wire.Welcome(session.slots, *where))
 
     def receive(self, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:
         """Takes a message of a known actor.

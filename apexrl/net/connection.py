@@ -6,6 +6,7 @@ import logging
 import os
 import time
 
+import msgspec
 import zmq
 
 from apexrl.errors import ApexError, PeerRefused, PeerTimeout, WireError
@@ -32,8 +33,12 @@ class Connection:
     Belongs to one thread of the process that made it: a socket does not survive a fork.
     """
 
-    def __init__(self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None):
+    def __init__(
+        self, endpoint: str, keyring: Keyring | None = None, context: zmq.Context | None = None, log: str = ""
+    ):
+        """`log`: the name of the one that is meant, where the server has several."""
         self.endpoint = endpoint
+        self.log_name: wire.LogName = log or msgspec.UNSET  # as greetings have it
         self.routing_id = new_routing_id()
         self.num_dropped = 0  # messages of ours that the server dropped
         self.last_heard = self.last_sent = time.monotonic()
@@ -90,6 +95,8 @@ class Connection:
                         f"the replay server at {self.endpoint} answers in protocol {message.protocol}, "
                         f"we speak {PROTOCOLS[0]} to {PROTOCOL}"
                     )
+                if message.log_name != self.log_name:
+                    raise PeerRefused(f"the replay server at {self.endpoint} is too old for several logs: update it")
         return message, frames[1:]
 
     def wait(self, seconds: float) -> None:

@@ -42,15 +42,17 @@ class InsertClient(Closing):
         num_streams: int,
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
+        log: str = "",
     ):
         """Connects, without waiting for the server.
 
         Args:
           name: a name for people to read. `actor` is this name and a mark that no other client has.
+          log: the name of the log, where the server has several.
         Raises: WireError when no server takes such a name or the unrolls of such a spec.
         """
-        _check_greeting(wire.Hello(PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, PROTOCOL))
-        self._connection = Connection(endpoint, keyring, context)
+        _check_greeting(wire.Hello(PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, PROTOCOL, log))
+        self._connection = Connection(endpoint, keyring, context, log)
         self.actor = marked(name, self._connection.routing_id)
         self.slots: tuple[int, ...] = ()
         self.ladder_size = 0
@@ -289,8 +291,8 @@ class InsertClient(Closing):
             return
         self._greeted_seconds = time.monotonic()
         first = next(iter(self._unacknowledged), self._next_sequence)
-        greeting = wire.Hello(PROTOCOLS[0], self.actor, self._num_streams, self._spec, first, newest_protocol=PROTOCOL)
-        self._connection.send(greeting)
+        who = PROTOCOLS[0], self.actor, self._num_streams, self._spec
+        self._connection.send(wire.Hello(*who, first, PROTOCOL, self._connection.log_name))
 
     def _send_allowed(self) -> None:
         """Sends the unrolls that were not sent since the last welcome, as far as the server allows."""

@@ -14,7 +14,7 @@ import numpy as np
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.outbox import Outbox
-from apexrl.net.protocols import PROTOCOL, agreed_protocol
+from apexrl.net.protocols import agreed_protocol
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
 
@@ -91,14 +91,14 @@ class LearnerSession:
     next_number: int  # number of the unroll to send
     last_seen: float
     applied_number: int
+    protocol: int  # that both speak
+    log_name: wire.LogName  # as it said
     moved_seconds: float = -1e9  # when it last asked for more, or had applied more
     is_idle: bool = True  # it did neither yet, or not for long
-    protocol: int = PROTOCOL  # that both speak
     fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
     unapplied_bytes: int = 0
-    unapplied: deque[tuple[int, int]] = dataclasses.field(
-        default_factory=deque
-    )  # number and bytes of unrolls that were sent
+    # Numbers and bytes of unrolls that were sent:
+    unapplied: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)
 
     def demand(self, message: wire.Demand, now: float) -> None:
         """Takes note of how far the replica is, and of the batches that may be sent."""
@@ -150,9 +150,8 @@ class LearnerSessions:
         tables = [TableSession(want.table, want.batch_size) for want in message.wants]
         session = LearnerSession(
             message.learner, message.request, message.follows_log, message.with_probabilities, message.with_unrolls,
-            tables, start, now, start,
+            tables, start, now, start, agreed_protocol(message), message.log_name,
         )  # fmt: skip
-        session.protocol = agreed_protocol(message)
         if peer not in self.sessions:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session
@@ -382,7 +381,8 @@ class LearnerSessions:
         message = wire.Subscribed(
             session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
             session.next_number, tuple(table.sent for table in session.tables),
-            tuple(replay.tables[table.table].granularity for table in session.tables), session.protocol,
+            tuple(replay.tables[table.table].granularity for table in session.tables),
+            session.protocol, session.log_name,
         )  # fmt: skip
         self._outbox.send("learner", peer, message)
 

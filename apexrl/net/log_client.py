@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import zmq
 from numpy.typing import ArrayLike
@@ -96,6 +97,7 @@ class LogClient(Closing):
         context: zmq.Context | None = None,
         with_probabilities: bool = False,
         with_unrolls: bool = False,
+        log: str = "",
     ):
         """Connects and waits for nobody.
 
@@ -105,6 +107,7 @@ class LogClient(Closing):
           prefetch_batches: batches of each table that may be on the way or not yet taken, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys.
           with_unrolls: whether batches have the unrolls of their keys; those that are empty have to be fetched.
+          log: the name of the log, where the server has several.
         Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         if not 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD:
@@ -116,6 +119,7 @@ class LogClient(Closing):
         self._prefetch_batches = prefetch_batches
         self._follows_log = follows_log
         self._with_probabilities, self._with_unrolls = with_probabilities, with_unrolls
+        self._log_name: wire.LogName = log or msgspec.UNSET
         self._log = ""
         self._life = 0
         self._ring_unrolls = 0
@@ -132,7 +136,7 @@ class LogClient(Closing):
             wire.decode_to_replay([wire.encode(self._subscription())])
         except WireError as error:
             raise ValueError(f"no replay server takes this reader: {error}") from error
-        self._connection = Connection(endpoint, keyring, context)
+        self._connection = Connection(endpoint, keyring, context, log)
 
     @property
     def connection(self) -> Connection:
@@ -304,7 +308,7 @@ class LogClient(Closing):
         return wire.Subscribe(
             PROTOCOLS[0], self._learner, self._request, self._wants, self._follows_log,
             self._log, self._life, self._ring_unrolls, self._next_number, self._with_probabilities, self._with_unrolls,
-            PROTOCOL,
+            PROTOCOL, self._log_name,
         )  # fmt: skip
 
     def _batch(self, message: wire.Batch, attachments: Sequence[bytes]) -> LogBatch | None:

@@ -48,6 +48,7 @@ class RecordClient(Closing):
         prefetch_batches: int = 4,
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
+        log: str = "",
     ):
         """Connects and waits for nobody.
 
@@ -59,6 +60,7 @@ class RecordClient(Closing):
             client that only reads may leave them out.
           batch_sizes: by table, for those that will be sampled.
           prefetch_batches: batches of each table that are on the way or not yet taken, 1 to 64.
+          log: the name of the log, where the server has several.
         Raises: ValueError when no server takes such names, fields or numbers.
         """
         inserts, reads = endpoints
@@ -66,11 +68,11 @@ class RecordClient(Closing):
         self._codec = None if self._layout is None else RecordCodec(self._layout)
         self._counts = itertools.count()
         self._first: wire.Insert | None = None  # the message of the first record
-        self._reader = ReplayClient(reads, name, batch_sizes, prefetch_batches, keyring, context, True, True)
+        self._reader = ReplayClient(reads, name, batch_sizes, prefetch_batches, keyring, context, True, True, log)
         self._writer: InsertClient | None = None
         if self._layout is not None:
             try:
-                self._writer = InsertClient(inserts, name, spec_of(self._layout), NUM_STREAMS, keyring, context)
+                self._writer = InsertClient(inserts, name, spec_of(self._layout), NUM_STREAMS, keyring, context, log)
             except ApexError as error:
                 self._reader.close()
                 raise ValueError(str(error)) from error

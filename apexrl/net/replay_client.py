@@ -57,6 +57,7 @@ class ReplayClient(Closing):
         context: zmq.Context | None = None,
         with_probabilities: bool = False,
         with_unrolls: bool = False,
+        log: str = "",
     ):
         """Connects and waits for nobody.
 
@@ -67,13 +68,14 @@ class ReplayClient(Closing):
           prefetch_batches: batches of each table that come ahead, 1 to 64.
           with_probabilities: whether samples have the probabilities of their keys, or none.
           with_unrolls: whether batches come with their unrolls; else `sample_unrolls` fetches them.
+          log: the name of the log, where the server has several.
         Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
         self.spec: StreamSpec | None = None
         self.granularity: dict[str, Granularity] = {}  # by table: the items that its keys name; set by the first batch
         sizes = batch_sizes or {}
         self._client = LogClient(
-            endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities, with_unrolls
+            endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities, with_unrolls, log
         )
         self._batches: dict[str, collections.deque[LogBatch]] = {table: collections.deque() for table in sizes}
         self._requests = itertools.count()
@@ -207,12 +209,13 @@ class ReplayClient(Closing):
         return (yield from self._removing(table, b"", True, time.monotonic() + timeout_seconds))
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
-        """Returns the server's metrics, and how it sees its peers.
+        """Returns the metrics of the server and of the log, and how it sees the log's peers.
 
         Raises: PeerTimeout when they do not come in time, PeerRefused when the server refuses us.
         """
         deadline = time.monotonic() + timeout_seconds
-        answer = Call(self._asking(wire.AskStatistics, "statistics", deadline)).finish()
+        log_name = self._client.connection.log_name
+        answer = Call(self._asking(lambda n: wire.AskStatistics(n, log_name), "statistics", deadline)).finish()
         assert isinstance(answer, wire.Statistics)
         return answer
 

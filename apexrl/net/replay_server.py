@@ -5,20 +5,21 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import zmq
 
 from apexrl.config.sections import ReplayConfig
-from apexrl.config.tables import QUEUES, tables_of
+from apexrl.config.tables import QUEUES, table_spec
 from apexrl.errors import ConfigError, JournalError
 from apexrl.lifecycle import resident_bytes
 from apexrl.net.calls import Closing
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
 from apexrl.net.open_log import OpenLog
+from apexrl.net.served_log import ServedLog
 from apexrl.net.service import ReplayService
 from apexrl.net.sockets import COPIED_BYTES, make_socket, send
 from apexrl.net.statistics import summary
@@ -49,7 +50,7 @@ MAX_QUEUED_FOR_LEARNER = 1024  # more than demand allows in flight
 
 
 class ReplayServer(Closing):
-    """Moves messages between the sockets and the service. A second thread syncs the journal.
+    """Moves messages between the sockets and the service. Further threads sync the journals, one at a time of each.
 
     In a program: `with ReplayServer(config) as server` serves in a thread until the end of the block. A program with
     an event loop calls `run` there and then `close`.
@@ -73,7 +74,7 @@ class ReplayServer(Closing):
         Raises: ConfigError when a port or the journal cannot be used; everything is released then.
         """
         self.service = ReplayService(config, seed, journal_dir, time.monotonic(), stream)
-        self._has_queue = any(table.kind in QUEUES for table in tables_of(config, 1).values())
+        self._has_queue = any(table.kind in QUEUES for table in map(table_spec, config.tables))
         self._config = config
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -81,7 +82,7 @@ class ReplayServer(Closing):
         self._fault: BaseException | None = None  # that ended the thread
         self._keyring = keyring
         self._failure: asyncio.Future[None] | None = None
-        self._writing: asyncio.Future[Any] | None = None  # what the second thread does
+        self._writing: set[asyncio.Future[Any]] = set()  # what the threads of the journals do
         self._comes_again = False
         self._linger: asyncio.TimerHandle | None = None  # until it ends, inserts wait in the socket
         self._descriptors: dict[str, int] = {}
@@ -92,7 +93,7 @@ class ReplayServer(Closing):
         self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
         self._sockets["actor"].sndhwm = MAX_QUEUED_FOR_ACTOR
         self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
-        self._fitted = self.service.open_log  # the actors' port takes its unrolls
+        self._fitted = self.service.open_logs  # the actors' port takes their unrolls
         actor_bytes = actor_frame_bytes(self._fitted)
         actor, learner = self._sockets["actor"], self._sockets["learner"]
         self._listeners: list[Listener] = []  # that of the actors first
@@ -113,7 +114,8 @@ class ReplayServer(Closing):
         for role, wake in (("actor", self._wake_for_actors), ("learner", self._wake_for_learners)):
             self._descriptors[role] = int(self._sockets[role].getsockopt(zmq.FD))
             loop.add_reader(self._descriptors[role], wake, loop)
-        bodies = self._keep_house(loop), self._keep_journal(), stop.wait()
+        journals = map(self._keep_journal, self.service.logs.values())
+        bodies = self._keep_house(loop), *journals, stop.wait()
         running: list[asyncio.Future[Any]] = [self._failure, *map(asyncio.ensure_future, bodies)]
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -125,11 +127,12 @@ class ReplayServer(Closing):
             for task in running:
                 task.cancel()
             outcomes = await asyncio.gather(*running, return_exceptions=True)
-            if self._writing is not None and not self._writing.done():  # its older snapshot would replace the last one
-                last: Any = (await asyncio.gather(self._writing, return_exceptions=True))[0]
+            writing = [future for future in self._writing if not future.done()]
+            for last in await asyncio.gather(*writing, return_exceptions=True):  # an older snapshot would replace ours
                 if isinstance(last, Exception) and not isinstance(last, JournalError):  # that is written again now
                     logger.error("what was being written is lost: %s", last)
-            self._save()
+            for open_log in self.service.open_logs:
+                _save(open_log)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -213,8 +216,7 @@ class ReplayServer(Closing):
         return self._num_received > BUSY_MESSAGES or time.monotonic() < self._hurries_until
 
     def _begin_linger(self, loop: asyncio.AbstractEventLoop) -> None:
-        open_log = self.service.open_log
-        is_crowd = open_log is not None and len(open_log.actors.sessions) >= CROWD
+        is_crowd = sum(len(open_log.actors.sessions) for open_log in self.service.open_logs) >= CROWD
         seconds = CROWD_LINGER_SECONDS if is_crowd else LINGER_SECONDS
         self._linger = loop.call_later(QUEUE_LINGER_SECONDS if self._has_queue else seconds, self._end_linger, loop)
 
@@ -245,8 +247,8 @@ class ReplayServer(Closing):
         now = time.monotonic()
         for role, socket in self._sockets.items():
             self._drain(role, socket, now)
-        if self.service.open_log is not self._fitted:
-            self._fitted = self.service.open_log
+        if (open_logs := self.service.open_logs) != self._fitted:
+            self._fitted = open_logs
             self._listeners[0].take_frames(actor_frame_bytes(self._fitted))
         has_more, has_stalled = self.service.advance()
         if has_stalled:
@@ -273,29 +275,32 @@ class ReplayServer(Closing):
 
     async def _keep_house(self, loop: asyncio.AbstractEventLoop) -> None:
         """Expires silent peers once a second, and logs a summary every SUMMARY_PERIOD_SECONDS."""
-        metrics, reported = self.service.statistics(time.monotonic()), time.monotonic()
+        reported = time.monotonic()
+        metrics = {name: self.service.statistics_of(name, reported) for name in self.service.logs}
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_SECONDS)
             now = time.monotonic()
             with contextlib.suppress(OSError):  # no descriptor is left to measure it
-                self.service.vitals.memory_bytes = resident_bytes()
+                self.service.memory_bytes = resident_bytes()
             self.service.expire(now)
             self._num_received //= 2
             self._wake(loop)
             if now - reported >= SUMMARY_PERIOD_SECONDS:
-                before, metrics = metrics, self.service.statistics(now)
-                logger.info("%s", summary(metrics, before, now - reported))
+                for name, before in metrics.items():
+                    metrics[name] = self.service.statistics_of(name, now)
+                    log = f"{name}: " if name else ""
+                    logger.info("%s%s", log, summary(metrics[name], before, now - reported))
                 reported = now
 
-    async def _keep_journal(self) -> None:
-        """Syncs the journal, writes snapshots and tries a failed disk in a thread: it never holds the service up."""
+    async def _keep_journal(self, log: ServedLog) -> None:
+        """Syncs a log's journal, writes snapshots and tries a failed disk in a thread: no log waits for another's."""
         config = self._config
         next_snapshot = time.monotonic() + config.journal_snapshot_seconds
         period = min(config.journal_flush_seconds or 1.0, config.journal_snapshot_seconds)
         next_sync = time.monotonic() + period
         while True:
             await asyncio.sleep(min(period, TRY_PERIOD_SECONDS))
-            open_log = self.service.open_log
+            open_log = log.open_log
             if open_log is None or (journal := open_log.replay.journal) is None:
                 continue
             await open_log.try_journal(self._in_thread)
@@ -305,7 +310,7 @@ class ReplayServer(Closing):
             try:
                 await self._in_thread(sync, journal.take_unsynced())
                 journal.synced()
-                self.service.vitals.synced_seconds = time.monotonic()
+                log.vitals.synced_seconds = time.monotonic()
                 if time.monotonic() >= next_snapshot:
                     next_snapshot = time.monotonic() + config.journal_snapshot_seconds
                     await self._in_thread(write_snapshot, journal.directory / SNAPSHOT_FILE, open_log.replay.snapshot())
@@ -315,27 +320,28 @@ class ReplayServer(Closing):
                 logger.error("the priorities could not be written (%s): the last ones stay", error)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Runs a function in the second thread, which goes on when this task is cancelled; returns its result."""
-        self._writing = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-        return await asyncio.shield(self._writing)
-
-    def _save(self) -> None:
-        open_log = self.service.open_log
-        if open_log is None or (journal := open_log.replay.journal) is None:
-            return
-        try:
-            journal.save(open_log.replay.log)
-            write_snapshot(journal.directory / SNAPSHOT_FILE, open_log.replay.snapshot())
-        except (JournalError, OSError) as error:
-            logger.error("the last state was not written: %s", error)
+        """Runs a function in another thread, which goes on when this task is cancelled; returns its result."""
+        writing = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return await asyncio.shield(writing)
 
 
-def actor_frame_bytes(open_log: OpenLog | None) -> int:
-    """Returns the bytes of the largest frame that an actor of this log sends, or before there is a log."""
-    if open_log is None:
-        return ACTOR_FRAME_BYTES
-    largest = max(open_log.sizes.max_message_bytes, open_log.sizes.max_block_bytes)
-    return max(ACTOR_FRAME_BYTES, largest + ENCRYPTION_BYTES)
+def _save(open_log: OpenLog) -> None:
+    """Writes all of a log to the disk, as well as that is possible."""
+    if (journal := open_log.replay.journal) is None:
+        return
+    try:
+        journal.save(open_log.replay.log)
+        write_snapshot(journal.directory / SNAPSHOT_FILE, open_log.replay.snapshot())
+    except (JournalError, OSError) as error:
+        logger.error("the last state was not written: %s", error)
+
+
+def actor_frame_bytes(open_logs: Sequence[OpenLog]) -> int:
+    """Returns the bytes of the largest frame that an actor of these logs sends, or before there is one."""
+    sizes = [max(log.sizes.max_message_bytes, log.sizes.max_block_bytes) + ENCRYPTION_BYTES for log in open_logs]
+    return max([ACTOR_FRAME_BYTES, *sizes])
 
 
 def _receive_in_place(socket: zmq.Socket) -> list[Any]:

@@ -46,6 +46,7 @@ class ShardedReplayClient(Closing):
         context: zmq.Context | None = None,
         with_probabilities: bool = False,
         with_unrolls: bool = False,
+        log: str = "",
     ):
         """Connects to all servers and waits for none. The order of the endpoints has to stay the same.
 
@@ -53,7 +54,7 @@ class ShardedReplayClient(Closing):
         """
         if not endpoints:
             raise ValueError("at least one endpoint is needed")
-        settings = batch_sizes, prefetch_batches, keyring, context, with_probabilities, with_unrolls
+        settings = batch_sizes, prefetch_batches, keyring, context, with_probabilities, with_unrolls, log
         self.shards = [ReplayClient(endpoint, name, *settings) for endpoint in endpoints]
         self._endpoints = tuple(endpoints)
         self._turns = itertools.cycle(range(len(self.shards)))

@@ -16,16 +16,14 @@ QUANTILES = (10, 50, 90)
 
 @dataclasses.dataclass
 class Vitals:
-    """Measurements that the owner of a service takes of it."""
+    """Measurements that the owner of a log takes of it."""
 
-    memory_bytes: int = 0
     synced_seconds: float = 0.0  # when the journal was last synced
     waited_seconds: dict[str, float] = dataclasses.field(default_factory=lambda: collections.defaultdict(float))
-    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
 def metrics_of(open_log: OpenLog | None, vitals: Vitals, now: float) -> dict[str, float]:
-    """Returns the metrics by name: counts, bytes, seconds; samples and inserts since the log began.
+    """Returns the metrics of one log of a server by name: counts, bytes, seconds; samples and inserts since it began.
 
     Figures of one table are named table/NAME/...; its counts are of transitions, or of unrolls if it holds those.
     `transitions_inserted` counts those of the log, whatever tables sample it. `transitions_sampled` adds up all tables,
@@ -36,9 +34,7 @@ def metrics_of(open_log: OpenLog | None, vitals: Vitals, now: float) -> dict[str
         "actors": 0 if open_log is None else len(open_log.actors.sessions),
         "learners": 0 if open_log is None else len(open_log.learners.sessions),
         "slots": 0 if open_log is None else open_log.actors.leases.ladder_size,
-        "memory_bytes": vitals.memory_bytes,
     }
-    metrics |= {f"dropped_{kind}": float(count) for kind, count in vitals.dropped.items()}
     metrics |= {f"waited_seconds_{what}": seconds for what, seconds in vitals.waited_seconds.items()}
     if open_log is None:
         return metrics

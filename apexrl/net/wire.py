@@ -44,6 +44,7 @@ MAX_BATCHES_AHEAD = 64  # of a table, beyond those sent
 Array = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_BATCH)]
 Bits = Annotated[bytes, msgspec.Meta(max_length=MAX_BATCH // 8)]
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
+LogName = Name | msgspec.UnsetType  # of the log of a server that has several; a server of 0.2.0 knows none
 PerTable = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_TABLES)]
 
 
@@ -56,6 +57,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     spec: StreamSpec
     first_sequence: Count  # number of the oldest insert that it has not seen acknowledged
     newest_protocol: int = 0  # that it speaks, `protocol` being the oldest; 0: it speaks no other
+    log_name: LogName = msgspec.UNSET
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
@@ -67,6 +69,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     allowed_sequence: int  # inserts before this number may be sent
     waits_for: Name  # why the actor may not go on further than that; empty when it may
     protocol: int = PROTOCOLS[0]  # that both speak from now on
+    log_name: LogName = msgspec.UNSET  # as in Hello
 
 
 class Insert(msgspec.Struct, tag=True, frozen=True):
@@ -154,6 +157,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
     with_probabilities: bool = False  # of the keys, beside the weights
     with_unrolls: bool = False  # of the keys, behind the batch
     newest_protocol: int = 0  # as in Hello
+    log_name: LogName = msgspec.UNSET
 
 
 class Subscribed(msgspec.Struct, tag=True, frozen=True):
@@ -169,6 +173,7 @@ class Subscribed(msgspec.Struct, tag=True, frozen=True):
     next_batches: tuple[int, ...]  # by wanted table
     granularity: tuple[Granularity, ...]  # by wanted table: the items that its keys name
     protocol: int = PROTOCOLS[0]  # that both speak from now on
+    log_name: LogName = msgspec.UNSET  # as in Subscribe
 
 
 class Demand(msgspec.Struct, tag=True, frozen=True):
@@ -275,6 +280,7 @@ class AskStatistics(msgspec.Struct, tag=True, frozen=True):
     """Asks for the server's metrics."""
 
     request: Count
+    log_name: LogName = msgspec.UNSET
 
 
 class PeerStanding(msgspec.Struct, frozen=True):

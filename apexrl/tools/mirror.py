@@ -142,13 +142,13 @@ def follow(client: LogClient, copy: Mirror, is_over: Callable[[], bool]) -> None
             told = now
 
 
-def run(directory: Path, server: str, keys: str, max_gb: float) -> int:
+def run(directory: Path, server: str, keys: str, max_gb: float, log: str) -> int:
     """Follows a server until SIGINT or SIGTERM."""
     stop, keyring = Stop(), load_keyring(keys, "learner")
     stop.on_signals()
     endpoint = f"tcp://{server.removeprefix('tcp://')}"
     with Mirror(directory, round(max_gb * 1e9) or float("inf")) as copy:
-        with LogClient(endpoint, "mirror", {}, 1, keyring=keyring) as client:
+        with LogClient(endpoint, "mirror", {}, 1, keyring=keyring, log=log) as client:
             say(f"follows {endpoint} from unroll {copy.end_number} on")
             follow(client, copy, stop.is_set)
         say(f"{directory} has the log up to unroll {copy.end_number}, {copy.num_bytes / 1e6:.1f} MB")

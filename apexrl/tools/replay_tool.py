@@ -315,7 +315,9 @@ def summary(directory: Directory) -> int:
     return 0
 
 
-def mirror(directory: Directory, server: str = "127.0.0.1:51002", keys: str = "", max_gb: float = 0.0) -> int:
+def mirror(
+    directory: Directory, server: str = "127.0.0.1:51002", keys: str = "", max_gb: float = 0.0, log: str = ""
+) -> int:
     """Follows a replay server, and writes its log into a journal here, until Ctrl-C or SIGTERM.
 
     A replay server that is started with this --journal-dir goes on from there, when the other one is lost.
@@ -324,8 +326,9 @@ def mirror(directory: Directory, server: str = "127.0.0.1:51002", keys: str = ""
       server: HOST:PORT, its port for learners.
       keys: A directory of keys that has a learner's secret.
       max_gb: Gigabytes of unrolls that the copy keeps at most; 0: as many unrolls as the server may hold.
+      log: The name of the log, where the server has several.
     """
-    return mirrors.run(directory, server, keys, max_gb)
+    return mirrors.run(directory, server, keys, max_gb, log)
 
 
 def main() -> int:

@@ -71,7 +71,8 @@ class Peers:
 
     def crash(self):
         """Takes the journal away from a server as its death does: nothing is closed or synced."""
-        self.service._lock.close()
+        for log in self.service.logs.values():
+            log._lock.close()
         self.unread = []
 
     def restart(self, **changes):

@@ -40,8 +40,9 @@ def test_inserts_wait_until_a_learner_speaks_or_their_time_is_over(server):
 
 
 def test_inserts_of_a_crowd_wait_longer(server):
-    loop, server.service.open_log = Mock(), Mock()
-    server.service.open_log.actors.sessions = {bytes([i]): Mock() for i in range(CROWD)}
+    loop, log = Mock(), server.service.logs[""]
+    log.open_log = Mock()
+    log.open_log.actors.sessions = {bytes([i]): Mock() for i in range(CROWD)}
     server._wake_for_actors(loop)
     assert loop.call_later.call_args.args[0] == CROWD_LINGER_SECONDS
 

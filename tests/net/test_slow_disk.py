@@ -13,7 +13,8 @@ from tests.replay.failing_disk import FailingDisk
 
 @pytest.fixture
 def disk(monkeypatch):
-    monkeypatch.setattr("apexrl.net.service.Journal", functools.partial(Journal, segment_bytes=1))  # a file an append
+    """One on which each append begins a file."""
+    monkeypatch.setattr("apexrl.net.served_log.Journal", functools.partial(Journal, segment_bytes=1))
     return FailingDisk(monkeypatch)
 
 

@@ -33,7 +33,7 @@ NUM_UNROLLS = 40
 @pytest.fixture
 def source(spec, tmp_path, monkeypatch):
     """The journal of a server that was stopped: several files of two lives, and a snapshot of learned priorities."""
-    monkeypatch.setattr("apexrl.net.service.Journal", functools.partial(Journal, segment_bytes=1500))
+    monkeypatch.setattr("apexrl.net.served_log.Journal", functools.partial(Journal, segment_bytes=1500))
     directory = tmp_path / "source"
     peers = Peers(spec, directory)
     peers.hello(b"a", streams=50)

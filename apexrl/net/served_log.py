@@ -1,0 +1,218 @@
+"""One log of a replay server, from before its first actor on. No sockets, no clock, no torch."""
+
+import contextlib
+import logging
+from pathlib import Path
+
+from apexrl.config.sections import ReplayConfig
+from apexrl.errors import ConfigError, JournalError, WireError
+from apexrl.net import wire
+from apexrl.net.insert_checks import checked_arrays, why_impossible
+from apexrl.net.open_log import Advanced, OpenLog
+from apexrl.net.outbox import Outbox
+from apexrl.net.protocols import why_other_protocol
+from apexrl.net.statistics import Vitals, metrics_of, peers_of
+from apexrl.replay.journal import Journal, Lock, new_identity
+from apexrl.replay.log import LogEntry
+from apexrl.replay.recovery import recover
+from apexrl.replay.replay import RecoveredUnroll, Replay
+from apexrl.streams import difference
+from apexrl.types import StreamSpec
+
+logger = logging.getLogger(__name__)
+
+OTHER_PORT = {
+    "actor": "this is the port for actors (--actor-port): a learner or reader connects to --batch-port",
+    "learner": "this is the port for learners and readers (--batch-port): an actor connects to --actor-port",
+}
+
+
+class ServedLog:
+    """Owns the log that is open, and the right to its journal; answers its peers also before there is one."""
+
+    def __init__(
+        self,
+        name: str,
+        config: ReplayConfig,
+        seed: int,
+        journal_dir: Path | None,
+        now: float,
+        stream: StreamSpec | None,
+        outbox: Outbox,
+    ):
+        """Starts with the journal's content. Without any, the spec of the first actor with an unroll is the log's.
+
+        Args:
+          stream: the only spec that is served, where it is known.
+        Raises: ConfigError when the journal cannot be used or is of another stream.
+        """
+        self.open_log: OpenLog | None = None
+        self.vitals = Vitals(synced_seconds=now)
+        self._name = name
+        self._config = config
+        self._seed = seed
+        self._stream = stream
+        self._journal_dir = journal_dir
+        self._outbox = outbox
+        self._lock: Lock | None = None
+        if journal_dir is None:
+            return
+        self._lock = Lock(journal_dir)
+        try:
+            self._recover(journal_dir, now)
+        except ConfigError:
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise ConfigError(f"--journal-dir {journal_dir} cannot be read or mended ({error})") from error
+
+    def close(self) -> None:
+        """Syncs the journal and gives it back; snapshots are the owner's."""
+        if self.open_log is not None:
+            self.open_log.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def knows(self, role: str, peer: bytes) -> bool:
+        """Returns whether a peer has a session."""
+        log = self.open_log
+        return log is not None and peer in (log.actors.sessions if role == "actor" else log.learners.sessions)
+
+    def receive(self, role: str, peer: bytes, message: wire.ToReplay, frames: list[bytes], now: float) -> None:
+        """Takes a message that is no greeting of its port.
+
+        Raises: WireError when it is malformed.
+        """
+        log = self.open_log
+        if log is not None and role == "actor" and peer in log.actors.sessions:
+            log.actors.receive(peer, message, frames, now)
+        elif log is not None and role == "learner" and peer in log.learners.sessions:
+            log.learners.receive(peer, message, now)
+        elif isinstance(message, wire.Hello | wire.Subscribe):
+            self._outbox.refuse(role, peer, OTHER_PORT[role])
+        elif not isinstance(message, wire.Goodbye):
+            self._outbox.send(role, peer, wire.Stranger())
+
+    def hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
+        """Welcomes an actor, for whose spec the log may begin, or refuses it."""
+        open_log, spec = self.open_log, message.spec
+        is_unused = open_log is None or (open_log.is_empty and not open_log.actors.are_here)
+        held = self._stream if open_log is None or is_unused else open_log.spec
+        refusal = why_other_protocol(message) or why_refuse(spec, held)
+        if refusal and held not in (None, spec):
+            refusal += f"; {self._way_out()}"
+        if not refusal and (open_log is None or open_log.spec != spec):
+            try:
+                open_log = self._begin(spec)
+            except ConfigError as error:
+                refusal = f"the server cannot begin a log: {error}"
+        if refusal or open_log is None:
+            self._outbox.refuse("actor", peer, refusal)
+            return
+        open_log.actors.hello(peer, message, now)
+
+    def subscribe(self, peer: bytes, message: wire.Subscribe, now: float) -> None:
+        """Begins a subscription, refuses it, or lets it wait for the log."""
+        if other := why_other_protocol(message):
+            self._outbox.refuse("learner", peer, other)
+        elif self.open_log is None:
+            self._outbox.send("learner", peer, wire.Waiting(0, "actors"))
+        else:
+            self.open_log.learners.subscribe(peer, message, now)
+
+    def advance(self) -> Advanced:
+        """Stores the inserts that came, and sends all that may go now: acknowledgements, unrolls, batches."""
+        return Advanced() if self.open_log is None else self.open_log.advance()
+
+    def count_waits(self, now: float, elapsed: float) -> None:
+        """Takes note that so many seconds have passed for all who wait."""
+        for standing in self.peers(now):
+            if standing.waits_for:
+                self.vitals.waited_seconds[f"{standing.role}_{standing.waits_for}"] += elapsed
+
+    def peers(self, now: float) -> tuple[wire.PeerStanding, ...]:
+        """Returns all peers, and why each has to wait."""
+        return () if self.open_log is None else peers_of(self.open_log, now)
+
+    def statistics(self, now: float) -> dict[str, float]:
+        """Returns the metrics of the log; totals count from its start or that of this process."""
+        return metrics_of(self.open_log, self.vitals, now)
+
+    def _recover(self, directory: Path, now: float) -> None:
+        recovered = recover(directory)
+        if recovered is None:
+            return
+        identity = recovered.identity
+        if self._stream is not None and identity.spec != self._stream:
+            if recovered.end_number == 0:
+                return
+            raise ConfigError(
+                f"--journal-dir {directory} holds another stream than this run's "
+                f"({difference(identity.spec, self._stream)}): move it away, or give another one"
+            )
+        journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
+        replay = Replay(self._config, identity, self._seed, journal)
+        open_log, unrolls = OpenLog(replay, self._outbox), []
+        for number, message, block in recovered.entries:
+            try:
+                insert = wire.decode_insert(message)
+                open_log.actors.recover(insert.actor, insert.sequence)
+                priorities, valid = checked_arrays(insert, open_log.sizes)
+            except WireError as error:
+                logger.error("unroll %d in %s is not used: %s", number, directory, error)
+                continue
+            entry = LogEntry(message, block, int(valid.sum()), now)
+            unrolls.append(RecoveredUnroll(number, entry, priorities, valid))
+        replay.restore(unrolls, recovered.end_number, directory)
+        self.open_log = open_log
+        logger.info(
+            "recovered %d unrolls (%d transitions) from %s, up to number %d, life %d of log %s",
+            len(unrolls), replay.log.num_transitions, directory, recovered.end_number, identity.life, identity.log,
+        )  # fmt: skip
+
+    def _begin(self, spec: StreamSpec) -> OpenLog:
+        """Makes the log for the first actor's spec, in the place of none, or of an empty one without actors.
+
+        The learners of an empty one come anew.
+
+        Raises: ConfigError when the tables make no sense for it.
+        """
+        identity = new_identity(spec)
+        journal = None
+        if self._journal_dir is not None:
+            journal = Journal(self._journal_dir, identity, self._config.journal_flush_seconds == 0)
+        replay = Replay(self._config, identity, self._seed, journal)
+        by_bytes = f" and {self._config.max_gb:g} GB" if self._config.max_gb else ""
+        named = f" {self._name}" if self._name else ""
+        logger.info("the log%s holds %s, %d transitions%s at most", named, spec.env, self._config.capacity, by_bytes)
+        if self.open_log is not None:
+            replay.set_batch_sizes(*self.open_log.learners.batch_sizes)
+            with contextlib.suppress(JournalError):  # it holds nothing
+                self.open_log.close()
+            for peer in self.open_log.learners.sessions:
+                self._outbox.send("learner", peer, wire.Stranger())
+        self.open_log = OpenLog(replay, self._outbox)
+        return self.open_log
+
+    def _way_out(self) -> str:
+        """Returns how a log of another stream can begin."""
+        if self._stream is not None:
+            return "this server is for that stream alone: start one of your own"
+        if self.open_log is not None and self.open_log.is_empty:
+            return "it is empty, and takes yours when the actors of the other one have left"
+        if self._name:
+            return f"a log of yours needs a name of its own in --tables, beside {self._name}"
+        if self._journal_dir is None:
+            return "a log of yours begins when the server is started again"
+        return f"a log of yours begins when the server is started with another --journal-dir than {self._journal_dir}"
+
+
+def why_refuse(spec: StreamSpec, held: StreamSpec | None) -> str:
+    """Returns why an actor with a spec cannot be served by a server that holds another, or an empty string."""
+    if held is not None and spec != held:
+        return (
+            f"the log holds another stream than yours ({difference(held, spec)}): "
+            "use the same --env with its settings, --agent and algorithm flags everywhere"
+        )
+    return why_impossible(spec)
