@@ -91,7 +91,9 @@ def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
     assert in_base(tmp_path / "client.py") == "stored: True\n(32, 64) <U20\n"
 
 
-def test_two_kinds_of_records_in_one_program_as_the_page_has_it(tmp_path):
-    page = (ROOT / "docs/service.md").read_text().partition("### Records of two kinds\n")[2]
+def test_several_logs_in_one_server_as_the_page_has_it(tmp_path):
+    page = (ROOT / "docs/service.md").read_text().partition("### Several logs in one server\n")[2]
     (tmp_path / "kinds.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    assert in_base(tmp_path / "kinds.py", cwd=tmp_path) == "['an answer' 'an answer']\n"
+    assert in_base(tmp_path / "kinds.py", cwd=tmp_path) == "['an answer']\n"
+    assert sorted(path.name for path in (tmp_path / "service").iterdir()) == ["pictures", "requests"]
+    assert "1 transitions" in in_base("apexrl/__main__.py", "inspect", "summary", tmp_path / "service/requests")

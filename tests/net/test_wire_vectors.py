@@ -90,6 +90,9 @@ TO_REPLAY = [
     (wire.Delete(4, "queue", b"", True), ()),
     (wire.Fetch(1, (0, 300, 70000)), ()),
     (wire.AskStatistics(2), ()),
+    (wire.Hello(PROTOCOLS[0], ACTOR, 2, SPEC, 0, PROTOCOL, "pictures"), ()),
+    (wire.Subscribe(PROTOCOL, "reader", 1, (), False, "", 0, 0, 0, log_name="pictures"), ()),
+    (wire.AskStatistics(3, "pictures"), ()),
 ]
 FROM_REPLAY = [
     (wire.Welcome((0, 1), 2, 7, 13, ""), ()),
@@ -109,6 +112,8 @@ FROM_REPLAY = [
     (wire.Dropped("not allowed: insert 9: only those before 9 are allowed"), ()),
     (wire.Refused(why_other_protocol(wire.Hello(PROTOCOL - 1, ACTOR, 1, SPEC, 0))), ()),
     (wire.Stranger(), ()),
+    (wire.Welcome((0, 1), 2, 7, 13, "", log_name="pictures"), ()),
+    (wire.Subscribed(1, "0123456789abcdef", 0, False, SPEC, 40, 3, (), (), log_name="pictures"), ()),
 ]
 MESSAGES = [("to_replay", *item) for item in TO_REPLAY] + [("from_replay", *item) for item in FROM_REPLAY]
 
@@ -116,7 +121,7 @@ MESSAGES = [("to_replay", *item) for item in TO_REPLAY] + [("from_replay", *item
 def fields_of(message):
     """The fields as JSON."""
     fields = {name: getattr(message, name) for name in message.__struct_fields__}
-    return as_json({k: v.hex() if k in BYTES else v for k, v in fields.items()})
+    return as_json({k: v.hex() if k in BYTES else v for k, v in fields.items() if v is not msgspec.UNSET})
 
 
 def as_json(value):
@@ -166,6 +171,7 @@ def malformed():
         ("to_replay", "probabilities as a number", [changed(subscribe, with_probabilities=1)]),
         ("to_replay", "17 tables", [changed(subscribe, wants=[["transitions", 1]] * 17)]),
         ("to_replay", "a Delete without a table", [changed(wire.Delete(1, "a"), table=None)]),
+        ("to_replay", "a log's name of 201 characters", [changed(hello, log_name="a" * 201)]),
         ("from_replay", "Append without attachments", [wire.encode(wire.Append(3))]),
         ("from_replay", "Batch with an odd attachment", [wire.encode(FROM_REPLAY[4][0]), b"block"]),
         ("from_replay", "index below 0", [changed(FROM_REPLAY[4][0], index=-1)]),
@@ -345,7 +351,7 @@ def test_the_page_names_every_message_and_field():
 
 
 def test_the_page_tells_the_defaults_of_the_code():
-    names = {"[]": (), "empty": b"", "false": False}
+    names = {"[]": (), "empty": b"", "false": False, "absent": msgspec.UNSET}
     for name, struct in structs_by_name().items():
         told = dict(re.findall(r"^\| `(\w+)` \|[^|]*?(?:default ([^ |;]+))?[ ]*\|", sections()[name], re.MULTILINE))
         for field in msgspec.structs.fields(struct):
