@@ -122,8 +122,8 @@ def identity_of(directory: Path) -> LogIdentity:
     """
     if (identity := read_identity(directory) or told_by_headers(directory, segment_files(directory))) is not None:
         return identity
-    if shards := sorted(path.name for path in directory.glob("shard-*")):
-        raise ConfigError(f"{directory} holds the journals of {len(shards)} shards: give one, {directory / shards[0]}")
+    if inner := sorted(path.parent for path in directory.glob(f"*/{IDENTITY_FILE}")):  # of shards, or logs with names
+        raise ConfigError(f"{directory} holds {len(inner)} journals, each in a directory: give one, {inner[0]}")
     raise ConfigError(f"{directory} is no journal: give the --journal-dir of a replay server (journal/ of a run)")
 
 

@@ -26,7 +26,7 @@ from apexrl.replay.journal import IDENTITY_FILE, Lock, read_entries
 from apexrl.types import StreamSpec
 from tests.net.peers import Peers, block_of, greeting_of, insert_of, only, routing_id_of
 from tests.net.test_versions import old_greeting
-from tests.system.processes import wait_for
+from tests.system.processes import Process, wait_for
 
 TABLES = ("pictures/all=priority:0:1", "requests/all=uniform:0:1", "requests/queue=fifo:0:1")
 CONFIG = ReplayConfig(capacity=1000, tables=TABLES, journal_flush_seconds=0.02)
@@ -120,6 +120,26 @@ def test_both_logs_come_back_after_a_restart(tmp_path, make):
                     fill(client, log, range(begin, begin + 10))
     for log in KINDS:
         assert [number for number, *_ in read_entries(tmp_path / log)] == list(range(20))
+
+
+def test_both_logs_come_back_after_kills_with_all_that_was_inserted(tmp_path, free_ports):
+    ports = free_ports(2)
+    words = ["replay.py", "--actor-port", ports[0], "--batch-port", ports[1], "--tables", *TABLES]
+    with contextlib.ExitStack() as stack:
+        clients = {
+            log: stack.enter_context(RecordClient(tuple(f"tcp://127.0.0.1:{p}" for p in ports), log, fields, log=log))
+            for log, fields in KINDS.items()
+        }
+        for begin in (0, 100, 200):
+            with Process([*words, "--journal-dir", tmp_path / "service"], tmp_path / "replay.txt"):
+                for log, client in clients.items():
+                    fill(client, log, range(begin, begin + 50))
+                    for i in range(begin + 50, begin + 100):
+                        client.insert(RECORDS[log](i), timeout_seconds=100)
+                    assert begin < 200 or client.flush(100)
+    for log in KINDS:
+        inserts = [wire.decode_insert(message) for _, message, _ in read_entries(tmp_path / "service" / log)]
+        assert [insert.first_step for insert in inserts] == list(range(300))
 
 
 @pytest.mark.parametrize(

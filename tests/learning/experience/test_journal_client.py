@@ -139,7 +139,8 @@ def test_a_journal_that_cannot_be_learned_from_is_refused(journal, spec, tmp_pat
     with pytest.raises(ConfigError, match=r"nowhere is no journal"):
         client_of(tmp_path / "nowhere", spec)
     (tmp_path / "sharded" / "shard-0").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"holds the journals of 1 shards: give one, .*shard-0$"):
+    (tmp_path / "sharded" / "shard-0" / "log.json").touch()
+    with pytest.raises(ConfigError, match=r"holds 1 journals, each in a directory: give one, .*shard-0$"):
         client_of(tmp_path / "sharded", spec)
     lacking = msgspec.structs.replace(spec, extras=(Field("mu", "step", "float16"),))
     with pytest.raises(ConfigError, match=r"the journal in .* does not fit: it has no field mu \(float16"):
