@@ -115,7 +115,8 @@ class InsertClient(Closing):
           learner. PeerRefused when it refuses this client. WireError when no server takes the unroll, for example
           because a priority is not finite. Nothing was sent then.
         """
-        return self.inserting(header, block, timeout_seconds, stopped).finish()
+        message = self.checked(header, block)
+        return self.send_now(message, block) or self.sending(message, block, timeout_seconds, stopped).finish()
 
     @call
     def inserting(
@@ -125,20 +126,22 @@ class InsertClient(Closing):
         return (yield from self.sending(self.checked(header, block), block, timeout_seconds, stopped))
 
     def checked(self, header: UnrollHeader, block: bytes) -> wire.Insert:
-        """Returns the message of an unroll, which gets its number when it is sent.
+        """Returns the message of an unroll, with the number that it gets if it is the next one to be sent.
 
         Raises: WireError when a server would drop it.
         """
-        spec = self._spec
+        spec, sizes = self._spec, self._sizes
         if np.shape(header.valid) != (spec.unroll_starts,) or np.shape(header.priorities) != (spec.num_priorities,):
             shapes = f"valid of shape {np.shape(header.valid)} and priorities of shape {np.shape(header.priorities)}"
             raise WireError(f"{shapes}, not ({spec.unroll_starts},) and ({spec.num_priorities},)")
-        with np.errstate(over="ignore"):  # an infinity of float32 is told below
-            message = wire.Insert.of(header, MAX_NUMBER, self.actor)
-        encoded = wire.encode(message)
-        wire.decode_insert(encoded)
-        fault = self._sizes.why_malformed(message, encoded, block, self._num_streams)
-        if fault := fault or self._sizes.why_wrong_numbers(message):
+        message = wire.Insert.of(header, self._next_sequence, self.actor)
+        if sizes.is_plain(message, self._num_streams):
+            fault = sizes.why_wrong_block(block)
+        else:
+            encoded = wire.encode(msgspec.structs.replace(message, sequence=MAX_NUMBER))
+            wire.decode_insert(encoded)
+            fault = sizes.why_malformed(message, encoded, block, self._num_streams)
+        if fault := fault or sizes.why_wrong_numbers(message):
             raise WireError(f"no replay server takes this insert: {fault}")
         return message
 
@@ -152,7 +155,9 @@ class InsertClient(Closing):
         if not self._unacknowledged:
             self._last_progress = time.monotonic()
         sequence = self._next_sequence
-        self._unacknowledged[sequence] = wire.encode(msgspec.structs.replace(message, sequence=sequence)), block
+        if message.sequence != sequence:
+            message = msgspec.structs.replace(message, sequence=sequence)
+        self._unacknowledged[sequence] = wire.encode(message), block
         self._next_sequence += 1
         self._send_allowed()
         return True
