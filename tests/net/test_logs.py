@@ -32,7 +32,7 @@ TABLES = ("pictures/all=priority:0:1", "requests/all=uniform:0:1", "requests/que
 CONFIG = ReplayConfig(capacity=1000, tables=TABLES, journal_flush_seconds=0.02)
 KINDS = {"pictures": {"pixels": ("uint8", (4, 4)), "label": "int64"}, "requests": {"text": "U20", "cost": "float32"}}
 RECORDS = {
-    "pictures": lambda i: {"pixels": np.full((4, 4), i, np.uint8), "label": i},
+    "pictures": lambda i: {"pixels": np.full((4, 4), i % 256, np.uint8), "label": i},
     "requests": lambda i: {"text": f"request {i}", "cost": i / 2},
 }
 OTHER = StreamSpec("Other-v0", (3,), "uint8", 1, 4, 1, unroll_starts=8, overlap_steps=1)
