@@ -1,6 +1,6 @@
 """An asynchronous learner: actors that are some updates behind, a learner that counts how many, and a bound on them.
 
-    PYTHONPATH=. python examples/async_learner.py
+    .venv/bin/python examples/async_learner.py
 
 A server, two actors and a learner in one program. They share nothing but the service and the newest policy, so each
 could be a program on a host of its own. The task has 4 contexts, 3 actions, and no time: each step is a bandit.

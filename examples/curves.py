@@ -1,4 +1,8 @@
-"""Draws the curves of runs: `.venv/bin/python examples/curves.py RUN RUN`. It needs matplotlib."""
+"""Draws the curves of runs, with matplotlib.
+
+.venv/bin/python -m pip install matplotlib
+.venv/bin/python examples/curves.py RUN RUN
+"""
 
 import sys
 from pathlib import Path

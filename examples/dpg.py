@@ -1,6 +1,6 @@
 """Continuous actions: a policy climbs a critic of n-step returns (Ape-X DPG, arXiv:1803.00933, appendix D).
 
-apexrl train --agent dpg:dpg --env Pendulum-v1
+cd examples; bash ../run.sh --agent dpg:dpg --env Pendulum-v1
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 Start a server with two tables over one log, then this program with the server's two ports:
 
-    python replay.py --tables plain=priority:0:64 hard=priority:0:64 --priority-exponent 1
-    PYTHONPATH=. python examples/hard_examples.py 51001 51002
+    .venv/bin/python replay.py --tables plain=priority:0:64 hard=priority:0:64 --priority-exponent 1
+    .venv/bin/python examples/hard_examples.py 51001 51002
 
 A record is a ticket: 6 numbers, 3 marks, a text as its name, a label. The third mark is rare, and turns the label
 around. One classifier learns from `plain`, whose priorities stay equal, the other one from `hard`, whose priorities are

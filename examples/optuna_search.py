@@ -1,5 +1,6 @@
-"""Searches a learning rate and a batch size for CartPole with Optuna, which ends bad runs early (`pip install optuna`).
+"""Searches a learning rate and a batch size for CartPole with Optuna, which ends bad runs early.
 
+.venv/bin/python -m pip install optuna
 .venv/bin/python examples/optuna_search.py 20
 """
 

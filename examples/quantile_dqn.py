@@ -1,6 +1,6 @@
 """A distribution of returns for each action, on Ape-X's actors and table: QR-DQN (arXiv:1710.10044), double, n-step.
 
-apexrl train --agent quantile_dqn:quantile-dqn --env Catch-v0
+cd examples; bash ../run.sh --agent quantile_dqn:quantile-dqn --env Catch-v0
 """
 
 import dataclasses

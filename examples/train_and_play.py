@@ -1,4 +1,7 @@
-"""Trains on Catch for a moment, then plays with the agent: `.venv/bin/python examples/train_and_play.py`."""
+"""Trains on Catch for a moment, then plays with the agent.
+
+.venv/bin/python examples/train_and_play.py
+"""
 
 import apexrl
 

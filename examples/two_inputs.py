@@ -1,7 +1,8 @@
 """A network of one's own with two inputs: a small picture and a vector, out of a dictionary of observations.
 
 Where to go is in the vector, where one is in the picture. A run with it takes a minute:
-`apexrl train --env two_inputs:Errand-v0 --network two_inputs:TwoInputs --total-frames 30000`
+
+    cd examples; bash ../run.sh --env two_inputs:Errand-v0 --network two_inputs:TwoInputs --total-frames 30000
 """
 
 import gymnasium

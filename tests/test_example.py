@@ -1,4 +1,4 @@
-"""The examples over the replay service, where only the packages of the base installation are found."""
+"""The examples over the replay service, by their docstrings, with the packages of the base installation alone."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.examples import PYTHON, commands_of, python_words
 from tests.system.processes import ROOT, Process
 
 TOLERANCE = 0.02
@@ -26,13 +27,14 @@ def in_base(*words, cwd=ROOT):
 
 @pytest.fixture
 def serve(tmp_path, free_ports):
-    """Starts a server with flags, and returns its two ports."""
+    """Starts a server by a command with further flags, and returns its two ports."""
     with contextlib.ExitStack() as started:
 
-        def begin(*flags):
+        def begin(command, *flags):
             ports = free_ports(2)
-            words = ["-m", "tests.base_only", "replay.py", "--actor-port", ports[0], "--batch-port", ports[1], *flags]
-            started.enter_context(Process(words, tmp_path / "replay.txt"))
+            words = [*python_words(command, ports), "--actor-port", ports[0], "--batch-port", ports[1], *flags]
+            assert words[0] == "replay.py"
+            started.enter_context(Process(["-m", "tests.base_only", *words], tmp_path / "replay.txt"))
             return ports
 
         yield begin
@@ -49,8 +51,8 @@ def true_values():
 
 @pytest.mark.timeout(600)
 def test_the_example_learns_the_values_of_its_world(serve):
-    ports = serve("--min-size-to-sample", 500, "--samples-per-insert", 0)
-    printed = in_base("examples/own_learner.py", *ports)
+    server, program = commands_of("own_learner")
+    printed = in_base(*python_words(program, serve(server)))
     learned = np.array([[float(text) for text in line.split()] for line in printed.splitlines()])
     assert learned[:, 0].tolist() == list(range(END + 1))
     assert np.abs(learned[:, 1:] - true_values()).max() <= TOLERANCE, printed
@@ -58,10 +60,9 @@ def test_the_example_learns_the_values_of_its_world(serve):
 
 @pytest.mark.timeout(600)
 def test_hard_examples_are_drawn_more_often_and_learned_better(serve, tmp_path):
-    docstring = (ROOT / "examples/hard_examples.py").read_text()
-    (flags,) = re.findall(r"python replay\.py (.*)", docstring)
-    ports = serve(*flags.split(), "--journal-dir", tmp_path / "journal")
-    plain, hard = in_base("examples/hard_examples.py", *ports).splitlines()
+    server, program = commands_of("hard_examples")
+    ports = serve(server, "--journal-dir", tmp_path / "journal")
+    plain, hard = in_base(*python_words(program, ports)).splitlines()
     form = r"(\w+): 4800 tickets seen, (0\.\d+) rare, right (0\.\d+) of rare, (0\.\d+) of others"
     numbers = [[float(text) for text in re.fullmatch(form, line).groups()[1:]] for line in (plain, hard)]
     (rare, of_rare, _), (more_rare, more_of_rare, of_others) = numbers
@@ -71,7 +72,8 @@ def test_hard_examples_are_drawn_more_often_and_learned_better(serve, tmp_path):
 
 
 def test_the_asynchronous_learner_stays_near_its_actors_and_learns():
-    first, *lags = in_base("examples/async_learner.py").splitlines()
+    (program,) = commands_of("async_learner")
+    first, *lags = in_base(*python_words(program)).splitlines()
     reward, best = re.fullmatch(r"reward 0\.[34]\d+ at first, (0\.\d+) at last; (0\.\d+) is the best", first).groups()
     assert float(reward) > 0.9 * float(best)
     counts = dict(map(int, re.fullmatch(r"lag (\d+): (\d+) unrolls", line).groups()) for line in lags)
@@ -81,7 +83,7 @@ def test_the_asynchronous_learner_stays_near_its_actors_and_learns():
 def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
     page = (ROOT / "docs/service.md").read_text()
     (flags,) = re.findall(r"\napexrl replay (--tables .*) --journal-dir service\n", page)
-    actor_port, batch_port = serve(*flags.split())
+    actor_port, batch_port = serve(f"{PYTHON} replay.py {flags}")
     program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     assert len(program.splitlines()) <= 32
     for port, free in (("51001", actor_port), ("51002", batch_port)):

@@ -15,6 +15,7 @@ import pytest
 import apexrl
 from apexrl.config.schedules import Schedule
 from apexrl.errors import ApexError, ConfigError
+from tests.examples import commands_of, python_words
 from tests.system.processes import ROOT, Process, wait_for
 
 
@@ -127,15 +128,20 @@ def test_the_names_are_loaded_when_they_are_asked_for():
 
 
 def test_the_example_of_curves_draws_a_run(run, tmp_path):
-    script = [sys.executable, ROOT / "examples" / "curves.py", run.directory]
-    subprocess.run(script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    (command,) = commands_of("curves")
+    script, *runs = python_words(command)
+    assert runs == ["RUN", "RUN"]
+    program = [sys.executable, ROOT / script, run.directory, run.directory]
+    subprocess.run(program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_example_of_play_plays(tmp_path, monkeypatch, capsys, run):
     """With the run that is there: the training is another test's."""
     monkeypatch.setattr(apexrl.library, "train", lambda *arguments, **flags: run)
-    runpy.run_path(str(ROOT / "examples" / "train_and_play.py"), run_name="__main__")
+    (command,) = commands_of("train_and_play")
+    (script,) = python_words(command)
+    runpy.run_path(str(ROOT / script), run_name="__main__")
     said = capsys.readouterr().out
     assert f"{run.evaluations[0].frames:8,} frames" in said and said.count("game ") == 5
 
@@ -162,7 +168,10 @@ def test_the_example_of_a_search_reports_evaluations_and_prunes(monkeypatch, run
 
     monkeypatch.setattr(apexrl.library, "train", train)
     monkeypatch.setattr(apexrl, "train", train, raising=False)
-    objective = runpy.run_path(str(ROOT / "examples" / "optuna_search.py"))["objective"]
+    (command,) = commands_of("optuna_search")
+    script, trials = python_words(command)
+    assert trials == "20"
+    objective = runpy.run_path(str(ROOT / script))["objective"]
     study = optuna.create_study(direction="maximize", pruner=optuna.pruners.ThresholdPruner(upper=-2.0))
     study.optimize(objective, n_trials=1)
     assert all(heard) and study.trials[0].state == optuna.trial.TrialState.PRUNED

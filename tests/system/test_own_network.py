@@ -14,11 +14,12 @@ from apexrl.networks.headers import load_header
 from apexrl.own_modules import Trust
 from apexrl.roles.export import export
 from tests.captured_runs import check_captured_run
+from tests.examples import train_flags
 from tests.system.processes import ROOT, launch, read_json
 from tests.system.test_training import learn
 
 EXAMPLE = ROOT / "examples" / "two_inputs.py"
-FLAGS = ["--env", "two_inputs:Errand-v0", "--network", "two_inputs:TwoInputs"]
+*FLAGS, _, _ = train_flags("two_inputs")  # without the total
 INPUTS = ["--inputs", "map=5x5x3", "wish=2"]  # a run finds them itself
 SHORT = ["--preset", "small", "--total-updates", "12", "--min-size-to-sample", "200", "--no-evaluator"]
 
@@ -69,8 +70,7 @@ def test_the_page_shows_the_example():
     page, text = (ROOT / "docs" / "own-network.md").read_text(), EXAMPLE.read_text()
     network = text[text.index("class TwoInputs") : text.index("class Errand")].rstrip()
     assert network in page and network.count("\n") < 30
-    command = " ".join(["apexrl", "train", *FLAGS])
-    assert command in page and command in text
+    assert " ".join(["bash ../run.sh", *train_flags("two_inputs")]) in page
 
 
 @pytest.mark.long("trainings")
