@@ -35,7 +35,16 @@ from apexrl.own_modules import Trust
 from apexrl.running.callbacks import LOOK_SECONDS, Callback, News, is_end
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, played
-from apexrl.runs import CURVE_FILE, CurvePoint, found_checkpoint, made_run, new_run, read_evaluations
+from apexrl.runs import (
+    CURVE_FILE,
+    CurvePoint,
+    Which,
+    found_checkpoint,
+    made_run,
+    network_words,
+    new_run,
+    read_evaluations,
+)
 from apexrl.types import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -154,12 +163,13 @@ class Agent:
     """
 
     @usual_defaults()
-    def __init__(self, checkpoint: Checkpoint, command: ActorCommand):
-        """Takes a checkpoint, and the configuration of its run.
+    def __init__(self, checkpoint: Checkpoint, command: ActorCommand, network: str = ""):
+        """Takes a checkpoint, the configuration of its run, and words about the network, for people.
 
         Raises: ConfigError when the environment cannot be made, or is no longer the one that the agent was trained on.
         """
         self.spec, self._env = checkpoint.header.spec, command.env
+        self._words = f"{checkpoint.header.agent} on {self.spec.env}: {network}"
         make = implementation(family_of(checkpoint.header.agent)).make_actor
         self._actor = make(command.algorithm, checkpoint.parameters(), torch.device("cpu"))
         with Apart(), contextlib.closing(self.make_environment()) as env:
@@ -173,6 +183,10 @@ class Agent:
         self._clips_rewards = clips_rewards(command.env)
         self._rng = np.random.default_rng(command.seed)
         self.reset()
+
+    def __repr__(self) -> str:
+        """Says which network this is, and by how many games it was evaluated."""
+        return f"<{self._words}>"
 
     def make_environment(self, render_mode: str | None = None, copy: int = WATCHED) -> gymnasium.Env:
         """Makes the environment that the agent was trained on, for whole games with unclipped rewards.
@@ -232,20 +246,24 @@ class Agent:
         return list(iterate(batched, observations))
 
 
-def load(path: str | Path, trust: bool = False) -> Agent:
-    """Returns the agent of a run, with its best network, or of one of its checkpoints.
+def load(path: str | Path, trust: bool = False, which: Which = "best") -> Agent:
+    """Returns the agent of a run, with its best network or its latest, or of one of its checkpoints.
+
+    Printed, it says which network it has, and the games by which that was evaluated.
 
     Args:
       path: a run's directory, or a checkpoint in one. A checkpoint alone knows its environment, arguments, wrappers and
         pictures, no other flags: episodes last to the limit with which the environment is registered.
       trust: import the modules of environment, wrappers, algorithm and network that its files name, also those that
         your program has not imported. Their code runs here.
+      which: of a run; "best" is the network with the best evaluation, of equal ones the newest.
     Raises: ConfigError or WireError when there is none that can be read, or it names modules that are not trusted.
     """
-    directory, file = found_checkpoint(Path(path))
+    directory, file = found_checkpoint(Path(path), which)
     checkpoint = load_checkpoint(file)
+    network = f"{file}, {network_words(directory, checkpoint.header.counters.updates)}"
     trusted = Trust(is_blind=trust, cure="load(..., trust=True), or import it before")
-    return Agent(checkpoint, played(directory, checkpoint.header, trusted))
+    return Agent(checkpoint, played(directory, checkpoint.header, trusted), network)
 
 
 def _boundless(space: gymnasium.Space) -> gymnasium.Space:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ RUNS = Path("runs")  # where runs lie unless told otherwise
 CONFIG_FILE, STATUS_FILE, CURVE_FILE, SUMMARY_FILE = "config.json", "status.json", "evaluations.csv", "summary.json"
 CHECKPOINTS = ("checkpoints/best.safetensors", "checkpoints/latest.safetensors")  # the first that there is is played
 VIDEOS = "videos"  # the directory of a run's videos
+Which = Literal["best", "latest"]  # network of a run
 DEPTHS = ("*", "*/*")  # a run, or a run of a sweep
 
 
@@ -128,18 +129,44 @@ def made_run(directory: str) -> str:
     raise AssertionError("numbers do not end")
 
 
-def found_checkpoint(run: Path) -> tuple[Path, Path]:
+def found_checkpoint(run: Path, which: Which = "best") -> tuple[Path, Path]:
     """Returns the directory of a run and the checkpoint to play, by either of them.
 
+    Args:
+      which: of a run; without a best one its latest is played.
     Raises: ConfigError when there is none.
     """
     if run.is_file():
         directory = run.resolve().parent.parent
         return (directory if (directory / CONFIG_FILE).is_file() else run.parent), run
-    for name in CHECKPOINTS:
+    names = CHECKPOINTS if which == "best" else CHECKPOINTS[1:]
+    for name in names:
         if (run / name).is_file():
             return run, run / name
-    raise ConfigError(f"{run} has no {' or '.join(CHECKPOINTS)}: give the directory of a run, or a checkpoint")
+    raise ConfigError(f"{run} has no {' or '.join(names)}: give the directory of a run, or a checkpoint")
+
+
+def evaluation_of(directory: Path, updates: int) -> CurvePoint | None:
+    """Returns the evaluation of the network that a run had after so many updates, None where there was none.
+
+    Raises: ConfigError when the evaluations of the run cannot be read.
+    """
+    path = directory / CURVE_FILE
+    points = read_evaluations(path) if path.is_file() else []
+    return next((point for point in reversed(points) if point.updates == updates), None)
+
+
+def network_words(directory: Path, updates: int) -> str:
+    """Returns a network of a run in words: its update, and the games by which it was evaluated."""
+    try:
+        point = evaluation_of(directory, updates)
+    except ConfigError:  # of what only tells about it
+        point = None
+    told = "not evaluated"
+    if point is not None:
+        games = "1 game" if point.episodes == 1 else f"{point.episodes} games"
+        told = f"mean {point.mean:.2f} over {games} with exploration {point.exploration:g}"
+    return f"update {updates:,}, {told}"
 
 
 def read_evaluations(path: Path) -> list[CurvePoint]:

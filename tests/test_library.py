@@ -51,7 +51,13 @@ def play(agent, num_games, seed=0):
 def test_a_run_tells_its_evaluations_and_its_agent_plays(run):
     assert run.summary["frames"] >= 15_000 and run.checkpoint.name == "best.safetensors"
     assert run.evaluations[0].frames < run.evaluations[-1].frames <= run.summary["frames"]
-    assert -1 <= play(apexrl.load(run.directory), 5) <= 1  # how well, tests/test_loaded_agent.py compares
+    agent = apexrl.load(run.directory)
+    assert -1 <= play(agent, 5) <= 1  # how well, tests/test_loaded_agent.py compares
+    best = max(run.evaluations, key=lambda evaluation: (evaluation.updates > 0, evaluation.mean, evaluation.updates))
+    shown = f"{run.checkpoint}, update {best.updates:,}, mean {best.mean:.2f} over {best.episodes} games"
+    assert repr(agent) == f"<apex-dqn on Catch-v0: {shown} with exploration {best.exploration:g}>"
+    latest = repr(apexrl.load(run.directory, which="latest"))
+    assert f"latest.safetensors, update {run.summary['updates']:,}, " in latest
 
 
 def test_a_run_goes_on(run, free_ports):
@@ -82,6 +88,8 @@ def test_a_vector_of_observations_gives_the_actions_of_each(run):
 def test_what_is_not_there_is_a_clear_error(tmp_path):
     with pytest.raises(ConfigError, match=r"has no checkpoints/best\.safetensors or"):
         apexrl.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no checkpoints/latest\.safetensors: give"):
+        apexrl.load(tmp_path, which="latest")
     with pytest.raises(ConfigError, match="give the directory of a run, or a checkpoint"):
         apexrl.load(tmp_path / "x.safetensors")
     with pytest.raises(ApexError, match="exit status 2"):

@@ -85,7 +85,8 @@ class Evaluation(msgspec.Struct, tag=True, frozen=True):
         """One line about the games."""
         mean, median, low, high, *_, exploration = self.metrics().values()
         returns = f"mean {mean:.2f}, median {median:.2f}, min {low:.2f}, max {high:.2f}"
-        return f"{len(self.returns)} games, {returns}, exploration {exploration:g}"
+        games = "1 game" if len(self.returns) == 1 else f"{len(self.returns)} games"
+        return f"{games}, {returns}, exploration {exploration:g}"
 
 
 EVALUATION_TAGS = (

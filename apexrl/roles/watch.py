@@ -1,4 +1,4 @@
-"""Plays the best network of a run, and films it: `apexrl watch [RUN]`."""
+"""Plays the best network of a run, or its latest, and films it: `apexrl watch [RUN]`."""
 
 import dataclasses
 import os
@@ -16,12 +16,12 @@ from apexrl.config.words import program
 from apexrl.lifecycle import Stop, run_role
 from apexrl.lines import say
 from apexrl.own_modules import Trust
-from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
+from apexrl.runs import CHECKPOINTS, RUNS, Which, found_checkpoint, network_words, newest_run
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchCommand:
-    """Plays the best network of a run: prints the returns of its games and films the first one."""
+    """Plays the best network of a run, or its latest: prints the returns of its games and films the first one."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN]")] = ""
     """Directory of a run, or a checkpoint; by default the newest run in ./runs that has a checkpoint."""
@@ -33,6 +33,8 @@ class WatchCommand:
     """Seed of the games."""
     trust: bool = False
     """Import the modules of environment, wrappers, algorithm and network that the run names: their code runs here."""
+    which: Which = "best"
+    """Network of a run: the one with the best evaluation, or the latest."""
 
 
 def main(stop: Stop) -> None:
@@ -40,18 +42,20 @@ def main(stop: Stop) -> None:
     asked = tyro.cli(WatchCommand, prog=program(), registry=REGISTRY)
     check_ranges(asked)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    directory, checkpoint = found_checkpoint(Path(asked.run) if asked.run else newest_run(RUNS, CHECKPOINTS))
+    run = Path(asked.run) if asked.run else newest_run(RUNS, CHECKPOINTS)
+    directory, checkpoint = found_checkpoint(run, asked.which)
     from apexrl.acting.evaluation import play_checkpoint
     from apexrl.networks.headers import load_header
     from apexrl.running.run_directory import played
 
     trust = Trust(is_blind=asked.trust, cure=trusting(asked.run, directory))
-    command = played(directory, load_header(checkpoint), trust)
+    header = load_header(checkpoint)
+    command = played(directory, header, trust)
     record_dir = asked.record_dir or str(directory / "watched")
     evaluation = dataclasses.replace(
         command.evaluation, episodes=asked.episodes, checkpoint=str(checkpoint), record_dir=record_dir
     )
-    say(f"plays {checkpoint}", flush=True)
+    say(f"plays {checkpoint}: {network_words(directory, header.counters.updates)}", flush=True)
     play_checkpoint(dataclasses.replace(command, evaluation=evaluation, seed=asked.seed), stop)
 
 

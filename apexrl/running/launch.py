@@ -41,6 +41,7 @@ from apexrl.running.prepare import prepare, trackers_of
 from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.running.trackers import KINDS as TRACKERS
+from apexrl.runs import CHECKPOINTS, network_words
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
@@ -266,6 +267,9 @@ def summarize(
         try:
             updates = load_header(path).counters.updates
             console.print(f"checkpoint written: {path}, update {updates:,}", soft_wrap=True)
+            if (best := directory / CHECKPOINTS[0]).is_file():
+                words = network_words(directory, load_header(best).counters.updates)
+                console.print(f"best network: {best}, {words}", soft_wrap=True)
             if status is not None and status.counters.updates > updates:
                 lost = status.counters.updates - updates
                 console.print(f"no checkpoint has the {lost:,} updates since then: they are lost", soft_wrap=True)

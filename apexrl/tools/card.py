@@ -15,7 +15,7 @@ from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import attempt
 from apexrl.lines import say
 from apexrl.networks.headers import load_header
-from apexrl.runs import CHECKPOINTS, CURVE_FILE, RUNS, found_checkpoint, newest_run, read_evaluations
+from apexrl.runs import CHECKPOINTS, RUNS, evaluation_of, found_checkpoint, newest_run
 
 
 def card_of(run: Path) -> str:
@@ -54,11 +54,9 @@ def card_of(run: Path) -> str:
 
 def _evaluation(directory: Path, updates: int) -> str:
     """Returns the evaluation of an update in words; of a run's latest network there may be none."""
-    path = directory / CURVE_FILE
-    points = [point for point in read_evaluations(path) if point.updates == updates] if path.is_file() else []
-    if not points:
+    point = evaluation_of(directory, updates)
+    if point is None:
         return "This network was not evaluated."
-    point = points[-1]
     rows = {"games": str(point.episodes)}
     rows |= {name: f"{getattr(point, name):.2f}" for name in ("mean", "median", "min", "max")}
     rows |= {"exploration": f"{point.exploration:g}", "frames until then": f"{point.frames:,}"}

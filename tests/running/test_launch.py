@@ -33,6 +33,7 @@ from apexrl.running.launch import (
 )
 from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import lock_run, save_config, saved_command
+from apexrl.runs import CHECKPOINTS
 from tests.system.processes import wires_of
 
 OWN = "tests.own_agent:own"
@@ -192,10 +193,12 @@ def test_updates_that_no_checkpoint_holds_are_said_at_the_end(saved, spec, saved
     directory = Path(finished(saved).run_dir)
     header = CheckpointHeader(spec, "apex-dqn", "{}", Counters(updates=saved_updates))
     save_checkpoint(latest_path(directory), header, {"x": torch.zeros(2)})
+    save_checkpoint(best := directory / CHECKPOINTS[0], header, {"x": torch.zeros(2)})
     console = Console(file=io.StringIO(), width=200)
     summarize(console, directory, "Catch-v0", Clock(saved), SimpleNamespace(num_restarts=0), checkpointed=0)
-    first, second, *_ = console.file.getvalue().splitlines()
+    first, network, second, *_ = console.file.getvalue().splitlines()
     assert first == f"checkpoint written: {latest_path(directory)}, update {saved_updates}"
+    assert network == f"best network: {best}, update {saved_updates}, not evaluated"
     assert second.startswith(line or "summary: ")
 
 

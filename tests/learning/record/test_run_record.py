@@ -311,7 +311,7 @@ def test_the_newest_evaluation_and_its_video_are_told(tmp_path, agent, record):
     record.evaluated(msgspec.structs.replace(evaluation(agent, 1.0), video="/videos/game-30.webm"))
     assert record.evaluated_updates == 30
     (games,) = events(tmp_path).Tensors("evaluation/games/text_summary")
-    told = b"1 games, mean 1.00, median 1.00, min 1.00, max 1.00, exploration 0, `/videos/game-30.webm`"
+    told = b"1 game, mean 1.00, median 1.00, min 1.00, max 1.00, exploration 0, `/videos/game-30.webm`"
     assert games.tensor_proto.string_val[0] == told
 
 
