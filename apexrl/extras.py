@@ -13,7 +13,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "train": ("torch", "gymnasium", "ale_py", "cv2", "safetensors", "tensorboard", "tensorboardX", "rich"),
     "ray": ("ray",),
     "mujoco": ("mujoco", "imageio", "dm_control"),
-    "box2d": ("Box2D", "pygame"),
+    "box2d": ("Box2D",),
     "plot": ("matplotlib",),
     "export": ("onnx", "onnxscript"),
     "minari": ("minari", "h5py"),

@@ -1,7 +1,7 @@
 """The output of a child process: a log with a bound, and its last line, which says why the process ended.
 
-A child that supervises others logs their restarts, and one that plays logs environments that failed. `news` finds these
-lines, so that the log alone does not hold them.
+A child that supervises others logs their restarts; one that plays logs environments that failed, and why a game is not
+filmed. `news` finds these lines, so that the log alone does not hold them.
 
 Whatever writes to a child's output writes into its log itself: prints of C libraries and of simulators, too. So the log
 stays the same file, and nobody waits or dies when the supervisor is stopped or killed. `cut` empties it in place.
@@ -24,7 +24,8 @@ NEWS_BYTES = 2**20
 MAX_LINE_CHARACTERS = 300
 DRAIN_SECONDS = 2.0
 NEWS = re.compile(
-    rb"^\d\d:\d\d:\d\d [\w ]+: (.+ ended with .+; restart \d+ in [\d.]+ s|environment .+ failed .+ is made anew .+)$",
+    rb"^\d\d:\d\d:\d\d [\w ]+: (.+ ended with .+; restart \d+ in [\d.]+ s"
+    rb"|environment .+ failed .+ is made anew .+|.*\bno (?:pictures|video)\b.+)$",
     re.MULTILINE,
 )
 
@@ -92,7 +93,7 @@ class FromLog:
             self._start_bytes = self._told_bytes = 0
 
     def news(self) -> list[str]:
-        """Returns the restarts and failures that were logged since the last call, each a line."""
+        """Returns the lines of restarts, failures and games not filmed that were logged since the last call."""
         told = self._told_bytes or 0
         try:
             size = self._path.stat().st_size

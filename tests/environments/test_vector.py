@@ -1,3 +1,6 @@
+import re
+import sys
+
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
@@ -5,6 +8,7 @@ from ale_py.vector_env import AtariVectorEnv
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.errors import ConfigError
+from apexrl.extras import PIP_INSTALL
 from tests.streams import slow_stack
 
 BREAKOUT = EnvConfig(env="BreakoutNoFrameskip-v4")
@@ -263,6 +267,17 @@ def test_games_go_on_when_their_pictures_fail(pictures, caplog):
         assert envs.render() is None and take_step(envs, np.zeros(1, int)).frames.shape == (1, 2)
     (record,) = caplog.records
     assert record.getMessage().startswith("no pictures of this environment: ")
+    envs.close()
+
+
+def test_a_game_whose_drawing_lacks_a_package_says_the_command_that_installs_it_here(caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    envs = make_environment(EnvConfig(env="CartPole-v1"), 1, render=True)
+    envs.reset(seed=0)
+    assert envs.render() is None
+    (record,) = caplog.records
+    form = rf"no pictures of this environment: .*pygame is not installed.*`{re.escape(PIP_INSTALL)} \W?gymnasium\["
+    assert re.match(form, record.getMessage())
     envs.close()
 
 

@@ -141,6 +141,21 @@ def test_restarts_are_news_before_and_after_a_cut(log):
         words.bound()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'no pictures of this environment: pygame is not installed, run `python -m pip install "gymnasium"`',
+        "Walk-v0: no pictures; its class needs metadata",
+        "no video: /full/game.webm cannot be written; see its disk",
+    ],
+)
+def test_why_a_game_is_not_filmed_is_news(log, line):
+    words, begin = log
+    child = begin()
+    child.write(f"12:00:00 evaluator: {line}\n12:00:01 evaluator: update 3: no videos here\n".encode())
+    assert words.news() == [line] and words.news() == []
+
+
 def test_a_log_that_somebody_else_has_cut_has_news_again(log, tmp_path):
     words, begin = log
     child = begin()
