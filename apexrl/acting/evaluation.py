@@ -1,23 +1,25 @@
 """The evaluator: whole unclipped games with the newest parameters, or with those of a checkpoint."""
 
+import contextlib
+import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from apexrl.acting.foreign import ForeignEnvironment
+from apexrl.acting.games import Ending, Games, Progress, play_games
 from apexrl.acting.loop import check_fits, why_unfit
 from apexrl.acting.video import MAX_FILM_SECONDS, VideoFolder, VideoWriter
-from apexrl.agents.contract import Actor, Observation
+from apexrl.agents.contract import Actor
 from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import ActorCommand
-from apexrl.config.sections import EvaluationConfig
 from apexrl.control_groups import num_cores
 from apexrl.environments.renewal import Failures
 from apexrl.environments.vector import EVALUATED, WATCHED, VectorEnvironment
@@ -25,7 +27,7 @@ from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, process_name
 from apexrl.lines import say
 from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import MAX_GAMES, REPORT_PERIOD_SECONDS, Evaluation, MetricsClient, checksum
+from apexrl.net.metrics_channel import MAX_GAMES, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
@@ -37,114 +39,7 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
-MAX_FAILURES = 5  # of an environment in an evaluation; then it has played enough
 LOOK_SECONDS = 0.5  # between two looks for newer parameters
-
-
-class Games(NamedTuple):
-    """Finished games in the order of their environments."""
-
-    returns: list[float]
-    steps: list[int]
-
-    @property
-    def mean(self) -> float:
-        """The mean return."""
-        return math.fsum(self.returns) / len(self.returns)
-
-
-class Progress:
-    """Tells how far an evaluation is: metrics at its start and each report period, and a line when games have ended.
-
-    The mean so far leans towards short games, which end first.
-    """
-
-    def __init__(self, episodes: int, params_version: int, report: Callable[[dict[str, float]], None],
-                 period_seconds: float = REPORT_PERIOD_SECONDS):  # fmt: skip
-        self._episodes = episodes
-        self._params_version = params_version
-        self._report = report
-        self._period_seconds = period_seconds
-        self._told_at = -math.inf
-        self._finished = 0
-
-    def update(self, returns: list[float]) -> None:
-        """Takes the returns of all games that have ended so far, and tells them when it is time."""
-        finished = len(returns)
-        if finished < self._episodes and time.monotonic() - self._told_at < self._period_seconds:
-            return
-        self._told_at = time.monotonic()
-        mean = {"evaluation/return_so_far": float(np.mean(returns))} if returns else {}
-        self._report({"evaluation/games_finished": float(finished)} | mean)
-        if self._finished < finished < self._episodes:
-            of = f"{finished} of {self._episodes} games finished"
-            logger.info("update %d: %s, mean %.2f so far", self._params_version, of, *mean.values())
-        self._finished = finished
-
-
-class Ending(Protocol):
-    """The part of a `Stop` that games look at in each step."""
-
-    def is_set(self) -> bool:
-        """Returns whether the games end now."""
-
-    def heed_signals(self) -> None:
-        """Sets handlers of signals again."""
-
-
-def play_games(
-    agent: Actor,
-    envs: list[VectorEnvironment],
-    config: EvaluationConfig,
-    seed: int,
-    recorder: VideoWriter | None,
-    progress: Progress,
-    stop: Ending,
-) -> Games | None:
-    """Plays games to their end in environments of one game each; None when stopped before.
-
-    A recorder gets the pictures of the first game, the progress the returns. Each environment plays the same number
-    of games (the first ones one more), however long they last: taking the games that end first would favour short ones.
-    One that has played its games rests, for a last game may take ten times as long as the others. A game that fails
-    counts for nothing, and another one is played in its place; an environment that fails MAX_FAILURES times rests, too.
-
-    Raises: ApexError when no game came to its end.
-    """
-    num_envs = len(envs)
-    quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
-    games: list[list[tuple[float, int]]] = [[] for _ in envs]
-    rng = np.random.default_rng(seed)
-    exploration = np.full(num_envs, agent.evaluation_exploration)
-    frames = np.concatenate([env.reset((seed + i) % 2**31) for i, env in enumerate(envs)])
-    starts, rewards = np.ones(num_envs, bool), np.zeros(num_envs, np.float32)
-    has_ended, num_failures = np.zeros(num_envs, bool), np.zeros(num_envs, int)
-    state = agent.initial_state(num_envs)
-    while playing := [i for i in range(num_envs) if len(games[i]) < quota[i] and num_failures[i] < MAX_FAILURES]:
-        if stop.is_set():
-            return None
-        stop.heed_signals()
-        filming = recorder if playing[0] == 0 and not games[0] else None
-        if filming is not None:
-            filming.film(envs[0].render)
-        actions, _, state = agent.act(Observation(frames, starts, rewards), exploration, state, rng)
-        for i in playing:  # those that have threads of their own play at the same time
-            envs[i].send(actions[i : i + 1])
-        for i in playing:
-            seen = envs[i].receive()
-            frames[i], starts[i], rewards[i] = seen.frames[0], seen.starts[0], seen.rewards[0]
-            num_failures[i] += starts[i] and not has_ended[i]
-            has_ended[i] = seen.episode_steps[0]
-            if seen.episode_steps[0]:
-                games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))
-        if filming is not None and games[0]:  # the picture with which the game ended
-            filming.film(envs[0].render)
-        progress.update([game[0] for stream in games for game in stream])
-    played = [game for stream in games for game in stream]
-    if not played:
-        raise ApexError(f"no game of an evaluation came to its end: its environments failed {num_failures.sum()} times")
-    if len(played) < config.episodes:
-        logger.warning("an evaluation has %d of %d games: the others failed", len(played), config.episodes)
-    return Games([game[0] for game in played], [game[1] for game in played])
 
 
 class Evaluator:
@@ -171,27 +66,28 @@ class Evaluator:
         self.environment = self._envs[0].spec
         self.spec: StreamSpec = self._family.stream(command.algorithm, self.environment)
 
+    def is_film_due(self, header: ParametersHeader) -> bool:
+        """Returns whether the next evaluation has a film: the first, each `film_every`th one after it, a run's last."""
+        return header.is_last or self._played % self._command.evaluation.film_every == 0
+
     def evaluate(
-        self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Ending
+        self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Ending, is_filmed: bool
     ) -> Evaluation | None:
         """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile.
 
-        It films the first evaluation, each `film_every`th one after it, and a run's last one.
         A mean that no earlier one exceeds may be luck: as many other games are played then, and all of them count.
+
+        Args:
+          is_filmed: draw the first game while all are played, which holds up the others; `film` does not.
         """
         started = time.monotonic()
-        version = parameters.header.params_version
-        agent = implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
-        is_filmed = parameters.header.is_last or self._played % self._command.evaluation.film_every == 0
-        video = self.videos.new_path(video_name(version)) if self.videos else None
-        most_seconds = math.inf if self._command.evaluation.checkpoint else MAX_FILM_SECONDS
-        recorder = VideoWriter(video if is_filmed else None, self._envs[0].pictures_per_second, most_seconds)
-        games = self._play(agent, (version,), recorder if is_filmed else None, report, stop)
-        picture = recorder.close()
-        if self.videos:
-            self.videos.take(recorder.video)
+        version, agent = parameters.header.params_version, self._actor(parameters)
+        recorder = self._recorder(version) if is_filmed else None
+        games = self._play(agent, (version,), recorder, report, stop)
+        film = self._finished(recorder) if recorder else {}
         if games is not None and self._may_be_best(games, version):
-            logger.info("update %d: mean %.2f may be the best, other games decide", version, games.mean)
+            count = len(games.returns)
+            logger.info("update %d: mean %.2f of %d may be the best: as many more games", version, games.mean, count)
             others = self._play(agent, (version, 1), None, report, stop)
             games = others and Games(games.returns + others.returns, games.steps + others.steps)
         if games is None:
@@ -200,16 +96,46 @@ class Evaluator:
         self._played += 1
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
-        path = str(recorder.video.resolve()) if recorder.video else ""
-        exploration = agent.evaluation_exploration
-        return Evaluation(version, exploration, returns, steps, seconds, picture=picture, video=path)
+        return Evaluation(version, agent.evaluation_exploration, returns, steps, seconds, **film)
+
+    def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
+        """Plays an evaluation's first game once more, or its beginning until the stop, and films it.
+
+        Returns: picture and video as the fields of an `Evaluation`, nothing where it cannot be drawn.
+        """
+        if self._envs[0].render() is None:
+            return {}
+        version, agent = parameters.header.params_version, self._actor(parameters)
+        recorder = self._recorder(version)
+        silent = Progress(1, version, lambda metrics: None)
+        once = dataclasses.replace(self._command.evaluation, episodes=1)
+        with contextlib.suppress(ApexError):  # it fails, and the games that count did not
+            play_games(agent, self._envs[:1], once, self._seed(version), recorder, silent, stop)
+        return self._finished(recorder)
+
+    def _actor(self, parameters: Parameters) -> Actor:
+        return implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))
+
+    def _recorder(self, version: int) -> VideoWriter:
+        video = self.videos.new_path(video_name(version)) if self.videos else None
+        most_seconds = math.inf if self._command.evaluation.checkpoint else MAX_FILM_SECONDS
+        return VideoWriter(video, self._envs[0].pictures_per_second, most_seconds)
+
+    def _finished(self, recorder: VideoWriter) -> dict[str, Any]:
+        picture = recorder.close()
+        if self.videos:
+            self.videos.take(recorder.video)
+        return {"picture": picture, "video": str(recorder.video.resolve()) if recorder.video else ""}
+
+    def _seed(self, *key: int) -> int:
+        """Returns the seed of games, by the run's seed and a key, the update first."""
+        # Neighbouring seeds of runs share no games, as they would if the environments' seeds were counted on from them.
+        return int(np.random.SeedSequence(self._command.seed, spawn_key=key).generate_state(1)[0] >> 1)
 
     def _play(self, agent: Actor, key: tuple[int, ...], recorder: VideoWriter | None,
               report: Callable[[dict[str, float]], None], stop: Ending) -> Games | None:  # fmt: skip
-        """Plays the configured number of games, whose seeds follow from the run's seed and a key, the update first."""
-        # Neighbouring seeds of runs share no games, as they would if the environments' seeds were counted on from them.
-        seeds = np.random.SeedSequence(self._command.seed, spawn_key=key)
-        seed, config = int(seeds.generate_state(1)[0] >> 1), self._command.evaluation
+        """Plays the configured number of games."""
+        config, seed = self._command.evaluation, self._seed(*key)
         return play_games(agent, self._envs, config, seed, recorder, Progress(config.episodes, key[0], report), stop)
 
     def _may_be_best(self, games: Games, version: int) -> bool:
@@ -224,7 +150,7 @@ class Evaluator:
 
 
 class GivingWay:
-    """The stop of an evaluation that may take minutes and tells little: it is set when newer parameters are due, too.
+    """The stop of a film, and of an evaluation that may take minutes and tells little: newer ones that are due set it.
 
     It keeps those that came, for the next evaluation. Used from the thread that owns the subscriber.
     """
@@ -275,13 +201,12 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 if told is not None and played is not None and played.is_last:
                     metrics.evaluation(told)  # once more: the learner may have been away
                 continue
-            started = time.monotonic()
-            metrics.run = parameters.header.run
-            next_due = started + command.evaluation.evaluation_period_seconds
+            header, next_due = parameters.header, time.monotonic() + command.evaluation.evaluation_period_seconds
+            metrics.run, is_filmed = header.run, evaluator.is_film_due(header)
             giving_way = GivingWay(stop, subscriber, encoded, next_due)
-            is_trained = parameters.header.params_version > 0
+            ends = stop if header.params_version else giving_way
             try:
-                outcome = evaluator.evaluate(parameters, report, stop if is_trained else giving_way)
+                outcome = evaluator.evaluate(parameters, report, ends, is_filmed and header.is_last)
             except WireError as error:
                 subscriber.drop(error)
                 continue
@@ -289,13 +214,15 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             if outcome is None and newest is not None:
                 logger.info("update 0: its evaluation gives way to that of newer parameters")
             if outcome is not None:
-                due, played = next_due, parameters.header
-                told = msgspec.structs.replace(
-                    outcome, run=parameters.header.run, checksum=checksum(encoded), parameters=encoded
-                )
+                due, played = next_due, header
+                told = msgspec.structs.replace(outcome, run=header.run, checksum=checksum(encoded), parameters=encoded)
                 metrics.evaluation(told)
                 report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, outcome.words)
+                if is_filmed and not header.is_last and (film := evaluator.film(parameters, giving_way)):
+                    told = msgspec.structs.replace(told, **film)
+                    metrics.evaluation(told)  # the figures do not wait for their film
+                newest = giving_way.newest
     finally:
         evaluator.close()
         subscriber.close()
@@ -369,7 +296,7 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
         spec = checkpoint.header.spec  # its way of cutting streams into unrolls does not matter to play it
         cut = spec.unroll_starts, spec.overlap_steps, spec.extras, spec.has_unroll_priorities
         check_fits(parameters, evaluator.environment.streamed(*cut), command)
-        outcome = evaluator.evaluate(parameters, lambda metrics: None, stop)
+        outcome = evaluator.evaluate(parameters, lambda metrics: None, stop, is_filmed=True)
         if outcome is not None:
             say(f"{command.env.env}, update {outcome.params_version}: {outcome.words}")
             if evaluator.videos:

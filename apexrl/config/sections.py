@@ -294,7 +294,7 @@ class EvaluationConfig:
     """Evaluations: whole games, unclipped, nearly without exploration."""
 
     episodes: int = 10
-    """Games in an evaluation."""
+    """Games in an evaluation; as many more, which count too, where it may be the best."""
     evaluation_period_seconds: Annotated[float, Range(0)] = 60.0
     """Seconds from one evaluation's start to the next, while training."""
     checkpoint: str = ""

@@ -123,8 +123,10 @@ class LockstepLoop:
             return
         self._evaluated_updates = num_updates
         encoded = self.learner.parameters_to_evaluate()
+        parameters = decode_parameters(encoded)
         with untouched_generators():
-            outcome = self._evaluator.evaluate(decode_parameters(encoded), self._report, self._stop)
+            is_filmed = self._evaluator.is_film_due(parameters.header)
+            outcome = self._evaluator.evaluate(parameters, self._report, self._stop, is_filmed)
         if outcome is not None:
             self.learner.record.evaluated(msgspec.structs.replace(outcome, parameters=encoded))
             self._report({})  # so the training's metrics come at the same updates in each run, too

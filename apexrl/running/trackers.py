@@ -81,9 +81,16 @@ def begin(kind: str, directory: Path) -> Tracker:
 def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
     """Tells the metrics of a run when they are new, until told to stop; then once more.
 
-    An evaluation is told once, at the frames of its network, which the run has left behind meanwhile. So is its video.
+    An evaluation is told once, at the frames of its network, which the run has left behind meanwhile. So is its video,
+    which is whole when the next evaluation is told, or the run has ended.
     """
-    told, evaluated, last = None, None, False
+    told, evaluated, last = None, dict[str, float](), False
+
+    def show() -> None:
+        video = directory / VIDEOS / video_name(int(evaluated.get("evaluation/params_version", 0)))
+        if evaluated and video.is_file():
+            tracker.show(video, int(evaluated.get(EVALUATED_FRAMES, 0)))
+
     while not last:
         last = stop.wait(LOOK_SECONDS)
         status = read_status(directory)
@@ -96,13 +103,11 @@ def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
             tracker.log(living, status.frames)
         evaluation = {tag: value for tag, value in status.metrics.items() if tag in LEARNER_TAGS}
         if evaluation and evaluation != evaluated:
+            show()
             evaluated = evaluation
             # The status of an earlier version does not say where the network was trained.
-            frames = int(evaluation.get(EVALUATED_FRAMES, status.frames))
-            tracker.log(evaluation, frames)
-            video = directory / VIDEOS / video_name(int(evaluation.get("evaluation/params_version", 0)))
-            if video.is_file():
-                tracker.show(video, frames)
+            tracker.log(evaluation, int(evaluation.get(EVALUATED_FRAMES, status.frames)))
+    show()
 
 
 def main(stop: Stop) -> None:

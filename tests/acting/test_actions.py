@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from apexrl.acting.evaluation import Progress, play_games
+from apexrl.acting.games import Progress, play_games
 from apexrl.acting.player import EnvironmentGroup
 from apexrl.acting.video import VideoWriter
 from apexrl.config.sections import EnvConfig, EvaluationConfig

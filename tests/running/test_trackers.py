@@ -59,7 +59,7 @@ def test_what_comes_without_new_frames_is_told(run):
     assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
 
 
-def test_an_evaluation_is_told_once_and_where_its_network_was_trained(run):
+def test_an_evaluation_is_told_once_and_where_its_network_was_trained_and_so_is_its_film(run):
     told, shown = [], []
     (run / "videos").mkdir()
     (run / "videos" / "game-00000008.webm").touch()
@@ -75,6 +75,8 @@ def test_an_evaluation_is_told_once_and_where_its_network_was_trained(run):
         def wait(self, seconds):
             self.looks += 1
             write(100 * self.looks, 40 if self.looks < 3 else 80)
+            if self.looks == 2:  # its figures were told before
+                (run / "videos" / "game-00000004.webm").touch()
             return self.looks == 4
 
     def show(video, frames):
@@ -82,7 +84,7 @@ def test_an_evaluation_is_told_once_and_where_its_network_was_trained(run):
 
     tracker = trackers.Tracker("1", lambda metrics, frames: told.append((dict(metrics), frames)), show, None)
     trackers.follow(run, tracker, Going())
-    assert shown == [("game-00000008.webm", 80)], "the other one was not filmed"
+    assert shown == [("game-00000004.webm", 40), ("game-00000008.webm", 80)]
     drawn = [(frames, metrics["evaluation/return_mean"]) for metrics, frames in told if "evaluation/frames" in metrics]
     assert drawn == [(40, 10.0), (80, 20.0)]
     living = [(metrics, frames) for metrics, frames in told if "evaluation/frames" not in metrics]

@@ -186,23 +186,33 @@ class RunRecord:
         self._write_results()
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Takes an evaluation: metrics, picture, curve, and the parameters when none before were better.
+        """Takes an evaluation: metrics, film, curve, and the parameters when none before were better.
 
-        The evaluator tells the last one again where it cannot know that it arrived: it counts once.
+        The evaluator tells one again when it is filmed, and the last one where it cannot know that it arrived: the
+        games count once.
         """
-        told = evaluation.params_version, evaluation.returns, evaluation.steps, evaluation.seconds
+        games = evaluation.params_version, evaluation.returns, evaluation.steps, evaluation.seconds
+        told, is_new = (*games, evaluation.video, bool(evaluation.picture)), games != self._told[: len(games)]
         if told == self._told:
             return
         self._told = told
-        metrics = evaluation.metrics()
         # The run went on while the games were played: everything is drawn where the network was published.
         seconds, frames = self._published.get(evaluation.params_version, (self._seconds, self.frames))
-        self._results |= metrics | {EVALUATED_FRAMES: float(frames)}
-        self._events.scalars(metrics, frames)
-        video = f", `{evaluation.video.replace('`', '')}`" if evaluation.video else ""
-        self._events.text("evaluation/games", evaluation.words + video, frames)
+        words = [evaluation.words] if is_new else []
+        words += [f"`{evaluation.video.replace('`', '')}`"] if evaluation.video else []
+        if words:
+            self._events.text("evaluation/games", ", ".join(words), frames)
         if evaluation.picture:
             self._events.png("evaluation/game", evaluation.picture, frames)
+        if is_new:
+            self._count(evaluation, seconds, frames)
+        self._write_results()
+
+    def _count(self, evaluation: Evaluation, seconds: float, frames: int) -> None:
+        """Takes the games of an evaluation, whose parameters were published after so many seconds and frames."""
+        metrics = evaluation.metrics()
+        self._results |= metrics | {EVALUATED_FRAMES: float(frames)}
+        self._events.scalars(metrics, frames)
         self._curve += f"{seconds:.0f},{frames},{_curve_values(evaluation, metrics)}\n"
         self._is_curve_written = False
         mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return
@@ -215,7 +225,6 @@ class RunRecord:
         )
         if is_best:
             self._unsaved_best = evaluation
-        self._write_results()
 
     def checkpoint(self, updater: Updater) -> bool:
         """Writes everything that a later start needs; returns whether the disk took it.

@@ -261,6 +261,19 @@ def test_an_evaluation_that_is_told_twice_counts_once(tmp_path, agent, record):
     assert [row[4] for row in curve(tmp_path)] == ["mean", "2"] and record.counters.evaluation_episodes == 2
 
 
+def test_an_evaluation_that_is_told_again_with_its_film_is_drawn_once(tmp_path, agent, record):
+    figures = evaluation(agent, 1.0, 3.0)
+    film = msgspec.structs.replace(figures, picture=b"\x89PNG\r\n\x1a\n", video="/videos/game.webm")
+    record.published(agent.num_updates, 50)
+    for told in (figures, film, film):
+        record.evaluated(told)
+    assert [row[4] for row in curve(tmp_path)] == ["mean", "2"] and record.counters.evaluation_episodes == 2
+    found = events(tmp_path)
+    assert [event.step for event in found.Images("evaluation/game")] == [50]
+    texts = [event.tensor_proto.string_val[0].decode() for event in found.Tensors("evaluation/games/text_summary")]
+    assert texts == [figures.words, "`/videos/game.webm`"]
+
+
 def test_small_returns_are_not_rounded_away(tmp_path, agent, record):
     record.evaluated(evaluation(agent, 0.004, 0.003))
     assert curve(tmp_path)[-1][4:] == ["0.0035", "0.0035", "0.003", "0.004", "0"]
