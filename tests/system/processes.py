@@ -1,4 +1,7 @@
-"""Real processes for tests: started with the real scripts, waited for with deadlines, never left behind."""
+"""Real processes for tests: started with the real scripts, waited for with deadlines, never left behind.
+
+Launchers, actors, learners and replay servers end with a test run that is killed, too.
+"""
 
 import atexit
 import contextlib
@@ -16,10 +19,11 @@ from unittest import mock
 import msgspec
 import psutil
 
+from apexrl.lifecycle import PARENT_VARIABLE
 from tests.system.zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHER = ["-m", "apexrl.running.launch"]
+LAUNCHER, BASE_ONLY = ["-m", "apexrl.running.launch"], ["-m", "tests.base_only"]
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 
 
@@ -59,6 +63,8 @@ class Process:
             if is_copy and output is None:
                 self.popen = zygote().start(words, ROOT, environment, file.fileno())
                 return
+            if words[:2] in (LAUNCHER, BASE_ONLY) or words[0].endswith("replay.py"):
+                environment = {PARENT_VARIABLE: str(os.getpid()), **environment}
             self.popen = subprocess.Popen(
                 [sys.executable, *words],
                 cwd=ROOT,

@@ -130,10 +130,11 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
 
 
 def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
-    with launch(tmp_path, free_ports(4), *CARTPOLE) as run:
+    *ports, board = free_ports(5)
+    with launch(tmp_path, ports, *CARTPOLE, "--tensorboard-port", board) as run:
         wait_for(lambda: updates_of(tmp_path / "run") > 50, 300, "updates")
         children = run.descendants()
-        assert len(children) >= 4
+        assert len(children) >= 5
         run.kill()
         wait_for(lambda: not [p for p in children if p.is_running()], 300, "the end of all roles")
 

@@ -1,12 +1,13 @@
 """Copies of a process that has imported torch behave as new interpreters do."""
 
 import signal
+import subprocess
 import sys
 
 import psutil
 import pytest
 
-from tests.system.processes import Process, wait_for, words_of
+from tests.system.processes import ROOT, Process, is_gone, wait_for, words_of
 
 BOTH = pytest.mark.parametrize("is_copy", [True, False])
 SUPERVISOR = """
@@ -68,3 +69,23 @@ def test_a_supervisors_children_are_its_own_and_hold_nothing_of_it(tmp_path, is_
 def test_a_copy_knows_the_interpreter(tmp_path):
     with Process(["-c", "import sys; print(sys.executable)"], tmp_path / "log.txt", is_copy=True) as process:
         assert process.popen.wait(100) == 0 and process.text().strip() == sys.executable
+
+
+@pytest.mark.parametrize("words", [["-c", "import time; print(1, flush=True); time.sleep(600)"], ["replay.py"]],
+                         ids=["copy", "replay"])  # fmt: skip
+def test_what_a_test_run_has_started_ends_with_it_when_it_is_killed(tmp_path, free_ports, words):
+    if words == ["replay.py"]:
+        actor_port, batch_port = free_ports(2)
+        words = ["replay.py", "--actor-port", actor_port, "--batch-port", batch_port]
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom tests.system.processes import Process\n"
+        f"process = Process({words!r}, Path({str(tmp_path / 'log.txt')!r}), is_copy={words[0] == '-c'})\n"
+        "print(process.popen.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        try:
+            started = psutil.Process(int(run.stdout.readline()))
+            wait_for((tmp_path / "log.txt").read_text, 60, "its first words")
+        finally:
+            run.kill()
+    wait_for(lambda: is_gone(started.pid), 60, "its end")

@@ -6,6 +6,7 @@ process in the same way. The replay server needs no torch, and is started as alw
 """
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = "APEXRL_WORDS"  # a directory in which copies write their command lines, by process id
 REQUEST_BYTES = 2**18
 LOOK_SECONDS = 0.02
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 LIBRARIES = (
     "ale_py",
     "cv2",
@@ -152,13 +154,19 @@ class Zygote:
         return told
 
 
-def copy(outputs: tuple[int, int], words: list[str], environment: dict[str, str]) -> int:
-    """Runs a command line in a copy of this process, with nothing else of it open; returns its process id."""
+def copy(outputs: tuple[int, int], words: list[str], environment: dict[str, str], ends_with_us: bool = False) -> int:
+    """Runs a command line in a copy of this process, with nothing else of it open; returns its process id.
+
+    Args:
+      ends_with_us: the kernel kills the copy when this process is dead; what that has started notices.
+    """
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
+        if ends_with_us:
+            ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for target, output in zip((1, 2), [os.dup(output) for output in outputs], strict=True):
@@ -278,7 +286,8 @@ def serve(asking: socket.socket) -> None:
                 return
             request = json.loads(message)
             os.chdir(request["directory"])
-            pid = copy(tuple(outputs), request["words"], request["environment"] | {WORDS: os.environ[WORDS]})
+            environment = request["environment"] | {WORDS: os.environ[WORDS]}
+            pid = copy(tuple(outputs), request["words"], environment, ends_with_us=True)
             os.chdir("/")
             for output in outputs:
                 os.close(output)
