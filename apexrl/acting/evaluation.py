@@ -111,7 +111,10 @@ class Evaluator:
         once = dataclasses.replace(self._command.evaluation, episodes=1)
         with contextlib.suppress(ApexError):  # it fails, and the games that count did not
             play_games(agent, self._envs[:1], once, self._seed(version), recorder, silent, stop)
-        return self._finished(recorder)
+        film = self._finished(recorder)
+        if not film["picture"]:
+            logger.info("update %d: no film, which ended before its first picture", version)
+        return film
 
     def _actor(self, parameters: Parameters) -> Actor:
         return implementation(self._family).make_actor(self._command.algorithm, parameters, torch.device("cpu"))

@@ -31,6 +31,7 @@ LINE_PERIOD_SECONDS = 10.0
 FULL_DISK_BYTES = 16 * 2**20
 LEARNER = "learner/"
 MOST_SHOWN_ACTIONS = 3
+PLANNED_WAITS = {("actor", "learner"), ("learner", "actors")}  # one of the two nearly always: a limiter keeps the ratio
 STALE_SECONDS = 15.0  # the learner writes the status every few seconds
 PACE_SECONDS = 60.0
 BAR_CHARACTERS = 24
@@ -311,7 +312,7 @@ def progress_rows(status: Status, targets: Targets = NO_TARGETS) -> list[tuple[s
     fill, per_insert = metrics.get("replay/fill"), metrics.get("replay/samples_per_insert")
     median = _number(metrics.get("evaluation/return_median"))
     waits = [
-        f"{role} for {reason} {min(share, 1):.0%}"
+        f"{role} for {reason} {min(share, 1):.0%}{' (as planned)' if (role, reason) in PLANNED_WAITS else ''}"
         for role, _, reason, share in ((*tag.partition("/waits_for/"), share) for tag, share in metrics.items())
         if reason and share >= 0.01
     ]

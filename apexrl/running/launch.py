@@ -283,7 +283,10 @@ def summarize(
     except OSError as error:
         logger.error("the summary cannot be written: %s", error)
     for name, value in summary.items():
-        console.print(f"  {name:24} {round(value, 3) if isinstance(value, float) else value}")
+        if name != "transitions_inserted":  # the same number as the agent's steps
+            shown = round(value, 3) if isinstance(value, float) else value
+            note = ", the warm-up included" if name == "samples_per_insert" else ""
+            console.print(f"  {name:24} {shown}{note}")
 
 
 def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:

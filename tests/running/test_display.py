@@ -91,7 +91,7 @@ def test_rates_and_waits():
         "70 (12.3/s), rate 0.0001, entropy cost 0.0312"
     )
     assert rows["replay"] == "50% full, 7.90 samples an insert"
-    assert rows["waits"] == "actor for learner 100%, learner for [red]min_size 25%"
+    assert rows["waits"] == "actor for learner 100% (as planned), learner for [red]min_size 25%"
 
 
 def test_what_nobody_reports_is_a_dash():

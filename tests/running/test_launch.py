@@ -196,8 +196,11 @@ def test_updates_that_no_checkpoint_holds_are_said_at_the_end(saved, spec, saved
     save_checkpoint(best := directory / CHECKPOINTS[0], header, {"x": torch.zeros(2)})
     console = Console(file=io.StringIO(), width=200)
     summarize(console, directory, "Catch-v0", Clock(saved), SimpleNamespace(num_restarts=0), checkpointed=0)
-    first, network, second, *_ = console.file.getvalue().splitlines()
+    first, network, second, *lines = console.file.getvalue().splitlines()
     assert first == f"checkpoint written: {latest_path(directory)}, update {saved_updates}"
+    shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+    assert shown["agent_steps"] == "0" and "transitions_inserted" not in shown
+    assert shown["samples_per_insert"] == "0.0, the warm-up included"
     assert network == f"best network: {best}, update {saved_updates}, not evaluated"
     assert second.startswith(line or "summary: ")
 
