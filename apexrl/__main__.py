@@ -7,6 +7,7 @@ messages of that module.
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from apexrl.lifecycle import run_program
 from apexrl.lines import say
 from apexrl.runs import RUNS, newest_run
 
+ENVIRONMENT = re.compile(r"\S+-v\d+")  # whose --env was forgotten
 PROGRAM_VARIABLE = "APEXRL_PROGRAM"  # the name of run.sh, by which it was called
 
 
@@ -63,7 +65,7 @@ def _run() -> int:
         return 0 if words else 2
     name, *rest = ["version" if words[0] == "--version" else words[0], *words[1:]]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
+        near = [f"--env {name}"] if ENVIRONMENT.fullmatch(name) else difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {near[0]}? " if near else ""
         say(f"{typed} {name}: there is no such command; {meant}`{typed} help` lists them", file=sys.stderr)
         return 2

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -134,11 +134,13 @@ def found_checkpoint(run: Path, which: Which = "best") -> tuple[Path, Path]:
 
     Args:
       which: of a run; without a best one its latest is played.
-    Raises: ConfigError when there is none.
+    Raises: ConfigError when there is none, or `which` is neither.
     """
     if run.is_file():
         directory = run.resolve().parent.parent
         return (directory if (directory / CONFIG_FILE).is_file() else run.parent), run
+    if which not in (known := get_args(Which)):
+        raise ConfigError(f"which={which!r} is neither of {', '.join(known)}")
     names = CHECKPOINTS if which == "best" else CHECKPOINTS[1:]
     for name in names:
         if (run / name).is_file():

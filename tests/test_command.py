@@ -47,6 +47,11 @@ def test_a_misspelt_command_is_answered_with_the_nearest(monkeypatch, capsys):
     assert told == "apexrl wacth: there is no such command; did you mean watch? `apexrl help` lists them\n"
 
 
+def test_an_environment_in_the_place_of_a_command_is_answered_with_its_flag(monkeypatch, capsys):
+    assert started(monkeypatch, "ALE/Pong-v5") == 2
+    assert "there is no such command; did you mean --env ALE/Pong-v5? " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -90,6 +90,8 @@ def test_what_is_not_there_is_a_clear_error(tmp_path):
         apexrl.load(tmp_path)
     with pytest.raises(ConfigError, match=r"has no checkpoints/latest\.safetensors: give"):
         apexrl.load(tmp_path, which="latest")
+    with pytest.raises(ConfigError, match="which='last' is neither of best, latest"):
+        apexrl.load(tmp_path, which="last")
     with pytest.raises(ConfigError, match="give the directory of a run, or a checkpoint"):
         apexrl.load(tmp_path / "x.safetensors")
     with pytest.raises(ApexError, match="exit status 2"):

@@ -122,24 +122,26 @@ def test_the_first_evaluation_is_filmed_and_every_so_manieth_and_the_last(tmp_pa
 
 @pytest.fixture
 def catch(tmp_path):
-    """An evaluator of Catch, and parameters for it."""
+    """An evaluator of Catch, parameters for it, and their evaluation."""
     evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Catch-v0", "--record-dir", str(tmp_path)]))
-    yield evaluator, parameters_of(make_updater(evaluator.spec), evaluator.spec)
+    parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
+    yield evaluator, parameters, evaluate(evaluator, parameters)
     evaluator.close()
 
 
 def test_a_film_behind_the_figures_changes_none_of_them_and_shows_the_first_game(catch):
-    evaluator, parameters = catch
-    apart, film = evaluate(evaluator, parameters), evaluator.film(parameters, Stop())
+    evaluator, parameters, apart = catch
+    film = evaluator.film(parameters, Stop())
     at_once, again = evaluate(evaluator, parameters, is_filmed=True), evaluate(evaluator, parameters)
-    assert apart.returns == at_once.returns == again.returns and not (apart.video or apart.picture)
+    assert apart.returns == at_once.returns[:10] == again.returns[:10], "ten more where it may be the best"
+    assert not (apart.video or apart.picture)
     assert film["picture"] == at_once.picture and film["video"].endswith("/game-00000000.webm")
     assert at_once.video.endswith("/game-00000000-2.webm")
 
 
 def test_a_film_ends_with_newer_parameters_and_is_kept_until_then(catch, monkeypatch):
     monkeypatch.setattr(evaluation, "LOOK_SECONDS", 0.0)
-    evaluator, parameters = catch
+    evaluator, parameters, _ = catch
     ends = GivingWay(Stop(), Subscriber(None, None, published(7)), published(1), due=0.0)
     film = evaluator.film(parameters, ends)
     assert ends.newest == published(7) and film["picture"] and Path(film["video"]).is_file()
@@ -149,7 +151,7 @@ def test_a_film_that_cannot_be_drawn_or_fails_harms_nothing(catch, monkeypatch):
     def fail(*arguments):
         raise ApexError("no game came to its end")
 
-    evaluator, parameters = catch
+    evaluator, parameters, _ = catch
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "play_games", fail)
         assert evaluator.film(parameters, Stop()) == {"picture": b"", "video": ""}
