@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from apexrl.config.help import HELP
 from apexrl.config.words import program
-from apexrl.errors import ConfigError
-from apexrl.lifecycle import run_program
+from apexrl.errors import ApexError
+from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
 from apexrl.runs import RUNS, newest_run
 
@@ -78,12 +78,12 @@ def _run() -> int:
                 say(f"FLAGS are those of training: {typed} train --help")
                 return 0
             sys.argv[1:] = resuming(rest)
-    except ConfigError as error:
+        module, _, function = COMMANDS[name].function.partition(":")
+        run: Callable[[], int] = getattr(importlib.import_module(module), function)
+        return run()
+    except ApexError as error:
         say(f"cannot run: {error}", file=sys.stderr)
-        return 2
-    module, _, function = COMMANDS[name].function.partition(":")
-    run: Callable[[], int] = getattr(importlib.import_module(module), function)
-    return run()
+        return exit_status(error)
 
 
 def listing(typed: str) -> str:

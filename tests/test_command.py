@@ -47,6 +47,16 @@ def test_a_misspelt_command_is_answered_with_the_nearest(monkeypatch, capsys):
     assert told == "apexrl wacth: there is no such command; did you mean watch? `apexrl help` lists them\n"
 
 
+def test_a_card_of_no_run_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert started(monkeypatch, "card", "runs/nothing") == 2
+    assert capsys.readouterr().err.startswith("cannot run: runs/nothing has no checkpoints/best.safetensors or ")
+    (tmp_path / "file").touch()
+    assert started(monkeypatch, "card", "file") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("cannot run: file ")
+
+
 def test_an_environment_in_the_place_of_a_command_is_answered_with_its_flag(monkeypatch, capsys):
     assert started(monkeypatch, "ALE/Pong-v5") == 2
     assert "there is no such command; did you mean --env ALE/Pong-v5? " in capsys.readouterr().err
