@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS = 10
 LOOK_SECONDS = 0.5  # between two looks for newer parameters
+FILM_SECONDS = 2 * MAX_FILM_SECONDS  # of playing and drawing, for which newer parameters that are due wait
 
 
 class Evaluator:
@@ -161,7 +162,8 @@ class GivingWay:
     def __init__(self, stop: Stop, subscriber: ParameterSubscriber, played: bytes, due: float):
         self.newest: bytes | None = None
         self.heed_signals = stop.heed_signals
-        self._stop, self._subscriber, self._played, self._due, self._looks_at = stop, subscriber, played, due, 0.0
+        self.due = due  # from then on newer parameters set it
+        self._stop, self._subscriber, self._played, self._looks_at = stop, subscriber, played, 0.0
 
     def is_set(self) -> bool:
         """Returns whether the evaluation ends now."""
@@ -171,7 +173,7 @@ class GivingWay:
         encoded = self._subscriber.fetch_encoded()
         if encoded not in (None, self._played):
             self.newest = encoded
-        return self.newest is not None and (now >= self._due or _is_last(self.newest))
+        return self.newest is not None and (now >= self.due or _is_last(self.newest))
 
 
 def follow(command: ActorCommand, stop: Stop) -> None:
@@ -222,6 +224,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 metrics.evaluation(told)
                 report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, outcome.words)
+                giving_way.due = max(next_due, time.monotonic() + FILM_SECONDS)
                 if is_filmed and not header.is_last and (film := evaluator.film(parameters, giving_way)):
                     told = msgspec.structs.replace(told, **film)
                     metrics.evaluation(told)  # the figures do not wait for their film
