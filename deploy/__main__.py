@@ -44,9 +44,7 @@ def _parser(program: str) -> Parser:
     down = command("down", "destroys the cluster and its experience; results, keys and images stay")
     for each in (up, scale, down):
         each.add_argument("--yes", action="store_true", help="do not ask, neither about a price nor about a change")
-    preflight = command("preflight", "asks AWS whether `terraform apply` can work, and changes nothing", plan=True)
-    preflight.add_argument("--only-account", action="store_true", help="leave out bucket, images and keys")
-    preflight.add_argument("--address", default="", help="this machine's public IPv4 address, else it is looked up")
+    preflight = command("preflight", "asks AWS whether the account can run a plan, and changes nothing", plan=True)
     for each in (up, preflight):
         each.add_argument("--request-quotas", action="store_true", help="ask AWS for the quotas that are too low")
     cost = command("cost", "tells the price of a plan", plan=True)

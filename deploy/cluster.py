@@ -45,7 +45,6 @@ class Cluster(NamedTuple):
     actor_on_demand_hosts: int
     replay_volume_gib: int
     learner_volume_gib: int
-    operator_cidrs: tuple[str, ...]
     results_bucket: str
     max_hours: int
     agent: str

@@ -215,9 +215,8 @@ def _cluster(chosen: argparse.Namespace) -> Cluster:
 
 
 def preflight(chosen: argparse.Namespace) -> int:
-    """Asks AWS whether `terraform apply` can work; returns 1 when something has to be cured first."""
-    found = failures(_cluster(chosen), chosen.address, chosen.only_account, chosen.request_quotas)
-    return 1 if found else 0
+    """Asks AWS whether the account can run a plan; returns 1 when something has to be cured first."""
+    return 1 if failures(_cluster(chosen), chosen.request_quotas) else 0
 
 
 def cost(chosen: argparse.Namespace) -> None:

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from deploy import cost, place
+from deploy.aws import AwsError, client, code_of
 from deploy.cluster import Cluster, values_in
 from deploy.commands import wait_for_frames, watch
-from deploy.findings import IMAGE_ROLES, NO_BUCKET, Line, account_of, fault_of_bucket, images_of, zones_for
+from deploy.findings import Line, account_of, has_images, zones_for
 from deploy.keys import key_names, store_keys, stored_keys
 from deploy.place import BACKEND, BOOTSTRAP, CHOICE, CLUSTER, INIT_SECONDS, terraform
 from deploy.preflight import failures
@@ -49,7 +50,6 @@ def up(chosen: argparse.Namespace) -> None:
     initialize(cluster.name)
     make_keys(cluster)
     provide_software(cluster, chosen.images, chosen.upgrade)
-    check_ready(place.described())
     an_hour = cost.hourly_total(cluster)
     dearest = max(an_hour.on_demand, an_hour.high)
     tell(
@@ -113,10 +113,16 @@ def bucket_is_ours(bucket: str, region: str) -> bool:
 
     Raises: DeployError when it is somebody else's: all accounts share the names, and ours can be guessed.
     """
-    fault = fault_of_bucket(bucket, region)
-    if fault not in ("", NO_BUCKET):
-        raise DeployError(f"the bucket {bucket} {fault}: apply {BOOTSTRAP} by hand with another `name`")
-    return not fault
+    try:
+        client("s3", region).head_bucket(Bucket=bucket, ExpectedBucketOwner=account_of(region)["Account"])
+    except AwsError as error:
+        if code_of(error) == "403":
+            told = "belongs to somebody else, or access to it is denied"
+            raise DeployError(f"the bucket {bucket} {told}: apply {BOOTSTRAP} by hand with another `name`") from error
+        if code_of(error) != "404":
+            raise
+        return False
+    return True
 
 
 def bootstrap(cluster: Cluster, emails: list[str]) -> None:
@@ -197,8 +203,7 @@ def provide_software(cluster: Cluster, images: bool, upgrade: bool) -> None:
     if cluster.release and not images and not upgrade:
         print(f"\nsoftware: release {cluster.release}, as before")
         return
-    there = images_of(cluster)
-    if len(there) == len(IMAGE_ROLES) and len({version for version, _ in there.values()}) == 1 and not upgrade:
+    if not upgrade and has_images(cluster):
         print("\nsoftware: the images of this account")
         if cluster.release:
             print(f"\n$ rm {CHOICE.relative_to(ROOT)}")
@@ -286,9 +291,9 @@ def check_account(cluster: Cluster, request_quotas: bool) -> None:
       request_quotas: whether to ask AWS for quotas that are too low.
     Raises: DeployError when something has to be changed first. StepError when AWS has not granted the quotas yet.
     """
-    show("python", "-m", "deploy", "preflight", "--only-account", *(("--request-quotas",) if request_quotas else ()))
+    show("python", "-m", "deploy", "preflight", *(("--request-quotas",) if request_quotas else ()))
     blocking = []
-    for line in failures(cluster, only_account=True, request_quotas=request_quotas):
+    for line in failures(cluster, request_quotas):
         if found := ROLE.match(line.cure):
             run(*shlex.split(found[0]), seconds=CURE_SECONDS)
         else:
@@ -299,16 +304,6 @@ def check_account(cluster: Cluster, request_quotas: bool) -> None:
         raise DeployError(f"{_text(blocking)}; or the same command with --request-quotas, which asks AWS")
     if blocking:
         raise StepError("AWS has the requests for quotas; it writes when they are granted. Then the same command again")
-
-
-def check_ready(cluster: Cluster) -> None:
-    """Checks that everything is there.
-
-    Raises: DeployError when something is missing.
-    """
-    show("python", "-m", "deploy", "preflight")
-    if found := failures(cluster):
-        raise DeployError(_text(found))
 
 
 def _text(found: list[Line]) -> str:

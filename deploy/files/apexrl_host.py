@@ -1,12 +1,10 @@
 """The tasks of a cluster's host besides its role. The units in `systemd/` run `apexrl_host.py COMMAND [PATH]`.
 
-check     checks that /etc/apexrl/role.env is complete
 start     starts the units of this host's role, on the replay's host a server for each shard
 address   takes the private address of this learner host's rank
 keys      fetches the CURVE keys of this host's role from the Parameter Store into a directory
 restore   fetches the run so far from S3 into an empty run directory
 sync      uploads changed files of the run directory to S3
-spot      waits for the notice that AWS takes the spot instance back, then stops the actors
 journal   finds the volume of the journal and makes its file system, then leaves a link to its device
 finish    ends the cluster, when its learner has done all that it was asked for
 deadline  prints the deadline of the cluster, as the Parameter Store has it
@@ -22,18 +20,16 @@ import datetime
 import logging
 import os
 import pwd
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from host_environment import HostError, Metadata, host_rank, keeps_the_run, own_address, role, variable
+from host_environment import HostError, host_rank, keeps_the_run, role, variable
 
 logger = logging.getLogger("apexrl_host")
 
-SPOT_PERIOD_SECONDS = 5.0
 LIMIT_PERIOD_SECONDS = 10.0
 DEADLINE_PERIOD_SECONDS = 60.0
 AWS_PATIENCE_SECONDS = 60.0
@@ -44,7 +40,6 @@ DISK_SECONDS = 600.0
 BLANK_BYTES = 1 << 20
 FIXED_STATUS = 1  # of e2fsck: it has mended the file system
 DEVICES = Path("/dev/disk/by-id")
-VOLUME = r"vol-[0-9a-f]+"
 AGENT_CONFIG = Path(__file__).with_name("cloudwatch-agent.json")
 
 
@@ -67,31 +62,6 @@ def shards() -> int:
     return int(variable("APEXRL_SHARDS", r"[1-9]|[1-5][0-9]|6[0-4]"))
 
 
-def check() -> None:
-    """Raises HostError when role.env differs from the form that Terraform writes."""
-    host_role = role()
-    variable("APEXRL_CLUSTER", r"[a-z0-9-]+")
-    variable("AWS_DEFAULT_REGION")
-    for name in ("APEXRL_KEYS_PATH", "APEXRL_DEADLINE"):
-        variable(name, r"(/[A-Za-z0-9_.-]+)+")
-    if host_role in ("replay", "learner"):
-        variable("APEXRL_RUN", r"[A-Za-z0-9][A-Za-z0-9._-]*")
-    if host_role == "replay":
-        shards()
-        variable("APEXRL_JOURNAL_VOLUME", VOLUME)
-    if host_role == "learner":
-        host_rank()
-        own_address()
-        variable("APEXRL_BUCKET", r"[a-z0-9.-]+")
-        variable("APEXRL_GROUP")
-        variable("APEXRL_GROUPS")
-    for name in ("APEXRL_FLAGS", "APEXRL_EVALUATOR_FLAGS"):
-        try:
-            shlex.split(os.environ.get(name, ""))
-        except ValueError as error:
-            raise HostError(f"{name}: {error}") from error
-
-
 def start() -> None:
     """Starts the units of this host's role. It does not wait for them, or cloud-init would wait for missing keys."""
     units = [f"apexrl-{role()}.target"]
@@ -100,26 +70,6 @@ def start() -> None:
     if keeps_the_run():
         units += ["apexrl-tensorboard.service", "apexrl-sync.timer"]
     subprocess.run(["systemctl", "start", "--no-block", *units], check=True, timeout=60)
-
-
-def spot() -> None:
-    """Stops the actors when AWS takes the instance back. The notice comes two minutes before."""
-    metadata = Metadata()
-    told = ""
-    while True:
-        try:
-            notice = metadata.get("/latest/meta-data/spot/instance-action")
-        except OSError as error:
-            notice = None
-            if str(error) != told:
-                told = str(error)
-                logger.warning("the metadata service does not answer: %s", told)
-        if notice is not None:
-            logger.warning("this spot instance is taken back: %s", notice.strip())
-            subprocess.run(["systemctl", "stop", "apexrl-actor.service"], check=True, timeout=110)
-            logger.info("the actors have stopped")
-            return
-        time.sleep(SPOT_PERIOD_SECONDS)
 
 
 def limit(directory: Path) -> None:
@@ -188,7 +138,7 @@ def journal(link: Path) -> None:
 
     Raises: HostError when the volume is not attached in time, or its file system is beyond repair.
     """
-    volume = variable("APEXRL_JOURNAL_VOLUME", VOLUME)
+    volume = variable("APEXRL_JOURNAL_VOLUME", r"vol-[0-9a-f]+")
     device = DEVICES / f"nvme-Amazon_Elastic_Block_Store_{volume.replace('-', '')}"
     end = time.monotonic() + ATTACH_SECONDS
     while not device.exists():
@@ -223,12 +173,11 @@ def main(arguments: list[str]) -> int:
     """Runs one command of the command line; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells each time where its credentials are from
-    plain: dict[str, Callable[[], None]] = {"check": check, "start": start, "spot": spot}
     with_path: dict[str, Callable[[Path], None]] = {"limit": limit, "journal": journal, "logs": logs}
     try:
         match arguments:
-            case [name] if name in plain:
-                plain[name]()
+            case ["start"]:
+                start()
             case [name, path] if name in with_path:
                 with_path[name](Path(path))
             case ["address" | "deadline" | "leave" as name]:

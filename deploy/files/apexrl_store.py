@@ -23,7 +23,7 @@ import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from host_environment import HostError, Metadata, own_address, role, variable
+from host_environment import HostError, metadata, own_address, role, variable
 
 logger = logging.getLogger("apexrl_host")
 
@@ -35,7 +35,6 @@ PATIENCE_SECONDS = 120.0
 RETRY_SECONDS = 5.0
 LOCK_SECONDS = 120.0
 COMMAND_SECONDS = 10.0
-MACS = "/latest/meta-data/network/interfaces/macs"
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
 
@@ -140,7 +139,7 @@ def _restore(run_dir: Path) -> None:
         path = arriving / name
         path.parent.mkdir(parents=True, exist_ok=True)
         bucket.client.download_file(bucket.name, bucket.prefix + name, str(path))
-        uploaded.add(name, path)
+        uploaded.add(name, _state(path.stat()))
     uploaded.save()
     arriving.rename(run_dir)
     logger.info("%d files of s3://%s/%s are in %s", len(names), bucket.name, bucket.prefix, run_dir)
@@ -157,11 +156,11 @@ class Uploaded:
 
     def has(self, name: str, path: Path) -> bool:
         """Returns whether S3 has the file as it is."""
-        return self._states.get(name) == _state(path)
+        return self._states.get(name) == _state(path.stat())
 
-    def add(self, name: str, path: Path) -> None:
-        """Notes that S3 has the file as it is."""
-        self._states[name] = _state(path)
+    def add(self, name: str, state: str) -> None:
+        """Notes that S3 has a file in a state."""
+        self._states[name] = state
 
     def save(self) -> None:
         """Writes the states to the file."""
@@ -228,12 +227,9 @@ def address() -> None:
 
     Raises: HostError when AWS does not give it. OSError when the metadata service does not answer.
     """
-    own, metadata = own_address(), Metadata()
-    mac = (metadata.get("/latest/meta-data/mac") or "").strip()
-    interface = (metadata.get(f"{MACS}/{mac}/interface-id") or "").strip()
-    if not interface:
-        raise HostError("the metadata service names no network interface of this host")
-    if own not in (metadata.get(f"{MACS}/{mac}/local-ipv4s") or "").split():
+    own, known = own_address(), f"network/interfaces/macs/{metadata('mac')}"
+    interface = metadata(f"{known}/interface-id")
+    if own not in metadata(f"{known}/local-ipv4s").split():
         assign(own, interface)
     # On lo, as systemd-networkd removes from the other interfaces what it does not know. Linux answers there, too.
     subprocess.run(["ip", "address", "replace", f"{own}/32", "dev", "lo"], check=True, timeout=COMMAND_SECONDS)
@@ -253,8 +249,7 @@ def assign(own: str, interface: str) -> None:
         raise HostError(f"AWS has not given {own} to {interface}")
 
 
-def _state(path: Path) -> str:
-    stat = path.stat()
+def _state(stat: os.stat_result) -> str:
     return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
@@ -282,20 +277,16 @@ def sync(run_dir: Path) -> None:
 
 def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str:
     """Uploads one file; returns the error as text, or an empty string."""
-    # boto3 opens a large file once for each part. A second link keeps the same checkpoint under one name meanwhile.
-    steady = run_dir.with_name(run_dir.name + ".uploading")
-    steady.unlink(missing_ok=True)
     try:
-        os.link(run_dir / name, steady)
-        bucket.client.upload_file(str(steady), bucket.name, bucket.prefix + name)
-        uploaded.add(name, steady)
-        uploaded.save()
+        with (run_dir / name).open("rb") as file:  # opened once: all parts are of one file, also when it is replaced
+            state = _state(os.fstat(file.fileno()))
+            bucket.client.upload_fileobj(file, bucket.name, bucket.prefix + name)
     except FileNotFoundError:  # it was removed meanwhile
         return ""
-    except (*AWS_ERRORS, OSError) as error:  # OSError: for example root's file, which we may not link
+    except (*AWS_ERRORS, OSError) as error:  # OSError: for example root's file, which we may not read
         return f"{name}: {error}"
-    finally:
-        steady.unlink(missing_ok=True)
+    uploaded.add(name, state)
+    uploaded.save()
     return ""
 
 

@@ -5,11 +5,9 @@ Terraform writes the variables, and the systemd units pass them on.
 
 import os
 import re
-import urllib.error
 import urllib.request
 
 METADATA_SECONDS = 2.0
-TOKEN_SECONDS = 21600
 
 
 class HostError(Exception):
@@ -53,31 +51,17 @@ def keeps_the_run() -> bool:
     return role() == "learner" and host_rank() == 0
 
 
-class Metadata:
-    """A client of the instance metadata service, version 2."""
+def metadata(path: str) -> str:
+    """Returns what the instance metadata service, version 2, has at a path.
 
-    def __init__(self) -> None:
-        self._url = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
-        self._token = ""
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    Raises: OSError when the service does not answer, or answers with an error.
+    """
+    url = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
+    token = _ask(f"{url}/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    return _ask(f"{url}/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token})
 
-    def get(self, path: str) -> str | None:
-        """Returns the text at a path, None when there is none.
 
-        Raises: OSError when the service does not answer, or answers with an error.
-        """
-        if not self._token:
-            self._token = self._ask("PUT", "/latest/api/token", "ttl-seconds", str(TOKEN_SECONDS))
-        try:
-            return self._ask("GET", path, "", self._token)
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            self._token = ""  # 401: the token has expired
-            raise
-
-    def _ask(self, method: str, path: str, header: str, value: str) -> str:
-        name = f"X-aws-ec2-metadata-token-{header}".rstrip("-")
-        request = urllib.request.Request(self._url + path, method=method, headers={name: value})
-        with self._open(request, timeout=METADATA_SECONDS) as answer:
-            return str(answer.read().decode())
+def _ask(url: str, method: str, headers: dict[str, str]) -> str:
+    request = urllib.request.Request(url, method=method, headers=headers)
+    with urllib.request.urlopen(request, timeout=METADATA_SECONDS) as answer:
+        return str(answer.read().decode()).strip()

@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tests.deploy.commands import serving
 
-NOTICE = "/latest/meta-data/spot/instance-action"
 PROFILE = "/latest/meta-data/iam/security-credentials/"
 CREDENTIALS = {
     **{"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "testing", "SecretAccessKey": "testing", "Token": "t"},
@@ -21,26 +20,22 @@ CLONE_NEWNET = 0x40000000  # of <linux/sched.h>
 
 
 class MetadataService:
-    """A metadata service that keeps its requests. A test may make tokens invalid, or give notices, at any time."""
+    """A metadata service, whose facts a test may change at any time."""
 
     def __init__(self) -> None:
         self.endpoint = ""
-        self.tokens: set[str] = set()
-        self.notice: dict[str, str] | None = None
         self.facts = {PROFILE: "host", f"{PROFILE}host": json.dumps(CREDENTIALS)}
-        self.asked: list[tuple[str, int]] = []
+        self._tokens: set[str] = set()
 
     def answer(self, method: str, path: str, headers) -> tuple[int, str]:
         """Returns status and body."""
         if method == "PUT" and path == "/latest/api/token":
             if not 1 <= int(headers.get("X-aws-ec2-metadata-token-ttl-seconds", "0")) <= 21600:
                 return 400, ""
-            self.tokens.add(token := secrets.token_urlsafe(32))
+            self._tokens.add(token := secrets.token_urlsafe(32))
             return 200, token
-        if headers.get("X-aws-ec2-metadata-token") not in self.tokens:
+        if headers.get("X-aws-ec2-metadata-token") not in self._tokens:
             return 401, ""
-        if method == "GET" and path == NOTICE and self.notice is not None:
-            return 200, json.dumps(self.notice)
         return (200, self.facts[path]) if path in self.facts else (404, "")
 
 
@@ -52,7 +47,6 @@ def metadata_service(address: str = "127.0.0.1", port: int = 0, namespace: str =
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             status, body = service.answer(self.command, self.path, self.headers)
-            service.asked.append((f"{self.command} {self.path}", status))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

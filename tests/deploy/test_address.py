@@ -58,7 +58,7 @@ def test_without_its_address_a_host_does_not_answer_to_it(take, metadata):
     assert (status, asked) == (1, "") and "eni-00000000" in text and text.count("\n") == 1, text
     metadata.facts = {}
     status, text, asked = take()
-    assert (status, asked) == (1, "") and "names no network interface" in text, text
+    assert (status, asked) == (1, "") and "address: HTTP Error 404" in text, text
     status, text, asked = take(APEXRL_ADDRESS="ten")
     assert (status, asked) == (1, "") and "APEXRL_ADDRESS='ten' in /etc/apexrl/role.env" in text, text
 

@@ -40,18 +40,16 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
     build = ["packer init deploy/packer", "packer build -var version=v1.2 -var region=us-east-1 deploy/packer"]
     target = "build/release-v1.2.tar s3://results/releases/v1.2.tar"
     release = ["bash deploy/packer/release.sh v1.2 build/release-v1.2.tar", f"aws s3 cp --region us-east-1 {target}"]
-    one, both = {"cpu": ("v1", "ami-1")}, {"cpu": ("v1", "ami-1"), "gpu": ("v1", "ami-2")}
     for there, chosen, flags, ran, left in (
-        (one, "", (False, False), release, 'release = "v1.2"\n'),
-        (one | {"gpu": ("v2", "ami-2")}, "", (False, False), release, 'release = "v1.2"\n'),
-        (one, "", (True, False), build, 'image_version = "v1.2"\n'),
-        (both, "", (False, False), [], None),
-        (both, "v1.1", (False, False), [], 'release = "v1.1"\n'),
-        (both, "v1.1", (True, False), [], None),
-        (both, "", (False, True), release, 'release = "v1.2"\n'),
-        (both, "", (True, True), build, 'image_version = "v1.2"\n'),
+        (False, "", (False, False), release, 'release = "v1.2"\n'),
+        (False, "", (True, False), build, 'image_version = "v1.2"\n'),
+        (True, "", (False, False), [], None),
+        (True, "v1.1", (False, False), [], 'release = "v1.1"\n'),
+        (True, "v1.1", (True, False), [], None),
+        (True, "", (False, True), release, 'release = "v1.2"\n'),
+        (True, "", (True, True), build, 'image_version = "v1.2"\n'),
     ):
-        monkeypatch.setattr(up, "images_of", lambda _, there=there: there)
+        monkeypatch.setattr(up, "has_images", lambda _, there=there: there)
         choice.unlink(missing_ok=True)
         if chosen:
             choice.write_text(f'release = "{chosen}"\n')
@@ -59,6 +57,24 @@ def test_images_are_built_where_somebody_wants_them_and_used_by_those_who_have_t
         up.provide_software(fresh._replace(release=chosen), *flags)
         found = choice.read_text() if choice.exists() else None
         assert (up.ran, found) == (ran, left), (there, chosen, flags)
+
+
+def test_images_of_one_version_are_used(aws, monkeypatch):
+    ec2 = aws.client("ec2")
+    monkeypatch.setattr(findings, "client", lambda *_: ec2)
+    for role, version, newest, chosen in (
+        ("cpu", "v1", False, False),
+        ("gpu", "v1", True, True),
+        ("gpu", "v2", False, True),
+    ):
+        image = ec2.register_image(Name=f"apexrl-{role}-{version}")["ImageId"]
+        tags = {"Project": "apexrl", "Role": role, "Version": version}
+        ec2.create_tags(Resources=[image], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
+        found = [
+            findings.has_images(SimpleNamespace(region="us-east-1", image_version=wanted))
+            for wanted in ("latest", "v1")
+        ]
+        assert found == [newest, chosen], (role, version)
 
 
 def test_nothing_starts_without_a_yes_and_a_price(up, monkeypatch, capsys):
@@ -187,7 +203,7 @@ def test_quotas_are_asked_for_where_somebody_says_so(up, monkeypatch):
         ([low], False, pytest.raises(DeployError, match=r"with --request-quotas, which asks AWS$")),
         ([], False, contextlib.nullcontext()),
     ):
-        monkeypatch.setattr(up, "failures", lambda _, found=found, **__: found)
+        monkeypatch.setattr(up, "failures", lambda *_, found=found: found)
         with told:
             up.check_account(None, asks)
     assert not up.ran
@@ -195,8 +211,8 @@ def test_quotas_are_asked_for_where_somebody_says_so(up, monkeypatch):
 
 def test_a_bucket_of_somebody_else_is_not_used(up, monkeypatch):
     s3 = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
-    monkeypatch.setattr(findings, "client", lambda *_: s3)
-    monkeypatch.setattr(findings, "account_of", lambda _: {"Account": "123456789012"})
+    monkeypatch.setattr(up, "client", lambda *_: s3)
+    monkeypatch.setattr(up, "account_of", lambda _: {"Account": "123456789012"})
     asked = {"Bucket": "results", "ExpectedBucketOwner": "123456789012"}
     with Stubber(s3) as stub:
         stub.add_response("head_bucket", {}, asked)

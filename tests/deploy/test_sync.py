@@ -3,12 +3,12 @@
 import fcntl
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from apexrl.net.keyring import Keyring, public_keys
 from tests.deploy.host_commands import BUCKET, PREFIX
-from tests.deploy.imds import NOTICE, metadata_service
 from tests.system.processes import ROOT, wait_for
 
 pytestmark = pytest.mark.long("commands for EC2")
@@ -168,7 +168,7 @@ def test_a_bucket_that_is_missing_is_told_and_waited_for(aws, start, finish, tmp
 
 
 def test_a_file_that_cannot_be_uploaded_stops_no_other(bucket, aws, monkeypatch, tmp_path):
-    """Such as one of root's, which the service may not link."""
+    """Such as one of root's, which the service may not read."""
     monkeypatch.syspath_prepend(ROOT / "deploy" / "files")
     import apexrl_store
 
@@ -176,15 +176,14 @@ def test_a_file_that_cannot_be_uploaded_stops_no_other(bucket, aws, monkeypatch,
     for name, value in (aws.environment | run).items():
         monkeypatch.setenv(name, value)
     make_run(tmp_path / "run")
-    link = os.link
-    forbidden = tmp_path / "run" / "evaluations.csv"
+    open_any = Path.open
 
-    def link_others(source, target):
-        if source == forbidden:
+    def open_others(path, *words):
+        if path.name == "evaluations.csv":
             raise PermissionError("not permitted")
-        link(source, target)
+        return open_any(path, *words)
 
-    monkeypatch.setattr(os, "link", link_others)
+    monkeypatch.setattr(Path, "open", open_others)
     with pytest.raises(
         apexrl_store.HostError, match=r"1 of 4 files were not uploaded, the first: evaluations\.csv: not"
     ):
@@ -217,27 +216,3 @@ def _has_open(pid, inode):
         return any(os.stat(f"/proc/{pid}/fd/{name}").st_ino == inode for name in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return False
-
-
-def test_a_spot_notice_stops_the_actors_and_nothing_else_does(start, systemctl):
-    notes, path = systemctl
-    with metadata_service() as service:
-        settings = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint, "PATH": path}
-        process = start("spot", role="actor", **settings)
-        wait_for(lambda: (f"GET {NOTICE}", 404) in service.asked, 30, "a question")
-        assert process.popen.poll() is None and not notes.exists()
-        service.tokens.clear()  # as after six hours
-        wait_for(lambda: (f"GET {NOTICE}", 401) in service.asked, 30, "a question with the old token")
-        service.notice = {"action": "terminate", "time": "2026-11-21T15:02:00Z"}
-        assert process.popen.wait(60) == 0, process.text()
-        assert all(status != 401 for question, status in service.asked if question.startswith("PUT"))
-    assert notes.read_text().split(maxsplit=1)[1] == "stop apexrl-actor.service\n"
-    assert "taken back" in process.text()
-
-
-def test_a_metadata_service_that_is_away_is_asked_again(start, systemctl, free_ports):
-    notes, path = systemctl
-    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
-    process = start("spot", role="actor", AWS_EC2_METADATA_SERVICE_ENDPOINT=endpoint, PATH=path)
-    wait_for(lambda: "does not answer" in process.text(), 30, "the problem")
-    assert process.popen.poll() is None and not notes.exists()

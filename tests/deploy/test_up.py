@@ -34,7 +34,7 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
     shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
     assert shown == [
         "cp deploy/examples/smoke.tfvars deploy/terraform/cluster/terraform.tfvars",
-        "python -m deploy preflight --only-account",
+        "python -m deploy preflight",
         *roles,
         "python -m deploy cost",
         f"terraform {BOOTSTRAP} init -input=false",
@@ -46,7 +46,6 @@ def test_from_a_fresh_account_to_frames_and_down_again(clone, aws):
         "bash deploy/packer/release.sh v1.2 build/release-v1.2.tar",
         f"aws s3 cp {release}",
         "echo 'release = \"v1.2\"' > deploy/terraform/cluster/software.auto.tfvars",
-        "python -m deploy preflight",
         apply,
     ]
     check_steps_tell_their_price(printed, release.rpartition(" ")[2], apply)
