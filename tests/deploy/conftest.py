@@ -16,7 +16,6 @@ from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa:
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
 from tests.deploy.needed import require_packages, with_terraform
-from tests.deploy.running_cluster import store_keys
 from tests.deploy.terraform import BUCKET, Workspace, as_flags, copy_of, offline_provider, skip_without_tools
 from tests.system.processes import ROOT
 
@@ -153,9 +152,8 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def cloud(address, tmp_path_factory, request) -> Iterator[Aws]:
-    """AWS with the results bucket and the keys of the cluster that the module's NAME is of."""
+def cloud(address, tmp_path_factory) -> Iterator[Aws]:
+    """AWS with the results bucket of a cluster of machines."""
     with moto_server(tmp_path_factory.mktemp("aws") / "moto.log", address) as aws:
         aws.client("s3").create_bucket(Bucket=BUCKET)
-        store_keys(aws, request.module.NAME)
         yield aws

@@ -10,20 +10,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
 
 from apexrl.learning.record.status_file import Status, read_status
 from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.networks.headers import LATEST, Counters
 from tests.deploy import rootfs
-from tests.deploy.hosts import interpreter
+from tests.deploy.commands import ran
 from tests.deploy.image_build import Build
 from tests.deploy.imds import metadata_service
-from tests.deploy.interfaces import Interface, addresses_of, make_interface, make_subnet
 from tests.deploy.machine import Machine, booted, seed, wait_until
 from tests.deploy.moto_process import REGION, Aws
 from tests.deploy.terraform import BUCKET, fixed_addresses, resources, user_data
-from tests.deploy.volume import blank_volume
 from tests.deploy.vpc import METADATA, OUTSIDE, Vpc, vpc
 from tests.system.processes import ROOT
 
@@ -32,6 +32,7 @@ RUN_DIR = "var/lib/apexrl/run"
 IMAGES = {"replay": "cpu", "learner": "gpu", "actor": "cpu"}
 FIRST_FREE, MOST_ADDRESSES = 20, 80
 ADDRESS_SECONDS = 120
+VOLUME_BYTES = 1 << 30  # a sparse file
 DROP_IN = "etc/systemd/system/apexrl-.service.d/aws.conf"
 # Where AWS is, and patience with its metadata service, which shares two cores with everything else. Nothing else is
 # told to a host but by Terraform: its credentials are those of its profile, from the metadata service.
@@ -39,6 +40,59 @@ SETTINGS = """[Service]
 Environment=AWS_ENDPOINT_URL=http://{address}:443
 Environment=AWS_METADATA_SERVICE_TIMEOUT=10 AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
 """
+
+
+class Interface(NamedTuple):
+    """A network interface in moto; `facts` are what its host's metadata service knows, by path."""
+
+    name: str
+    facts: dict[str, str]
+
+
+def make_interface(aws: Aws, subnet: str, address: str) -> Interface:
+    """Makes the network interface of a new host."""
+    made = aws.client("ec2").create_network_interface(SubnetId=subnet, PrivateIpAddress=address)["NetworkInterface"]
+    name, mac = made["NetworkInterfaceId"], made["MacAddress"]
+    known = f"/latest/meta-data/network/interfaces/macs/{mac}"
+    facts = {"/latest/meta-data/mac": mac, f"{known}/interface-id": name, f"{known}/local-ipv4s": address}
+    return Interface(name, facts)
+
+
+def addresses_of(aws: Aws, interface: str) -> list[str]:
+    """Returns the private addresses of an interface, the first one first."""
+    [found] = aws.client("ec2").describe_network_interfaces(NetworkInterfaceIds=[interface])["NetworkInterfaces"]
+    return [entry["PrivateIpAddress"] for entry in found["PrivateIpAddresses"]]
+
+
+def interpreter(directory: Path) -> dict[Path, str]:
+    """Returns what to bind so that a host's code runs with this Python and its packages, torch among them."""
+    prefix, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = {Path(path): f"/opt/packages/{n}" for n, path in enumerate(sys.path) if path.endswith("-packages")}
+    environment = directory / "venv"
+    packages = environment / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    (environment / "bin").mkdir()
+    (environment / "bin/python").symlink_to(f"/opt/python/bin/{version}")
+    (environment / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
+    (packages / "here.pth").write_text("".join(f"{path}\n" for path in folders.values()))
+    shared = {path: f"/usr/lib/x86_64-linux-gnu/{path.name}" for path in prefix.glob("lib/libpython*.so.1.0")}
+    return {environment: "/opt/apexrl/.venv", prefix: "/opt/python"} | folders | shared
+
+
+@contextlib.contextmanager
+def blank_volume(directory: Path, volume: str) -> Iterator[dict[Path, str]]:
+    """Makes a block device with nothing on it; yields what a machine has to bind to see it as EBS attaches a volume."""
+    file = directory / f"{volume}.img"
+    with file.open("wb") as blank:
+        blank.truncate(VOLUME_BYTES)
+    result = ran(["losetup", "--find", "--show", str(file)])
+    if result.returncode != 0:
+        pytest.skip(f"no loop device can be had here ({result.stderr.strip()}): {rootfs.PRIVILEGED}")
+    device = result.stdout.strip()
+    try:
+        yield {Path(device): f"/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{volume.replace('-', '')}"}
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True, timeout=30)
 
 
 def role_of(name: str) -> str:
@@ -76,7 +130,8 @@ class RunningCluster:
         self._directory = directory
         cidr = resources(state)["aws_subnet.this[0]"]["cidr_block"]
         self._network = ipaddress.ip_network(cidr)
-        self._subnet = make_subnet(aws, cidr)
+        network = aws.client("ec2").create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
+        self._subnet = aws.client("ec2").create_subnet(VpcId=network, CidrBlock=cidr)["Subnet"]["SubnetId"]
         self._fixed = fixed_addresses(state)
         self._user_data = user_data(state)
         self._stacks: dict[str, contextlib.ExitStack] = {}

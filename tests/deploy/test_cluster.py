@@ -15,10 +15,11 @@ from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import LATEST
 from apexrl.runs import CURVE_FILE
-from tests.deploy.interfaces import addresses_of
+from tests.deploy.machine import wait_until
 from tests.deploy.running_cluster import (
     OPERATOR,
     RUN_DIR,
+    addresses_of,
     continued_from,
     figure,
     put_deadline,
@@ -32,6 +33,7 @@ from tests.deploy.running_cluster import (
 )  # fmt: skip
 from tests.deploy.terraform import BUCKET, Flow, Workspace, flows_of, resources, role_environment, user_data
 from tests.deploy.vpc import OUTSIDE
+from tests.system.processes import ROOT
 
 # The first time, a root file system is made and packages are downloaded.
 pytestmark = [pytest.mark.long("clusters of machines"), pytest.mark.timeout(1800)]
@@ -51,7 +53,7 @@ VARIABLES = {
 }
 WORKERS, SLOTS = 2, 8
 GOOD_RETURN = 120.0  # a policy that has learned nothing keeps the pole up for 10 to 25 steps
-UNITS = {"replay": {"replay@0", "evaluator"}, "learner": {"learner", "tensorboard"}, "actor": {"actor", "spot"}}
+UNITS = {"replay": {"replay@0", "evaluator"}, "learner": {"learner", "tensorboard"}, "actor": {"actor"}}
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 PREFIX = f"{NAME}/run-1/"
 PYTHON = ("env", "PYTHONPATH=/opt/apexrl", "OMP_NUM_THREADS=1", "/opt/apexrl/.venv/bin/python", "-c")
@@ -120,7 +122,17 @@ def running(build, cloud, state, address, tmp_path_factory):
     directory = tmp_path_factory.mktemp("cluster")
     put_deadline(cloud, state)
     with started(state, cloud, build, address, directory, "replay", "learner", "actor0", "actor1") as hosts:
+        check_that_roles_wait_for_keys(hosts.hosts["replay"])
+        store_keys(cloud, NAME)
         yield hosts
+
+
+def check_that_roles_wait_for_keys(replay):
+    """It has booted without keys, and says how to make them. A failure of the unit that fetches them ends no wait."""
+    replay.wait_for_state("apexrl-keys.service", "activating")
+    wait_until(lambda: "python -m deploy keys" in replay.journal("apexrl-keys"), 60, "a message about the keys")
+    assert replay.show("apexrl-replay@0.service", "ActiveState") == "inactive"
+    replay.run("systemctl", "kill", "--signal=KILL", "apexrl-keys.service")
 
 
 def wait_for_training(running, since: int):
@@ -176,10 +188,35 @@ def test_each_host_plays_the_role_of_its_user_data(running, state):
         assert {unit for unit, found in states.items() if found == "active"} == UNITS[role], states
 
 
+def test_the_units_are_without_fault_and_their_processes_without_rights(running):
+    replay = running.hosts["replay"]
+    names = sorted(path.name for path in (ROOT / "deploy/files/systemd").iterdir() if path.is_file())
+    verified = replay.run("systemd-analyze", "verify", "--man=no", *names)  # a wrong key is no error to it
+    assert len(names) > 10 and not verified.stdout + verified.stderr, verified.stdout + verified.stderr
+    assert replay.run("systemctl", "is-enabled", "apexrl.target").stdout.strip() == "enabled"
+    pid = replay.show("apexrl-replay@0.service", "MainPID")
+    assert replay.run("stat", "-c", "%U", f"/proc/{pid}").stdout.strip() == "apexrl"
+    facts = dict(line.split(":", 1) for line in replay.run("cat", f"/proc/{pid}/status").stdout.splitlines())
+    assert facts["NoNewPrivs"].strip() == "1" and int(facts["CapEff"], 16) == 0
+
+
+def test_what_units_say_is_in_the_file_that_the_agent_was_told_to_send(running):
+    replay = running.hosts["replay"]
+    replay.wait_for_state("apexrl-logs.service", "active")
+    config = json.loads(replay.run("cat", "/var/lib/agent-configuration.json").stdout)
+    sent = config["logs"]["logs_collected"]["files"]["collect_list"][0]
+    assert (sent["log_group_name"], sent["log_stream_name"]) == (f"/apexrl/{NAME}", "replay/{instance_id}")
+    lines = lambda: replay.run("cat", sent["file_path"], check=False).stdout  # noqa: E731
+    units = ("apexrl-keys: ", "apexrl-limit: ", "apexrl-replay@0: ")
+    wait_until(lambda: all(unit in lines() for unit in units), 10, lambda: f"logs: {lines()}")
+
+
 def test_each_host_has_the_keys_of_its_role_in_memory(running, cloud):
     for name, host in running.hosts.items():
         wanted = {f"{role}.public" for role in ROLES} | {f"{role}.secret" for role in SECRETS[role_of(name)]}
-        assert set(host.run("ls", "/run/apexrl/keys").stdout.split()) == wanted
+        listing = host.run("find", "/run/apexrl/keys", "-printf", "%U:%G %m %f\\n").stdout.splitlines()
+        user = ":".join(host.run("id", flag, "apexrl").stdout.strip() for flag in ("-u", "-g"))
+        assert set(listing) == {f"{user} 700 keys", *(f"{user} 600 {name}" for name in wanted)}
         assert host.run("findmnt", "-no", "FSTYPE", "--target", "/run/apexrl/keys").stdout.strip() == "tmpfs"
         owned = host.run("sh", "-c", "cat /run/apexrl/keys/*.secret").stdout.split()
         assert owned and set(owned) <= set(secret_keys(cloud))
@@ -327,6 +364,21 @@ def test_new_keys_are_taken_by_a_running_cluster(running, cloud):
         owned = host.run("sh", "-c", "cat /run/apexrl/keys/*.secret").stdout.split()
         assert owned and set(owned) <= set(secret_keys(cloud)) - set(old)
     wait_for_training(running, before)
+
+
+def test_a_host_that_is_stopped_or_that_terraform_did_not_mean_has_nothing_but_its_clock(running):
+    host = running.hosts["actor1"]
+    host.run("systemctl", "stop", "apexrl.target")
+    for unit in ("actor", "keys", "logs", "role"):
+        host.wait_for_state(f"apexrl-{unit}.service", "inactive", 60)
+    assert host.show("apexrl-actor.service", "Result") == "success", host.journal("apexrl-actor")
+    assert not host.run("ls", "/run/apexrl", check=False).stdout.strip(), "keys stay when the role is stopped"
+    host.run("sed", "-i", "s/^APEXRL_ROLE=.*/APEXRL_ROLE=actors/", "/etc/apexrl/role.env")
+    host.run("systemctl", "start", "apexrl.target")
+    host.wait_for_state("apexrl-role.service", "failed")
+    assert "APEXRL_ROLE='actors' in /etc/apexrl/role.env" in host.journal("apexrl-role")
+    assert host.show("apexrl-keys.service", "ActiveState") == "inactive"
+    assert host.show("apexrl-limit.service", "ActiveState") == "active"
 
 
 def test_at_the_time_limit_all_hosts_are_off_and_the_last_checkpoint_is_in_s3(running, state, cloud, tmp_path):

@@ -10,13 +10,14 @@ import pytest
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import LATEST
 from tests.deploy.groups import make_groups, wanted_hosts
-from tests.deploy.interfaces import addresses_of
 from tests.deploy.running_cluster import (
     RUN_DIR,
+    addresses_of,
     continued_from,
     figure,
     put_deadline,
     started,
+    store_keys,
     stored_checkpoint,
     updates,
     wait_for,
@@ -53,6 +54,7 @@ def running(build, cloud, cluster, address, tmp_path_factory):
     """Replay, both learner hosts and an actor host."""
     state = cluster.copy(tmp_path_factory.mktemp("plan")).apply(VARIABLES)
     put_deadline(cloud, state)
+    store_keys(cloud, NAME)
     directory = tmp_path_factory.mktemp("cluster")
     with started(state, cloud, build, address, directory, "replay", *LEARNERS, "actor0") as hosts:
         yield hosts

@@ -49,13 +49,6 @@ def limit(start, systemctl, tmp_path):
     return lambda **environment: start("limit", tmp_path, role="replay", PATH=systemctl[1], **environment)
 
 
-def test_the_host_is_powered_off_at_the_deadline_and_not_before(limit, systemctl, aws):
-    deadline = in_seconds(6)
-    set_deadline(aws, as_text(deadline))
-    limit()
-    assert powered_off(systemctl[0]) >= deadline.timestamp()
-
-
 def test_more_time_is_read_before_the_host_is_powered_off(monkeypatch, tmp_path):
     """At the first deadline the Parameter Store tells the second one."""
     monkeypatch.syspath_prepend(ROOT / "deploy" / "files")

@@ -1,4 +1,4 @@
-"""Clusters by Ray's launcher, by SkyPilot and by Kubernetes, against their schemas; nobody has run them."""
+"""Clusters by Ray's launcher, against its schema, by SkyPilot and by Kubernetes; nobody has run them."""
 
 import re
 import shlex
@@ -16,32 +16,6 @@ from tests.system.processes import ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
 COMMANDS = {"replay.py": ReplayCommand, "learner.py": LearnerCommand, "actor.py": ActorCommand}
-# As far as the example wants them: get_task_schema and get_resources_schema in sky/utils/schemas.py of
-# skypilot-org/skypilot, where each further field is an error.
-TASK = {"name": str, "num_nodes": int, "resources": dict, "workdir": str, "file_mounts": dict, "envs": dict}
-TASK |= {"setup": str, "run": str}
-RESOURCES = {"infra": str, "accelerators": str, "cpus": str, "memory": str, "disk_size": int, "autostop": dict}
-
-
-# Required fields, and optional ones as far as an example may want them: ray-operator/apis/ray/v1/rayjob_types.go and
-# raycluster_types.go of ray-project/kuberay.
-SPEC = (
-    {"rayClusterSpec", "entrypoint"},
-    {
-        *(
-            "activeDeadlineSeconds",
-            "backoffLimit",
-            "submitterPodTemplate",
-            "submitterConfig",
-            "runtimeEnvYAML",
-            "suspend",
-        ),
-        *("submissionMode", "entrypointNumCpus", "ttlSecondsAfterFinished", "shutdownAfterJobFinishes"),
-    },
-)
-CLUSTER = {"headGroupSpec"}, {"workerGroupSpecs", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions"}
-HEAD = {"rayStartParams", "template"}, {"serviceType", "headService", "enableIngress"}
-WORKERS = {"groupName", "minReplicas", "maxReplicas", *HEAD[0]}, {"replicas", "numOfHosts", "scaleStrategy"}
 
 
 def load(name):
@@ -74,18 +48,11 @@ def test_the_run_on_rays_cluster_has_keys():
     assert config.ray_address == "auto" and "--keys" in arguments
 
 
-def test_the_task_of_skypilot_has_its_fields_and_types():
-    task = load("sky.yaml")
-    for given, fields in ((task, TASK), (task["resources"], RESOURCES)):
-        assert {name: type(value) for name, value in given.items()} == {name: fields[name] for name in given}
-    assert task["resources"]["autostop"]["down"] and task["num_nodes"] > 1
-    assert task["resources"]["infra"].split("/")[0] == "aws"
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_script_of_skypilot_starts_the_roles_with_keys(rank, tmp_path):
     """It runs here, with a stand-in for Python that tells its arguments; the end of the learner ends all."""
     task = load("sky.yaml")
+    assert task["resources"]["autostop"]["down"] and task["num_nodes"] > 1
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\necho "$@" >>"$HOME/called"\n[ "$1" = learner.py ] || exec sleep 60\nsleep 1\n')
@@ -109,24 +76,9 @@ def job():
     return load("rayjob.yaml")
 
 
-def has_fields(given, fields):
-    required, optional = fields
-    return required <= given.keys() <= required | optional
-
-
-def test_it_has_the_fields_of_a_rayjob(job):
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob") and job["metadata"]["name"]
-    spec = job["spec"]
-    cluster = spec["rayClusterSpec"]
-    assert has_fields(spec, SPEC) and has_fields(cluster, CLUSTER) and has_fields(cluster["headGroupSpec"], HEAD)
-    assert spec["submissionMode"] == "K8sJobMode"
-    for group in cluster["workerGroupSpecs"]:
-        assert has_fields(group, WORKERS) and group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-    assert f"ray[default]=={cluster['rayVersion']}" in (ROOT / "requirements-dev.txt").read_text().split()
-
-
 def test_all_pods_see_the_runs_and_have_what_they_ask_for(job):
     cluster = job["spec"]["rayClusterSpec"]
+    assert f"ray[default]=={cluster['rayVersion']}" in (ROOT / "requirements-dev.txt").read_text().split()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         pod = group["template"]["spec"]

@@ -193,12 +193,3 @@ def test_each_host_has_the_profile_of_its_role(applied):
         assert profile["arn"] == f"arn:aws:iam::123456789012:instance-profile/apexrl-us-east-1-{role}"
     for role in ROLES:
         assert found[f'aws_iam_instance_profile.host["{role}"]']["role"] == f"apexrl-us-east-1-{role}"
-
-
-def test_aws_own_policy_for_hosts_would_give_the_keys_away():
-    """Why AmazonSSMManagedInstanceCore is not attached (iam.tf)."""
-    from moto.iam.aws_managed_policies import aws_managed_policies_data
-
-    managed = json.loads(aws_managed_policies_data)["AmazonSSMManagedInstanceCore"]
-    given = statements(json.dumps(managed["Document"]))
-    assert allows(given, "ssm:GetParameter", f"{KEYS}/learner.secret")

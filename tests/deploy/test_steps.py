@@ -70,10 +70,8 @@ def test_images_of_one_version_are_used(aws, monkeypatch):
         image = ec2.register_image(Name=f"apexrl-{role}-{version}")["ImageId"]
         tags = {"Project": "apexrl", "Role": role, "Version": version}
         ec2.create_tags(Resources=[image], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
-        found = [
-            findings.has_images(SimpleNamespace(region="us-east-1", image_version=wanted))
-            for wanted in ("latest", "v1")
-        ]
+        clusters = [SimpleNamespace(region="us-east-1", image_version=wanted) for wanted in ("latest", "v1")]
+        found = list(map(findings.has_images, clusters))
         assert found == [newest, chosen], (role, version)
 
 

@@ -62,13 +62,6 @@ def with_remote_state(aws: Aws, environment: dict[str, str], directory) -> Works
     return workspace
 
 
-@pytest.mark.parametrize("configuration", ["bootstrap", "cluster"])
-def test_the_configurations_own_tests(request, tmp_path, configuration):
-    result = request.getfixturevalue(configuration).copy(tmp_path).run("test")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"Success! [1-9]\d* passed, 0 failed", result.stdout), result.stdout
-
-
 def test_what_bootstrap_makes_outlives_destroy(applied_bootstrap):
     workspace = applied_bootstrap
     workspace.must("validate")
@@ -82,6 +75,10 @@ def test_what_bootstrap_makes_outlives_destroy(applied_bootstrap):
         assert found[f"aws_s3_bucket_versioning.this{key}"]["versioning_configuration"][0]["status"] == "Enabled"
         [statement] = json.loads(found[f"aws_s3_bucket_policy.this{key}"]["policy"])["Statement"]
         assert statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    letters = [
+        (one["threshold"], one["notification_type"]) for one in found["aws_budgets_budget.month[0]"]["notification"]
+    ]
+    assert sorted(letters) == [(50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED")]
     refused = workspace.run("destroy", "-auto-approve")
     assert refused.returncode == 1 and "Instance cannot be destroyed" in refused.stderr
     assert f'bucket = "{STATE_BUCKET}"' in workspace.must("output", "-raw", "cluster_backend")

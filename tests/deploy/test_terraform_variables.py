@@ -81,6 +81,7 @@ WRONG_TOGETHER: list[list[tuple[str, Any, str]]] = [
         ("learner_gpus", 3, "1, 2, 4 or 8"),
     ],
     [("replay_shards", 17, "from 0 to 16")],
+    [("learner_hosts", 8, "with learner_gpus 4 at most 16 GPUs in all"), ("learner_gpus", 4, "at most 16 GPUs in all")],
     [
         ("release", "v1", "hosts install a release, or start from images"),
         ("image_version", "1.0.0", "exclude each other"),
@@ -192,10 +193,14 @@ def test_more_replay_servers_take_more_actors(cluster):
     assert cluster.plan(given | {"actor_hosts": 200, "replay_shards": 2}).returncode == 0
 
 
-def test_gpus_that_nobody_uses_are_told(cluster):
-    result = cluster.plan({"results_bucket": BUCKET, "learner_instance_types": ["g6.4xlarge", "g6.12xlarge"]})
-    assert result.returncode == 0
-    assert "g6.12xlarge has 4: all GPUs cost, and learner_gpus is 1" in " ".join(result.stdout.split()), result.stdout
+def test_gpus_that_nobody_uses_or_that_differ_are_told(cluster):
+    types = {"learner_instance_types": ["g6.4xlarge", "g6.12xlarge"]}
+    for given, told in (
+        (types, "g6.12xlarge has 4: all GPUs cost, and learner_gpus is 1"),
+        ({"learner_hosts": 2}, "g6.4xlarge, g5.4xlarge have GPUs of several kinds, and learner_hosts is 2"),
+    ):
+        result = cluster.plan({"results_bucket": BUCKET} | given)
+        assert result.returncode == 0 and told in " ".join(result.stdout.split()), result.stdout
 
 
 def values_of(command) -> dict[str, Any]:

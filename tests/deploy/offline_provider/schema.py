@@ -3,8 +3,8 @@
 The package holds one generated TypeScript file for each resource type, inside the source maps of its JavaScript. There,
 every argument has a line `// name - computed: .., optional: .., required: ..`, above a getter that tells its type.
 
-The package cannot tell limits on the number of blocks above one, which values an argument takes and which arguments
-exclude each other (`aws_values.py`). Nor can it tell which changes replace a resource (`provider.py`).
+The package cannot tell limits on the number of blocks above one, which values an argument takes (`aws_values.py`),
+which arguments exclude each other, and which changes replace a resource (`provider.py`).
 """
 
 import base64
