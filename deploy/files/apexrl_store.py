@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,8 +31,6 @@ AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 """The secret keys of a host, by its role. The replay's host also runs the evaluator, which is an actor."""
 PUBLIC = ("replay", "learner", "actor")
-PATIENCE_SECONDS = 120.0
-RETRY_SECONDS = 5.0
 LOCK_SECONDS = 120.0
 COMMAND_SECONDS = 10.0
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
@@ -47,36 +45,14 @@ def _told_by_aws() -> Iterator[None]:
         raise HostError(str(error)) from error
 
 
-def until_it_works(attempt: Callable[[], None], patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Calls `attempt` again and again until it raises no AWS error and no HostError.
-
-    A host is up before its profile has its rights everywhere, and perhaps before somebody has made the keys.
-
-    Raises: HostError with the last error, when `patience_seconds` are over.
-    """
-    end = time.monotonic() + patience_seconds
-    told = ""
-    while True:
-        try:
-            return attempt()
-        except (HostError, *AWS_ERRORS) as error:
-            if time.monotonic() >= end:
-                raise HostError(str(error)) from error
-            if str(error) != told:
-                told = str(error)
-                logger.warning("%s (trying again for %.0f s)", told, end - time.monotonic())
-        time.sleep(RETRY_SECONDS)
-
-
+@_told_by_aws()
 def keys(directory: Path) -> None:
-    """Fetches the secret keys of this host and all public ones into files that only this user may read."""
+    """Fetches the secret keys of this host and all public ones into files that only this user may read.
+
+    Raises: HostError when one is missing; the unit tries again, as somebody may make it yet.
+    """
     secrets = [f"{name}.secret" for name in SECRETS[role()]]
     names = [*secrets, *(f"{name}.public" for name in PUBLIC)]
-    until_it_works(lambda: _fetch_keys(directory, names))
-    logger.info("%d keys are in %s", len(names), directory)
-
-
-def _fetch_keys(directory: Path, names: list[str]) -> None:
     prefix = variable("APEXRL_KEYS_PATH")
     answer = boto3.client("ssm").get_parameters(Names=[f"{prefix}/{name}" for name in names], WithDecryption=True)
     values = {PurePosixPath(entry["Name"]).name: entry["Value"].strip() for entry in answer["Parameters"]}
@@ -93,6 +69,7 @@ def _fetch_keys(directory: Path, names: list[str]) -> None:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(values[name] + "\n")
         temporary.replace(path)
+    logger.info("%d keys are in %s", len(names), directory)
 
 
 class Bucket:
@@ -118,15 +95,15 @@ class Bucket:
                 yield name
 
 
+@_told_by_aws()
 def restore(run_dir: Path) -> None:
-    """Fetches the run so far from S3, all of it or nothing, unless the directory already holds something."""
+    """Fetches the run so far from S3, all of it or nothing, unless the directory already holds something.
+
+    Raises: HostError when S3 does not give all of it; the unit tries again.
+    """
     if run_dir.is_dir() and any(run_dir.iterdir()):
         logger.info("%s is not empty: the run goes on with what is here", run_dir)
         return
-    until_it_works(lambda: _restore(run_dir))
-
-
-def _restore(run_dir: Path) -> None:
     bucket = Bucket()
     names = list(bucket.files())
     if not names:

@@ -56,16 +56,11 @@ def test_a_host_gets_the_keys_of_its_roles_and_no_others(run_deploy, finish, tmp
         assert not any(path.read_text().strip() in text for path in directory.iterdir())
 
 
-def test_a_host_waits_for_keys_that_are_not_there_yet(run_deploy, start, tmp_path):
-    directory = tmp_path / "keys"
-    directory.mkdir()
-    process = start("keys", directory)
-    cure = "run python -m deploy keys --cluster catch --region us-east-1"
-    wait_for(lambda: cure in process.text(), 60, "the cure")
-    assert process.popen.poll() is None and not list(directory.iterdir())
-    assert run_deploy("keys", "--cluster", "catch", "--region", "us-east-1").returncode == 0
-    assert process.popen.wait(60) == 0, process.text()
-    Keyring(directory, "learner").close()
+def test_missing_keys_are_told_with_the_command_that_makes_them(aws, finish, tmp_path):
+    """The unit tries again."""
+    status, text = finish("keys", tmp_path)
+    assert status == 1 and "run python -m deploy keys --cluster catch --region us-east-1" in text, text
+    assert not list(tmp_path.glob("*.public"))
 
 
 def test_what_changed_is_uploaded_and_a_new_host_gets_it_back(bucket, finish, tmp_path):
@@ -129,13 +124,12 @@ def test_a_restore_that_was_cut_off_is_done_again_whole(bucket, finish, tmp_path
     assert content_of(another) == content_of(run)
 
 
-def test_names_that_lead_out_of_the_run_are_refused(bucket, start, tmp_path):
+def test_names_that_lead_out_of_the_run_are_refused(bucket, finish, tmp_path):
     bucket.put_object(Bucket=BUCKET, Key=f"{PREFIX}../../outside.txt", Body=b"x")
     run = tmp_path / "deep" / "run"
     run.parent.mkdir()
-    process = start("restore", run)
-    wait_for(lambda: "remove it" in process.text(), 60, "a refusal")
-    process.kill()
+    status, text = finish("restore", run)
+    assert status == 1 and "remove it" in text, text
     assert not run.exists() and not list(tmp_path.rglob("outside.txt"))
 
 
@@ -150,18 +144,17 @@ def test_another_learner_host_than_the_first_has_nothing_to_do_with_the_run(fini
     assert run.exists() == (command != "restore")
 
 
-def test_a_bucket_that_is_missing_is_told_and_waited_for(aws, start, finish, tmp_path):
+def test_a_bucket_that_is_missing_is_told_and_no_run_begins_without_it(aws, finish, tmp_path):
+    """The units try again: a learner must not begin anew because S3 cannot be read."""
     run = tmp_path / "run"
     make_run(run)
     status, text = finish("sync", run)
     assert status == 1 and "4 of 4 files were not uploaded" in text and "NoSuchBucket" in text
     new = tmp_path / "new" / "run"
     new.parent.mkdir()
-    process = start("restore", new)
-    wait_for(lambda: "NoSuchBucket" in process.text(), 60, "the reason")
-    assert process.popen.poll() is None, "a learner must not begin anew because S3 cannot be read"
+    status, text = finish("restore", new)
+    assert status == 1 and "NoSuchBucket" in text and not new.exists()
     aws.client("s3").create_bucket(Bucket=BUCKET)
-    assert process.popen.wait(60) == 0, process.text()
     assert finish("sync", run)[0] == 0
     assert len(stored(aws.client("s3"))) == 4
 

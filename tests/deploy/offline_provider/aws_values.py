@@ -72,4 +72,4 @@ def _allowed(service: str, operation: str) -> dict[str, set[str]]:
         for name, member in members.items():
             found.setdefault(xform_name(name), set()).update(member.metadata.get("enum", ()))
             shapes.append(member)
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in found.items() if name and values}
