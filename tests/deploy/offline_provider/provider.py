@@ -10,7 +10,7 @@ import msgpack
 from tests.deploy.offline_provider import data_sources
 from tests.deploy.offline_provider.aws_values import find_faults
 from tests.deploy.offline_provider.protocol import message
-from tests.deploy.offline_provider.schema import Block
+from tests.deploy.offline_provider.schema import KINDS, Block
 
 UNKNOWN = msgpack.ExtType(0, b"\x00")
 NESTING = {"single": 1, "list": 2, "set": 3, "map": 4}
@@ -72,33 +72,33 @@ def to_message(block: Block) -> Any:
     """Returns a block of the schema in the protocol's form."""
     attributes = [
         message("Attribute", name=name, type=json.dumps(attribute["type"]).encode(), **_flags(attribute))
-        for name, attribute in sorted(block["attributes"].items())
+        for name, attribute in block.get("attributes", {}).items()
     ]
     blocks = [
         message(
             "NestedBlock",
             type_name=name,
             block=to_message(nested["block"]),
-            nesting=NESTING[nested["nesting"]],
-            min_items=nested["min"],
-            max_items=nested["max"],
+            nesting=NESTING[nested["nesting_mode"]],
+            min_items=nested.get("min_items", 0),
+            max_items=nested.get("max_items", 0),
         )
-        for name, nested in sorted(block["blocks"].items())
+        for name, nested in block.get("block_types", {}).items()
     ]
     return message("Block", attributes=attributes, block_types=blocks)
 
 
 def _flags(attribute: dict[str, Any]) -> dict[str, bool]:
-    return {flag: attribute[flag] for flag in ("required", "optional", "computed")}
+    return {flag: True for flag in ("required", "optional", "computed") if attribute.get(flag)}
 
 
 def replace_nulls(block: Block, value: dict[str, Any], by: Any = UNKNOWN) -> None:
     """Sets computed attributes that are null, at any depth."""
-    for name, attribute in block["attributes"].items():
-        if attribute["computed"] and value.get(name) is None:
+    for name, attribute in block.get("attributes", {}).items():
+        if attribute.get("computed") and value.get(name) is None:
             value[name] = by
-    for name, nested in block["blocks"].items():
-        for item in items_of(value.get(name), nested["nesting"]):
+    for name, nested in block.get("block_types", {}).items():
+        for item in items_of(value.get(name), nested["nesting_mode"]):
             replace_nulls(nested["block"], item, by)
 
 
@@ -145,20 +145,15 @@ class Provider:
 
     def _get_schema(self, _: Any) -> Any:
         entries = {
-            kind: [message("SchemaEntry", key=name, value=self._as_schema(block)) for name, block in blocks.items()]
-            for kind, blocks in self._schema.items()
-            if kind != "provider"
+            kind: [message("SchemaEntry", key=name, value=self._as_schema(made)) for name, made in found.items()]
+            for kind, found in self._schema.items()
+            if kind in KINDS.values()
         }
-        return message(
-            "GetProviderSchemaResponse",
-            provider=self._as_schema(self._schema["provider"]),
-            resource_schemas=entries["resource"],
-            data_source_schemas=entries["data"],
-        )
+        return message("GetProviderSchemaResponse", provider=self._as_schema(self._schema["provider"]), **entries)
 
     @staticmethod
-    def _as_schema(block: Block) -> Any:
-        return message("Schema", block=to_message(block))
+    def _as_schema(schema: dict[str, Any]) -> Any:
+        return message("Schema", block=to_message(schema["block"]))
 
     def _configure(self, request: Any) -> Any:
         config = decode(request.config)
@@ -192,7 +187,7 @@ class Provider:
             return message("PlanResourceChangeResponse", planned_state=encode(None))
         faults = list(find_faults(request.type_name, decode(request.config)))
         if prior is None:
-            replace_nulls(self._schema["resource"][request.type_name], planned)
+            replace_nulls(self._schema["resource_schemas"][request.type_name]["block"], planned)
         elif request.type_name == "aws_launch_template" and planned != prior:
             planned["latest_version"] = UNKNOWN
         if "tags_all" in planned:
@@ -240,7 +235,7 @@ class Provider:
             found = data_sources.read(request.type_name, config, self._region)
         except data_sources.NotFoundError as error:
             return message("ReadDataSourceResponse", diagnostics=errors([str(error)]))
-        known = self._schema["data"][request.type_name]["attributes"]
+        known = self._schema["data_source_schemas"][request.type_name]["block"]["attributes"]
         assert found.keys() <= known.keys(), f"hashicorp/aws knows no {found.keys() - known.keys()}"
         here = {"region": self._region} if "region" in known else {}
         return message("ReadDataSourceResponse", state=encode(config | here | found))
