@@ -3,9 +3,12 @@
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from http.server import HTTPServer
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
+
+Answer = Callable[[str, str, Mapping[str, str], bytes], tuple[int, str]]
+"""Tells status and body of what is asked: method, path, headers, body."""
 
 
 def ran(command: Sequence[Any], seconds: float = 100, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -24,3 +27,31 @@ def serving(server: HTTPServer) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+@contextlib.contextmanager
+def answering(answer: Answer, address: str = "127.0.0.1", port: int = 0, inside: Any = None) -> Iterator[str]:
+    """Serves what a function answers; yields the URL.
+
+    Args:
+      inside: calls what it is given, which makes the socket, in a place of its own.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            status, body = answer(self.command, self.path, self.headers, asked)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_PUT = do_POST = do_GET  # noqa: N815 - http.server's names
+
+        def log_message(self, *_):
+            """Keeps the output of the tests clean."""
+
+    make = lambda: ThreadingHTTPServer((address, port), Handler)  # noqa: E731
+    server = inside(make) if inside else make()
+    with serving(server):
+        yield f"http://{address}:{server.server_port}"

@@ -2,13 +2,14 @@
 
 import contextlib
 import ctypes
+import functools
 import json
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
-from tests.deploy.commands import serving
+from tests.deploy.commands import answering
 
 PROFILE = "/latest/meta-data/iam/security-credentials/"
 CREDENTIALS = {
@@ -27,7 +28,7 @@ class MetadataService:
         self.facts = {PROFILE: "host", f"{PROFILE}host": json.dumps(CREDENTIALS)}
         self._tokens: set[str] = set()
 
-    def answer(self, method: str, path: str, headers) -> tuple[int, str]:
+    def answer(self, method: str, path: str, headers, _: bytes) -> tuple[int, str]:
         """Returns status and body."""
         if method == "PUT" and path == "/latest/api/token":
             if not 1 <= int(headers.get("X-aws-ec2-metadata-token-ttl-seconds", "0")) <= 21600:
@@ -44,23 +45,8 @@ def metadata_service(address: str = "127.0.0.1", port: int = 0, namespace: str =
     """Serves on this machine, or in a network namespace; the endpoint is for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
     service = MetadataService()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            status, body = service.answer(self.command, self.path, self.headers)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        do_PUT = do_GET  # noqa: N815 - http.server's name
-
-        def log_message(self, *_):
-            """Keeps the output of the tests clean."""
-
-    make = lambda: ThreadingHTTPServer((address, port), Handler)  # noqa: E731
-    server = _in_namespace(namespace, make) if namespace else make()
-    service.endpoint = f"http://{address}:{server.server_port}"
-    with serving(server):
+    inside = functools.partial(_in_namespace, namespace) if namespace else None
+    with answering(service.answer, address, port, inside) as service.endpoint:
         yield service
 
 

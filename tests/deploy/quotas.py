@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.deploy import commands
+from tests.deploy.commands import answering
 
 NOT_FOUND = {"__type": "ResourceNotFoundException", "Message": "no plan"}
 NO_QUOTA = {"__type": "NoSuchResourceException", "Message": "no such quota"}
@@ -46,21 +45,9 @@ class Account:
 def serving(account: Account) -> Iterator[Account]:
     """Serves an account; its `environment` tells where."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = account.answer(self.headers["X-Amz-Target"].partition(".")[2], body)
-            content = json.dumps(answer).encode()
-            self.send_response(400 if "__type" in answer else 200)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(_, __, headers, body: bytes) -> tuple[int, str]:
+        found = account.answer(headers["X-Amz-Target"].partition(".")[2], json.loads(body))
+        return 400 if "__type" in found else 200, json.dumps(found)
 
-        def log_message(self, *_):
-            """Keeps the output of the tests clean."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    account.endpoint = f"http://127.0.0.1:{server.server_port}"
-    with commands.serving(server):
+    with answering(answer) as account.endpoint:
         yield account

@@ -110,28 +110,27 @@ def a_run(directory, frames: int, updates: int) -> str:
     return str(directory / "run")
 
 
-@pytest.mark.parametrize("flags", ["--total-frames 4000", "--preset small --total-updates 100 --seed 3"])
-def test_a_finished_learner_ends_the_cluster(finish, bucket, aws, tmp_path, flags):
+def test_a_finished_learner_ends_the_cluster(finish, bucket, aws, tmp_path):
     make_groups(aws, *GROUPS)
-    set_deadline(aws, "2100-01-01T00:00:00Z")
-    before = in_seconds(0)
-    status, text = finish("finish", a_run(tmp_path, 4000, 100), APEXRL_FLAGS=flags, **END)
-    assert status == 0 and "the run is complete" in text, text
-    assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 0)
-    stored = aws.client("ssm").get_parameter(Name=DEADLINE)["Parameter"]["Value"]
-    assert before <= datetime.datetime.fromisoformat(stored) <= in_seconds(1)
+    run = a_run(tmp_path, 4000, 100)
+    for flags in ("--total-frames 4000", "--preset small --total-updates 100 --seed 3"):
+        set_deadline(aws, "2100-01-01T00:00:00Z")
+        before = in_seconds(0)
+        status, text = finish("finish", run, APEXRL_FLAGS=flags, **END)
+        assert status == 0 and "the run is complete" in text, text
+        assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 0)
+        stored = aws.client("ssm").get_parameter(Name=DEADLINE)["Parameter"]["Value"]
+        assert before <= datetime.datetime.fromisoformat(stored) <= in_seconds(1)
     assert bucket.get_object(Bucket=BUCKET, Key=f"{PREFIX}status.json")["ContentLength"] > 0, "the last upload"
 
 
-UNFINISHED = ["--preset paper", "--total-frames 4001", "--total-updates 0 --total-frames 0", "--total-updates 101"]
-
-
-@pytest.mark.parametrize("flags", UNFINISHED)
-def test_a_learner_that_is_stopped_before_its_end_ends_nothing(finish, bucket, aws, tmp_path, flags):
+def test_a_learner_that_is_stopped_before_its_end_ends_nothing(finish, bucket, aws, tmp_path):
     make_groups(aws, *GROUPS)
     set_deadline(aws, "2100-01-01T00:00:00Z")
-    status, text = finish("finish", a_run(tmp_path, 4000, 100), APEXRL_FLAGS=flags, **END)
-    assert status == 0 and "the cluster stays" in text, text
+    run = a_run(tmp_path, 4000, 100)
+    for flags in ("--preset paper", "--total-frames 4001", "--total-updates 0 --total-frames 0", "--total-updates 101"):
+        status, text = finish("finish", run, APEXRL_FLAGS=flags, **END)
+        assert status == 0 and "the cluster stays" in text, text
     assert wanted_hosts(aws) == dict.fromkeys(GROUPS, 1)
     assert aws.client("ssm").get_parameter(Name=DEADLINE)["Parameter"]["Value"] == "2100-01-01T00:00:00Z"
 

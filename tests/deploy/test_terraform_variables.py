@@ -12,7 +12,7 @@ from apexrl.config import flags
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.sections import Changing
 from deploy import flags as flag_patterns
-from tests.deploy.terraform import BUCKET, Workspace, resources, role_environment, rounds, user_data, variable_names
+from tests.deploy.terraform import BUCKET, Workspace, role_environment, rounds, user_data, variable_names
 from tests.system.processes import ROOT
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -304,24 +304,3 @@ def test_an_example_can_be_planned(cluster, path):
     outputs = json.loads(cluster.must("show", "-json", "plan"))["planned_values"]["outputs"]
     wanted = path.stem.removesuffix("-actors")
     assert not wanted.isdigit() or outputs["actor_processes"]["value"] == int(wanted)
-
-
-def test_role_environment_is_what_a_host_needs(apply_cluster):
-    state = apply_cluster({"name": "second-cluster-of-20", "run": "pong-2", "region": "us-east-1"})
-    found = {role: role_environment(text) for role, text in user_data(state).items()}
-    shared = {
-        "APEXRL_CLUSTER": "second-cluster-of-20",
-        "APEXRL_KEYS_PATH": "/apexrl/second-cluster-of-20/keys",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    for role, environment in found.items():
-        assert shared.items() <= environment.items()
-        assert environment["APEXRL_ROLE"] == role
-        assert environment["APEXRL_DEADLINE"] == "/apexrl/second-cluster-of-20/deadline"
-    assert (found["learner"]["APEXRL_BUCKET"], found["learner"]["APEXRL_RUN"]) == (BUCKET, "pong-2")
-    assert found["learner"]["APEXRL_GROUPS"] == resources(state)["aws_autoscaling_group.actor"]["name"]
-    assert found["learner"]["APEXRL_GROUP"] == resources(state)["aws_autoscaling_group.learner[0]"]["name"]
-    assert found["learner"]["APEXRL_ADDRESS"] == "10.79.0.11"
-    assert found["replay"]["APEXRL_JOURNAL_VOLUME"] == resources(state)["aws_ebs_volume.journal"]["id"]
-    assert found["replay"]["APEXRL_RUN"] == "pong-2"
-    assert "APEXRL_BUCKET" not in found["actor"] and "APEXRL_BUCKET" not in found["replay"]
