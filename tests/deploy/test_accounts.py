@@ -9,7 +9,7 @@ import yaml
 from botocore.stub import Stubber
 
 from deploy import preflight
-from tests.deploy.terraform import BUCKET, resources
+from tests.deploy.terraform import BUCKET, TERRAFORM, resources
 
 pytestmark = pytest.mark.long("commands for EC2")
 
@@ -122,3 +122,10 @@ def test_a_plan_that_cannot_be_asked_about_is_said_and_stops_nothing(monkeypatch
 def test_nobody_is_asked_about_a_free_plan_where_there_is_none(region, partition):
     [line] = preflight.check_plan(SimpleNamespace(region=region))
     assert (line.finding, line.cure) == (f"{partition} has no free plan", "")
+
+
+def test_no_arn_is_of_one_partition_alone():
+    """GovCloud and China have ARNs of their own; the texts of errors show one of an example."""
+    for path in TERRAFORM.glob("*/*.tf"):
+        lines = [line for line in path.read_text().splitlines() if "arn:aws" in line and "error_message" not in line]
+        assert all('"^arn:aws[a-z-]*:' in line for line in lines), lines
