@@ -4,7 +4,11 @@ That the flows are those that the roles need, test_terraform_shards.py checks by
 roles and operators behind these groups.
 """
 
+import re
+
 from tests.deploy.terraform import ROLES, resources, rules_of, templates
+
+EC2_TEXT = re.compile(r"[\w. \-:/()#,@\[\]+=&;{}!$*]{0,255}", re.A)  # no apostrophes: EC2 refuses them
 
 
 def test_nothing_comes_in_but_from_the_cluster_and_out_go_only_its_flows_and_https(applied):
@@ -16,6 +20,8 @@ def test_nothing_comes_in_but_from_the_cluster_and_out_go_only_its_flows_and_htt
     for address, values in resources(applied).items():
         if address.startswith(("aws_security_group.", "aws_default_security_group.")):
             assert not values["ingress"] and not values["egress"], address
+        if address.startswith(("aws_security_group.", "aws_vpc_security_group_")):
+            assert EC2_TEXT.fullmatch(values["description"]), address
 
 
 def test_hosts_are_in_the_group_of_their_role(applied):

@@ -13,6 +13,7 @@ from tests.deploy.terraform import BUCKET, TERRAFORM, fixed_addresses, resources
 GIVEN = {"results_bucket": BUCKET}
 REPLAY, LEARNER, ACTOR = "aws_instance.replay", "aws_launch_template.learner[0]", "aws_launch_template.actor"
 LEARNERS, ACTORS = "aws_autoscaling_group.learner[0]", "aws_autoscaling_group.actor"
+HANGS = "aws_cloudwatch_metric_alarm.hangs"
 OF_TEMPLATE = "block_device_mappings.0.ebs.0"
 POLICY = "mixed_instances_policy.0.instances_distribution.0"
 TYPES = "mixed_instances_policy.0.launch_template.0.override.*.instance_type"
@@ -62,6 +63,11 @@ DEFAULTS = {
     (LEARNERS, "wait_for_capacity_timeout"): "15m",
     (LEARNERS, "force_delete"): None,
     (LEARNERS, "instance_refresh.0.preferences.0.min_healthy_percentage"): 0,
+    # A replay host that hangs for three minutes is rebooted.
+    (HANGS, "namespace"): "AWS/EC2",
+    (HANGS, "metric_name"): "StatusCheckFailed_Instance",
+    **{(HANGS, name): number for name, number in (("period", 60), ("evaluation_periods", 3))},
+    (HANGS, "alarm_actions"): ["arn:aws:automate:us-east-1:ec2:reboot"],
     # Replay and learner are close to each other.
     ("aws_placement_group.this[0]", "strategy"): "cluster",
     **{(host, "placement_group"): "apexrl" for host in (REPLAY, LEARNERS)},
