@@ -15,14 +15,9 @@ from tests.deploy.commands import ran
 from tests.deploy.host_commands import bucket, finish, start, systemctl  # noqa: F401 - fixtures
 from tests.deploy.image_build import build  # noqa: F401 - a fixture
 from tests.deploy.moto_process import Aws, moto_server
-from tests.deploy.needed import require_packages, with_terraform
-from tests.deploy.terraform import BUCKET, Workspace, as_flags, copy_of, offline_provider, skip_without_tools
+from tests.deploy.needed import find_terraform, with_terraform
+from tests.deploy.terraform import BUCKET, Workspace, as_flags, copy_of, offline_provider
 from tests.system.processes import ROOT
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips all of these tests where nobody has installed what they need; from here it is one line of the summary."""
-    require_packages()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,7 +86,7 @@ def cost(deploy: Path, monkeypatch, capsys) -> Callable[..., subprocess.Complete
 @pytest.fixture(scope="session")
 def terraform_environment() -> Iterator[dict[str, str]]:
     """The environment in which Terraform uses the offline provider."""
-    skip_without_tools()
+    find_terraform()
     with offline_provider() as environment:
         yield environment
 
@@ -146,7 +141,7 @@ def apply_cluster(cluster, tmp_path) -> Callable[[dict[str, Any]], dict[str, Any
 def address() -> Iterator[str]:
     """The address of this machine at which the machines of a cluster find AWS."""
     rootfs.require()
-    skip_without_tools()
+    find_terraform()
     with site.host_address() as address:
         yield address
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.needed import require_packages
+import boto3
 
 REGION = "us-east-1"
 START_SECONDS = 60
@@ -49,15 +49,12 @@ class Aws:
 
 @functools.cache
 def _client(endpoint: str, service: str) -> Any:
-    import boto3
-
     return boto3.Session("testing", "testing", region_name=REGION).client(service, endpoint_url=endpoint)
 
 
 @contextlib.contextmanager
 def moto_server(log: Path, host: str = "127.0.0.1", **environment: str) -> Iterator[Aws]:
     """Runs a server; it is gone at the end. Instance types and AMIs are checked as EC2 checks them."""
-    require_packages()
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]

@@ -1,7 +1,6 @@
 """Looks for the tools that the tests of deploy/ need, or skips a test with the cure. install.sh installs them all."""
 
 import functools
-import importlib.util
 import json
 import os
 import shutil
@@ -12,25 +11,7 @@ import pytest
 
 from tests.deploy.tools import TERRAFORM, TERRAFORM_CURE
 
-PACKAGES = {
-    "boto3": "boto3",
-    "flask": "moto[server]",
-    "grpc": "grpcio",
-    "moto": "moto[server]",
-    "msgpack": "msgpack",
-    "policyuniverse": "policyuniverse",
-    "yaml": "pyyaml",
-}
-"""Packages of requirements-dev.txt by the module that tells whether they are there."""
-PACKAGES_CURE = ".venv/bin/python -m pip install -r requirements-dev.txt"
 OLDEST_TERRAFORM = (1, 11)
-
-
-def require_packages() -> None:
-    """Skips a test unless the packages of requirements-dev.txt are there."""
-    missing = {package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None}
-    if missing:
-        pytest.skip(f"{', '.join(sorted(missing))} not installed: {PACKAGES_CURE}")
 
 
 def require_tool(name: str, package: str) -> None:

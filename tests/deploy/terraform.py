@@ -1,5 +1,6 @@
 """Terraform in tests: the unmodified configurations, in a copy with a local state, and the offline provider."""
 
+import base64
 import copy
 import fnmatch
 import functools
@@ -14,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from tests.deploy.commands import ran
-from tests.deploy.needed import find_terraform, require_packages
+from tests.deploy.needed import find_terraform
 from tests.system.processes import ROOT
 
 TERRAFORM = ROOT / "deploy" / "terraform"
@@ -29,12 +32,6 @@ SECONDS = 100
 Variables = dict[str, Any]
 Case = tuple[Any, ...]
 ROLES = ("replay", "learner", "actor")
-
-
-def skip_without_tools() -> None:
-    """Skips a test, saying how to get what is missing."""
-    require_packages()
-    find_terraform()
 
 
 def copy_of(directory: Path, target: Path) -> Path:
@@ -160,8 +157,6 @@ def templates(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def user_data(state: dict[str, Any]) -> dict[str, str]:
     """Returns the user-data of each host, and of all actor hosts: replay, learner, learner-1 ..., actor."""
-    import base64
-
     texts = {name: base64.b64decode(made["user_data"]).decode() for name, made in templates(state).items()}
     return {"replay": resources(state)["aws_instance.replay"]["user_data"]} | texts
 
@@ -175,8 +170,6 @@ def fixed_addresses(state: dict[str, Any]) -> dict[str, str]:
 
 def role_environment(text: str) -> dict[str, str]:
     """Returns the variables in the role.env that user-data writes."""
-    import yaml
-
     file = yaml.safe_load(text)["write_files"][0]
     return dict(line.split("=", 1) for line in file["content"].splitlines())
 

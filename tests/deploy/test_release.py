@@ -4,6 +4,7 @@ import subprocess
 import tarfile
 
 import pytest
+import yaml
 
 from tests.deploy.commands import ran
 from tests.deploy.needed import require_tool
@@ -55,8 +56,6 @@ def test_a_host_may_read_its_release_and_fetch_packages_by_http(state, applied):
 @pytest.mark.parametrize("role", ROLES)
 def test_user_data_installs_the_release_and_then_tells_the_role(state, applied, role, tmp_path):
     """The script runs here, with stand-ins for what would change this machine."""
-    import yaml
-
     text = user_data(state)[role]
     assert len(text) < 16_384
     content = yaml.safe_load(text)
@@ -104,8 +103,6 @@ def run_script(script: str, directory) -> list[str]:
 
 def test_the_installer_can_try_again_after_it_has_installed_the_units(state):
     """They harden every apexrl-*.service, transient ones, too: one that may not write the system cannot install it."""
-    import yaml
-
     for text in user_data(state).values():
         [command] = yaml.safe_load(text)["runcmd"]
         [unit] = [word.removeprefix("--unit=") for word in command if word.startswith("--unit=")]
@@ -114,8 +111,6 @@ def test_the_installer_can_try_again_after_it_has_installed_the_units(state):
 
 def test_shellcheck_finds_nothing_in_the_script(state, tmp_path):
     require_tool("shellcheck", "shellcheck")
-    import yaml
-
     path = tmp_path / "apexrl-install"
     path.write_text(yaml.safe_load(user_data(state)["actor"])["write_files"][1]["content"])
     result = ran(["shellcheck", path])
