@@ -16,6 +16,7 @@ from tests.deploy.commands import ran
 BOOT_SECONDS = 60
 POWEROFF_SECONDS = 60
 KILL_SECONDS = 10
+UPLINK = "host0"
 _numbers = itertools.count()
 
 
@@ -110,30 +111,40 @@ class Machine:
         self.wait_for_poweroff()
 
 
+def ip(*words: str) -> None:
+    """Runs iproute2's command."""
+    result = ran(["ip", *words])
+    assert result.returncode == 0, f"ip {' '.join(words)}: {result.stderr}"
+
+
 @contextlib.contextmanager
-def network(address: str, host_address: str) -> Iterator[str]:
-    """Makes a network namespace with one address, and one at this end. Yields its name."""
-    name = f"apexrl-{os.getpid()}-{next(_numbers)}"
-    here, there = f"ax{os.getpid() % 100000}h{name.rsplit('-', 1)[1]}", "host0"
+def network(address: str, gateway: str, router: str = "", link: str = "") -> Iterator[str]:
+    """Makes a network namespace with one address, and a link to it. Yields its name.
 
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
-
+    Args:
+      gateway: the address at the other end of the link.
+      router: the namespace of the other end, by default this process's.
+      link: the name of the other end.
+    """
+    number = next(_numbers)
+    name, link = f"apexrl-{os.getpid()}-{number}", link or f"ax{os.getpid() % 100000}h{number}"
+    there, inside = ("-n", router) if router else (), ("-n", name)
     ip("netns", "add", name)
     try:
-        ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
-        ip("address", "add", f"{host_address}/32", "peer", f"{address}/32", "dev", here)
-        ip("link", "set", here, "up")
+        ip(*there, "link", "add", link, "type", "veth", "peer", "name", UPLINK, "netns", name)
         for words in (
-            ("link", "set", "lo", "up"),
-            ("address", "add", f"{address}/32", "peer", f"{host_address}/32", "dev", there),
-            ("link", "set", there, "up"),
-            ("route", "add", "default", "via", host_address, "dev", there, "src", address),
+            (*there, "address", "add", f"{gateway}/32", "peer", f"{address}/32", "dev", link),
+            (*there, "link", "set", link, "up"),
+            (*inside, "link", "set", "lo", "up"),
+            (*inside, "address", "add", f"{address}/32", "peer", f"{gateway}/32", "dev", UPLINK),
+            (*inside, "link", "set", UPLINK, "up"),
+            (*inside, "route", "add", "default", "via", gateway, "dev", UPLINK, "src", address),
         ):
-            ip("-n", name, *words)
+            ip(*words)
         yield name
     finally:
-        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=30)
+        for words in ((*there, "link", "delete", link), ("netns", "delete", name)):
+            subprocess.run(["ip", *words], check=False, capture_output=True, timeout=30)
 
 
 def seed(root: Path, user_data: str, **meta_data: str) -> None:

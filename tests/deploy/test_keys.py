@@ -67,12 +67,9 @@ def test_only_missing_keys_are_made_and_fit_those_that_are_there(aws, run_deploy
         assert zmq.curve_public(secret.encode()) == public.encode()
 
 
-def test_wrong_names_and_missing_credentials_are_told_with_a_cure(run_deploy):
+def test_a_wrong_name_and_no_network_are_told_with_a_cure(run_deploy):
     wrong = run_deploy("keys", "--cluster", "Bad_Name", "--region", "us-east-1")
     assert wrong.returncode == 2 and "--cluster Bad_Name" in wrong.stderr
-    nobody = run_deploy("keys", *FLAGS, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-    assert nobody.returncode == 2
-    assert "no AWS credentials" in nobody.stderr and "aws configure" in nobody.stderr
     away = run_deploy("keys", *FLAGS, AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert away.returncode == 2 and "Traceback" not in away.stderr and "network" in away.stderr
 

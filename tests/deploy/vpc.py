@@ -6,9 +6,7 @@ AWS is moto on port 443 of one address. Each host has an address for a metadata 
 
 import contextlib
 import ipaddress
-import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,13 +15,12 @@ from typing import Any
 import pytest
 
 from tests.deploy.commands import ran
-from tests.deploy.machine import network
+from tests.deploy.machine import UPLINK, ip, network
 from tests.deploy.moto_process import Aws
 from tests.deploy.rootfs import PRIVILEGED
 from tests.deploy.terraform import rules_of
 
 METADATA = "169.254.169.254"
-UPLINK = "host0"
 OUTSIDE = "internet"
 RULES = """
 flush ruleset
@@ -69,13 +66,6 @@ def outcome(target):
 with concurrent.futures.ThreadPoolExecutor(len(targets)) as pool:
     print(json.dumps(list(pool.map(outcome, targets))))
 """
-_numbers = itertools.count()
-
-
-def ip(*words: str) -> None:
-    """Runs iproute2's command."""
-    result = ran(["ip", *words])
-    assert result.returncode == 0, f"ip {' '.join(words)}: {result.stderr}"
 
 
 def nft_rules(state: dict[str, Any], direction: str) -> list[str]:
@@ -119,27 +109,13 @@ class Vpc:
     @contextlib.contextmanager
     def plugged(self, name: str, address: str) -> Iterator[str]:
         """Plugs a host in; yields its namespace, where it has this address."""
-        namespace = f"{self._router}-{name}-{next(_numbers)}"
-        ip("netns", "add", namespace)
-        try:
-            peer = ("type", "veth", "peer", "name", "host0", "netns", namespace)
-            ip("-n", self._router, "link", "add", name, *peer)
-            for words in (
-                ("-n", self._router, "address", "add", f"{self._gateway}/32", "peer", f"{address}/32", "dev", name),
-                ("-n", self._router, "link", "set", name, "up"),
-                ("-n", namespace, "link", "set", "lo", "up"),
-                ("-n", namespace, "address", "add", f"{METADATA}/32", "dev", "lo"),
-                ("-n", namespace, "address", "add", f"{address}/32", "peer", f"{self._gateway}/32", "dev", "host0"),
-                ("-n", namespace, "link", "set", "host0", "up"),
-                ("-n", namespace, "route", "add", "default", "via", self._gateway, "dev", "host0", "src", address),
-            ):
-                ip(*words)
+        with network(address, self._gateway, self._router, name) as namespace:
+            ip("-n", namespace, "address", "add", f"{METADATA}/32", "dev", "lo")
             self._namespaces[name] = namespace
-            yield namespace
-        finally:
-            self._namespaces.pop(name, None)
-            for words in (("-n", self._router, "link", "delete", name), ("netns", "delete", namespace)):
-                subprocess.run(["ip", *words], capture_output=True, timeout=30, check=False)
+            try:
+                yield namespace
+            finally:
+                self._namespaces.pop(name, None)
 
     def deliver(self, address: str, name: str) -> None:
         """Delivers what is for an address to a host from now on, as AWS does for the interface that has it."""
