@@ -54,19 +54,14 @@ def as_time(text: str) -> datetime.datetime:
         raise HostError(f"the deadline is {text!r}: a time like 2026-01-02T03:04:05Z was expected") from error
 
 
-def shards() -> int:
-    """Returns the number of replay servers on the replay's host.
-
-    Raises: HostError when APEXRL_SHARDS is not a number from 1 to 64.
-    """
-    return int(variable("APEXRL_SHARDS", r"[1-9]|[1-5][0-9]|6[0-4]"))
-
-
 def start() -> None:
-    """Starts the units of this host's role. It does not wait for them, or cloud-init would wait for missing keys."""
+    """Starts the units of this host's role, on the replay's host a server for each shard.
+
+    It does not wait for them, or cloud-init would wait for missing keys.
+    """
     units = [f"apexrl-{role()}.target"]
     if role() == "replay":
-        units += [f"apexrl-replay@{shard}.service" for shard in range(shards())]
+        units += [f"apexrl-replay@{shard}.service" for shard in range(int(variable("APEXRL_SHARDS", "[1-9][0-9]?")))]
     if keeps_the_run():
         units += ["apexrl-tensorboard.service", "apexrl-sync.timer"]
     subprocess.run(["systemctl", "start", "--no-block", *units], check=True, timeout=60)

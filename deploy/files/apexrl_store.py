@@ -5,7 +5,6 @@ boto3 finds region, endpoint and credentials itself, in the environment and the 
 
 import contextlib
 import datetime
-import fcntl
 import itertools
 import json
 import logging
@@ -14,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,7 +21,7 @@ import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from host_environment import HostError, metadata, own_address, role, variable
+from host_environment import HostError, metadata, role, variable
 
 logger = logging.getLogger("apexrl_host")
 
@@ -31,7 +29,6 @@ AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 """The secret keys of a host, by its role. The replay's host also runs the evaluator, which is an actor."""
 PUBLIC = ("replay", "learner", "actor")
-LOCK_SECONDS = 120.0
 COMMAND_SECONDS = 10.0
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
@@ -204,7 +201,8 @@ def address() -> None:
 
     Raises: HostError when AWS does not give it. OSError when the metadata service does not answer.
     """
-    own, known = own_address(), f"network/interfaces/macs/{metadata('mac')}"
+    own = variable("APEXRL_ADDRESS", r"([0-9]{1,3}\.){3}[0-9]{1,3}")
+    known = f"network/interfaces/macs/{metadata('mac')}"
     interface = metadata(f"{known}/interface-id")
     if own not in metadata(f"{known}/local-ipv4s").split():
         assign(own, interface)
@@ -233,20 +231,21 @@ def _state(stat: os.stat_result) -> str:
 def sync(run_dir: Path) -> None:
     """Uploads the files that have changed since the last time. A file that fails does not stop the others.
 
+    The units let one process at a time do it: the last upload of a learner waits for the timer's.
+
     Raises: HostError when a file was not uploaded.
     """
     if not run_dir.is_dir():
         logger.info("%s is not there yet: nothing to upload", run_dir)
         return
-    with _alone(run_dir.with_name(run_dir.name + ".sync.lock")):
-        bucket, uploaded = Bucket(), Uploaded(run_dir)
-        names = sorted(
-            str(path.relative_to(run_dir))
-            for path in run_dir.rglob("*")
-            if path.is_file() and not path.is_symlink() and path.suffix not in (".tmp", ".lock")
-        )
-        changed = [name for name in names if not uploaded.has(name, run_dir / name)]
-        failures = [failure for name in changed if (failure := _upload(bucket, uploaded, run_dir, name))]
+    bucket, uploaded = Bucket(), Uploaded(run_dir)
+    names = sorted(
+        str(path.relative_to(run_dir))
+        for path in run_dir.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.suffix not in (".tmp", ".lock")
+    )
+    changed = [name for name in names if not uploaded.has(name, run_dir / name)]
+    failures = [failure for name in changed if (failure := _upload(bucket, uploaded, run_dir, name))]
     if failures:
         raise HostError(f"{len(failures)} of {len(changed)} files were not uploaded, the first: {failures[0]}")
     logger.info("%d files went to s3://%s/%s", len(changed), bucket.name, bucket.prefix)
@@ -265,22 +264,3 @@ def _upload(bucket: Bucket, uploaded: Uploaded, run_dir: Path, name: str) -> str
     uploaded.add(name, state)
     uploaded.save()
     return ""
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Holds a lock, so that the last upload of a learner waits for the timer's upload.
-
-    Raises: HostError when another upload holds it for LOCK_SECONDS.
-    """
-    end = time.monotonic() + LOCK_SECONDS
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise HostError(f"another upload has held {path} for {LOCK_SECONDS:.0f} s") from None
-            time.sleep(0.2)
-        yield

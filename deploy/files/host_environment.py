@@ -38,14 +38,6 @@ def host_rank() -> int:
     return int(variable("APEXRL_HOST_RANK", r"[0-9]|[1-5][0-9]|6[0-3]"))
 
 
-def own_address() -> str:
-    """Returns the private address by which this learner host is known.
-
-    Raises: HostError when APEXRL_ADDRESS is no IPv4 address.
-    """
-    return variable("APEXRL_ADDRESS", r"([0-9]{1,3}\.){3}[0-9]{1,3}")
-
-
 def keeps_the_run() -> bool:
     """Returns whether the run is written on this host: on the first learner host."""
     return role() == "learner" and host_rank() == 0

@@ -1,6 +1,5 @@
 """deploy/files/apexrl_host.py as the units start it: a process, against S3 and the Parameter Store over HTTP."""
 
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from apexrl.net.keyring import Keyring
 from tests.deploy.host_commands import BUCKET, PREFIX
-from tests.system.processes import ROOT, wait_for
+from tests.system.processes import ROOT
 
 pytestmark = pytest.mark.long("commands for EC2")
 
@@ -181,30 +180,3 @@ def test_a_file_that_cannot_be_uploaded_stops_no_other(bucket, aws, monkeypatch,
     ):
         apexrl_store.sync(tmp_path / "run")
     assert len(stored(bucket)) == 3 and PREFIX + "evaluations.csv" not in stored(bucket)
-
-
-def test_the_last_upload_waits_for_the_one_that_runs(bucket, start, finish, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "status.json").write_text('{"now": 1}')
-    with (tmp_path / "run.sync.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        process = start("sync", run)
-        lock = (tmp_path / "run.sync.lock").stat().st_ino
-        wait_for(lambda: _has_open(process.popen.pid, lock), 60, "the second upload")
-        another = tmp_path / "another"  # without a lock it takes longer to begin than the second one has left to do
-        another.mkdir()
-        (another / "evaluations.csv").write_text("1\n")
-        assert finish("sync", another)[0] == 0
-        assert process.popen.poll() is None
-        assert stored(bucket).keys() == {PREFIX + "evaluations.csv"}
-        (run / "status.json").write_text('{"now": 2}')
-    assert process.popen.wait(60) == 0, process.text()
-    assert bucket.get_object(Bucket=BUCKET, Key=PREFIX + "status.json")["Body"].read() == b'{"now": 2}'
-
-
-def _has_open(pid, inode):
-    try:
-        return any(os.stat(f"/proc/{pid}/fd/{name}").st_ino == inode for name in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return False

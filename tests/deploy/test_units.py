@@ -46,6 +46,15 @@ def test_a_permanent_error_is_not_tried_again(unit):
     assert keys["RestartPreventExitStatus"] == str(PERMANENT_STATUS)
 
 
+@pytest.mark.parametrize("unit", ["sync", "learner", "finish"])
+def test_an_upload_waits_for_the_one_that_runs(unit):
+    found = re.findall(
+        r"^Exec\w+=(.*) (?:sync|finish) (.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE
+    )
+    program = "/opt/apexrl/.venv/bin/python /opt/apexrl/deploy/files/apexrl_host.py"
+    assert found == [(f"/usr/bin/flock --timeout 120 /var/lib/apexrl {program}", "/var/lib/apexrl/run")]
+
+
 @pytest.mark.parametrize("num_gpus", [0, 1, 4])
 def test_a_device_file_is_made_for_each_gpu(tmp_path, num_gpus):
     """The service itself may not run the program that makes them."""
