@@ -55,7 +55,7 @@ def offline_provider() -> Iterator[dict[str, str]]:
                 os.environ | json.loads(server.stdout.readline()) | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
             )
             server.stdin.close()
-            server.wait(10)
+            server.wait(SECONDS)
         finally:
             server.kill()
 
