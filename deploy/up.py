@@ -25,7 +25,6 @@ CURE_SECONDS = 60.0
 ROLE = re.compile(r"aws iam create-service-linked-role --aws-service-name [a-z]+\.amazonaws\.com")
 NO_CAPACITY = re.compile("InsufficientInstanceCapacity|do not have sufficient [^ ]+ capacity")  # of EC2, of a group
 CURE = "give other learner_instance_types or replay_instance_type, or use_placement_group = false"
-MAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
 def up(chosen: argparse.Namespace) -> None:
@@ -35,9 +34,6 @@ def up(chosen: argparse.Namespace) -> None:
     """
     plugin = () if chosen.no_tunnel and not chosen.images else ("session-manager-plugin",)
     require("terraform", "aws", "git", *(("packer",) if chosen.images else ()), *plugin)
-    for email in chosen.email:
-        if not MAIL.fullmatch(email):
-            raise DeployError(f"--email {email}: an address such as you@example.com was expected")
     place.describe(chosen.plan)
     cluster = heed_description()
     if not chosen.email and not _has_buckets():

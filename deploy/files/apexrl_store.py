@@ -28,7 +28,6 @@ logger = logging.getLogger("apexrl_host")
 AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 """The secret keys of a host, by its role. The replay's host also runs the evaluator, which is an actor."""
-PUBLIC = ("replay", "learner", "actor")
 COMMAND_SECONDS = 10.0
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
@@ -49,7 +48,7 @@ def keys(directory: Path) -> None:
     Raises: HostError when one is missing; the unit tries again, as somebody may make it yet.
     """
     secrets = [f"{name}.secret" for name in SECRETS[role()]]
-    names = [*secrets, *(f"{name}.public" for name in PUBLIC)]
+    names = [*secrets, *(f"{name}.public" for name in SECRETS)]
     prefix = variable("APEXRL_KEYS_PATH")
     answer = boto3.client("ssm").get_parameters(Names=[f"{prefix}/{name}" for name in names], WithDecryption=True)
     values = {PurePosixPath(entry["Name"]).name: entry["Value"].strip() for entry in answer["Parameters"]}
