@@ -8,7 +8,7 @@ from tests.system.processes import ROOT
 
 FILES = (
     *("requirements.txt", "requirements-dev.txt", "requirements-all.txt", "deploy/requirements.txt"),
-    *("deploy/packer/requirements.in", "deploy/packer/requirements-common.txt"),
+    *("deploy/packer/requirements.in", "deploy/packer/requirements-common.txt", "deploy/packer/requirements-gpu.txt"),
 )
 
 
@@ -30,5 +30,5 @@ def test_a_package_has_one_version_everywhere():
     for name in FILES:
         for package, version in pins_of(ROOT / name).items():
             versions.setdefault(package.lower(), {})[name] = version
-    assert len(versions["boto3"]) >= 3 and len(versions["pyzmq"]) >= 3, versions
+    assert len(versions["boto3"]) >= 3 and len(versions["pyzmq"]) >= 3 and len(versions["torch"]) == 2, versions
     assert not {package: found for package, found in versions.items() if len(set(found.values())) > 1}
