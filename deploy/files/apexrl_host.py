@@ -1,6 +1,5 @@
 """The tasks of a cluster's host besides its role. The units in `systemd/` run `apexrl_host.py COMMAND [PATH]`.
 
-start     starts the units of this host's role, on the replay's host a server for each shard
 address   takes the private address of this learner host's rank
 keys      fetches the CURVE keys of this host's role from the Parameter Store into a directory
 restore   fetches the run so far from S3 into an empty run directory
@@ -52,19 +51,6 @@ def as_time(text: str) -> datetime.datetime:
         return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
     except ValueError as error:
         raise HostError(f"the deadline is {text!r}: a time like 2026-01-02T03:04:05Z was expected") from error
-
-
-def start() -> None:
-    """Starts the units of this host's role, on the replay's host a server for each shard.
-
-    It does not wait for them, or cloud-init would wait for missing keys.
-    """
-    units = [f"apexrl-{role()}.target"]
-    if role() == "replay":
-        units += [f"apexrl-replay@{shard}.service" for shard in range(int(variable("APEXRL_SHARDS", "[1-9][0-9]?")))]
-    if keeps_the_run():
-        units += ["apexrl-tensorboard.service", "apexrl-sync.timer"]
-    subprocess.run(["systemctl", "start", "--no-block", *units], check=True, timeout=60)
 
 
 def limit(directory: Path) -> None:
@@ -171,8 +157,6 @@ def main(arguments: list[str]) -> int:
     with_path: dict[str, Callable[[Path], None]] = {"limit": limit, "journal": journal, "logs": logs}
     try:
         match arguments:
-            case ["start"]:
-                start()
             case [name, path] if name in with_path:
                 with_path[name](Path(path))
             case ["address" | "deadline" | "leave" as name]:

@@ -54,7 +54,8 @@ def test_all_roles_are_told_of_the_learners_and_the_shards(state):
     assert (learner.learning.device, learner.learning.learner_devices) == ("cuda", ""), "each has a GPU of its own"
     actor = parse(ActorCommand, found["actor"]["APEXRL_FLAGS"].split())
     assert (actor.agent, actor.wires.shards) == ("impala", 8)
-    assert found["replay"]["APEXRL_SHARDS"] == "8" and "APEXRL_SHARDS" not in found["learner"]
+    servers = [f"apexrl-replay@{shard}.service" for shard in range(8)]
+    assert found["replay"]["APEXRL_UNITS"].split() == ["apexrl-replay.target", *servers]
     replay = parse(ReplayCommand, found["replay"]["APEXRL_FLAGS"].split())
     tables = tuple(map(str, tables_for(parts_of(MIX))))
     assert (replay.agent, replay.wires.shards, replay.replay.tables) == ("impala", 8, tables)

@@ -49,17 +49,19 @@ locals {
     replay = merge(local.shared_environment, {
       APEXRL_ROLE            = "replay"
       APEXRL_RUN             = var.run
-      APEXRL_SHARDS          = local.shards
+      APEXRL_UNITS           = join(" ", concat(["apexrl-replay.target"], [for shard in range(local.shards) : "apexrl-replay@${shard}.service"]))
       APEXRL_JOURNAL_VOLUME  = aws_ebs_volume.journal.id
       APEXRL_FLAGS           = "${local.shared_flags} --bind-host 0.0.0.0${local.further_flags.replay}"
       APEXRL_EVALUATOR_FLAGS = "${local.shared_flags} --env ${var.env}${local.further_flags.evaluator}"
     })
     actor = merge(local.shared_environment, {
       APEXRL_ROLE  = "actor"
+      APEXRL_UNITS = "apexrl-actor.target"
       APEXRL_FLAGS = "${local.shared_flags} --env ${var.env}${local.acting_flags}${local.further_flags.actor}"
     })
     }, { for rank, host in local.learner_hosts : host.name => merge(local.shared_environment, {
       APEXRL_ROLE      = "learner"
+      APEXRL_UNITS     = rank == 0 ? "apexrl-learner.target apexrl-tensorboard.service apexrl-sync.timer" : "apexrl-learner.target"
       APEXRL_FLAGS     = "${local.shared_flags} ${local.learning_flags}${local.further_flags.learner}"
       APEXRL_HOST_RANK = rank
       APEXRL_ADDRESS   = host.address
