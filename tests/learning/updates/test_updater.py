@@ -266,7 +266,8 @@ def test_an_update_waits_for_nothing_and_needs_nothing_of_the_host(monkeypatch, 
         with OnDevice(), Counted() as counted:
             values = whole(updater, {TABLE: inputs.batch()})
         assert rescaling or counted.total <= MOST_OPERATIONS[optimizer]
-        assert values.shape == (512 + sum(math.prod(shape) for shape in updater._metric_shapes.values()),)
+        num_metrics = sum(math.prod(result.shape) for result in updater._results if result.kind == "metrics")
+        assert values.shape == (512 + num_metrics,)
 
 
 class SlowKeyInputs(KeyInputs):
