@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
 from apexrl.tools.picture import Line, Panel, picture_of
 from apexrl.tools.run_results import read_curve
@@ -32,6 +32,11 @@ SWEEPS = (  # curves in files of their names
 MIXES = {"queue": "IMPALA, queue=1", "laser": "LASER, queue=1/8 uniform=7/8"}
 RIGHT = 0.595  # of the policy that V-trace converges to, exact
 STEP_SECONDS = 2.5
+ROBOTS = {  # the label of a curve, and its place
+    "robots-half-cheetah-sac": ("apexrl", 12.3, 7500),
+    "robots-half-cheetah-sb3-sac": ("Stable-Baselines3 2.9.2,\nstopped after 10 minutes", 10.4, 5400),
+}
+ROBOT_MINUTES, ZOO_RETURN = 20, 9535  # of the RL Zoo's SAC after a million steps, as its table has it
 
 
 class Bars(NamedTuple):
@@ -154,6 +159,29 @@ def draw_games(path: Path) -> None:
     path.write_bytes(picture_of(rows, "mean, worst to best game"))
 
 
+def draw_robot(path: Path) -> None:
+    """Writes the README's chart, as high as the moving picture beside it: SAC on HalfCheetah, of ours and of SB3's."""
+    figure = Figure(figsize=(5.4, 3.15))
+    axes = figure.subplots()
+    for (name, (label, *place)), colour in zip(ROBOTS.items(), ("C0", "C1"), strict=True):
+        curve = read_curve(RESULTS / f"{name}.csv")
+        minutes = curve.seconds / 60
+        is_shown = minutes < ROBOT_MINUTES + 0.5
+        minutes, values = minutes[is_shown], curve.returns[is_shown]
+        axes.plot(minutes, values, color=colour, marker="o", markersize=3.5, linewidth=1.8)
+        axes.text(*place, label, color=colour, fontsize=9, va="center")
+    axes.axhline(ZOO_RETURN, color="C7", linewidth=1, linestyle="dashed")
+    axes.text(0, ZOO_RETURN + 150, "RL Zoo's SAC after a million steps", color="C7", fontsize=8)
+    axes.set_title("SAC on HalfCheetah-v5: return over minutes, two cores", fontsize=10, loc="left")
+    axes.set(xticks=range(0, ROBOT_MINUTES + 1, 5), ylim=(-400, 11_000))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
 def draw_corridor(path: Path) -> None:
     """Writes the chart of the corridor: the probability of right over time, with the range over the seeds."""
     runs: dict[tuple[int, str], dict[str, list[tuple[float, float]]]] = {}
@@ -199,6 +227,7 @@ if __name__ == "__main__":
     draw_speeds(folder / "speeds.png")
     draw_curves(folder / "curves.png")
     draw_games(folder / "games.png")
+    draw_robot(folder / "robots-half-cheetah.png")
     draw_corridor(folder / "corridor.png")
     for sweep in SWEEPS:
         draw_sweep(sweep, folder / f"{sweep}.png")

@@ -3,6 +3,7 @@
 A link of a page is one of the repository, as GitHub shows it. Here it becomes one of the site.
 """
 
+import json
 import posixpath
 import re
 import sys
@@ -34,12 +35,13 @@ CODE = {
     ".yaml": "yaml",
     ".toml": "toml",
     ".json": "json",
-    ".ipynb": "json",
+    ".ipynb": "python",
     ".tf": "hcl",
     "": "text",
 }
 """By suffix, the language of files that are shown as a page of code."""
 ASIDE = ("log/", "results/")  # pages of how figures were made, which a search for help should not find first
+LATER = ("architecture.md", "changelog.md", "clusters.md", "ec2-report.md")  # a search finds the guide before these
 UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
 WHOLE_FLAGS = "\n<style>td:first-child code { white-space: nowrap }</style>\n"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
@@ -52,8 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     linked = {path for file in files.documentation_pages() for path in links_of(path_of(file.src_uri), file)}
     for path in sorted(linked):
         if is_code(path):
-            code = f"```` {{.{CODE[Path(path).suffix]}}}\n{(ROOT / path).read_text()}````\n"
-            files.append(File.generated(config, uri_of(path), content=f"{UNSEARCHED}# {path}\n{code}"))
+            files.append(File.generated(config, uri_of(path), content=page_of(path)))
     return files
 
 
@@ -71,10 +72,35 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         page.meta["hide"] = ["navigation"]  # it has one entry
     if page.file.src_uri.startswith(ASIDE):
         page.meta["search"] = {"exclude": True}
+    elif page.file.src_uri in LATER:
+        page.meta["search"] = {"boost": 0.3}
     markdown = LINK.sub(replaced, markdown)
     if page.file.src_uri == "api.md":  # the docstrings say what the lists say
         markdown = reference.DOCSTRINGS.sub(r"\1", reference.LIST.sub("", markdown))
     return markdown + (reference.helps() + WHOLE_FLAGS if page.file.src_uri == "flags.md" else "")
+
+
+def page_of(path: str) -> str:
+    """Returns a file of code as a page, which a search leaves out; a notebook as its cells with their outputs."""
+    text = (ROOT / path).read_text()
+    if not path.endswith(".ipynb"):
+        return f"{UNSEARCHED}# {path}\n{block_of(text, CODE[Path(path).suffix])}"
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else block_of(f"{source}\n", CODE[".ipynb"]))
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", ())})
+            if picture := data.get("image/png"):
+                parts.append(f"![what the cell draws](data:image/png;base64,{''.join(picture.split())})")
+            else:
+                parts.append(block_of("".join(data["text/plain"]).rstrip() + "\n", "text"))
+    return "\n\n".join(parts)
+
+
+def block_of(text: str, language: str) -> str:
+    """Returns text as a block of code."""
+    return f"```` {{.{language}}}\n{text}````\n"
 
 
 def links_of(path: str, file: File) -> Iterator[str]:
@@ -107,4 +133,6 @@ def uri_of(path: str) -> str:
 
 def path_of(uri: str) -> str:
     """Returns the path in the repository of a page of the site."""
+    if uri.endswith(".ipynb.md"):  # with links of its own
+        return uri.removeprefix("source/").removesuffix(".md")
     return next((path for path, other in PAGES.items() if other == uri), f"docs/{uri}")
