@@ -82,7 +82,7 @@ def test_the_asynchronous_learner_stays_near_its_actors_and_learns():
 
 def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):
     page = (ROOT / "docs/service.md").read_text()
-    (flags,) = re.findall(r"\napexrl replay (--tables .*) --journal-dir service\n", page)
+    flags = re.search(r"\napexrl replay (--tables .*) --journal-dir service\n", page)[1]
     actor_port, batch_port = serve(f"{PYTHON} replay.py {flags}")
     program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     assert len(program.splitlines()) <= 32
