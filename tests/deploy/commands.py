@@ -11,7 +11,7 @@ Answer = Callable[[str, str, Mapping[str, str], bytes], tuple[int, str]]
 """Tells status and body of what is asked: method, path, headers, body."""
 
 
-def ran(command: Sequence[Any], seconds: float = 100, **options: Any) -> subprocess.CompletedProcess[str]:
+def ran(command: Sequence[Any], seconds: float = 600, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; returns its status and what it said."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, **options)
 

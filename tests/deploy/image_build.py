@@ -33,7 +33,7 @@ from tests.deploy.moto_process import Aws, moto_server
 from tests.system.processes import ROOT
 
 VERSION = "v0.0-test"
-BUILD_SECONDS = 400
+BUILD_SECONDS = 1500  # only ends what hangs
 BASES = {
     "cpu": (
         "ami-0000000000000c901",

@@ -21,7 +21,8 @@ _numbers = itertools.count()
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
-    """Waits until a condition holds; fails with `what` was waited for."""
+    """Waits until a condition holds; fails with `what` was waited for. Ten times the seconds only end what hangs."""
+    seconds *= 10
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

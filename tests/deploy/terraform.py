@@ -27,7 +27,7 @@ USERS_OWN = (".venv", ".terraform", "*.tfstate*", "*.tfvars", "*.tfvars.json", "
 GIVEN = "test.auto.tfvars.json"
 BUCKET = "apexrl-results-123456789012-us-east-1"
 LOCAL_STATE = 'terraform {\n  backend "local" {}\n}\n'
-SECONDS = 100
+SECONDS = 600  # only ends what hangs
 
 Variables = dict[str, Any]
 Case = tuple[Any, ...]
