@@ -1,7 +1,6 @@
 """The commands of the examples, as their docstrings tell them to a person in a checkout who has called run.sh once."""
 
 import ast
-import re
 import shlex
 
 from tests.system.processes import ROOT
@@ -13,8 +12,9 @@ PORTS = ("51001", "51002")  # of a replay server
 
 def commands_of(name: str) -> list[str]:
     """Returns the commands in the docstring of an example, but for those that install a package."""
-    docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()), clean=False) or ""
-    return [line for line in re.findall(r"^    (.+)$", docstring, re.MULTILINE) if "-m pip install" not in line]
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
+    lines = [line.strip() for line in docstring.splitlines()]
+    return [line for line in lines if line.startswith((f"{PYTHON} ", f"{TRAIN} ")) and "-m pip install" not in line]
 
 
 def python_words(command: str, ports: list[int] | None = None) -> list[str]:
