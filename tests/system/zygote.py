@@ -119,7 +119,7 @@ class Zygote:
         request = {"words": words, "directory": str(directory), "environment": environment}
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [output, output])
-            while "pid" not in (told := self._next(60.0)):
+            while "pid" not in (told := self._next(600.0)):
                 if not told:
                     raise TimeoutError("the process that is copied does not answer")
         return Grandchild(told["pid"], self)
