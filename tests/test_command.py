@@ -50,11 +50,11 @@ def test_a_misspelt_command_is_answered_with_the_nearest(monkeypatch, capsys):
 def test_a_card_of_no_run_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert started(monkeypatch, "card", "runs/nothing") == 2
-    assert capsys.readouterr().err.startswith("cannot run: runs/nothing has no checkpoints/best.safetensors or ")
+    assert capsys.readouterr().err.startswith("cannot write a card: runs/nothing has no checkpoints/best.safetensors")
     (tmp_path / "file").touch()
     assert started(monkeypatch, "card", "file") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("cannot run: file ")
+    assert line.startswith("cannot write a card: file ")
 
 
 def test_an_environment_in_the_place_of_a_command_is_answered_with_its_flag(monkeypatch, capsys):

@@ -2,22 +2,29 @@
 
 import collections
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from apexrl.agents.contract import Batch
 
-if TYPE_CHECKING:  # it makes samples
-    from apexrl.learning.experience.unroll_store import UnrollStore
-
 NO_VERSIONS = np.zeros(0, np.int64)
+
+
+class Holder(Protocol):
+    """A store that still holds some of the keys of a sample, and others no more."""
+
+    generation: int
+
+    def holds(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns [B] bool: whether the keys of a table's sample are held."""
+        ...
 
 
 class SampledKeys(NamedTuple):
     """A sample by name, which the update gathers itself. Some of it may be overwritten by then."""
 
-    store: "UnrollStore"
+    store: Holder
     table: str
     generation: int  # the generation of the store's content
     keys: np.ndarray  # [B] int64

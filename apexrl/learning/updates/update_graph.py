@@ -117,6 +117,7 @@ def inputs_of(draw: Draw, device_stream: DeviceStream) -> dict[str, Inputs]:
         if isinstance(sample, Gathered):
             inputs[table] = BatchInputs(device_stream, sample.batch)
         else:
+            assert isinstance(sample.store, UnrollStore)
             size = max(sample.store.num_rows(table), len(sample.keys))
             inputs[table] = KeyInputs(device_stream, sample.store, table, size)
     return inputs
