@@ -130,7 +130,10 @@ def send(socket: zmq.Socket, frames: Sequence[bytes]) -> None:
 
 
 class HandshakeMonitor:
-    """Notices that the handshake with a server fails, which the client's socket itself never reports."""
+    """Notices that the handshake with a server fails, which the client's socket itself never reports.
+
+    Make it before the socket connects: libzmq does not try again where a key is refused, so there is one event.
+    """
 
     def __init__(self, socket: zmq.Socket):
         self._monitor = socket.get_monitor_socket(HANDSHAKE_FAULTS)
@@ -149,8 +152,9 @@ class HandshakeMonitor:
         return found
 
     def close(self) -> None:
-        """Ends the watch. Call it before the socket is closed."""
-        self._socket.disable_monitor()
+        """Ends the watch. Call it before the socket is closed, unless it could not connect."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
         self._monitor.close()
 
 

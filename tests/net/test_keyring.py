@@ -21,7 +21,7 @@ from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
 from apexrl.net.replay_client import ReplayClient
-from apexrl.net.sockets import make_socket
+from apexrl.net.sockets import connect, make_socket
 from apexrl.tools.keys import main
 from tests.net.peers import TABLE, block_of
 from tests.system.processes import ROOT, call, wait_for
@@ -276,6 +276,19 @@ def test_who_is_not_let_in_is_told_why(guarded, keys, strange, spec, context, ca
     actor = InsertClient(guarded.actor_endpoint, "y", spec, 1, Keyring(strange, "actor"), context)
     wait_for(lambda: actor.poll() or "have the same --keys" in caplog.text, 10, "the reason")
     actor.close()
+
+
+def test_who_is_slow_after_its_connect_is_told_why_too(guarded, keys, strange, spec, context, monkeypatch):
+    """The server's refusal comes once, and may be there before the client does anything else."""
+
+    def connect_slowly(*arguments):
+        connect(*arguments)
+        time.sleep(1.0)
+
+    monkeypatch.setattr("apexrl.net.connection.connect", connect_slowly)
+    actor = InsertClient(guarded.actor_endpoint, "x", spec, 1, Foreign(keys, strange, "actor"), context)
+    with contextlib.closing(actor), pytest.raises(PeerError, match="does not accept our key"):
+        actor.connect(2.0)
 
 
 def test_plain_bytes_at_a_guarded_port_do_no_harm(guarded, keys, spec, header, context):
