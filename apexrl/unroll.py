@@ -157,8 +157,7 @@ class UnrollCodec:
 
         Raises: WireError when its arrays are not those of the spec, or a learner would refuse their content.
         """
-        if not unroll.extras.keys() <= self._extras:
-            strange = sorted(unroll.extras.keys() - self._extras)
+        if strange := sorted(unroll.extras.keys() - self._extras):
             raise WireError(f"an unroll of {self._spec.env} has the extras {strange}, which its spec does not name")
         fields = [self._exactly(p.name, _array_of(unroll, p.name), p.shape, p.dtype) for p in self._layout]
         frames = self._exactly("frame", unroll.frames, self._frames_shape, self._frames_dtype)
@@ -203,7 +202,7 @@ class UnrollCodec:
             raise WireError(f"an unroll of {self._spec.env} has a {name} of shape {found}, not {shape}")
         try:
             array = exactly(array, np.bool_).view(np.uint8) if name == "start" else array
-            return np.ascontiguousarray(array if array.dtype == dtype else exactly(array, dtype))
+            return np.ascontiguousarray(exactly(array, dtype))
         except ValueError as error:
             raise WireError(f"an unroll of {self._spec.env} has a {name} of {array.dtype} with {error}") from error
 
