@@ -94,7 +94,8 @@ class Listener:
                 return
             except zmq.ZMQError as error:  # libzmq's thread has not let go of it yet
                 if time.monotonic() > deadline:
-                    raise ConfigError(f"cannot listen on {self.endpoint} again ({error}): stop who uses it") from error
+                    fault = f"cannot listen on {self.endpoint} again ({error}): stop what listens there"
+                    raise ConfigError(fault) from error
                 time.sleep(0.01)
 
     def _watch(self, monitor: zmq.Socket) -> None:

@@ -72,7 +72,7 @@ def bind(
         socket.bind(address(host, port or "*"))
     except zmq.ZMQError as error:
         socket.close()
-        cure = "choose another port or stop who uses it"
+        cure = "choose another port or stop what listens there"
         if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
             cure = "give --bind-host an address of this host"
         raise ConfigError(f"cannot listen on {host}:{port} ({error}): {cure}") from error

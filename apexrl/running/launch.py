@@ -203,7 +203,7 @@ class Run:
             logger.error("%s", fault)
         finally:
             self._stop(stop)
-        summarize(self._console, self._directory, self._stream.env, self._clock, self._supervisor, self._checkpointed)
+        summarize(self._console, self._directory, self._command, self._clock, self._supervisor, self._checkpointed)
         if has_finished:
             say_unevaluated(self._console, self._command)
         say_next(self._console, self._command)
@@ -253,7 +253,7 @@ def checkpoint_time(directory: Path) -> int:
 
 
 def summarize(
-    console: Console, directory: Path, env: str, clock: Clock, supervisor: Supervisor, checkpointed: int
+    console: Console, directory: Path, command: RunCommand, clock: Clock, supervisor: Supervisor, checkpointed: int
 ) -> None:
     """Prints the remains of a run that has ended: the checkpoint and the summary, which it also writes.
 
@@ -272,10 +272,11 @@ def summarize(
                 console.print(f"best network: {best}, {words}", soft_wrap=True)
             if status is not None and status.counters.updates > updates:
                 lost = status.counters.updates - updates
-                console.print(f"no checkpoint has the {lost:,} updates since then: they are lost", soft_wrap=True)
+                kept = ", their experience is not" if journals_of(command) else ""
+                console.print(f"no checkpoint has the {lost:,} updates since then: they are lost{kept}", soft_wrap=True)
         except ApexError as error:
             logger.error("the checkpoint cannot be read: %s", error)
-    outcome = summary_of(status, env, clock.elapsed(), supervisor.num_restarts)
+    outcome = summary_of(status, command.env.env, clock.elapsed(), supervisor.num_restarts)
     summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
     try:
         write_json(directory / SUMMARY_FILE, summary)

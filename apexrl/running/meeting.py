@@ -95,7 +95,7 @@ def bound(host: str, port: int) -> socket.socket:
         except OSError as error:
             raise ConfigError(
                 f"the learners cannot meet at {host}:{port} ({error.strerror}): choose another --meeting-port or stop "
-                "who uses it, and give --bind-host an IPv4 address of this host"
+                "the program there, and give --bind-host an IPv4 address of this host"
             ) from error
         held.pop_all()
     return listening

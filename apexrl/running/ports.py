@@ -37,7 +37,7 @@ def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCom
     faults = {name: fault for name, hosted in needed.items() if (fault := _fault(name, *hosted)) is not None}
     if wrong := [name for name in faults if name in given]:
         flags, found = " and ".join(map(flag_of, wrong)), " and ".join(str(faults[name]) for name in wrong)
-        cure = f"stop who uses it, give another {flags}, or leave that out"
+        cure = f"stop what listens there, give another {flags}, or leave that out"
         raise ConfigError(f"{found}: {cure}") from faults[wrong[0]].__cause__
     kept = [port for name, (_, ports) in needed.items() if name in given for port in ports]
     if len(set(kept)) < len(kept):

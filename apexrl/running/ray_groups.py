@@ -298,9 +298,8 @@ class Group:
             self._report = self._report._replace(stages_ended=number + 1, summary=summary)
 
     def _summary(self) -> str:
-        text = io.StringIO()
-        env = self._command.env.env
-        summarize(RunConsole(file=text), self._directory, env, self._clock, self._supervisor, self._checkpointed)
+        text, command = io.StringIO(), self._command
+        summarize(RunConsole(file=text), self._directory, command, self._clock, self._supervisor, self._checkpointed)
         self._report = self._report._replace(status=read_status(self._directory))
         return text.getvalue()
 

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from apexrl.config.commands import LearnerCommand, RunCommand
+from apexrl.config.fields import with_values
 from apexrl.config.flags import default_command, parse, with_preset
 from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.errors import ConfigError
@@ -188,21 +189,29 @@ def test_a_game_that_cannot_be_filmed_is_said_once_at_the_end(saved):
     assert not any("video" in line for line in printed(say_next, dataclasses.replace(command, evaluator=False)))
 
 
-@pytest.mark.parametrize(("saved_updates", "line"), [(70, ""), (0, "no checkpoint has the 70 updates since then")])
-def test_updates_that_no_checkpoint_holds_are_said_at_the_end(saved, spec, saved_updates, line):
+@pytest.mark.parametrize(
+    ("saved_updates", "journal", "line"),
+    [
+        (70, "auto", ""),
+        (0, "off", "no checkpoint has the 70 updates since then: they are lost"),
+        (0, "auto", "no checkpoint has the 70 updates since then: they are lost, their experience is not"),
+    ],
+)
+def test_updates_that_no_checkpoint_holds_are_said_at_the_end(saved, spec, saved_updates, journal, line):
+    saved = with_values(saved, {"journal_dir": journal})
     directory = Path(finished(saved).run_dir)
     header = CheckpointHeader(spec, "apex-dqn", "{}", Counters(updates=saved_updates))
     save_checkpoint(latest_path(directory), header, {"x": torch.zeros(2)})
     save_checkpoint(best := directory / CHECKPOINTS[0], header, {"x": torch.zeros(2)})
     console = Console(file=io.StringIO(), width=200)
-    summarize(console, directory, "Catch-v0", Clock(saved), SimpleNamespace(num_restarts=0), checkpointed=0)
+    summarize(console, directory, saved, Clock(saved), SimpleNamespace(num_restarts=0), checkpointed=0)
     first, network, second, *lines = console.file.getvalue().splitlines()
     assert first == f"checkpoint written: {latest_path(directory)}, update {saved_updates}"
     shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
     assert shown["agent_steps"] == "0" and "transitions_inserted" not in shown
     assert shown["samples_per_insert"] == "0.0, the warm-up included"
     assert network == f"best network: {best}, update {saved_updates}, not evaluated"
-    assert second.startswith(line or "summary: ")
+    assert second == (line or f"summary: {directory}/summary.json")
 
 
 @pytest.mark.parametrize(("evaluated", "said"), [({}, True), ({"evaluation/params_version": 60.0}, True),

@@ -76,9 +76,8 @@ def test_taken_ports_that_were_asked_for_are_named_at_once():
     line = asked("--port-base", base)
     with contextlib.ExitStack() as held:
         listening(held, base, base + 4)
-        with pytest.raises(
-            ConfigError, match=f"port {base + 4} .* and port {base} .*--actor-port and --tensorboard-port"
-        ):
+        cure = "stop what listens there, give another --actor-port and --tensorboard-port"
+        with pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}"):
             with_free_ports(line.command, line.given)
 
 
