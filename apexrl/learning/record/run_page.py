@@ -16,8 +16,11 @@ from apexrl.files import read_json
 from apexrl.runs import CONFIG_FILE, Section, flat, is_telling
 
 # Sections and flags that begin so: they change nothing about the learning.
-LEFT_OUT = ("wires", "tensorboard", "run_dir", "name", "max_seconds", "port_base", "callback")
-NAMING = ("env", "agent", "preset", "seed")
+LEFT_OUT = (
+    *("wires", "tensorboard", "run_dir", "name", "max_seconds", "port_base", "callback", "ends_at", "learner_host"),
+)
+# Told always: HParams has an empty cell where a run does not tell a flag, and leaves it out of its pictures.
+NAMING = ("env", "agent", "preset", "seed", "learning-rate")
 
 
 class _Config(msgspec.Struct):

@@ -37,8 +37,7 @@ def test_a_learner_by_hand_knows_its_own_flags(tmp_path):
         if written:
             (tmp_path / CONFIG_FILE).write_text(written)
         flags, page = about(command.__class__(**{**vars(command), "run_dir": str(tmp_path)}))
-        assert (
-            flags.items() >= {"agent": "apex-dqn", "preset": "small", "seed": 0}.items() and "batch-size" not in flags
-        )
+        always = {"agent": "apex-dqn", "preset": "small", "seed": 0, "learning-rate": command.update.learning_rate}
+        assert flags == always
         assert f"| batch-size | {command.update.batch_size} |" in page and "| actor-port" not in page
         assert "| revision | unknown |" in page
