@@ -165,6 +165,8 @@ def test_the_notebook_plots_and_plays(monkeypatch, capsys, run):
     sources = ["".join(cell["source"]) for cell in cells]
     assert len(sources) == 4
     assert len(text) < 200_000 and not re.search(r"/(?:home|root|tmp|Users)/", text)
+    shown = [output for cell in cells for output in cell["outputs"]]
+    assert sum("image/png" in output.get("data", ()) for output in shown) == 2, "the curve and the game"
     exec("\n".join(sources), {})
     assert re.fullmatch(r"return \S+ after \d+ steps\n", capsys.readouterr().out)
 
