@@ -205,7 +205,7 @@ class Display:
     def update(self) -> None:
         """Shows the newest status: at once where it `redraws`, elsewhere as a line every LINE_PERIOD_SECONDS."""
         if self._live is not None:
-            self._live.update(table_of(self.rows()))
+            self._live.update(table_of(self.rows(), self._console))
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + LINE_PERIOD_SECONDS
             self._console.print("  ".join(f"{name} {value}" for name, value in self.rows()), soft_wrap=True)
@@ -283,12 +283,13 @@ class Display:
         return [(state, ", ".join(names)) for state, names in rows.items() if names]
 
 
-def table_of(rows: Iterable[tuple[str, str]]) -> Table:
-    """Returns names and values as a table."""
+def table_of(rows: Iterable[tuple[str, str]], console: Console) -> Text:
+    """Returns names and values as a table without padding, which would wrap into empty lines in a narrower terminal."""
     table = Table(show_header=False, box=None)
     for row in rows:
         table.add_row(*row)
-    return table
+    lines = console.render_lines(table, pad=False)
+    return Text("\n".join("".join(segment.text for segment in line).rstrip() for line in lines))
 
 
 def bar(share: float, encoding: str) -> str:

@@ -123,10 +123,7 @@ def _make_directory(
 
 
 def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
-    with console.capture() as printed:
-        console.print(table_of(describe(plan)))
-    for line in printed.get().splitlines():  # without the padding, which wraps into empty lines in a narrower terminal
-        console.print(line.rstrip(), soft_wrap=True)
+    console.print(table_of(describe(plan), console), soft_wrap=True)
     if going_on is not None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))

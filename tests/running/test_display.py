@@ -33,6 +33,7 @@ from apexrl.running.display import (
     progress_rows,
     read_status,
     redraws,
+    table_of,
     targets_of,
 )
 from apexrl.running.supervise import Supervisor
@@ -242,6 +243,16 @@ def test_roles_that_are_down(shown, tmp_path):
     supervisor.children["evaluator"].is_given_up = True
     rows = dict(display.rows())
     assert (rows["restarting"], rows["restarted"], rows["given up"]) == ("actors", "actors 2x", "evaluator")
+
+
+def test_a_table_has_no_padding_behind_its_rows():
+    """A terminal that becomes narrower would wrap it into lines that nothing overwrites."""
+    console = RunConsole(file=io.StringIO(), force_terminal=True, width=40)
+    rows = [("time", "0:01:01"), ("waits", "actor for learner 100%, learner for actors 3%")]
+    wrapped = [" time   0:01:01", " waits  actor for learner 100%, learner", "        for actors 3%"]
+    assert str(table_of(rows, console)).splitlines() == wrapped
+    console.print(table_of(rows, console), soft_wrap=True)
+    assert console.file.getvalue().splitlines() == wrapped
 
 
 @pytest.mark.parametrize(
