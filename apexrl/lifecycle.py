@@ -20,7 +20,7 @@ from typing import NoReturn, TextIO
 
 import psutil
 
-from apexrl.children import PARENT_VARIABLE
+from apexrl.children import PARENT_VARIABLE, make_session_nice
 from apexrl.errors import ApexError, ConfigError, KilledError
 from apexrl.extras import why_missing
 from apexrl.guard import check_not_imported
@@ -326,15 +326,13 @@ class CpuMeter:
 def make_way(cores: int) -> None:
     """Lowers the priority of this process when there are at most FEW_CORES: the learner needs them.
 
-    Linux may share the time out between sessions first (autogroup), where the niceness of a process counts for
-    nothing against other sessions. The launcher gives each role a session; ours gets a niceness, too.
+    The launcher gives each role a session, whose priority is lowered, too.
     """
     if cores > FEW_CORES:
         return
-    os.nice(NICENESS)
+    niceness = os.nice(NICENESS)
     if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # a kernel without autogroups
-            Path("/proc/self/autogroup").write_text(str(NICENESS))
+        make_session_nice(os.getpid(), niceness)
 
 
 def switch_threads_often() -> None:

@@ -171,13 +171,14 @@ group = Path("/proc/self/autogroup")
 make_way({FEW_CORES + 1})
 before = os.nice(0)
 make_way({FEW_CORES})
-print(os.nice(0) - before, group.read_text().split()[-1] if os.access(group, os.W_OK) else {NICENESS})
+expected = min(19, before + {NICENESS})
+print(os.nice(0) == expected, not os.access(group, os.W_OK) or int(group.read_text().split()[-1]) == expected)
 """
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=110,
         check=True,
     )  # fmt: skip
-    assert result.stdout.split() == [str(NICENESS)] * 2
+    assert result.stdout.split() == ["True", "True"]
 
 
 class Subscriber:
