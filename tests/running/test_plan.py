@@ -61,6 +61,13 @@ def test_a_machine_with_a_gpu_gets_numbers_that_have_learned(four_gpus, agent):
     assert plan_of_pong(four_gpus, "--agent", agent, "--preset", "paper").command.update.optimizer == "rmsprop"
 
 
+def test_a_name_beside_a_directory_is_refused():
+    with pytest.raises(ConfigError, match=r"this run's is runs/x: leave --name out"):
+        planned("--env", "Catch-v0", "--run-dir", "runs/x", "--name", "mine")
+    named = planned("--env", "Catch-v0", "--name", "mine").command
+    assert "mine" in named.run_dir
+
+
 def test_a_preset_says_how_the_environment_is_presented_and_flags_win(four_gpus):
     paper = ("--agent", "r2d2", "--preset", "paper")
     env = plan_of_pong(four_gpus, *paper, "--noop-max", "7").command.env
