@@ -25,10 +25,10 @@ class Command:
 
     agent: str = DEFAULT_AGENT
     """apex-dqn, apex-dpg, sac, impala, impact, pqn, r2d2, or your own module:name. Where actions are vectors the
-    default is sac. With --env Corridor-v0 the default is impala."""
+    default is sac. Some environments have another default: Corridor-v0 has impala, BipedalWalker-v3 impact."""
     preset: str = "auto"
-    """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). apex-dpg has
-    td3 and d4pg, too."""
+    """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). impact has
+    vectors (actions) and apex-dpg td3 and d4pg, too."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of everything random."""
 

@@ -1,6 +1,6 @@
 """The machine that a run is planned for, and the numbers that follow from it: preset, actors, threads, capacity."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from apexrl.agents.contract import Want
@@ -58,8 +58,10 @@ class Machine(NamedTuple):
         return self.actor_device != CPU
 
 
-def fitting_preset(machine: Machine, environment: EnvironmentSpec) -> str:
-    """Returns the name of the preset that fits a machine and an environment."""
+def fitting_preset(machine: Machine, environment: EnvironmentSpec, presets: Collection[str]) -> str:
+    """Returns the name of the preset, out of an algorithm's, that fits a machine and an environment."""
+    if environment.action_bounds and "vectors" in presets:
+        return "vectors"
     if environment.has_small_frames:
         return "small"
     return "gpu" if machine.learns_on_gpu else "two-cores"

@@ -133,7 +133,8 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec, known: Sequence[str]) -> RunCommand:
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
-    preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment)
+    presets = family_of(asked.agent).presets
+    preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment, presets)
     command = with_preset(dataclasses.replace(default_command(RunCommand, asked.agent), env=asked.env), preset)
     if not asked.reproducible:  # there the sizes are the same on every machine
         command = with_values(command, sizes(machine, environment))

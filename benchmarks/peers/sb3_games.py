@@ -36,12 +36,12 @@ class Evaluations(BaseCallback):
 
     frames_per_step = FRAMES_PER_STEP
 
-    def __init__(self, envs: VecEnv, seconds: float, frames: int):
+    def __init__(self, envs: VecEnv, seconds: float, frames: int, period_seconds: float = EVALUATION_SECONDS):
         super().__init__()
         self._envs = envs
         self._frames = frames
         self._end = frames or seconds
-        self._period = frames / NUM_EVALUATIONS if frames else EVALUATION_SECONDS
+        self._period = frames / NUM_EVALUATIONS if frames else period_seconds
         self._next = self._period
         self._started = time.perf_counter()
 

@@ -1,5 +1,6 @@
 """The numbers of a run that follow from its machine."""
 
+import msgspec
 import pytest
 
 from apexrl.config.commands import LearnerCommand, RunCommand
@@ -89,9 +90,12 @@ def test_actors_leave_cores_to_the_others_and_on_a_gpu_to_the_emulator(cores, de
 @pytest.mark.parametrize(("device", "preset"), [(CPU, "two-cores"), (GPU, "gpu")])
 def test_the_preset_follows_from_the_machine_and_the_environment(device, preset):
     machine = Machine(16, 64 * GB, device, 64 * GB)
-    assert fitting_preset(machine, SPEC) == preset
+    assert fitting_preset(machine, SPEC, ["vectors"]) == preset
     vectors = StreamSpec("Vectors-v0", (4,), "float32", 1, 2, 1, unroll_starts=80, overlap_steps=3)
-    assert fitting_preset(machine, vectors) == "small" and not sizes(machine, vectors)
+    assert fitting_preset(machine, vectors, ["vectors"]) == "small" and not sizes(machine, vectors)
+    steering = msgspec.structs.replace(vectors, num_actions=0, action_bounds=((-1.0, 1.0),))
+    assert fitting_preset(machine, steering, ["vectors"]) == "vectors"
+    assert fitting_preset(machine, steering, []) == "small", "a family whose presets are for vectors all"
 
 
 def test_a_capacity_that_follows_from_free_memory_is_the_same_for_runs_one_after_the_other():

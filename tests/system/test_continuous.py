@@ -7,7 +7,7 @@ from tests.system.processes import launch, read_json
 SHORT = ("--reproducible", "--total-updates", "8", "--min-size-to-sample", "300", "--episodes", "1",
          "--max-episode-frames", "400", "--batch-size", "16", "--hidden-size", "16", "--capacity", "2000")  # fmt: skip
 
-IMPACT = ("--agent", "impact", "--preset", "mujoco", "--minibatches", "4")
+IMPACT = ("--agent", "impact", "--minibatches", "4")
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,7 @@ IMPACT = ("--agent", "impact", "--preset", "mujoco", "--minibatches", "4")
         ("Pendulum-v1", ("--critic-norm", "batch"), "sac"),
         ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "td3"), "apex-dpg"),
         ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "d4pg"), "apex-dpg"),
-        (
-            "HalfCheetah-v5",
-            ("--agent", "impact", "--preset", "mujoco", "--minibatches", "4", "--no-evaluator"),
-            "impact",
-        ),
+        ("HalfCheetah-v5", (*IMPACT, "--no-evaluator"), "impact"),
     ],
     ids=["cheetah", "suite", "crossq", "td3", "d4pg", "impact"],
 )

@@ -25,7 +25,7 @@ FAMILIES = {
     "sac": ("--env", "Pendulum-v1", "--agent", "sac", "--preset", "small", "--samples-per-insert", "8"),
     "apex-dpg": ("--env", "Pendulum-v1", "--agent", "apex-dpg", "--preset", "small", "--samples-per-insert", "8"),
     "pqn": ("--env", "Catch-v0", "--agent", "pqn"),
-    "vectors": ("--env", "Pendulum-v1", "--agent", "impact", "--preset", "mujoco", "--min-size-to-sample", "2000",
+    "vectors": ("--env", "Pendulum-v1", "--agent", "impact", "--min-size-to-sample", "2000",
                 "--minibatches", "4"),
 }  # fmt: skip
 GUESTS = {  # of each host: one that has the run's unrolls, and one that cuts them anew

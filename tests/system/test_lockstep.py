@@ -24,8 +24,8 @@ LASER = [*CATCH, "--agent", "impala", "--mix", "queue=1/8", "uniform=7/8", "--ba
 R2D2 = ["--env", "MemoryCatch-v0", "--agent", "r2d2", "--batch-size", "4", "--sequence-unrolls", "2"]
 IMPACT = [*CATCH, "--agent", "impact", "--batch-size", "8", "--minibatches", "4"]
 PQN = [*CATCH, "--agent", "pqn"]
-VECTORS = ["--env", "Pendulum-v1", "--agent", "impact", "--preset", "mujoco", "--batch-size", "4", "--minibatches", "2",
-           "--min-size-to-sample", "500", "--hidden-size", "32"]  # fmt: skip
+VECTORS = ["--env", "Pendulum-v1", "--agent", "impact", "--preset", "vectors", "--batch-size", "4",
+           "--minibatches", "2", "--min-size-to-sample", "500", "--hidden-size", "32"]  # fmt: skip
 SAC = ["--env", "Pendulum-v1", "--min-size-to-sample", "500", "--batch-size", "16", "--hidden-size", "32"]
 DPG = [*SAC, "--agent", "apex-dpg"]
 COUNTING = ["--agent", "tests.system.counting_agent:counting", "--env", "tests.system.counting_env:Counting-v0",

@@ -45,7 +45,7 @@ OTHERS = {
     "apex-dpg": ("--agent", "apex-dpg", "--env", "Pendulum-v1", "--preset", "small", *SOON),
     "sac": ("--agent", "sac", "--env", "Pendulum-v1", "--preset", "small", *SOON),
     "impact": ("--agent", "impact", "--env", "Catch-v0", *SOON),
-    "impact-vectors": ("--agent", "impact", "--env", "Pendulum-v1", "--preset", "mujoco", *SOON),
+    "impact-vectors": ("--agent", "impact", "--env", "Pendulum-v1", *SOON),
     "pqn": ("--agent", "pqn", "--env", "Catch-v0", *SOON),
 }
 

@@ -110,12 +110,13 @@ def test_a_ball_that_was_seen_once_is_caught_within_80000_agent_steps(tmp_path, 
         (("--agent", "apex-dpg", "--min-size-to-sample", "1000"), 40_000),
         (("--seed", "2"), 40_000),
         (
-            ("--agent", "impact", "--preset", "mujoco", "--learning-rate", "1e-3:0", "--gamma", "0.9"),
+            ("--agent", "impact", "--samples-per-insert", "10", "--minibatches", "16", "--learning-rate", "1e-3:0",
+             "--gamma", "0.9"),
             80_000,
         ),
     ],
     ids=["apex-dpg", "sac", "impact"],
-)
+)  # fmt: skip
 def test_a_pendulum_is_swung_up(tmp_path, free_ports, flags, most_steps):
     """By a policy over vectors of actions: the RL Zoo's TD3 has -158, and what chooses at random -1,200."""
     flags = ("--env", "Pendulum-v1", "--total-frames", most_steps, *flags)
