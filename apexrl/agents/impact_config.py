@@ -84,7 +84,7 @@ VECTORS: Preset = {
     "evaluation": {"evaluation_period_seconds": 15.0},
 }  # fmt: skip
 """For actions that are vectors: PPO's clip and trace on MuJoCo (arXiv:1707.06347, table 3), four uses of each step,
-observations and rewards in the run's measure. It learned on BipedalWalker (docs/log/robots.md)."""
+observations and rewards in the run's measure. What it learned and where it fails: docs/log/robots.md."""
 
 
 def stream(algorithm: ImpactAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
