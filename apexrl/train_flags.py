@@ -58,6 +58,7 @@ class TrainFlags(TypedDict, total=False):
     guest: str
     hidden_size: int
     importance_exponent: float
+    initial_priorities: Literal["equal", "critic"]
     inputs: str | Sequence[str]
     journal_dir: str
     journal_flush_seconds: float

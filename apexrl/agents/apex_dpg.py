@@ -28,9 +28,12 @@ from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.exploration import noise_ladder
 from apexrl.bounds import clipped, range_of
 from apexrl.losses.categorical_returns import cross_entropy, projected
+from apexrl.losses.windows import at_window_ends, n_step_windows
 from apexrl.networks.config import DeterministicConfig
 from apexrl.networks.critics import Critics
+from apexrl.networks.frame_stack import stacks_of
 from apexrl.networks.vector_policies import DeterministicPolicy
+from apexrl.types import EnvironmentSpec, StreamUnrolls
 
 
 class DpgActing(Acting):
@@ -46,7 +49,37 @@ class DpgActing(Acting):
         """Returns actions [E, size] within the bounds."""
         _, reach = range_of(self.spec.action_bounds)
         noise = exploration[:, None] * reach * rng.standard_normal(values.shape)
-        return clipped(values + noise, self.spec.action_bounds), {}
+        return clipped(values + noise, self.spec.action_bounds), {} if self.critics is None else {"policy": values}
+
+    def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
+        """Returns |n-step TD error| [K, E] by the actor's own critics, where it has them."""
+        critics = self.critics
+        if critics is None:
+            return None
+        steps = unrolls.rewards, unrolls.discounts, unrolls.starts
+        returns, discounts, offsets = n_step_windows(*steps, self.algorithm.gamma, self.algorithm.n_steps)
+        stacks = stacks_of(unrolls.frames, unrolls.starts, self.spec.stacked_frames)
+        outputs = self._outputs(critics, stacks[: len(returns)], unrolls.actions[: len(returns)])
+        after = self._outputs(critics, at_window_ends(stacks, offsets), at_window_ends(extras["policy"], offsets))
+        returned, discounted = (torch.from_numpy(rows).flatten().to(outputs.device) for rows in (returns, discounts))
+        values, least = critics.values_of(outputs), critics.least_of(after)
+        errors, _ = _errors(critics, outputs, values, returned, discounted, least)
+        return errors.abs().mean(dim=0).view(returns.shape).cpu().numpy() + SMALLEST_PRIORITY
+
+    @property
+    def critics(self) -> Critics | None:
+        """The actor's copy of the critics; None with equal priorities."""
+        assert isinstance(self.network, DeterministicPolicy)
+        return self.network.critics
+
+    @torch.no_grad()
+    def _outputs(self, critics: Critics, stacks: np.ndarray, actions: np.ndarray) -> Tensor:
+        """Returns the critics' outputs [C, K E, N] for actions [K, E, size] at stacks [K, E, H, *frame]."""
+        torso, normalizer = self.network.torso, self.network.normalizer
+        device = torso.kernel().device
+        observations, chosen = (torch.from_numpy(rows).flatten(0, 1).to(device) for rows in (stacks, actions))
+        stored = torso.layout.store_stacks(observations)
+        return critics.outputs(stored if normalizer is None else normalizer(stored), chosen)
 
 
 class DpgLearning(Learning):
@@ -54,7 +87,10 @@ class DpgLearning(Learning):
 
     algorithm: DpgAlgorithm
     update: DpgUpdate
-    acting = ("policy",)
+
+    @property
+    def acting(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("policy", "critics") if self.network.initial_priorities == "critic" else ("policy",)
 
     @property
     def target(self) -> Target:
@@ -66,10 +102,7 @@ class DpgLearning(Learning):
         return {"policy": PartOptimizer(period_updates=self.update.policy_period_updates)}
 
     def parts(self) -> dict[str, nn.Module]:
-        network = self.network
-        support = torch.linspace(network.least_return, network.most_return, network.atoms) if network.atoms else None
-        critics = Critics(self.spec, network, "layer" if network.layer_norm else "none", support)
-        return {"policy": DeterministicPolicy(self.spec, network), "critics": critics}
+        return {"policy": DeterministicPolicy(self.spec, self.network), "critics": _critics(self.spec, self.network)}
 
     def from_target(self, target: Networks, batches: Batches) -> tuple[Tensor, Tensor]:
         """Returns the least of the target critics' values [B] of the target policy's next actions, and their sizes [B].
@@ -84,12 +117,7 @@ class DpgLearning(Learning):
             noise = (deviation * torch.randn_like(actions)).clamp(-most, most) * policy.reach
             actions = torch.minimum(torch.maximum(actions + noise, policy.center - policy.reach),
                                     policy.center + policy.reach)  # fmt: skip
-        outputs = critics.outputs(after, actions)
-        least = critics.values_of(outputs).min(dim=0)
-        if critics.support is None:
-            return least.values, sizes
-        index = least.indices[None, :, None].expand(1, -1, outputs.shape[2])
-        return outputs.softmax(dim=2).gather(0, index).squeeze(0), sizes
+        return critics.least_of(critics.outputs(after, actions)), sizes
 
     def losses(self, online: Networks, batches: Batches, known: Callable[[], tuple[Tensor, Tensor]]) -> Losses:
         """Returns half the squared errors of the critics, and beside them the policy's way up the first one.
@@ -100,12 +128,7 @@ class DpgLearning(Learning):
         outputs = critics.outputs(batch.observation, batch.action)
         values = critics.values_of(outputs)
         after, sizes = known()
-        if critics.support is None:
-            errors = batch.n_step_return + batch.discount * after - values  # [C, B]
-            of_critics = 0.5 * errors.square()
-        else:
-            targets = projected(critics.support, batch.n_step_return, batch.discount, after)
-            errors, of_critics = targets @ critics.support - values, cross_entropy(outputs, targets)
+        errors, of_critics = _errors(critics, outputs, values, batch.n_step_return, batch.discount, after)
         surprise = errors.detach().abs().mean(dim=0)
         metrics = {"td_error": surprise, "q_mean": values.detach().mean(dim=0), "q_max": values.detach().amax(dim=0),
                    "action_size": sizes}  # fmt: skip
@@ -124,5 +147,32 @@ class DpgLearning(Learning):
         return {"policy": Slope(chosen, -batch.weight.unsqueeze(1) * slopes)}
 
 
-make_network = DeterministicPolicy
+def make_network(spec: EnvironmentSpec, network: DeterministicConfig) -> DeterministicPolicy:
+    """Returns the policy, and with it the critics of actors that give priorities by them; raises as it does."""
+    policy = DeterministicPolicy(spec, network)
+    if network.initial_priorities == "critic":
+        policy.critics = _critics(spec, network)
+    return policy
+
+
+def _errors(
+    critics: Critics, outputs: Tensor, values: Tensor, returns: Tensor, discounts: Tensor, after: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the errors [C, B] of values [C, B], and the losses [C, B] of the outputs [C, B, N] that they are of.
+
+    Args:
+      returns, discounts: [B] of n-step windows; after: `Critics.least_of` where they end.
+    """
+    if critics.support is None:
+        errors = returns + discounts * after - values
+        return errors, 0.5 * errors.square()
+    targets = projected(critics.support, returns, discounts, after)
+    return critics.mean_of(targets) - values, cross_entropy(outputs, targets)
+
+
+def _critics(spec: EnvironmentSpec, network: DeterministicConfig) -> Critics:
+    support = torch.linspace(network.least_return, network.most_return, network.atoms) if network.atoms else None
+    return Critics(spec, network, "layer" if network.layer_norm else "none", support)
+
+
 make_actor, make_learner = actor_of(DpgActing, DeterministicConfig, make_network), learner_of(DpgLearning)

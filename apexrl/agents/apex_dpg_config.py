@@ -90,7 +90,8 @@ D4PG: Preset = {
 }  # fmt: skip
 """D4PG (arXiv:1804.08617): a categorical critic of 101 atoms from -150 to 150, as on dm_control (arXiv:1801.00690)."""
 
-PAPER: Preset = {"network": {"critics": 1}, "replay": {"capacity": 1_000_000, "samples_per_insert": 1.0}}
+PAPER: Preset = {"network": {"critics": 1, "initial_priorities": "critic"},
+                 "replay": {"capacity": 1_000_000, "samples_per_insert": 1.0}}  # fmt: skip
 """Ape-X DPG. The sizes of its layers are ours: the paper states them for its own tasks."""
 
 

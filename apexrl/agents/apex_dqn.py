@@ -13,7 +13,7 @@ from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.exploration import epsilon_greedy, epsilon_ladder
 from apexrl.losses.value_learning import double_q_errors, huber, huber_gradient, mean_of_allowed, n_step_targets
-from apexrl.losses.windows import n_step_windows
+from apexrl.losses.windows import at_window_ends, n_step_windows
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.dueling import make_network
 from apexrl.types import StreamUnrolls
@@ -48,9 +48,7 @@ class ApexActing(EpsilonGreedyActing):
         """Returns |n-step TD error| [K, E] by the actor's own values."""
         steps = unrolls.rewards, unrolls.discounts, unrolls.starts
         returns, discounts, offsets = n_step_windows(*steps, self.algorithm.gamma, self.algorithm.n_steps)
-        ends = np.arange(len(returns))[:, None] + offsets
-        bootstrap = np.take_along_axis(extras["q_max"], ends, axis=0)
-        tensors = map(torch.from_numpy, (returns, discounts, bootstrap))
+        tensors = map(torch.from_numpy, (returns, discounts, at_window_ends(extras["q_max"], offsets)))
         targets = n_step_targets(*tensors, rescaling=self.algorithm.value_rescaling).numpy()
         return np.abs(targets - extras["q_taken"][: len(returns)]) + SMALLEST_PRIORITY
 

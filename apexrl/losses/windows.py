@@ -41,6 +41,11 @@ def n_step_windows(rewards: A, discounts: A, starts: A, gamma: float, n: int) ->
     return returns, bootstrap, offsets
 
 
+def at_window_ends(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Returns [K, E, ...]: those of values [T + 1, E, ...] where the windows of each start end, by offsets [K, E]."""
+    return values[np.arange(len(offsets))[:, None] + offsets, np.arange(offsets.shape[1])]
+
+
 def valid_starts(starts: np.ndarray, num_starts: int) -> np.ndarray:
     """Returns [K, ...] bool: False where the step is a reset, whose action the environment ignored."""
     return ~starts[1 : num_starts + 1]

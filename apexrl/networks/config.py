@@ -55,6 +55,8 @@ class DeterministicConfig(VectorConfig):
     """Return of the first atom (D4PG on dm_control)."""
     most_return: Annotated[float, Range(-1e9)] = 150.0
     """Return of the last atom (D4PG on dm_control)."""
+    initial_priorities: Literal["equal", "critic"] = "equal"
+    """Priorities of new experience. critic: actors have the critics, too, and give their errors (Ape-X DPG)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,20 @@ class Critics(nn.Module):
 
     def values_of(self, outputs: Tensor) -> Tensor:
         """Returns the values [...] of outputs [..., N]."""
-        return outputs.squeeze(-1) if self.support is None else outputs.softmax(dim=-1) @ self.support
+        return outputs.squeeze(-1) if self.support is None else self.mean_of(outputs.softmax(dim=-1))
+
+    def mean_of(self, probabilities: Tensor) -> Tensor:
+        """Returns the means [...] of distributions [..., N] over the atoms, in float32 where autocast is on."""
+        assert self.support is not None
+        return (probabilities * self.support).sum(dim=-1)
+
+    def least_of(self, outputs: Tensor) -> Tensor:
+        """Returns the least values [B] of outputs [C, B, N]; with atoms the probabilities [B, N] that have them."""
+        least = self.values_of(outputs).min(dim=0)
+        if self.support is None:
+            return least.values
+        index = least.indices[None, :, None].expand(1, -1, outputs.shape[2])
+        return outputs.softmax(dim=2).gather(0, index).squeeze(0)
 
     def joint(self, steps: tuple[Tensor, Tensor], next_steps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the values [C, B] of stacks and actions, and of the next ones, normalized as one batch of 2 B.

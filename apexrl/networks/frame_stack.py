@@ -36,6 +36,13 @@ class FrameStack:
         self.ring.select(self._layout.ring_axis, self.newest).copy_(self._layout.store(frames))
 
 
+def stacks_of(frames: np.ndarray, starts: np.ndarray, stacked_frames: int) -> np.ndarray:
+    """Returns the observations [T + 1, E, H, *frame] of unrolls: frames [F, E, *frame], starts [T + 1, E] bool."""
+    shown = np.concatenate([frames, np.zeros_like(frames[:1])])
+    numbers = (frame_numbers(starts[:, i], stacked_frames, 0, len(frames)) for i in range(starts.shape[1]))
+    return np.stack([shown[of_stream, i] for i, of_stream in enumerate(numbers)], axis=1)
+
+
 def frame_numbers(starts: np.ndarray, stacked_frames: int, first_frame: int, zero_frame: int) -> np.ndarray:
     """Returns the numbers [T + 1, H] of the frames that each observation of an unroll shows, oldest first.
 

@@ -111,6 +111,11 @@ class Policy:
         return self._fast.values(prepared, memory, self._kernels[stack.newest])
 
     @property
+    def network(self) -> FrameNetwork:
+        """The network in float32, with the parameters of the last `load`."""
+        return self._exact
+
+    @property
     def reward_scale(self) -> float:
         """The scale of the rewards that the values were learned from."""
         normalizer = self._exact.normalizer

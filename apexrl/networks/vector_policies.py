@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from apexrl.errors import ConfigError
 from apexrl.networks.action_range import RangedModule
 from apexrl.networks.config import DeterministicConfig, GaussianConfig, VectorConfig
+from apexrl.networks.critics import Critics
 from apexrl.networks.torsos import FrameNetwork, Torso, check_sizes, make_torso
 from apexrl.types import EnvironmentSpec
 
@@ -25,6 +26,7 @@ class DeterministicPolicy(FrameNetwork, RangedModule):
         super().__init__(_torso(spec, config))
         self.action = nn.Linear(self.torso.num_features, len(spec.action_bounds))
         self.take_range(spec)
+        self.critics: Critics | None = None  # of an actor whose initial priorities are their errors
 
     def heads(self, features: Tensor) -> Tensor:
         """Returns the actions [B, size] float32 of the torso's features."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.agents.apex_dpg import DpgActing, make_learner, make_network
+from apexrl.agents.apex_dpg import DpgActing, make_actor, make_learner, make_network
 from apexrl.agents.apex_dpg_config import D4PG, FAMILY, PAPER, SWIFT, TD3, DpgAlgorithm, DpgUpdate
 from apexrl.agents.apex_dqn_config import FAMILY as APEX_DQN
 from apexrl.agents.exploration import noise_ladder
@@ -16,9 +16,13 @@ from apexrl.config.flags import parse
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
-from apexrl.networks.config import DeterministicConfig
+from apexrl.losses.windows import valid_starts
+from apexrl.networks.config import DeterministicConfig, to_text
 from apexrl.networks.device_stream import DeviceStream
-from apexrl.types import EnvironmentSpec
+from apexrl.networks.frame_stack import stacks_of
+from apexrl.networks.headers import ParametersHeader
+from apexrl.networks.parameters import Parameters
+from apexrl.types import EnvironmentSpec, StreamUnrolls
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream
 from tests.learning.twins import update_both
@@ -137,6 +141,48 @@ def test_a_graph_makes_the_same_updates(make_unroll, spec, update, network):
     assert graph.device_stream.num_captures == 1
 
 
+def priorities_of(learner, spec, network, unroll, tensors=None):
+    """Returns the priorities [K] that an actor with the learner's parameters gives an unroll of its own."""
+    header = ParametersHeader(0, spec, "apex-dpg", to_text(network))
+    actor = make_actor(ALGORITHM, Parameters(header, learner.acting_tensors() | (tensors or {})), CPU)
+    of_streams = (array[:, None] for array in (unroll.frames, unroll.actions, unroll.rewards, unroll.discounts))
+    unrolls = StreamUnrolls(*of_streams, unroll.starts[:, None])
+    stacks = stacks_of(unrolls.frames, unrolls.starts, spec.stacked_frames)[:, 0]
+    with torch.no_grad():
+        stored = actor._acting.network.torso.layout.store_stacks(torch.from_numpy(stacks))
+        normalizer = actor._acting.network.normalizer
+        values = learner.online["policy"](stored if normalizer is None else normalizer(stored)).numpy()
+    chosen, extras = actor._acting.act(values, np.zeros(len(values)), np.random.default_rng(0))
+    assert np.allclose(chosen, values)
+    return actor.priorities(unrolls, {name: extra[:, None] for name, extra in extras.items()})[:, 0]
+
+
+@pytest.mark.parametrize("spec", [VECTORS, SCREENS], ids=["vectors", "screens"])
+@pytest.mark.parametrize("network", [dataclasses.replace(NETWORK, critics=1), NETWORK, ATOMS], ids=["1", "2", "atoms"])
+def test_actors_with_the_critics_give_the_learners_priorities(make_unroll, spec, network):
+    network = dataclasses.replace(network, initial_priorities="critic")
+    world = DpgWorld(make_unroll, spec, PAPERS, network=network)
+    learner, unroll = world.updater.learner, make_unroll(spec, RING)
+    unroll.discounts[1], unroll.starts[3] = 0, True  # the episode ended with step 1, step 2 is the reset
+    hold(world.store, RING, unroll)
+    found = priorities_of(learner, spec, network, unroll)
+    keys = RING * spec.unroll_starts + np.flatnonzero(valid_starts(unroll.starts, spec.unroll_starts))
+    batches = {TABLE: world.store.gather(TABLE, keys, np.ones(len(keys), np.float32)).batch}
+    outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
+    expected = outcome.priorities[TABLE][: len(keys)].numpy()  # other rows only fill the batch
+    assert len(keys) == spec.unroll_starts - 1
+    assert found[keys - RING * spec.unroll_starts] == pytest.approx(expected, rel=1e-2)
+
+
+def test_critics_of_actors_see_what_the_normalizer_makes_of_observations(make_unroll):
+    network = dataclasses.replace(NETWORK, initial_priorities="critic")
+    learner, unroll = DpgWorld(make_unroll, VECTORS, PAPERS, network=network).updater.learner, make_unroll(VECTORS)
+    measure = {"normalizer.mean": torch.full((5,), 100.0), "normalizer.scale": torch.full((5,), 0.01)}
+    found = priorities_of(learner, VECTORS, network, unroll, measure)
+    normalized = unroll._replace(frames=(unroll.frames - 100) * np.float32(0.01))
+    assert found == pytest.approx(priorities_of(learner, VECTORS, network, normalized), rel=1e-4)
+
+
 def test_the_target_policys_noise_stays_within_clip_and_bounds(make_unroll):
     noisy = DpgWorld(make_unroll, VECTORS, dataclasses.replace(TD3S, target_noise=5.0, target_noise_clip=0.5))
     seen = []
@@ -146,7 +192,7 @@ def test_the_target_policys_noise_stays_within_clip_and_bounds(make_unroll):
     critics = learner.target["critics"]
     spy = SimpleNamespace(
         outputs=lambda after, actions: seen.append(actions) or critics.outputs(after, actions),
-        values_of=critics.values_of, support=None,
+        least_of=critics.least_of,
     )  # fmt: skip
     learner.learning.from_target({"policy": policy, "critics": spy}, batches)
     moved = (seen[0] - exact) / policy.reach
@@ -157,6 +203,7 @@ def test_the_target_policys_noise_stays_within_clip_and_bounds(make_unroll):
 
 def test_actions_have_the_noise_of_their_rung_and_stay_within_bounds():
     acting = DpgActing(dataclasses.replace(ALGORITHM, noise_least=0.1, noise_most=0.4), VECTORS)
+    acting.network = make_network(VECTORS, NETWORK)
     exploration = acting.explore(np.arange(3), 3)
     assert exploration.tolist() == pytest.approx([0.1, 0.2, 0.4]) and acting.evaluation_exploration == 0
     values = np.tile(np.float32([0.0, 0.5]), (3000, 1))

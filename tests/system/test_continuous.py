@@ -16,11 +16,12 @@ IMPACT = ("--agent", "impact", "--minibatches", "4")
         ("HalfCheetah-v5", (), "sac"),
         ("dm_control/cheetah-run-v0", (), "sac"),
         ("Pendulum-v1", ("--critic-norm", "batch"), "sac"),
+        ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "paper"), "apex-dpg"),
         ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "td3"), "apex-dpg"),
         ("Pendulum-v1", ("--agent", "apex-dpg", "--preset", "d4pg"), "apex-dpg"),
         ("HalfCheetah-v5", (*IMPACT, "--no-evaluator"), "impact"),
     ],
-    ids=["cheetah", "suite", "crossq", "td3", "d4pg", "impact"],
+    ids=["cheetah", "suite", "crossq", "paper", "td3", "d4pg", "impact"],
 )
 def test_a_few_updates_are_made(tmp_path, free_ports, env, flags, agent):
     with launch(tmp_path, free_ports(4), "--env", env, *flags, *SHORT) as run:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from apexrl.agents.contract import Batches, Exploration, Extras
 from apexrl.config.schedules import schedules_of
+from apexrl.networks.torsos import FrameNetwork
 from apexrl.types import StreamSpec, StreamUnrolls
 
 SMALLEST_PRIORITY = 1e-6  # an item without any error can still be drawn: 0 would take it out of its table
@@ -81,7 +82,8 @@ class Learning:
     is one of `tensors`, or of `numbers`.
     """
 
-    acting: tuple[str, ...] = ()  # parts whose parameters actors get; several are named PART.NAME
+    acting: tuple[str, ...] = ()
+    """Parts whose parameters actors get: those of the first part by their names, of the others as PART.NAME."""
     rmsprop = RMSPropForm()  # which one --optimizer rmsprop means
     is_mean = True  # whether a gradient is that of the mean over `Losses.num_terms`, or of the sum
     num_steps = 1  # that an update takes of a draw: `minibatches` gives so many
@@ -141,6 +143,9 @@ class Learning:
 
 class Acting:
     """The actor's half of an algorithm, for E environments at a time. Only `act` has to be written."""
+
+    network: FrameNetwork
+    """The module's `make_network`, in float32 and with the newest parameters; for `priorities`, which may ask it."""
 
     def __init__(self, algorithm: Any, spec: StreamSpec):
         """Takes the numbers that actors and the learner agree on, and the stream of the log."""

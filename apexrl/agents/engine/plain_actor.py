@@ -98,7 +98,9 @@ class PlainActor:
 
     def _make_policy(self, parameters: Parameters) -> Policy:
         spec, network = parameters.header.spec, from_text(parameters.header.network, self._kind)
-        return Policy(spec, lambda: self._make_network(spec, network), self._device, parameters.tensors)
+        policy = Policy(spec, lambda: self._make_network(spec, network), self._device, parameters.tensors)
+        self._acting.network = policy.network
+        return policy
 
 
 def actor_of(

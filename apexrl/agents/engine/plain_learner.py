@@ -176,7 +176,8 @@ class PlainLearner:
         self._follow(target.rate)
 
     def acting_tensors(self) -> dict[str, Tensor]:
-        return _named({name: self.online[name].state_dict() for name in self.learning.acting})
+        first, *others = self.learning.acting
+        return self.online[first].state_dict() | _prefixed({name: self.online[name].state_dict() for name in others})
 
     def learning_tensors(self) -> dict[str, Tensor]:
         learning = self.learning
@@ -184,7 +185,7 @@ class PlainLearner:
         target = _named({name: part.state_dict() for name, part in self.target.items()})
         parts = self._gradient.parts
         optimizers = _named({name: optimizer_tensors(own, parts[name]) for name, own in self._optimizers.items()})
-        tensors = {f"{name}.{key}": tensor for name in others for key, tensor in self.online[name].state_dict().items()}
+        tensors = _prefixed({name: self.online[name].state_dict() for name in others})
         tensors |= {f"target.{name}": tensor for name, tensor in target.items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizers.items()}
         if self._num_updates is not None:
@@ -268,6 +269,8 @@ def _detached(losses: Losses) -> Outcome:
 
 def _named(by_part: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Returns the tensors of a single part by their names, those of several as PART.NAME."""
-    if len(by_part) == 1:
-        return dict(*by_part.values())
+    return dict(*by_part.values()) if len(by_part) == 1 else _prefixed(by_part)
+
+
+def _prefixed(by_part: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{part}.{name}": tensor for part, named in by_part.items() for name, tensor in named.items()}
