@@ -25,7 +25,7 @@ def groups_of(controller: str, process: Path = SELF) -> Iterator[Group]:
         return
     for mount in mounts:
         root, top = mount[3], Path(mount[4])
-        kind, _, options = mount[mount.index("-") + 1 :]
+        kind, *_, options = mount[mount.index("-") + 1 :]
         for _, controllers, path in groups:
             is_limited = controller in controllers.split(",") and controller in options.split(",")
             if (kind == "cgroup2" and not controllers) or (kind == "cgroup" and is_limited):

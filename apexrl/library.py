@@ -105,6 +105,7 @@ def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callbac
     is_given = bool(flags.get("resume") or flags.get("run_dir"))
     if not is_given:
         flags["run_dir"] = made_run(new_run(env, _command_line(flags)))
+        flags["name"] = ""  # the directory has it
     directory = flags.get("resume") or flags["run_dir"]
     words = _command_line({"env": env, **flags})
     process = start_child(["-m", "apexrl", "train", *words], {})

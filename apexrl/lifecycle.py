@@ -127,9 +127,8 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     """
     check_not_imported()
     log = open(os.dup(2), "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115 - until the end
-    level = os.environ.get("APEXRL_LOG", "INFO")
-    log_to(logging.StreamHandler(log), f"%(asctime)s {role}: %(message)s", level)
-    logging.getLogger(__package__).setLevel(level)  # foreign code may set another one for all
+    log_to(logging.StreamHandler(log), f"%(asctime)s {role}: %(message)s")
+    logging.getLogger(__package__).setLevel(logging.INFO)  # foreign code may set another one for all
     allow_many_files()
     before = threading.enumerate()
     stop = Stop()

@@ -67,7 +67,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
         """Numbers at the end of a frame that say which actions are allowed: A, or 0 without --action-mask."""
         try:
             has_mask = bool(msgspec.json.decode(self.variant, type=_Settings).action_mask)
-        except msgspec.MsgspecError:  # of a stranger, or none
+        except (msgspec.MsgspecError, RecursionError):  # of a stranger, or none
             has_mask = False
         return self.num_actions if has_mask and self.frame_shape and self.frame_shape[-1] >= self.num_actions else 0
 

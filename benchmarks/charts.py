@@ -182,6 +182,24 @@ def draw_robot(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def draw_ratio(path: Path) -> None:
+    """Writes the chart of samples an insert: mean return over minutes of each number, a panel for each robot."""
+    runs: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    with (RESULTS / "robots-ratio.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            if row["variant"].isdigit():
+                points = runs.setdefault(row["env"], {}).setdefault(int(row["variant"]), [])
+                points.append((float(row["seconds"]) / 60, float(row["mean"])))
+    panels = []
+    for env, curves in runs.items():
+        panels.append(Panel(env, "minutes", []))
+        for ratio, points in sorted(curves.items()):
+            minutes, values = np.array(points).T
+            nothing = np.full_like(values, np.nan)
+            panels[-1].lines.append(Line(f"{ratio} samples an insert", minutes, values, nothing, nothing))
+    path.write_bytes(picture_of([[panel] for panel in panels], "mean return"))
+
+
 def draw_corridor(path: Path) -> None:
     """Writes the chart of the corridor: the probability of right over time, with the range over the seeds."""
     runs: dict[tuple[int, str], dict[str, list[tuple[float, float]]]] = {}
@@ -228,6 +246,7 @@ if __name__ == "__main__":
     draw_curves(folder / "curves.png")
     draw_games(folder / "games.png")
     draw_robot(folder / "robots-half-cheetah.png")
+    draw_ratio(folder / "robots-ratio.png")
     draw_corridor(folder / "corridor.png")
     for sweep in SWEEPS:
         draw_sweep(sweep, folder / f"{sweep}.png")

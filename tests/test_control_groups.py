@@ -27,6 +27,8 @@ def host(monkeypatch, tmp_path):
         options = "rw" if is_second else "rw,cpu,cpuacct"
         (process / "mountinfo").write_text(
             "23 1 0:21 / / rw - ext4 /dev/root rw\n"
+            "24 23 0:22 / /x rw - tmpfs  rw\n"
+            "25 23 0:23 / /mnt/c rw - 9p C:\\134 rw,aname=drvfs;path=C:\\Program Files\\Docker\n"
             f"35 31 0:32 {root} {top} rw,relatime shared:9 - {kind} {kind} {options}\n"
         )
         for place, quota in quotas.items():

@@ -194,6 +194,21 @@ def test_the_example_of_a_search_reports_evaluations_and_prunes(monkeypatch, run
     assert study.best_value == run.evaluations[-1].mean
 
 
+def test_a_name_becomes_part_of_the_directory(monkeypatch, tmp_path):
+    words = []
+
+    def start(arguments, environment):
+        words.extend(arguments)
+        raise ApexError("enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(apexrl.library, "start_child", start)
+    with pytest.raises(ApexError, match="enough"):
+        apexrl.train("Catch-v0", name="mine")
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert "mine" in flags["--run-dir"] and flags["--name"] == ""
+
+
 @pytest.fixture
 def program(tmp_path, free_ports):
     """A program of somebody's own that trains, and whose run has begun to learn."""

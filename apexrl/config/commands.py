@@ -87,7 +87,8 @@ class LearnerCommand(Command):
     learner_host_rank: Annotated[int, Range(0, 63)] = 0
     """Which of the --learner-hosts this is; host 0 publishes, evaluates, and writes the run."""
     ends_at: Annotated[float, Range(0)] = 0.0
-    """Seconds since 1970 at which a falling rate reaches its end; `apexrl train` gives that of its --max-seconds."""
+    """Seconds since 1970 at which the run is complete, and a falling rate at its end; `apexrl train` gives that of its
+    --max-seconds."""
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
 
@@ -137,7 +138,7 @@ class RunCommand(Command):
     guest: str = ""
     """Learn without actors from the experience of the run in this directory, while it goes on; nobody there waits."""
     max_seconds: Annotated[float, Range(0)] = 0.0
-    """End after so many seconds; 0: never."""
+    """End after so many seconds, and the evaluation of the last network; 0: never."""
     stop_at_return: Annotated[float | None, Range(-math.inf)] = None
     """End as soon as the mean return of an evaluation is so high."""
     callback: tuple[str, ...] = ()

@@ -284,7 +284,7 @@ class LearningConfig:
     total_frames: Annotated[int, Range(0)] = 0
     """End after so many environment frames; 0: never."""
     final_evaluation_seconds: Annotated[float, Range(0)] = 0.0
-    """Seconds that a learner which has reached its total waits until its last network is evaluated; 0: it ends."""
+    """Seconds that a learner at the end of its run waits until its last network is evaluated; 0: it ends."""
     mix_journal: str = ""
     """A share of each batch that replays comes from a journal, DIR=SHARE as in runs/a/journal=1/2 (RLPD)."""
 

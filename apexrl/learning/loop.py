@@ -159,8 +159,7 @@ class LearnerLoop:
                 return None
         spec = replicas.spec
         assert spec is not None
-        expected = self._stream(spec)
-        if spec != expected:
+        if spec != (expected := self._stream(spec)):
             raise ConfigError(
                 f"the log holds another stream ({difference(spec, expected)}): give actors and learner the same flags"
             )
@@ -241,11 +240,12 @@ class LearnerLoop:
                     transitions=replicas.transitions,
                     largest_weight=1.0 if draw is None else draw.largest_weight,
                     late=self._courses.late(time.time()),
+                    is_over=0 < self._command.ends_at <= time.time(),
                 )
             )
             frames = sum(standing.transitions for standing in standings) * spec.frames_per_step
             numbers = self._courses.advance(frames, standings[0].late)
-            has_finished = is_complete(learning, updater.num_updates, frames)
+            has_finished = standings[0].is_over or is_complete(learning, updater.num_updates, frames)
             if has_finished or any(standing.stops for standing in standings):
                 break
             others_go_on = may_update(standings)

@@ -57,7 +57,7 @@ def layout_from(spec: StreamSpec) -> np.dtype:
     if spec.env == ENV:
         try:
             layout = layout_of({name: (kind, tuple(shape)) for name, kind, shape in json.loads(spec.variant)})
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             layout = None
         if layout is not None and spec_of(layout) == spec:
             return layout

@@ -9,7 +9,7 @@ from apexrl.net.open_log import OpenLog
 from apexrl.replay.priority_table import PriorityTable
 from apexrl.replay.replay import Replay
 from apexrl.replay.table import Table
-from apexrl.replay.unroll_tables import FifoTable
+from apexrl.replay.unroll_tables import FifoTable, LifoTable
 
 QUANTILES = (10, 50, 90)
 
@@ -126,7 +126,7 @@ def _table_metrics(table: Table) -> dict[str, float]:
         "sampled": table.limiter.sampled,
         "samples_per_insert": table.limiter.samples_per_insert_so_far(),
     }
-    if isinstance(table, FifoTable):
+    if isinstance(table, FifoTable | LifoTable):
         metrics["missed"] = table.num_missed
     if isinstance(table, PriorityTable):
         metrics["stale_priorities"] = table.num_stale

@@ -21,7 +21,7 @@ from apexrl.config.words import sister
 from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.guard import check_not_imported
-from apexrl.learning.record.status_file import LAST_EVALUATION, read_status
+from apexrl.learning.record.status_file import LAST_EVALUATION, Status, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, run_program
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters, latest_path, load_header
@@ -50,6 +50,7 @@ ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  
 TRACKERS_IDLE_SECONDS = 10.0  # they wait for servers, which takes neither processor nor disk
 ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
 WATCH_SECONDS = 0.2
+LAST_WORD_SECONDS = 10.0  # after the time of a run, in which its learner says that it waits for the last evaluation
 FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
 
@@ -197,7 +198,9 @@ class Run:
                         self._console.print(why, soft_wrap=True)
                         break
                     if self._clock.is_over(self._counters()):
-                        break
+                        told = read_status(self._directory, since=self._supervisor.began_at)
+                        if not awaits_evaluation(self._command, told, self._clock.elapsed()):
+                            break
         except ApexError as error:
             status, fault = exit_status(error), f"{error}; see the logs in {self._logs}"
             logger.error("%s", fault)
@@ -290,17 +293,28 @@ def summarize(
             console.print(f"  {name:24} {shown}{note}")
 
 
+def awaits_evaluation(command: RunCommand, status: Status | None, elapsed_seconds: float) -> bool:
+    """Returns whether a run whose time is up goes on: its learner waits for the last evaluation, or may yet say so."""
+    if command.smoke or command.reproducible or not (command.evaluator and command.learning.final_evaluation_seconds):
+        return False
+    return waits_for_evaluation(status) or elapsed_seconds < command.max_seconds + LAST_WORD_SECONDS
+
+
 def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:
     """Returns whether the learner waits for the last evaluation, and nobody will play it."""
     evaluator = supervisor.children.get("evaluator")
     if evaluator is None or not evaluator.is_given_up:
         return False
-    status = read_status(directory, since=supervisor.began_at)
+    return waits_for_evaluation(read_status(directory, since=supervisor.began_at))
+
+
+def waits_for_evaluation(status: Status | None) -> bool:
+    """Returns whether a learner waits for the evaluation of its last network."""
     return status is not None and status.waits_for == LAST_EVALUATION
 
 
 def say_unevaluated(console: Console, command: RunCommand) -> None:
-    """Prints a line when the last network of a run that has reached its total was not evaluated, as it should be."""
+    """Prints a line when the last network of a run that has reached its end was not evaluated, as it should be."""
     status, seconds = read_status(Path(command.run_dir)), command.learning.final_evaluation_seconds
     if status is None or not (command.evaluator and seconds):
         return

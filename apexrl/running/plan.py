@@ -89,7 +89,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     if saved is not None:
         _refuse(_changed(command, saved, ["agent"]), verb)  # another algorithm has other flags
         command = asked.onto(saved)
-    if "name" in asked.given and command.run_dir:
+    if asked.command.name and command.run_dir:
         raise ConfigError(f"--name is of a new directory, and this run's is {command.run_dir}: leave --name out")
     device, actor_device = ("cpu", "cpu") if command.reproducible else (command.learning.device, command.actor_device)
     environment, parts = look_at(command.env, command.wires.patience_seconds)  # another process loads torch meanwhile

@@ -90,7 +90,7 @@ class Driver:
         directory = asked.command.resume or asked.command.run_dir
         if not directory:
             directory = str(Path(new_run(self.asked.env.env, arguments)).resolve())
-            arguments = [*arguments, "--run-dir", directory]
+            arguments = [*arguments, "--name", "", "--run-dir", directory]  # which has the name
         self.directory, self._arguments = Path(directory), arguments
         self._run = config.ray_namespace or f"apexrl-{self.directory.name}"
         self._groups: dict[str, Any] = {}  # handles

@@ -60,4 +60,7 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
     for flag in ("--guest", "--from-journal", "--reproducible"):
         if value_given(flag, run_flags) or flag in run_flags:
             raise ConfigError(f"{flag} needs no cluster: give it to run.sh")
+    for flag in ("--stop-at-return", "--callback"):
+        if value_given(flag, run_flags):
+            raise ConfigError(f"{flag} is not known on a cluster: give --total-frames or --max-seconds")
     return config, run_flags, 0 if workers == "auto" else int(workers)

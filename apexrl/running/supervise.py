@@ -164,8 +164,9 @@ class Supervisor:
             child.recent_deaths += 1
             if child.recent_deaths > self._max_restarts:
                 self._give_up(child, PeerError(f"{fault}, after {child.restarts} restarts"))
-            logger.warning("%s: again in %.0f s", fault, LONGEST_PAUSE_SECONDS)
-            child.start_at = now + LONGEST_PAUSE_SECONDS
+            else:
+                logger.warning("%s: again in %.0f s", fault, LONGEST_PAUSE_SECONDS)
+                child.start_at = now + LONGEST_PAUSE_SECONDS
 
     def _bury(self, child: Child, status: int, now: float) -> None:
         """Plans the restart of a child that has ended, or gives it up. Its simulators end first."""

@@ -14,6 +14,7 @@ from apexrl.learning.record.run_page import config_of, table, telling_flags
 from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import attempt
 from apexrl.lines import say
+from apexrl.networks.config import own_network
 from apexrl.networks.headers import load_header
 from apexrl.runs import CHECKPOINTS, RUNS, evaluation_of, found_checkpoint, newest_run
 
@@ -46,7 +47,7 @@ def card_of(run: Path) -> str:
         "Evaluation": _evaluation(directory, counters.updates),
         "Flags that differ from the preset": table(flags) if flags else "None.",
         "Versions and machine": table({} if config is None else {"revision": config.revision} | config.versions),
-        "Use": _use(path, values, header.agent),
+        "Use": _use(path, values, header.agent, own_network(header.network)),
     }
     title = f"# {header.spec.env}, played by {header.agent}\n"
     return "\n".join([title, *(f"## {name}\n{text}\n" for name, text in parts.items())])
@@ -64,9 +65,9 @@ def _evaluation(directory: Path, updates: int) -> str:
     return f"{table(rows)}\n\n{note}"
 
 
-def _use(path: Path, values: Mapping[str, Any], agent: str) -> str:
+def _use(path: Path, values: Mapping[str, Any], agent: str, network: str) -> str:
     environment = values.get("env") or {}
-    names = [agent, str(environment.get("env", "")), str(environment.get("wrapper", ""))]
+    names = [agent, network, str(environment.get("env", "")), str(environment.get("wrapper", ""))]
     trust = ", trust=True" if any(":" in name for name in names) else ""
     imports = "It imports modules that the run names: trust whoever made it.\n" if trust else ""
     return f"""{imports}```python

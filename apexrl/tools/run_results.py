@@ -13,7 +13,7 @@ import numpy as np
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.learning.record.status_file import read_status
-from apexrl.running.run_directory import saved_values
+from apexrl.running.run_directory import OF_ONE_START, saved_values
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, flat, read_evaluations
 
 FINAL_EVALUATIONS = 3
@@ -21,8 +21,9 @@ CURVE_NAMES = ("seconds", "frames", "updates", "mean", "min", "max", "median")  
 ELSEWHERE = {"wires"}  # a section of hosts and ports
 # Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
 OF_ONE_RUN = {
-    *("seed", "name", "run_dir", "resume", "from_scratch", "fork", "at", "from_journal", "guest", "trust"),
-    *("max_seconds", "smoke", "max_restarts", "memory_gb", "journal_dir", "record_dir"),
+    *OF_ONE_START,
+    *("seed", "name", "run_dir", "resume", "fork", "at", "from_journal", "guest"),
+    *("max_restarts", "memory_gb", "journal_dir", "record_dir"),
     *("tensorboard", "tensorboard_port", "tensorboard_host", "wandb", "mlflow"),
 }
 

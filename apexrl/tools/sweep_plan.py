@@ -22,7 +22,7 @@ from apexrl.running.torch_look import Ask, asking
 
 # The sweep gives them, or they fit none of its runs.
 OWN_FLAGS = ("--seed", "--run-dir", "--resume", "--from-scratch", "--fork", "--at", "--from-journal", "--guest",
-             "--smoke")  # fmt: skip
+             "--smoke", "--name")  # fmt: skip
 
 
 class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -109,7 +109,8 @@ def test_a_family_that_does_not_keep_to_masks_refuses_them():
     ("shape", "actions", "variant", "size"),
     [((8,), 4, '{"action_mask": "mask"}', 4), ((3,), 4, '{"action_mask": "mask"}', 0), ((8,), 4, "", 0),
      ((8,), 0, '{"action_mask": "mask"}', 0), ((8,), 4, '{"env_kwargs": {"action_mask": 1}}', 0),
-     ((8,), 4, '[["action_mask", "int32", []]]', 0), ((), 4, '{"action_mask": "mask"}', 0)],
+     ((8,), 4, '{"other": ' + "[" * 1980, 0), ((8,), 4, '[["action_mask", "int32", []]]', 0),
+     ((), 4, '{"action_mask": "mask"}', 0)],
 )  # fmt: skip
 def test_a_spec_has_a_mask_where_its_settings_name_one(shape, actions, variant, size):
     assert EnvironmentSpec("Doors-v0", shape, "float32", 1, actions, 1, variant=variant).mask_size == size

@@ -201,6 +201,14 @@ def test_the_learner_knows_its_numbers_before_each_update(make_loop, spec, total
     assert learner.told[-2:] == [learner.rate] * 2, "loading has replaced what follows a schedule"
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 1e12])
+def test_a_run_is_complete_when_its_time_is_up(loop, spec, seconds):
+    loop._command, stop = dataclasses.replace(loop._command, ends_at=seconds), Stop()
+    updater = updaters.Updater(ScheduledLearner(), DeviceStream(CPU))
+    assert loop.update(updater, GrowingReplica(stop, 10), mock.MagicMock(), spec, stop) == (seconds == 1.0)
+    assert updater.num_updates == (0 if seconds == 1.0 else 10)
+
+
 def test_versions_that_acted_are_compared_with_the_one_that_is_updated(loop, spec):
     record, stop = mock.MagicMock(), Stop()
     updater, replica = updaters.Updater(ScheduledLearner(), DeviceStream(CPU)), GrowingReplica(stop, 10)

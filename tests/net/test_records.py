@@ -46,7 +46,9 @@ def test_a_log_and_every_reader_of_unrolls_take_records():
     assert layout_from(msgspec.json.decode(msgspec.json.encode(spec), type=type(spec))) == layout_of(ALL)
 
 
-@pytest.mark.parametrize("changes", [{"variant": "[]"}, {"variant": "{"}, {"env": "Pong"}, {"unroll_starts": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"variant": "[]"}, {"variant": "{"}, {"variant": "[" * 2000}, {"env": "Pong"}, {"unroll_starts": 2}]
+)
 def test_what_holds_no_records_is_said(changes):
     spec = msgspec.structs.replace(spec_of(layout_of({"a": "int8"})), **changes)
     with pytest.raises(ApexError, match="no records"):

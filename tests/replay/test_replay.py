@@ -4,6 +4,7 @@ import pytest
 
 from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, JournalError
+from apexrl.net.statistics import log_metrics
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, new_identity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.recovery import recover
@@ -159,12 +160,13 @@ def test_a_table_that_has_no_batch_to_give_holds_nobody_up(spec):
     assert replay.why_no_insert() == ""
 
 
-def test_a_queue_whose_unrolls_were_missed_holds_nobody_up(spec):
-    replay = make_replay(spec, tables=("queue=fifo", "any=uniform:0:1"), eviction_period_batches=1)
+@pytest.mark.parametrize("kind", ["fifo", "lifo"])
+def test_a_queue_whose_unrolls_were_missed_holds_nobody_up(spec, kind):
+    replay = make_replay(spec, tables=(f"queue={kind}", "any=uniform:0:1"), eviction_period_batches=1)
     replay.set_batch_sizes({"queue": 12})
     insert(replay, count=18)
     replay.sample("any", 1)
-    assert (replay.tables["queue"].num_missed, len(replay.log)) == (8, 10)
+    assert (log_metrics(replay, 0.0)["table/queue/missed"], len(replay.log)) == (8, 10)
     replay.tables["queue"].limiter.inserted += 20  # as if many more had been missed
     assert replay.why_no_sample("queue", 12) == "actors" and replay.why_no_insert() == ""
 

@@ -24,6 +24,7 @@ from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
 from apexrl.running.clock import Clock
 from apexrl.running.launch import (
     OTHERS_IDLE_SECONDS,
+    awaits_evaluation,
     end_steps,
     roles_of,
     say_next,
@@ -235,6 +236,18 @@ def test_only_a_learner_of_this_start_waits_in_vain(tmp_path, is_given_up, waits
     supervisor = SimpleNamespace(children={"evaluator": SimpleNamespace(is_given_up=is_given_up)}, began_at=950.0)
     assert waits_in_vain(supervisor, tmp_path) == in_vain
     assert not waits_in_vain(SimpleNamespace(children={}, began_at=0.0), tmp_path)
+
+
+@pytest.mark.parametrize(("waits_for", "elapsed", "changes", "goes_on"), [
+    ("", 61, {}, True), ("", 71, {}, False), ("actors", 71, {}, False), (LAST_EVALUATION, 71, {}, True),
+    (LAST_EVALUATION, 61, {"evaluator": False}, False), (LAST_EVALUATION, 61, {"smoke": True}, False),
+    (LAST_EVALUATION, 61, {"reproducible": True}, False),
+])  # fmt: skip
+def test_a_run_whose_time_is_up_ends_after_its_last_evaluation(saved, waits_for, elapsed, changes, goes_on):
+    command = dataclasses.replace(saved, max_seconds=60.0, **changes)
+    assert awaits_evaluation(command, Status("Catch-v0", 4000, Counters(), {}, waits_for), elapsed) == goes_on
+    assert awaits_evaluation(command, None, elapsed) == (goes_on and elapsed < 70)
+    assert not awaits_evaluation(with_values(command, {"final_evaluation_seconds": 0.0}), None, elapsed)
 
 
 @pytest.mark.parametrize("has_evaluator", [True, False])

@@ -66,6 +66,7 @@ def test_a_name_beside_a_directory_is_refused():
         planned("--env", "Catch-v0", "--run-dir", "runs/x", "--name", "mine")
     named = planned("--env", "Catch-v0", "--name", "mine").command
     assert "mine" in named.run_dir
+    assert planned("--env", "Catch-v0", "--run-dir", "runs/x", "--name", "").command.run_dir == "runs/x"
 
 
 def test_a_preset_says_how_the_environment_is_presented_and_flags_win(four_gpus):

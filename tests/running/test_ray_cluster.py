@@ -163,6 +163,8 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
         (["--ray-patience-seconds", "5"], "--ray-patience-seconds: give 15 or more"),
         (["--reproducible"], "--reproducible needs no cluster"),
         (["--guest", "runs/x"], "--guest needs no cluster"),
+        (["--stop-at-return", "18"], "--stop-at-return is not known on a cluster: give --total-frames"),
+        (["--callback=a:B"], "--callback is not known on a cluster"),
     ],
 )
 def test_flags_without_sense_are_refused(flags, message):

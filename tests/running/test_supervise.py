@@ -107,6 +107,17 @@ def test_a_child_that_cannot_be_started_for_want_of_files_is_started_later(super
     watched(supervisor, lambda: role.process is not None)
 
 
+def test_a_child_that_is_given_up_is_not_said_to_come_back(supervise, monkeypatch, caplog):
+    monkeypatch.setattr(supervising, "LONGEST_PAUSE_SECONDS", 0.01)
+    supervisor = supervise(role="import sys; sys.exit('once')")
+    role = supervisor.children["role"]
+    role.is_needed = False
+    watched(supervisor, lambda: role.process is None)
+    with no_files_left():
+        watched(supervisor, lambda: role.is_given_up)
+    assert "the run goes on without it" in caplog.records[-1].getMessage()
+
+
 def test_the_end_of_a_child_needs_no_file(supervise, tmp_path):
     supervisor = supervise(role=DEAF + SLEEP)
     wait_for(lambda: said(tmp_path, "role"), 100, "a child that ignores SIGTERM")

@@ -16,11 +16,12 @@ from apexrl.types import StreamSpec
 from tests.system.processes import call
 from tests.tools.run_directories import write_run
 
+NETWORK = to_text(default_command(RunCommand).network)
 
-def with_network(directory, name, updates, env="Catch-v0"):
+
+def with_network(directory, name, updates, env="Catch-v0", network=NETWORK):
     (directory / "checkpoints").mkdir(exist_ok=True)
     spec = StreamSpec(env, (2,), "float32", 1, 2, 1)
-    network = to_text(default_command(RunCommand).network)
     header = CheckpointHeader(spec, "apex-dqn", network, Counters(updates=updates))
     save_checkpoint(directory / "checkpoints" / name, header, {"a": torch.ones(1)})
 
@@ -54,6 +55,12 @@ def test_a_card_of_modules_says_to_trust_them_and_one_without_games_says_so(tmp_
     with_network(run, "latest.safetensors", 7, env="my_walk:Walk-v0")
     text = card.card_of(run)
     assert "This network was not evaluated." in text and "trust=True" in text and "--trust`" in text
+
+
+def test_a_card_of_a_network_of_ones_own_says_to_trust_its_module(tmp_path):
+    run = write_run(tmp_path / "run", [])
+    with_network(run, "latest.safetensors", 7, network='{"network": "my_network:Torso"}')
+    assert "trust=True" in card.card_of(run)
 
 
 def test_a_directory_without_a_network_has_no_card(tmp_path):

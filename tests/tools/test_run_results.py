@@ -52,7 +52,17 @@ def test_each_run_that_cannot_be_read_has_a_line(tmp_path):
 
 def test_runs_are_grouped_by_everything_but_seed_and_place(tmp_path):
     same = [
-        read_run(write_run(tmp_path / f"a{seed}", [1], seed, fork=f"runs/seed{seed}", wandb=bool(seed)))
+        read_run(
+            write_run(
+                tmp_path / f"a{seed}",
+                [1],
+                seed,
+                fork=f"runs/seed{seed}",
+                wandb=bool(seed),
+                port_base=seed,
+                callback=["a:B"] * seed,
+            )
+        )
         for seed in range(3)
     ]
     other = read_run(write_run(tmp_path / "b", [1], 0, learning_rate=0.5, batch_size=32))

@@ -138,6 +138,20 @@ def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_complete(tmp_p
     assert make().run() == [] and [name for name, _ in launches.starts] == ALL[1:]
 
 
+@pytest.mark.parametrize(("flags", "best", "is_complete"), [
+    ({"stop-at-return": 0.5}, 0.5, True), ({"stop-at-return": 0.5}, 0.4, False), ({"stop-at-return": 0.5}, None, False),
+    ({"callback": "tests.running.test_callbacks:Once"}, 0.4, True),
+])  # fmt: skip
+def test_a_run_that_a_flag_of_its_own_has_ended_is_complete(launches, make, flags, best, is_complete):
+    done = msgspec.structs.replace(summary_of(None, "Catch-v0", 1, 0), evaluation_best_return=best)
+
+    def launch(run, arguments):
+        write_json(write_run(run.directory, [0, 1]) / SUMMARY_FILE, done)
+
+    launches.launch = launch
+    assert make(**flags).run() == ([] if is_complete else ALL)
+
+
 @pytest.mark.parametrize(("flag", "total"), [("total-frames", 500), ("total-updates", 500)])
 def test_a_run_without_a_time_limit_ends_with_its_frames_or_updates(tmp_path, launches, make, flag, total):
     sweep = make(**{"max-seconds": 0, flag: total})

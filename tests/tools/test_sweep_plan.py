@@ -128,6 +128,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ({"run_dir": "x"}, "--run-dir cannot be given here"),
         ({"guest": "runs/x"}, "--guest cannot be given here"),
         ({"smoke": True}, "--smoke cannot be given here"),
+        ({"name": "mine"}, "--name cannot be given here"),
         ({"checkpoint": "x"}, "--checkpoint does not train"),
     ],
 )

@@ -43,6 +43,7 @@ class RankStanding(NamedTuple):
     stops: bool = False
     reports: bool = False  # rank 0 wants the totals of all ranks
     writes_checkpoint: bool = False  # and rank 0 will write a checkpoint
+    is_over: bool = False  # by rank 0's clock: the time of the run
     waits_for: str = ""
     transitions: int = 0  # that the logs of its shards have brought
     largest_weight: float = 1.0  # by which the importance weights of its draw were divided
@@ -95,9 +96,9 @@ class Team:
         row = [*map(float, flags), float(code), float(transitions), largest_weight, late]
         standings = []
         for *truths, code, total, largest, their_late in self.gather(row).tolist():
-            has_draw, is_skipped, stops, reports, writes = map(bool, truths)
+            has_draw, is_skipped, stops, reports, writes, is_over = map(bool, truths)
             numbers = REASONS[int(code)], int(total), largest, their_late
-            standings.append(RankStanding(has_draw, is_skipped, stops, reports, writes, *numbers))
+            standings.append(RankStanding(has_draw, is_skipped, stops, reports, writes, is_over, *numbers))
         return standings
 
     def gather(self, row: Sequence[float]) -> np.ndarray:

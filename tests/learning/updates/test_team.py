@@ -94,7 +94,8 @@ def test_every_learner_hears_where_all_stand(free_ports):
         """
 def standing(rank):
     waits_for = ("", "min_size actors", "something new")[rank]
-    return RankStanding(rank == 0, rank == 1, rank == 2, rank == 0, False, waits_for, 2**50 + rank, 10.0**rank)
+    flags = rank == 0, rank == 1, rank == 2, rank == 0, False, rank == 0
+    return RankStanding(*flags, waits_for, 2**50 + rank, 10.0**rank)
 heard = [standing(0), standing(1)._replace(waits_for="min_size"), standing(2)._replace(waits_for="another reason")]
 assert team.agree(standing(team.rank)) == heard
 assert team.share({"a": torch.ones(2)}, b"of %d" % team.rank) == b"of 0"
