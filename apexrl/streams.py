@@ -117,16 +117,12 @@ class StreamCutter:
     stream that has fallen silent are dropped: actors come and go, and a new one has new streams.
     """
 
-    def __init__(self, log: StreamSpec, wanted: StreamSpec, tails_bytes: int = TAILS_BYTES):
-        """Takes a log's spec and another one, of which `why_not_cut` says nothing.
-
-        Args:
-          tails_bytes: of waiting steps, beyond which streams that have ended are dropped.
-        """
+    def __init__(self, log: StreamSpec, wanted: StreamSpec):
+        """Takes a log's spec and another one, of which `why_not_cut` says nothing."""
         self._wanted = wanted
         self._seen = SeenSteps(log.unroll_steps)
         self._tails: collections.OrderedDict[Stream, _Tail] = collections.OrderedDict()  # the last heard at the end
-        self._kept_tails = tails_bytes // (log.unroll_bytes + wanted.unroll_bytes)
+        self._kept_tails = TAILS_BYTES // (log.unroll_bytes + wanted.unroll_bytes)
         self._num_unrolls = 0
         stacked = log.stacked_frames
         # By field: the entries beyond one a step. Starts are kept for all frames, as `UnrollBuilder` does.

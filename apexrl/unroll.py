@@ -145,12 +145,12 @@ class UnrollCodec:
         self._decompressor = zstandard.ZstdDecompressor()
         self._frames_shape = (spec.unroll_frames, *spec.frame_shape)
         self._frames_dtype = np.dtype(spec.frame_dtype).newbyteorder("<")
-        self._layout = [_Place(field, spec) for field in spec.fields]
         self._extras = {field.name for field in spec.extras}
-        end = 0
-        for place in self._layout:
-            end = place.put(end)
-        self._field_bytes = end
+        self._layout: list[_Place] = []
+        self._field_bytes = 0
+        for field in spec.fields:
+            self._layout.append(_Place(field, spec, self._field_bytes))
+            self._field_bytes += self._layout[-1].num_bytes
 
     def encode(self, unroll: Unroll) -> bytes:
         """Returns the compressed block of one stream's unroll.
@@ -230,19 +230,14 @@ class UnrollCodec:
 class _Place:
     """The place of one field in the bytes behind the frames of a block."""
 
-    def __init__(self, field: Field, spec: StreamSpec):
+    def __init__(self, field: Field, spec: StreamSpec, start: int):
         self.name = field.name
         self.dtype = np.dtype(field.dtype).newbyteorder("<")
         self.is_float = self.dtype.kind == "f"
         entries = spec.num_entries(field)
         self.shape = (entries, *field.shape)
         self.num_bytes = entries * field.entry_bytes
-        self._start = 0
-
-    def put(self, start: int) -> int:
-        """Sets where the field begins; returns where it ends."""
         self._start = start
-        return start + self.num_bytes
 
     def view(self, data: np.ndarray) -> np.ndarray:
         """Returns the field in the bytes of all fields; a copy where another field leaves it unaligned."""

@@ -16,7 +16,6 @@ Weak scaling: each learner has a batch of its own, and all make every update tog
 import dataclasses
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,10 +29,10 @@ import psutil
 import tyro
 
 from benchmarks.namespaces import Namespaces
+from benchmarks.replay import ROOT, free_ports
 from benchmarks.replay_frames import make
 from benchmarks.replay_work import insert
 
-ROOT = Path(__file__).resolve().parent.parent
 LARGEST_OF_NORMALS = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424}
 MOST_BUSY = 0.7
 SLOWED = ("tbf", "rate", "1250mbit", "burst", "1mb", "latency", "50ms")  # 20 times slower than 25 Gbit/s
@@ -67,20 +66,13 @@ class Options:
     """File for the figures."""
 
 
-def free_port() -> int:
-    """Returns a port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_ranks(ranks: list[list[str]], size: int, seconds: float, hosts: Namespaces | None = None) -> list[Row]:
     """Runs learners with these arguments side by side, in teams of a size; returns their figures.
 
     Args:
       hosts: where each learner runs; by default on this machine.
     """
-    ports = [free_port() for _ in range(0, len(ranks), size)]
+    ports = free_ports(-(-len(ranks) // size))
     processes = []
     for index, arguments in enumerate(ranks):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(index % size), "WORLD_SIZE": str(size)}
@@ -188,7 +180,7 @@ class Shard:
     """A replay server with recorded unrolls, whose table holds nobody up."""
 
     def __init__(self, directory: Path, frames: Path, hosts: Namespaces | None, host: str):
-        actor_port, batch_port = free_port(), free_port()
+        actor_port, batch_port = free_ports(2)
         address = hosts.address(host) if hosts is not None else "127.0.0.1"
         flags = ["--actor-port", str(actor_port), "--batch-port", str(batch_port), "--journal-dir", str(directory)]
         tables = ["--tables", "transitions=priority:0:1", "--bind-host", address]

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import apexrl.streams
 from apexrl.agents.families import FAMILIES
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment
@@ -102,11 +103,12 @@ def test_a_stream_that_is_much_slower_than_others_is_cut_whole():
     assert [first_step for first_step, _ in slow] == list(range(0, 30 * 8 - 28, 30))
 
 
-def test_streams_that_ended_are_dropped_beyond_a_bound():
+def test_streams_that_ended_are_dropped_beyond_a_bound(monkeypatch):
     """Actors play 24 unrolls and are replaced; one goes on beside them, at a third of their speed."""
     log, streams = unrolls_of(8, 2)
     wanted, _ = unrolls_of(30, 0)
-    cutter, lasting = StreamCutter(log, wanted, 4 * (log.unroll_bytes + wanted.unroll_bytes)), []
+    monkeypatch.setattr(apexrl.streams, "TAILS_BYTES", 4 * (log.unroll_bytes + wanted.unroll_bytes))
+    cutter, lasting = StreamCutter(log, wanted), []
     for actor in range(60):
         for number in range(24):
             list(cutter.add((f"actor-{actor}", 0), 8 * number, streams[0][0]))

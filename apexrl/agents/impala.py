@@ -22,8 +22,7 @@ from apexrl.agents.replaying.replay_states import ReplayStates
 from apexrl.agents.replaying.rows import ReplayRows
 from apexrl.agents.replaying.unroll_batches import RowResults, history_of, joined
 from apexrl.config.schedules import Schedule
-from apexrl.losses.categorical import log_probs
-from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
+from apexrl.losses.categorical import kl_divergence, log_probs
 from apexrl.losses.maximum_entropy import temperature_loss
 from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states, relevance
@@ -153,8 +152,8 @@ class ImpalaLearning(Learning):
         losses = losses + cost * entropy_weight * -entropy
         losses = losses.masked_fill(~targets.learned, 0)
         if update.policy_cloning_cost or update.value_cloning_cost:
-            cloning = numbers["policy_cloning_cost"] * policy_cloning_loss(behavior, logits)
-            of_values = value_cloning_loss(batch.extras["behavior_value"], values)
+            cloning = numbers["policy_cloning_cost"] * kl_divergence(behavior, logits)  # CLEAR (arXiv:1811.11682)
+            of_values = (batch.extras["behavior_value"] - values).square()  # float16 and float32: float32
             cloning = cloning + numbers["value_cloning_cost"] * of_values
             losses = losses + cloning.masked_fill(is_new, 0)
         loss, count = sum_losses(losses, valid, batch.weight)

@@ -104,12 +104,11 @@ class LearnerLoop:
         checkpoint = latest_checkpoint(Path(self._command.run_dir)) if self._team.is_first else None
         begun = self._team.share({}, msgspec.json.encode(beginning(checkpoint, self._command.wires.shards)))
         start = msgspec.json.decode(begun, type=Beginning)
-        replicas = self._follow(start.logs, stop)
+        replicas = self._follow(start, stop)
         threads = [stop.thread(replica.run, f"replica {replica.shard}") for replica in replicas]
         self._logs.start(stop)
         try:
-            spec = self._wait_for_spec(replicas, stop)
-            if spec is None:
+            if (spec := self._wait_for_spec(replicas, stop)) is None:
                 return False
             self._courses.begin(sum(log.transitions for log in start.logs) * spec.frames_per_step, start.progress)
             return self._learn(replicas, spec, checkpoint, stop)
@@ -120,11 +119,12 @@ class LearnerLoop:
             self._logs.close()
             self._team.close()
 
-    def _follow(self, counted: Sequence[LogPosition], stop: Stop) -> Replicas:
+    def _follow(self, start: Beginning, stop: Stop) -> Replicas:
         """Returns replicas of our shards' logs, which nobody runs yet."""
         draws, keeping = DrawQueue(), Keeping.of(self._command, self._device_stream, len(self._shards))
-        self._moments = keeping.moments
-        replicas = [Replica(self._log(shard), keeping, counted[shard], stop, shard, draws) for shard in self._shards]
+        if (moments := keeping.moments) is not None:
+            self._moments, moments.known = moments, start.moments
+        replicas = [Replica(self._log(shard), keeping, start.logs[shard], stop, shard, draws) for shard in self._shards]
         return Replicas(replicas, draws)
 
     def _log(self, shard: int) -> LogSource:

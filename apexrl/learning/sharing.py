@@ -13,7 +13,7 @@ from apexrl.config.sections import UpdateConfig, WireConfig
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.mixed_log import mixed_rows
-from apexrl.networks.headers import Counters, Progress
+from apexrl.networks.headers import LEARNING, MOMENTS, Counters, Progress
 from apexrl.types import LogPosition
 
 if TYPE_CHECKING:  # a plan divides a run, too, and loads no torch
@@ -29,6 +29,7 @@ class Beginning(msgspec.Struct, frozen=True):
     logs: tuple[LogPosition, ...] = ()
     run: str = ""
     progress: dict[str, Progress] = {}  # of numbers that may change
+    moments: dict[str, list[float]] = {}  # as `RunMoments` takes them
 
 
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
@@ -96,7 +97,9 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
     logs = counters.logs
     if len(logs) not in (0, num_shards):
         raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
-    return Beginning(logs=logs or (LogPosition(),) * num_shards, progress=counters.known_progress)
+    tensors, begin = {} if checkpoint is None else checkpoint.tensors, LEARNING + MOMENTS
+    moments = {name.removeprefix(begin): tensors[name].tolist() for name in tensors if name.startswith(begin)}
+    return Beginning(logs=logs or (LogPosition(),) * num_shards, progress=counters.known_progress, moments=moments)
 
 
 def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:

@@ -96,6 +96,7 @@ class LockstepLoop:
                 self._report_when_due()
             self._evaluate()
             self._report({})
+            learner.updater.follow_moments()
             learner.record.last_checkpoint(learner.updater)
         finally:
             learner.record.close()

@@ -5,7 +5,7 @@ from apexrl.net.keyring import Keyring, load_keyring
 from apexrl.net.log_client import LogAppend, LogBatch, LogClient, LogStart
 from apexrl.net.record_client import RecordClient, Records
 from apexrl.net.replay_client import ReplayClient, SampledUnrolls, StoredUnroll
-from apexrl.net.shards import ShardedReplayClient, shard_of
+from apexrl.net.shards import ShardedReplayClient
 
 __all__ = [
     "InsertClient",
@@ -21,5 +21,4 @@ __all__ = [
     "ShardedReplayClient",
     "StoredUnroll",
     "load_keyring",
-    "shard_of",
 ]

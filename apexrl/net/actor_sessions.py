@@ -232,7 +232,10 @@ class ActorSessions:
             reason = f"insert {insert.sequence}: only those before {session.told[1]} are allowed"
             self._outbox.drop("actor", peer, "not allowed", reason)
             return
-        reason = why_malformed(insert, frames, session, self._sizes)
+        reason = f"it names the actor {insert.actor}, this is {session.actor}"
+        if insert.actor == session.actor:
+            content, block = frames
+            reason = self._sizes.why_malformed(insert, content, block, len(session.slots))
         # From here on the insert is dealt with, stored or not: its actor would only send the same again.
         session.next_sequence += 1
         self._arrived.append(_Arrived(peer, session, insert, [] if reason else frames, now))
@@ -257,11 +260,3 @@ def _why_refuse(peer: bytes, message: wire.Hello, known: int | None) -> str:
     if known is not None and message.first_sequence > known:
         return f"{message.actor} cannot go on at insert {message.first_sequence}, only at {known}: make a new client"
     return ""
-
-
-def why_malformed(insert: wire.Insert, frames: list[bytes], session: ActorSession, sizes: InsertSizes) -> str:
-    """Returns the fault of an insert, or an empty string. Looks at sizes only, and decompresses nothing."""
-    if insert.actor != session.actor:
-        return f"it names the actor {insert.actor}, this is {session.actor}"
-    message, block = frames
-    return sizes.why_malformed(insert, message, block, len(session.slots))

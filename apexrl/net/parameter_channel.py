@@ -45,15 +45,11 @@ class ParameterPublisher:
         keyring: Keyring | None = None,
         context: zmq.Context | None = None,
         bytes_per_second: float = 0.0,
-        repeat_seconds: float = REPEAT_SECONDS,
-        max_subscribers: int = MAX_SUBSCRIBERS,
     ):
         """Binds the port; with a keyring only actors may subscribe.
 
         Args:
           bytes_per_second: the most that all subscribers together are sent, on average; 0: no bound.
-          repeat_seconds: after so long without a new value, the last one is sent again as a sign of life.
-          max_subscribers: connections; further ones wait until one of these ends.
         Raises: ConfigError when the port cannot be bound.
         """
         context = context or zmq.Context.instance()
@@ -67,7 +63,6 @@ class ParameterPublisher:
         self._told: dict[bytes, int] = {}  # the round of the last value sent to each connection, 0 before the first
         self._is_full = False
         self._bytes_per_second = bytes_per_second
-        self._repeat_seconds, self._max_subscribers = repeat_seconds, max_subscribers
         self._closed = threading.Event()
 
     def publish(self, encoded: bytes) -> None:
@@ -93,7 +88,7 @@ class ParameterPublisher:
                 last, now = self._last, time.monotonic()
                 if last is not None and last is not encode and now >= began + self.round_seconds(value):
                     number, encode, began, value = number + 1, last, now, last()
-                elif now >= began + max(self._repeat_seconds, self.round_seconds(value)):
+                elif now >= began + max(REPEAT_SECONDS, self.round_seconds(value)):
                     number, began = number + 1, now
                 if encode is not None:
                     self._send(number, value)
@@ -116,7 +111,7 @@ class ParameterPublisher:
             timeout = 0
 
     def _take_in(self, peer: bytes) -> None:
-        was_full, self._is_full = self._is_full, len(self._told) >= self._max_subscribers
+        was_full, self._is_full = self._is_full, len(self._told) >= MAX_SUBSCRIBERS
         if not self._is_full:
             self._told.setdefault(peer, 0)
         elif not was_full and peer not in self._told:

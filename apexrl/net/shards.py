@@ -1,12 +1,11 @@
 """Several replay servers, each with its own log, read as one service: `ShardedReplayClient`. Belongs to one thread.
 
-An actor process inserts into one shard, chosen by its name (`shard_of`). Readers see keys and unroll numbers that carry
+An actor process inserts into one shard (`acting.loop`). Readers see keys and unroll numbers that carry
 their shard: key * shards + shard. Batches come from the shards in turn, so all shards should hold about as much.
 """
 
 import itertools
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -23,11 +22,6 @@ from apexrl.net.replay_client import ReplayClient, SampledUnrolls, StoredUnroll
 from apexrl.types import Sample, StreamSpec
 
 LOOK_SECONDS = 0.001  # at each shard, before we wait for any
-
-
-def shard_of(actor: str, num_shards: int) -> int:
-    """Returns the shard that an actor inserts into. A name always gets the same shard."""
-    return zlib.crc32(actor.encode()) % num_shards
 
 
 class ShardedReplayClient(Closing):

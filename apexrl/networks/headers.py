@@ -22,6 +22,8 @@ from apexrl.types import Count, Finite, LogPosition, Name, StreamSpec, Text
 CHECKPOINTS = "checkpoints"  # the directory of a run that holds them
 LATEST = "latest.safetensors"
 BEST = "best.safetensors"
+LEARNING = "learning."  # begins the names of a checkpoint's tensors that are not for acting
+MOMENTS = "moments."  # behind it, those of the run's observations and rewards
 NUMBERED = "update-{:012d}.safetensors"
 DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"})  # as safetensors writes them
 LENGTH_BYTES = 8  # of a file: the length of its header, little-endian; the header is JSON, the tensors follow it

@@ -52,11 +52,6 @@ class Machine(NamedTuple):
         """Whether the learner computes on a GPU."""
         return self.device != CPU
 
-    @property
-    def acts_on_gpu(self) -> bool:
-        """Whether the actors compute on one."""
-        return self.actor_device != CPU
-
 
 def fitting_preset(machine: Machine, environment: EnvironmentSpec, presets: Collection[str]) -> str:
     """Returns the name of the preset, out of an algorithm's, that fits a machine and an environment."""
@@ -76,7 +71,7 @@ def sizes(machine: Machine, environment: EnvironmentSpec) -> Mapping[str, int]:
         return {}
     cores, learns_on_gpu = machine.cores, machine.learns_on_gpu
     acting = {"num_workers": max(cores - 3 if learns_on_gpu else cores // 2, 1)}
-    if machine.acts_on_gpu:
+    if machine.actor_device != CPU:
         acting = {"num_workers": max((cores - 2) // 2, 1), "environments_per_worker": ENVIRONMENTS_BESIDE_A_GPU}
     threads = 2 if learns_on_gpu else max((cores - acting["num_workers"]) // 2, 1)
     return acting | {"learner_threads": threads}

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl.losses.categorical import entropy
-from apexrl.losses.clear import policy_cloning_loss, value_cloning_loss
+from apexrl.losses.categorical import entropy, kl_divergence
 from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.vtrace import vtrace
 from tests.losses.unrolls import T, random_unrolls
@@ -50,8 +49,8 @@ def whole_loss(parameters, unrolls, inputs, reduction, targets=None):
         policy_gradient_loss(logits, actions, targets.pg_advantages)
         + 0.5 * value_loss(values, targets.vs)
         - 0.1 * entropy(logits)
-        + 0.3 * policy_cloning_loss(behavior_logits, logits)
-        + 0.2 * value_cloning_loss(unrolls.values, values)
+        + 0.3 * kl_divergence(behavior_logits, logits)
+        + 0.2 * (unrolls.values - values).square()
     )
     return reduced(losses, targets.learned, weight, reduction), targets
 

@@ -13,6 +13,7 @@ import zmq
 
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import metrics_channel as channel
+from apexrl.net import parameter_channel
 from apexrl.net.metrics_channel import (
     MAX_PICTURE_BYTES,
     PNG_MAGIC,
@@ -95,9 +96,10 @@ def test_a_publisher_with_a_bound_sends_fewer_values(spec):
         late.close()
 
 
-def test_a_repeat_does_not_hold_a_new_value_up(spec):
+def test_a_repeat_does_not_hold_a_new_value_up(spec, monkeypatch):
     """A round that lasts longer than the time to a repeat: the value that waits comes after the round."""
-    with running(bytes_per_second=2.0 * len(make_parameters(spec, 1)), repeat_seconds=0.1) as publisher:
+    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
+    with running(bytes_per_second=2.0 * len(make_parameters(spec, 1))) as publisher:
         subscriber = ParameterSubscriber(publisher.endpoint)
         publisher.publish(make_parameters(spec, 1))
         wait_for(lambda: newest(subscriber) == 1, 10, "the first value")
@@ -146,8 +148,9 @@ def test_a_subscriber_that_comes_before_the_first_value_gets_it(publisher, spec)
     subscriber.close()
 
 
-def test_without_a_new_value_the_last_is_sent_again(spec):
-    with running(repeat_seconds=0.1) as publisher:
+def test_without_a_new_value_the_last_is_sent_again(spec, monkeypatch):
+    monkeypatch.setattr(parameter_channel, "REPEAT_SECONDS", 0.1)
+    with running() as publisher:
         subscriber = ParameterSubscriber(publisher.endpoint)
         publisher.publish(make_parameters(spec, 4))
         for _ in range(3):
@@ -155,8 +158,9 @@ def test_without_a_new_value_the_last_is_sent_again(spec):
         subscriber.close()
 
 
-def test_who_is_gone_is_forgotten_and_no_more_than_a_bound_are_served(spec, caplog):
-    with running(max_subscribers=2) as publisher:
+def test_who_is_gone_is_forgotten_and_no_more_than_a_bound_are_served(spec, caplog, monkeypatch):
+    monkeypatch.setattr(parameter_channel, "MAX_SUBSCRIBERS", 2)
+    with running() as publisher:
         publisher.publish(make_parameters(spec, 1))
         first, second = (ParameterSubscriber(publisher.endpoint) for _ in range(2))
         for subscriber in (first, second):

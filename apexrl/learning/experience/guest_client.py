@@ -13,7 +13,6 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.own_log import OwnLog
 from apexrl.learning.experience.recutter import Recutter
-from apexrl.net.insert_checks import InsertSizes, checked_arrays
 from apexrl.net.log_client import LogAppend, LogClient, LogEvent, LogStart
 from apexrl.replay.journal import FORMAT, LogIdentity
 from apexrl.replay.log import LogEntry
@@ -56,7 +55,6 @@ class GuestClient(OwnLog):
         self._seed = seed
         self._replay: Replay | None = None
         self._recutter: Recutter | None = None
-        self._sizes: InsertSizes | None = None
 
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the next unroll of the log, else a batch; None when there is neither in time.
@@ -90,19 +88,18 @@ class GuestClient(OwnLog):
         wanted = self._wanted(start.spec)
         if reason := why_not_cut(start.spec, wanted):
             raise ConfigError(f"the run's experience does not fit: {reason}")
-        self._recutter, self._sizes = Recutter(start.spec, wanted), InsertSizes(wanted)
+        self._recutter = Recutter(start.spec, wanted)
         log = secrets.token_hex(8) if self._recutter.is_needed else start.log
         self._replay = Replay(self._config, LogIdentity(FORMAT, log, (0,), wanted), self._seed)
         self._replay.set_batch_sizes(self._batch_sizes)
         self._begin(log, wanted, self._replay.ring_unrolls, self._replay.tables)
 
     def _append(self, append: LogAppend) -> None:
-        assert self._replay is not None and self._recutter is not None and self._sizes is not None
+        assert self._replay is not None and self._recutter is not None
         if not self._recutter.is_needed:
             self._replay.skip_to(append.number)
         try:
-            for insert, block in self._recutter.of(append.insert, append.block):
-                priorities, valid = checked_arrays(insert, self._sizes)
+            for insert, block, priorities, valid in self._recutter.of(append.insert, append.block):
                 entry = LogEntry(b"", b"", int(valid.sum()), time.monotonic())  # the unroll store has the content
                 number = self._replay.insert([entry], priorities[None], valid[None])
                 self._events.append(LogAppend(number, insert, block))

@@ -16,9 +16,8 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import TableConfig, tables_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.own_log import OwnLog
-from apexrl.learning.experience.recutter import Recutter
+from apexrl.learning.experience.recutter import Fitting, Recutter
 from apexrl.net import wire
-from apexrl.net.insert_checks import InsertSizes, checked_arrays
 from apexrl.net.log_client import LogAppend, LogEvent
 from apexrl.replay.journal import held_numbers, identity_of, read_entries
 from apexrl.replay.kinds import make_table
@@ -69,7 +68,6 @@ class JournalClient(OwnLog):
             tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
         self._begin(identity.log, wanted, self._ring_unrolls, tables)
         self._inserts = _inserts(directory, identity.spec, wanted)
-        self._sizes = InsertSizes(wanted)
         self._is_read = False
         self._end_number = 0
 
@@ -99,8 +97,7 @@ class JournalClient(OwnLog):
         """Ends the reading."""
         self._inserts.close()
 
-    def _append(self, insert: wire.Insert, block: bytes) -> LogAppend:
-        priorities, valid = checked_arrays(insert, self._sizes)
+    def _append(self, insert: wire.Insert, block: bytes, priorities: np.ndarray, valid: np.ndarray) -> LogAppend:
         number, self._end_number = self._end_number, self._end_number + 1
         for table in self._tables.values():
             if number >= self._ring_unrolls:
@@ -150,7 +147,7 @@ def journal_transitions(directory: Path, spec: StreamSpec) -> int:
     return max(len(held_numbers(directory)) * spec.unroll_starts, 1)
 
 
-def _inserts(directory: Path, held: StreamSpec, wanted: StreamSpec) -> Generator[tuple[wire.Insert, bytes]]:
+def _inserts(directory: Path, held: StreamSpec, wanted: StreamSpec) -> Generator[Fitting]:
     """Yields the unrolls of a journal as those that are wanted; skips unrolls that cannot be read."""
     recutter = Recutter(held, wanted)
     for entry in read_entries(directory):

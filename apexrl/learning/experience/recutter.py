@@ -13,6 +13,8 @@ from apexrl.streams import StreamCutter
 from apexrl.types import Episode, StreamSpec
 from apexrl.unroll import UnrollCodec
 
+Fitting = tuple[wire.Insert, bytes, np.ndarray, np.ndarray]  # its block, priorities [P], and what can be drawn [K]
+
 
 class Recutter:
     """Takes the unrolls of a log in order. Where it cuts them anew, their priorities are 1."""
@@ -26,14 +28,14 @@ class Recutter:
         self._codec, self._own_codec = UnrollCodec(held), UnrollCodec(wanted)
         self._episodes: tuple[Episode, ...] = ()  # that ended since the last unroll
 
-    def of(self, insert: wire.Insert, block: bytes) -> Iterator[tuple[wire.Insert, bytes]]:
+    def of(self, insert: wire.Insert, block: bytes) -> Iterator[Fitting]:
         """Yields the unrolls that one of the log completes.
 
         Raises: WireError when it cannot be read.
         """
-        checked_arrays(insert, self._sizes)
+        priorities, valid = checked_arrays(insert, self._sizes)
         if not self.is_needed:
-            yield insert, block
+            yield insert, block, priorities, valid
             return
         unroll = self._codec.decode(block)
         self._episodes += insert.episodes
@@ -43,4 +45,4 @@ class Recutter:
             arrays = {"valid": np.packbits(valid).tobytes(), "priorities": priorities.tobytes()}
             made = msgspec.structs.replace(insert, first_step=first_step, episodes=self._episodes, **arrays)
             self._episodes = ()
-            yield made, self._own_codec.encode(cut)
+            yield made, self._own_codec.encode(cut), priorities[0], valid

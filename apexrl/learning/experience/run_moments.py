@@ -5,6 +5,7 @@ Each learner takes them of the unrolls that its logs bring, each once; the learn
 
 import copy
 import threading
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,11 @@ from apexrl.agents.contract import check_normalizable
 from apexrl.config.sections import LearningConfig
 from apexrl.learning.updates.team import Team
 from apexrl.networks.device_stream import DeviceStream
+from apexrl.networks.headers import MOMENTS
 from apexrl.networks.normalizer import PREFIX, Normalizer
 from apexrl.types import EnvironmentSpec, Unroll
 
 OBSERVATION, RETURN = "observation", "return"
-STATE = "moments."  # begins the names of its tensors among those for learning
 LEAST_VARIANCE = 1e-8  # of numbers that have changed; others keep their scale
 
 
@@ -95,6 +96,8 @@ class RunMoments:
     def __init__(self, learning: LearningConfig, gamma: float, device_stream: DeviceStream):
         """Takes what is to be normalized."""
         self._learning, self._gamma, self._device_stream = learning, gamma, device_stream
+        self.known: Mapping[str, Sequence[float]] = {}
+        """The numbers of earlier starts by kind, for `begin`: batches are normalized before tensors are restored."""
         self.has_followed = False
         self._lock = threading.Lock()
         self._earlier: dict[str, Moments] = {}  # of earlier starts
@@ -117,11 +120,15 @@ class RunMoments:
             if self._learning.scale_rewards:
                 sizes, names = {**sizes, RETURN: 1}, [*names, "reward_scale"]
             self._older_frames, self._mask_size = spec.stacked_frames - 1, spec.mask_size
-            self._earlier = {kind: Moments.of(np.empty((0, size))) for kind, size in sizes.items()}
-            self._own = dict(self._earlier)
+            self._own = {kind: Moments.of(np.empty((0, size))) for kind, size in sizes.items()}
+            self._earlier = dict(self._own)
+            for kind, own in self._own.items():
+                if len(numbers := self.known.get(kind, ())) == len(own.numbers):
+                    self._earlier[kind] = Moments.of_numbers(np.array(numbers))
             with self._device_stream.exclusive():
                 self._total = {kind: self._tensor(moments) for kind, moments in self._earlier.items()}
                 self._normalizers = {device: Normalizer(spec.frame_shape, names).to(device)}
+            self._fill(self._earlier)
 
     @property
     def acting_tensors(self) -> dict[str, Tensor]:
@@ -132,7 +139,7 @@ class RunMoments:
     @property
     def learning_tensors(self) -> dict[str, Tensor]:
         """The tensors that a later start needs besides, by name."""
-        return {STATE + kind: tensor for kind, tensor in self._total.items()}
+        return {MOMENTS + kind: tensor for kind, tensor in self._total.items()}
 
     def normalizer_on(self, device: torch.device) -> Normalizer:
         """Returns the normalizer on a device."""

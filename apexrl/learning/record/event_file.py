@@ -72,19 +72,13 @@ class Allowance:
 class EventFile:
     """Adds records to a new event file of a directory. One owner.
 
-    A record waits in memory until `flush` has written it. Beyond `max_pending_bytes` new ones are dropped and counted,
+    A record waits in memory until `flush` has written it. Beyond `MAX_PENDING_BYTES` new ones are dropped and counted,
     and so are those that come faster than the file may grow.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        max_pending_bytes: int = MAX_PENDING_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic):
         """Chooses the file's name; the first `flush` makes the file."""
         self.num_dropped = 0
-        self._max_pending_bytes = max_pending_bytes
         self._numbers = Allowance(NUMBERS_BYTES, NUMBERS_RATE, clock)
         self._pictures = Allowance(PICTURES_BYTES, PICTURES_RATE, clock)  # and texts
         self._repeats = Repeats(SAID_SECONDS, clock=clock)
@@ -158,7 +152,7 @@ class EventFile:
 
     def _add(self, event: Event, allowance: Allowance) -> None:
         num_bytes = event.ByteSize() + FRAMING_BYTES  # checksums take a tenth of a second a megabyte
-        if len(self._pending) + num_bytes > self._max_pending_bytes:
+        if len(self._pending) + num_bytes > MAX_PENDING_BYTES:
             self.num_dropped += 1
         elif allowance.takes(num_bytes):
             self._pending += _record(event)

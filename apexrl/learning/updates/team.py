@@ -25,13 +25,13 @@ from apexrl.config.commands import LearnerCommand
 from apexrl.errors import ApexError, PeerError
 from apexrl.learning.devices import devices_of
 from apexrl.networks.device import choose_device
+from apexrl.networks.headers import LEARNING
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
 OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
-LEARNING = "learning."  # begins the names of a checkpoint's tensors that are not for acting
 OWN_STATE = LEARNING + LAST_BATCH  # begins the names of tensors that each rank has for itself
 
 

@@ -175,7 +175,8 @@ class UpdateGraph:
         self._values: Tensor | None = None  # where the last graph leaves its result
         try:
             started = time.monotonic()
-            with device_stream.aside() as stream, _fastest_convolutions():
+            # cuDNN measures its algorithms: every update has the same shapes.
+            with device_stream.aside() as stream, torch.backends.cudnn.flags(enabled=True, benchmark=True):
                 self._warm_up(list(state))
                 if stream is not None:
                     self._capture(stream)
@@ -239,13 +240,6 @@ class UpdateGraph:
         with torch.no_grad():
             for tensor, value in zip(state, before, strict=True):
                 tensor.copy_(value)
-
-
-@contextlib.contextmanager
-def _fastest_convolutions() -> Iterator[None]:
-    """Lets cuDNN measure its algorithms: every update has the same shapes."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        yield
 
 
 def _mapped(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:

@@ -14,10 +14,11 @@ from apexrl.learning.experience.draw import Draw, SampledKeys
 from apexrl.learning.experience.run_moments import RunMoments
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.side_thread import SideThread
-from apexrl.learning.updates.team import LEARNING, OWN_STATE, Team
+from apexrl.learning.updates.team import OWN_STATE, Team
 from apexrl.learning.updates.update_graph import Inputs, Parts, UpdateGraph, Work, advanced, inputs_for, inputs_of
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
+from apexrl.networks.headers import LEARNING
 
 FOLLOWED_UPDATES = 100  # from one update at which the normalizer follows what was seen to the next
 

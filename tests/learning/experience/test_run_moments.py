@@ -18,14 +18,16 @@ from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.decoder import Decoder
 from apexrl.learning.experience.run_moments import Moments, RunMoments, running_returns
 from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.sharing import beginning
 from apexrl.learning.updates.team import Team
 from apexrl.learning.updates.updater import Updater
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.loop import LockstepLoop
-from apexrl.networks.checkpoint import load_checkpoint
+from apexrl.networks.checkpoint import Checkpoint, load_checkpoint
 from apexrl.networks.config import DeterministicConfig, from_text
 from apexrl.networks.device_stream import DeviceStream
 from apexrl.networks.dueling import make_network as make_dueling
+from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.networks.normalizer import MOST
 from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.networks.policy import Policy
@@ -147,6 +149,23 @@ def test_a_later_start_goes_on_and_takes_nothing_twice():
         check(moments, of_all(range(6)))
     with pytest.raises(ConfigError, match="another network or optimizer"):
         make_updater(SPEC).load_state_dict({**make_updater(SPEC).state_dict(), **state}, 7)
+
+
+def test_a_later_start_normalizes_its_first_batches_by_the_numbers_of_the_earlier_ones():
+    first = Updater(make_updater(SPEC).learner, DeviceStream(CPU), moments=taken(begun(), range(4)))
+    first.follow_moments()
+    header = CheckpointHeader(SPEC, "apex-dqn", "{}", Counters())
+    start = beginning(Checkpoint(header, first.state_dict()), 1)
+    moments = RunMoments(BOTH, GAMMA, DeviceStream(CPU))
+    moments.known = start.moments
+    moments.begin(SPEC)
+    check(moments, of_all(range(4)))
+    moments.add(unroll_of(4), SPEC.unroll_starts, running_of(range(4)), is_new=True)
+    check(moments, of_all(range(5)))
+    other = RunMoments(BOTH, GAMMA, DeviceStream(CPU))
+    other.known = start.moments
+    other.begin(msgspec.structs.replace(SPEC, frame_shape=(4,)))  # the checkpoint will be refused
+    assert other.normalizer_on(CPU).mean.tolist() == [0] * 4
 
 
 def running_of(numbers):

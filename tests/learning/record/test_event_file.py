@@ -3,6 +3,7 @@ import struct
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from apexrl.learning.record import event_file
 from apexrl.learning.record.event_file import OVERVIEW, Allowance, EventFile
 from apexrl.learning.record.metric_texts import TEXTS, text_of
 from tests.full_disk import full_disk
@@ -85,8 +86,9 @@ def test_a_full_disk_costs_no_record(tmp_path, monkeypatch):
     assert [event.value for event in read(tmp_path).Scalars("a")] == [1.0, 2.0, 3.0]
 
 
-def test_records_that_wait_are_bounded(tmp_path):
-    events = EventFile(tmp_path, max_pending_bytes=1500)
+def test_records_that_wait_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(event_file, "MAX_PENDING_BYTES", 1500)
+    events = EventFile(tmp_path)
     for frames in range(100):
         events.scalars({"a": float(frames)}, frames)
     events.flush()
