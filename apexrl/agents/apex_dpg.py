@@ -46,10 +46,10 @@ class DpgActing(Acting):
         return noise_ladder(slots, ladder_size, self.algorithm.noise_least, self.algorithm.noise_most)
 
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
-        """Returns actions [E, size] within the bounds."""
+        """Returns actions [E, size] within the bounds, and those without noise for `priorities`."""
         _, reach = range_of(self.spec.action_bounds)
         noise = exploration[:, None] * reach * rng.standard_normal(values.shape)
-        return clipped(values + noise, self.spec.action_bounds), {} if self.critics is None else {"policy": values}
+        return clipped(values + noise, self.spec.action_bounds), {"policy": values}
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
         """Returns |n-step TD error| [K, E] by the actor's own critics, where it has them."""

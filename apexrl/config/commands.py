@@ -138,7 +138,8 @@ class RunCommand(Command):
     guest: str = ""
     """Learn without actors from the experience of the run in this directory, while it goes on; nobody there waits."""
     max_seconds: Annotated[float, Range(0)] = 0.0
-    """End after so many seconds, and the evaluation of the last network; 0: never."""
+    """End after so many seconds, and here the evaluation of the last network; 0: never. Runs on Ray and reproducible
+    ones end without it."""
     stop_at_return: Annotated[float | None, Range(-math.inf)] = None
     """End as soon as the mean return of an evaluation is so high."""
     callback: tuple[str, ...] = ()

@@ -48,8 +48,7 @@ from apexrl.types import LogPosition, StreamSpec
 
 logger = logging.getLogger(__name__)
 
-BATCH_WAIT_SECONDS = 0.2
-ARRIVAL_WAIT_SECONDS = 1e-3
+BATCH_WAIT_SECONDS, ARRIVAL_WAIT_SECONDS = 0.2, 1e-3
 NOTED_WAIT_SECONDS = 1e-3
 MAX_JOIN_SECONDS = 2.0
 RETRY_SECONDS = 10.0  # after a checkpoint that the disk did not take
@@ -96,7 +95,7 @@ class LearnerLoop:
         return self._logs
 
     def run(self, stop: Stop) -> bool:
-        """Learns until stopped, or until the totals of the configuration are reached; returns whether they are.
+        """Learns until stopped, or to the end that the configuration gives; returns whether it is reached.
 
         Raises: PeerError when the replay is away for longer than the patience, or another learner is gone; ConfigError
           when a journal cannot be learned from; the error of a thread that failed.
@@ -121,10 +120,10 @@ class LearnerLoop:
 
     def _follow(self, start: Beginning, stop: Stop) -> Replicas:
         """Returns replicas of our shards' logs, which nobody runs yet."""
-        draws, keeping = DrawQueue(), Keeping.of(self._command, self._device_stream, len(self._shards))
-        if (moments := keeping.moments) is not None:
-            self._moments, moments.known = moments, start.moments
-        replicas = [Replica(self._log(shard), keeping, start.logs[shard], stop, shard, draws) for shard in self._shards]
+        draws, shards = DrawQueue(), self._shards
+        keeping = Keeping.of(self._command, self._device_stream, len(shards), start.moments)
+        self._moments = keeping.moments
+        replicas = [Replica(self._log(shard), keeping, start.logs[shard], stop, shard, draws) for shard in shards]
         return Replicas(replicas, draws)
 
     def _log(self, shard: int) -> LogSource:
@@ -195,7 +194,8 @@ class LearnerLoop:
             self._speak(updater, replicas, record, RankStanding(reports=True), 0.0)
             self._team.check_equal(updater.state_dict())
             if record is not None:
-                if has_finished and command.learning.final_evaluation_seconds and not stop.is_set():
+                seconds = command.learning.final_evaluation_seconds if updater.num_updates else 0.0
+                if has_finished and seconds and not stop.is_set():
                     record.checkpoint(updater)
                     self.evaluate_last(updater, replicas, record, stop)
                 record.last_checkpoint(updater)

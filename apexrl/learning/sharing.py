@@ -29,7 +29,7 @@ class Beginning(msgspec.Struct, frozen=True):
     logs: tuple[LogPosition, ...] = ()
     run: str = ""
     progress: dict[str, Progress] = {}  # of numbers that may change
-    moments: dict[str, list[float]] = {}  # as `RunMoments` takes them
+    moments: dict[str, list[float]] = {}  # as `RunMoments` knows them
 
 
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:

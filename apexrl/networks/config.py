@@ -1,7 +1,8 @@
 """Sizes of the networks. They travel with the parameters as text. Loads no torch."""
 
 import dataclasses
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -11,6 +12,7 @@ from apexrl.errors import MALFORMED, WireError
 T = TypeVar("T", bound=NetworkConfig)
 TorsoKind = Literal["shallow", "deep"]
 CriticNorm = Literal["none", "layer", "batch"]
+LATER: Mapping[str, Any] = {"network": "", "inputs": (), "initial_priorities": "equal"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +84,9 @@ class ActorCriticConfig(NetworkConfig):
 
 
 def to_text(config: NetworkConfig) -> str:
-    """Returns a configuration as JSON; without the fields of --network where there is none."""
+    """Returns a configuration as JSON, without fields that came later and have their defaults: texts are compared."""
     fields = dataclasses.asdict(config)
-    kept = {name: value for name, value in fields.items() if value or name not in ("network", "inputs")}
+    kept = {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
     return msgspec.json.encode(kept).decode()
 
 

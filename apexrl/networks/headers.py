@@ -50,7 +50,7 @@ class ParametersHeader(msgspec.Struct, frozen=True):
     agent: Name  # the family's name
     network: Text  # its configuration as JSON, see `networks.config`
     run: Name = ""  # the learner's run, which reports and evaluations repeat
-    is_last: bool = False  # the learner has reached its total, and waits for the evaluation
+    is_last: bool = False  # the learner is at the end of its run, and waits for the evaluation
 
 
 class Progress(msgspec.Struct, frozen=True):

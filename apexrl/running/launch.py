@@ -50,7 +50,7 @@ ACTORS_IDLE_SECONDS, LEARNER_IDLE_SECONDS, OTHERS_IDLE_SECONDS = 3.5, 4.0, 1.5  
 TRACKERS_IDLE_SECONDS = 10.0  # they wait for servers, which takes neither processor nor disk
 ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
 WATCH_SECONDS = 0.2
-LAST_WORD_SECONDS = 10.0  # after the time of a run, in which its learner says that it waits for the last evaluation
+LAST_WORD_SECONDS = 30.0  # after the time of a run, in which its learner says that it waits for the last evaluation
 FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
 
@@ -183,7 +183,7 @@ class Run:
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
-        status, fault, has_finished = 0, "", False
+        status, fault, has_finished, is_late = 0, "", False, False
         try:
             if not stop.is_set():
                 self._start()
@@ -200,6 +200,7 @@ class Run:
                     if self._clock.is_over(self._counters()):
                         told = read_status(self._directory, since=self._supervisor.began_at)
                         if not awaits_evaluation(self._command, told, self._clock.elapsed()):
+                            is_late = True
                             break
         except ApexError as error:
             status, fault = exit_status(error), f"{error}; see the logs in {self._logs}"
@@ -207,7 +208,7 @@ class Run:
         finally:
             self._stop(stop)
         summarize(self._console, self._directory, self._command, self._clock, self._supervisor, self._checkpointed)
-        if has_finished:
+        if has_finished or is_late:
             say_unevaluated(self._console, self._command)
         say_next(self._console, self._command)
         if fault:  # once more: the last line says why the run ended
@@ -295,9 +296,12 @@ def summarize(
 
 def awaits_evaluation(command: RunCommand, status: Status | None, elapsed_seconds: float) -> bool:
     """Returns whether a run whose time is up goes on: its learner waits for the last evaluation, or may yet say so."""
-    if command.smoke or command.reproducible or not (command.evaluator and command.learning.final_evaluation_seconds):
+    seconds, late = command.learning.final_evaluation_seconds, elapsed_seconds - command.max_seconds
+    if command.smoke or command.reproducible or not (command.evaluator and seconds):
         return False
-    return waits_for_evaluation(status) or elapsed_seconds < command.max_seconds + LAST_WORD_SECONDS
+    if status is None or not status.counters.updates:
+        return False
+    return late < LAST_WORD_SECONDS + (seconds if waits_for_evaluation(status) else 0.0)
 
 
 def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:
@@ -314,7 +318,7 @@ def waits_for_evaluation(status: Status | None) -> bool:
 
 
 def say_unevaluated(console: Console, command: RunCommand) -> None:
-    """Prints a line when the last network of a run that has reached its end was not evaluated, as it should be."""
+    """Prints a line when the last network of a run that has come to its end was not evaluated, as it should be."""
     status, seconds = read_status(Path(command.run_dir)), command.learning.final_evaluation_seconds
     if status is None or not (command.evaluator and seconds):
         return

@@ -105,14 +105,13 @@ class Sweep:
             with lock_run(str(run.directory)):
                 shutil.rmtree(run.directory)
         seconds = self._seconds_left(run)
-        if seconds > 0:
-            self._note(run, is_complete=False)
-            where = ["--run-dir", str(run.directory)]
-            if run.has_begun:  # a total that it has reached, perhaps its preset's, would not be its end any more
-                where = ["--resume", str(run.directory), *_totals(run.command.learning)]
-            limit = ["--max-seconds", str(seconds)] if math.isfinite(seconds) else []
-            self.launch(run, [*run.arguments, *limit, *where])
-            self._check_end(run, seconds)
+        self._note(run, is_complete=False)
+        where = ["--run-dir", str(run.directory)]
+        if run.has_begun:  # a total that it has reached, perhaps its preset's, would not be its end any more
+            where = ["--resume", str(run.directory), *_totals(run.command.learning)]
+        limit = ["--max-seconds", str(seconds)] if math.isfinite(seconds) else []
+        self.launch(run, [*run.arguments, *limit, *where])
+        self._check_end(run, seconds)
         self._note(run, is_complete=True)
 
     def _wait_until_free(self, run: SweepRun) -> None:
@@ -133,14 +132,17 @@ class Sweep:
             self._stop.wait(WAIT_SECONDS)
 
     def _seconds_left(self, run: SweepRun) -> float:
-        """Returns the seconds of --max-seconds that are left of a run, infinite without that flag."""
+        """Returns the seconds of --max-seconds that are left of a run, infinite without that flag.
+
+        One at least: its last network may not have been evaluated.
+        """
         if not run.command.max_seconds:
             return math.inf
         if not run.has_begun:
             return run.command.max_seconds
         with asking() as ask:
             counters = continued(run.directory, ask)
-        return run.command.max_seconds - (0.0 if counters is None else counters.seconds)
+        return max(run.command.max_seconds - (0.0 if counters is None else counters.seconds), 1.0)
 
     def launch(self, run: SweepRun, arguments: list[str]) -> None:
         """Starts the launcher for a run, and returns when it has ended well.
@@ -164,8 +166,10 @@ class Sweep:
         summary = read_json(path, Summary)
         ends = (seconds, learning.total_frames or math.inf, learning.total_updates or math.inf)
         goal, best = run.command.stop_at_return, summary.evaluation_best_return
-        has_asked = bool(run.command.callback) and not self._stop.is_set()
-        if has_asked or (goal is not None and best is not None and best >= goal):
+        if self._stop.is_set():
+            raise ApexError("it was stopped: the next start of the sweep goes on with it")
+        may_have_ended_it = bool(run.command.callback)
+        if may_have_ended_it or (goal is not None and best is not None and best >= goal):
             return
         if all(done < end for done, end in zip((summary.seconds, summary.frames, summary.updates), ends, strict=True)):
             raise ApexError(f"it was stopped at {summary.frames:,} frames: the next start of the sweep goes on with it")

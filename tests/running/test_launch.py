@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
@@ -239,15 +240,18 @@ def test_only_a_learner_of_this_start_waits_in_vain(tmp_path, is_given_up, waits
 
 
 @pytest.mark.parametrize(("waits_for", "elapsed", "changes", "goes_on"), [
-    ("", 61, {}, True), ("", 71, {}, False), ("actors", 71, {}, False), (LAST_EVALUATION, 71, {}, True),
+    ("", 61, {}, True), ("", 91, {}, False), ("actors", 91, {}, False), (LAST_EVALUATION, 91, {}, True),
+    (LAST_EVALUATION, 60 + 600 + 31, {}, False),
     (LAST_EVALUATION, 61, {"evaluator": False}, False), (LAST_EVALUATION, 61, {"smoke": True}, False),
     (LAST_EVALUATION, 61, {"reproducible": True}, False),
 ])  # fmt: skip
 def test_a_run_whose_time_is_up_ends_after_its_last_evaluation(saved, waits_for, elapsed, changes, goes_on):
     command = dataclasses.replace(saved, max_seconds=60.0, **changes)
-    assert awaits_evaluation(command, Status("Catch-v0", 4000, Counters(), {}, waits_for), elapsed) == goes_on
-    assert awaits_evaluation(command, None, elapsed) == (goes_on and elapsed < 70)
-    assert not awaits_evaluation(with_values(command, {"final_evaluation_seconds": 0.0}), None, elapsed)
+    status = Status("Catch-v0", 4000, Counters(updates=1), {}, waits_for)
+    assert awaits_evaluation(command, status, elapsed) == goes_on
+    assert not awaits_evaluation(with_values(command, {"final_evaluation_seconds": 0.0}), status, elapsed)
+    assert not awaits_evaluation(command, None, elapsed)
+    assert not awaits_evaluation(command, msgspec.structs.replace(status, counters=Counters()), elapsed)
 
 
 @pytest.mark.parametrize("has_evaluator", [True, False])

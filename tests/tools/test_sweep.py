@@ -132,10 +132,22 @@ def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, mak
     assert not (tmp_path / "a-seed0" / "of-the-first-start").exists()
 
 
-def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_complete(tmp_path, spec, launches, make):
+def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_evaluated(tmp_path, spec, launches, make):
     cut_off(launches, make)
     write_checkpoint(tmp_path / "a-seed0", spec, 100.0)
-    assert make().run() == [] and [name for name, _ in launches.starts] == ALL[1:]
+    assert make().run() == [] and [name for name, _ in launches.starts] == ALL
+    assert launches.starts[0][1] == ["--max-seconds", "1.0", "--resume", str(tmp_path / "a-seed0")]
+
+
+def test_a_run_that_was_stopped_with_the_sweep_is_not_complete(launches, make):
+    sweep, usual = make(), launches.launch
+
+    def launch(run, arguments):
+        usual(run, arguments)
+        sweep._stop.set()
+
+    launches.launch = launch
+    assert sweep.run() == [] and not any(sweep.is_complete(run) for run in sweep.runs)
 
 
 @pytest.mark.parametrize(("flags", "best", "is_complete"), [

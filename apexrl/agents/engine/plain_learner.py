@@ -30,7 +30,7 @@ class PlainLearner:
         spec, device = learning.spec, learning.device
         self._precision = autocast_for(device, spec)
         self.online = _laid_out(learning.parts(), device)
-        _check_names(learning, list(self.online))
+        _check_names(learning, self.online)
         if device.type == "cpu" and spec.action_bounds:  # other batches of vectors are small, and so are their products
             for layer in self.online.modules():
                 if isinstance(layer, HiddenLinear):
@@ -220,8 +220,8 @@ def _given(known: Any) -> Any:
     return known
 
 
-def _check_names(learning: Learning, parts: list[str]) -> None:
-    """Raises ApexError when an algorithm names a part that there is not, or none for actors."""
+def _check_names(learning: Learning, parts: nn.ModuleDict) -> None:
+    """Raises ApexError when an algorithm names a part that there is not, none for actors, or two tensors alike."""
     if not learning.acting:
         raise ApexError(f"`acting` names no part: actors need at least one of {', '.join(parts)}")
     target = () if learning.target is None else learning.target.parts
@@ -230,6 +230,9 @@ def _check_names(learning: Learning, parts: list[str]) -> None:
     for what, names in named.items():
         if unknown := [name for name in names if name not in parts]:
             raise ApexError(f"`{what}` names {unknown[0]}, which is none of `parts`: they are {', '.join(parts)}")
+    taken = {name.split(".")[0] for name in parts[learning.acting[0]].state_dict()}
+    if both := taken.intersection(learning.acting[1:]):
+        raise ApexError(f"`acting` names {min(both)}, and {learning.acting[0]} has a tensor of that name: rename one")
 
 
 def _laid_out(parts: dict[str, nn.Module], device: torch.device) -> nn.ModuleDict:

@@ -14,7 +14,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import wants_of
 from apexrl.errors import ConfigError
-from apexrl.learning.experience.run_moments import RunMoments
+from apexrl.learning.experience.run_moments import NOTHING_KNOWN, Known, RunMoments
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.memory import free_memory_bytes
@@ -40,14 +40,16 @@ class Keeping(NamedTuple):
     moments: RunMoments | None = None  # where something is normalized
 
     @classmethod
-    def of(cls, command: LearnerCommand, device_stream: DeviceStream, num_shards: int = 1) -> "Keeping":
-        """Returns the settings of a learner that follows so many logs."""
+    def of(
+        cls, command: LearnerCommand, device_stream: DeviceStream, num_shards: int = 1, known: Known = NOTHING_KNOWN
+    ) -> "Keeping":
+        """Returns the settings of a learner that follows so many logs; `known` as `RunMoments` takes it."""
         learning, make_rows = command.learning, getattr(implementation(family_of(command.agent)), "make_rows", no_rows)
         is_normalized = learning.normalize_observations or learning.scale_rewards
         return cls(
             wants_of(command), device_stream, learning.prefetch_batches, learning.memory_gb / num_shards,
             functools.partial(make_rows, command.algorithm, command.update),
-            RunMoments(learning, command.algorithm.gamma, device_stream) if is_normalized else None,
+            RunMoments(learning, command.algorithm.gamma, device_stream, known) if is_normalized else None,
         )  # fmt: skip
 
     def make_store(self, spec: StreamSpec, ring_unrolls: int) -> UnrollStore:

@@ -6,6 +6,7 @@ Each learner takes them of the unrolls that its logs bring, each once; the learn
 import copy
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from apexrl.networks.normalizer import PREFIX, Normalizer
 from apexrl.types import EnvironmentSpec, Unroll
 
 OBSERVATION, RETURN = "observation", "return"
+Known = Mapping[str, Sequence[float]]  # by kind: `Moments.numbers`
+NOTHING_KNOWN: Known = MappingProxyType({})
 LEAST_VARIANCE = 1e-8  # of numbers that have changed; others keep their scale
 
 
@@ -93,11 +96,15 @@ class RunMoments:
     at the same update, so that they have the same numbers. Until the first time it follows each unroll of our own.
     """
 
-    def __init__(self, learning: LearningConfig, gamma: float, device_stream: DeviceStream):
-        """Takes what is to be normalized."""
-        self._learning, self._gamma, self._device_stream = learning, gamma, device_stream
-        self.known: Mapping[str, Sequence[float]] = {}
-        """The numbers of earlier starts by kind, for `begin`: batches are normalized before tensors are restored."""
+    def __init__(
+        self, learning: LearningConfig, gamma: float, device_stream: DeviceStream, known: Known = NOTHING_KNOWN
+    ):
+        """Takes what is to be normalized.
+
+        Args:
+          known: the moments of earlier starts: batches may be normalized before the tensors of those are restored.
+        """
+        self._learning, self._gamma, self._device_stream, self._known = learning, gamma, device_stream, known
         self.has_followed = False
         self._lock = threading.Lock()
         self._earlier: dict[str, Moments] = {}  # of earlier starts
@@ -123,7 +130,7 @@ class RunMoments:
             self._own = {kind: Moments.of(np.empty((0, size))) for kind, size in sizes.items()}
             self._earlier = dict(self._own)
             for kind, own in self._own.items():
-                if len(numbers := self.known.get(kind, ())) == len(own.numbers):
+                if len(numbers := self._known.get(kind, ())) == len(own.numbers):
                     self._earlier[kind] = Moments.of_numbers(np.array(numbers))
             with self._device_stream.exclusive():
                 self._total = {kind: self._tensor(moments) for kind, moments in self._earlier.items()}

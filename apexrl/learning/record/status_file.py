@@ -11,7 +11,7 @@ from apexrl.networks.headers import Counters
 from apexrl.runs import STATUS_FILE
 from apexrl.types import Count, Name
 
-LAST_EVALUATION = "the evaluation of the last network"  # a learner waits for it when it has reached its total
+LAST_EVALUATION = "the evaluation of the last network"  # a learner waits for it at the end of its run
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -305,6 +305,10 @@ def test_an_authors_mistake_is_named(make_unroll, changes, complaint):
         update(world.updater.learner, batches_of(world))
 
 
+def of_three(self):
+    return {name: make_network(self.spec, self.network) for name in ("policy", "critic", "torso")}
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -312,6 +316,7 @@ def test_an_authors_mistake_is_named(make_unroll, changes, complaint):
         ({"acting": ()}, "`acting` names no part: actors need at least one of policy, critic"),
         ({"acting": "policy"}, "`acting` names p, which"),
         ({"called_once": ("q",)}, "`called_once` names q"),
+        ({"acting": ("policy", "torso"), "parts": of_three}, "`acting` names torso, and policy has a tensor of that"),
         ({"target": Target(parts=("critc",))}, "`target` names critc"),
         ({"optimizers": {"critc": PartOptimizer(1.0)}}, "`optimizers` names critc"),
     ],

@@ -156,14 +156,12 @@ def test_a_later_start_normalizes_its_first_batches_by_the_numbers_of_the_earlie
     first.follow_moments()
     header = CheckpointHeader(SPEC, "apex-dqn", "{}", Counters())
     start = beginning(Checkpoint(header, first.state_dict()), 1)
-    moments = RunMoments(BOTH, GAMMA, DeviceStream(CPU))
-    moments.known = start.moments
+    moments = RunMoments(BOTH, GAMMA, DeviceStream(CPU), start.moments)
     moments.begin(SPEC)
     check(moments, of_all(range(4)))
     moments.add(unroll_of(4), SPEC.unroll_starts, running_of(range(4)), is_new=True)
     check(moments, of_all(range(5)))
-    other = RunMoments(BOTH, GAMMA, DeviceStream(CPU))
-    other.known = start.moments
+    other = RunMoments(BOTH, GAMMA, DeviceStream(CPU), start.moments)
     other.begin(msgspec.structs.replace(SPEC, frame_shape=(4,)))  # the checkpoint will be refused
     assert other.normalizer_on(CPU).mean.tolist() == [0] * 4
 
