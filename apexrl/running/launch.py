@@ -320,7 +320,9 @@ def waits_for_evaluation(status: Status | None) -> bool:
 def say_unevaluated(console: Console, command: RunCommand) -> None:
     """Prints a line when the last network of a run that has come to its end was not evaluated, as it should be."""
     status, seconds = read_status(Path(command.run_dir)), command.learning.final_evaluation_seconds
-    if status is None or not (command.evaluator and seconds):
+    if status is None or not (status.counters.updates and command.evaluator and seconds):
+        return
+    if command.smoke or command.reproducible:  # the one need not, the other does so by itself
         return
     if status.metrics.get("evaluation/params_version") != status.counters.updates:
         console.print(

@@ -223,7 +223,8 @@ def test_a_last_network_that_was_not_evaluated_is_said(saved, evaluated, said):
     lines = printed(say_unevaluated, command)
     assert len(lines) == said
     assert all(line.startswith("the last network was not evaluated: --final-eval") for line in lines)
-    assert not printed(say_unevaluated, dataclasses.replace(command, evaluator=False))
+    for changes in ({"evaluator": False}, {"smoke": True}, {"reproducible": True}):
+        assert not printed(say_unevaluated, dataclasses.replace(command, **changes))
 
 
 @pytest.mark.parametrize(("is_given_up", "waits_for", "age", "in_vain"), [
