@@ -111,7 +111,7 @@ def _indented(text: str) -> str:
 def log_to(
     handler: logging.Handler | None = None,
     form: str = FORM,
-    level: int | str = logging.INFO,
+    level: int = logging.INFO,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Makes all loggers write to a handler, by default to stderr. Only programs call this."""

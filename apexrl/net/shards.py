@@ -1,7 +1,7 @@
 """Several replay servers, each with its own log, read as one service: `ShardedReplayClient`. Belongs to one thread.
 
-An actor process inserts into one shard (`acting.loop`). Readers see keys and unroll numbers that carry
-their shard: key * shards + shard. Batches come from the shards in turn, so all shards should hold about as much.
+An actor process inserts into one shard (`acting.loop`). Readers see keys and unroll numbers that carry their shard:
+key * shards + shard. Batches come from the shards in turn, so all shards should hold about as much.
 """
 
 import itertools
